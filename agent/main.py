@@ -39,13 +39,13 @@ from farside.agent.service.service import NodeServices
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.agent.status import AgentStatus
 from farside.agent.token import read_token
-from farside.boot import boot_id
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.ending import on_end_signals
 from farside.endpoint import is_near
 from farside.errors import ConfigError
+from farside.kernel_file import boot_id
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.scrape import registry_of, serve_metrics

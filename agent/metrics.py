@@ -3,45 +3,35 @@
 A scrape reads the last picture that was published and asks nothing of the node, as it holds up the event loop.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from farside.agent import messages as m
 from farside.agent.status import AgentStatus
+from farside.scrape import family
+
+_gauge = partial(family, GaugeMetricFamily, "farside_agent")
+_counter = partial(family, CounterMetricFamily, "farside_agent")
 
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
     """All metrics of this moment."""
-    for name, text, value in (
-        ("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected)),
-        ("memory_bytes", "Memory of the node.", status.memory_bytes),
-        ("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes),
-    ):
-        yield GaugeMetricFamily(f"farside_agent_{name}", text, value=value)
-    yield _gauge("tasks", "Tasks that are not forgotten, by state.", ("state",), status.task_counts.items())
+    yield _gauge("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected))
+    yield _gauge("memory_bytes", "Memory of the node.", status.memory_bytes)
+    yield _gauge("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes)
+    yield _gauge("tasks", "Tasks that are not forgotten, by state.", status.task_counts.items(), ("state",))
     yield _pressure(status.psi)
     yield from _services(status)
     yield from _gpus(status)
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[object, float | None]]) -> Metric:
-    """A figure for each label, or tuple of labels; without those that are not known."""
-    family = GaugeMetricFamily(f"farside_agent_{name}", text, labels=labels)
-    for at, value in rows:
-        if value is not None:
-            family.add_metric([str(one) for one in (at if isinstance(at, tuple) else (at,))], value)
-    return family
-
-
 def _services(status: AgentStatus) -> Iterator[Metric]:
     rows = (((service, name), value) for service, found in status.services.items() for name, value in found.items())
-    yield _gauge("service", "Figures of node services.", ("service", "figure"), rows)
+    yield _gauge("service", "Figures of node services.", rows, ("service", "figure"))
     text = "How often what a service said, or was told, could not be used."
-    faults = CounterMetricFamily("farside_agent_service_faults", text, labels=["service"])
-    for service, count in status.service_faults.items():
-        faults.add_metric([service], count)
-    yield faults
+    yield _counter("service_faults", text, status.service_faults.items(), ("service",))
 
 
 def _pressure(psi: m.Psi) -> Metric:
@@ -52,20 +42,20 @@ def _pressure(psi: m.Psi) -> Metric:
         (("io", "full"), psi.io_full_pct),
     )
     text = "Share of the last 10 s in which programs waited."
-    return _gauge("pressure_ratio", text, ("resource", "kind"), ((at, _ratio(value)) for at, value in rows))
+    return _gauge("pressure_ratio", text, ((at, _ratio(value)) for at, value in rows), ("resource", "kind"))
 
 
 def _gpus(status: AgentStatus) -> Iterator[Metric]:
     gpus, used = status.gpus, status.gpus_in_use
     health = (((gpu.index, gpu.model), float(gpu.healthy)) for gpu in gpus)
-    yield _gauge("gpu_healthy", "1 while tasks may have this GPU.", ("gpu", "model"), health)
+    yield _gauge("gpu_healthy", "1 while tasks may have this GPU.", health, ("gpu", "model"))
     in_use = ((gpu.index, float(gpu.index in used)) for gpu in gpus)
-    yield _gauge("gpu_in_use", "1 while a task has this GPU.", ("gpu",), in_use)
+    yield _gauge("gpu_in_use", "1 while a task has this GPU.", in_use, ("gpu",))
     busy = ((gpu.index, _ratio(gpu.busy_pct)) for gpu in gpus)
-    yield _gauge("gpu_busy_ratio", "Share of time with a kernel running.", ("gpu",), busy)
-    yield _gauge("gpu_power_watts", "Power drawn.", ("gpu",), ((gpu.index, gpu.power_w) for gpu in gpus))
+    yield _gauge("gpu_busy_ratio", "Share of time with a kernel running.", busy, ("gpu",))
+    yield _gauge("gpu_power_watts", "Power drawn.", ((gpu.index, gpu.power_w) for gpu in gpus), ("gpu",))
     memory = ((gpu.index, gpu.memory_used_bytes) for gpu in gpus)
-    yield _gauge("gpu_memory_used_bytes", "Memory in use.", ("gpu",), memory)
+    yield _gauge("gpu_memory_used_bytes", "Memory in use.", memory, ("gpu",))
 
 
 def _ratio(value_pct: float | None) -> float | None:

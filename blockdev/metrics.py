@@ -7,12 +7,17 @@ successor stands ready.
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from farside.blockdev.donor.donor import DonorHealth
 from farside.blockdev.status import Reporter, hedge_after_s, slab_state
 from farside.blockdev.total import LONGEST, latency_buckets
+from farside.scrape import family
+
+_gauge = partial(family, GaugeMetricFamily, "farside_blockdev")
+_counter = partial(family, CounterMetricFamily, "farside_blockdev")
 
 # Name in the engine's statistics -> (metric, label value): one family for each kind of thing counted.
 _PAGES_IN = ("remote", "replica", "disk", "pending", "zero")
@@ -63,52 +68,26 @@ class DeviceCollector:
     def _device_families(self) -> Iterator[Metric]:
         device = self._reporter.device
         table = device.context.table
-        yield GaugeMetricFamily(
-            "farside_blockdev_size_bytes", "Size of the device.", value=device.context.config.size_bytes
-        )  # fmt: skip
-        yield GaugeMetricFamily("farside_blockdev_connections", "Clients now.", value=self._reporter.connections)
-        pending = GaugeMetricFamily("farside_blockdev_pending_bytes", "Payload that waits for the disk now.")
-        pending.add_metric([], device.context.engine.figures.pending_bytes())
-        yield pending
-        yield GaugeMetricFamily(
-            "farside_blockdev_pages_exposed",
-            "Pages with one copy now, though the protection promises two.",
-            value=device.context.engine.figures.pages_exposed(),
-        )
-        yield GaugeMetricFamily(
-            "farside_blockdev_pages_single",
-            "Pages that one donor has and no second now, though two donors shall.",
-            value=device.context.engine.figures.pages_single(),
-        )
-        yield GaugeMetricFamily(
-            "farside_blockdev_pages_disk_alone",
-            "Pages that the backup disk alone has now; one that breaks loses them.",
-            value=device.context.engine.figures.pages_disk_alone(),
-        )
-        slabs = GaugeMetricFamily(
-            "farside_blockdev_slabs", "Leased slabs by donor and state.", labels=["donor", "state"]
-        )
-        tally = Tally((table.node(slab.donor), slab_state(slab)) for slab in tuple(table.slabs.values()))
-        for (donor, state), count in sorted(tally.items()):
-            slabs.add_metric([donor, state], count)
-        yield slabs
-        donors = GaugeMetricFamily("farside_blockdev_donors", "Donors by state.", labels=["state"])
+        figures = device.context.engine.figures
+        yield _gauge("size_bytes", "Size of the device.", device.context.config.size_bytes)
+        yield _gauge("connections", "Clients now.", self._reporter.connections)
+        yield _gauge("pending_bytes", "Payload that waits for the disk now.", figures.pending_bytes())
+        text = "Pages with one copy now, though the protection promises two."
+        yield _gauge("pages_exposed", text, figures.pages_exposed())
+        text = "Pages that one donor has and no second now, though two donors shall."
+        yield _gauge("pages_single", text, figures.pages_single())
+        text = "Pages that the backup disk alone has now; one that breaks loses them."
+        yield _gauge("pages_disk_alone", text, figures.pages_disk_alone())
+        slabs = Tally((table.node(slab.donor), slab_state(slab)) for slab in tuple(table.slabs.values()))
+        yield _gauge("slabs", "Leased slabs by donor and state.", sorted(slabs.items()), ("donor", "state"))
         states = Tally(donor.health for donor in device.donors.all())
-        for state in DonorHealth:
-            donors.add_metric([state.value], states[state])
-        yield donors
-        hedges = GaugeMetricFamily(
-            "farside_blockdev_hedge_after_seconds",
-            "Age from which on a read of the donor is asked of its second copy as well.",
-            labels=["donor"],
-        )
-        for each in device.donors.all():
-            if (after_s := hedge_after_s(device, each)) is not None:
-                hedges.add_metric([each.address.node], after_s)
-        yield hedges
+        yield _gauge("donors", "Donors by state.", ((state, states[state]) for state in DonorHealth), ("state",))
+        text = "Age from which on a read of the donor is asked of its second copy as well."
+        ages_s = ((each.address.node, hedge_after_s(device, each)) for each in device.donors.all())
+        yield _gauge("hedge_after_seconds", text, ages_s, ("donor",))
         counters = asdict(table.counters)
         for name, text in _EVENTS.items():
-            yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=counters[name])
+            yield _counter(name, text, counters[name])
 
 
 def engine_families(totals: Mapping[str, int]) -> Iterator[Metric]:
@@ -118,17 +97,13 @@ def engine_families(totals: Mapping[str, int]) -> Iterator[Metric]:
         ("pages_out", "Pages written, by where they went.", "target", _PAGES_OUT),
         ("requests", "Requests by kind.", "kind", _REQUESTS),
     ):
-        family = CounterMetricFamily(f"farside_blockdev_{name}", help_text, labels=[label])
-        for place in places:
-            family.add_metric([place], totals[f"{name}_{place}"])
-        yield family
+        rows = ((place, totals[f"{name}_{place}"]) for place in places)
+        yield _counter(name, help_text, rows, (label,))
     for name, text in _PLAIN.items():
-        yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=totals[name])
+        yield _counter(name, text, totals[name])
     for kind in ("read", "write"):
         yield _histogram(kind, latency_buckets(totals, kind))
-    longest = GaugeMetricFamily("farside_blockdev_longest_request_seconds", "The longest request so far.")
-    longest.add_metric([], totals[LONGEST] / 1e9)
-    yield longest
+    yield _gauge("longest_request_seconds", "The longest request so far.", totals[LONGEST] / 1e9)
 
 
 def _histogram(kind: str, buckets: tuple[int, ...]) -> HistogramMetricFamily:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from farside.kernel_file import chosen, kernel_text
 from farside.kmod_shim import probes
 from farside.units import GIB, KIB, MIB, format_bytes
 
@@ -108,7 +109,7 @@ def memory_check(root: Path) -> Check:
 def huge_page_check(root: Path) -> Check:
     """Huge pages for slabs: reserved ones, or transparent ones for memory files."""
     free = read_meminfo(root).get("HugePages_Free", 0) // KIB  # the file says a count, without kB
-    shmem = _chosen(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    shmem = chosen(kernel_text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     if free:
         return _ok("huge pages", f"{free} reserved pages are free")
     if shmem in ("always", "advise", "within_size", "force"):
@@ -137,7 +138,7 @@ def may_pin_memory(root: Path = Path("/")) -> bool:
 
 def min_free_check(root: Path) -> Check:
     """The kernel keeps a reserve for those that must allocate when memory is out."""
-    text = _text(root / "proc/sys/vm/min_free_kbytes")
+    text = kernel_text(root / "proc/sys/vm/min_free_kbytes")
     total = read_meminfo(root).get("MemTotal", 0)
     if not text.isdigit():
         return _warning("min_free_kbytes", "can't be read", "is /proc mounted?")
@@ -150,7 +151,7 @@ def min_free_check(root: Path) -> Check:
 
 def boost_check(root: Path) -> Check:
     """The kernel does not raise that reserve by itself, which would use up the memory that we keep free above it."""
-    factor = _text(root / "proc/sys/vm/watermark_boost_factor")
+    factor = kernel_text(root / "proc/sys/vm/watermark_boost_factor")
     if factor in ("", "0"):  # Linux before 5.0 has none
         return _ok("watermark boost", "off")
     advice = "before swapping to it: sysctl vm.watermark_boost_factor=0"
@@ -200,8 +201,8 @@ def nbd_check(root: Path) -> Check:
     """The kernel's NBD client, which /dev/nbdX needs; clients such as qemu and libnbd do without."""
     if (root / "sys/module/nbd").exists():
         return _ok("nbd module", "loaded")
-    release = _text(root / "proc/sys/kernel/osrelease")
-    listed = _text(root / "lib/modules" / release / "modules.dep") + _text(
+    release = kernel_text(root / "proc/sys/kernel/osrelease")
+    listed = kernel_text(root / "lib/modules" / release / "modules.dep") + kernel_text(
         root / "lib/modules" / release / "modules.builtin"
     )
     if re.search(r"/nbd\.ko", listed):
@@ -226,7 +227,7 @@ def rdma_check(root: Path) -> Check:
 def read_meminfo(root: Path) -> dict[str, int]:
     """/proc/meminfo in bytes (its few plain counts are multiplied by 1024 too). Empty when it can't be read."""
     found = {}
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in kernel_text(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()
         if number and number[0].isdigit():
@@ -236,7 +237,7 @@ def read_meminfo(root: Path) -> dict[str, int]:
 
 def has_capability(root: Path, number: int) -> bool:
     """Whether this process has the capability of that number (linux/capability.h) in effect."""
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"), re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", kernel_text(root / "proc/self/status"), re.MULTILINE)
     return effective is not None and bool(int(effective.group(1), 16) >> number & 1)
 
 
@@ -244,20 +245,6 @@ def _engine_features() -> str:
     try:
         return probes.engine_features()
     except ImportError:
-        return ""
-
-
-def _chosen(path: Path) -> str:
-    # sysfs marks the choice: "always within_size [advise] never"
-    found = re.search(r"\[(\w+)\]", _text(path))
-    return found.group(1) if found else ""
-
-
-def _text(path: Path) -> str:
-    # A file that this kernel or container does not have is an empty one.
-    try:
-        return path.read_text().strip()
-    except OSError:
         return ""
 
 

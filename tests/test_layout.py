@@ -112,8 +112,9 @@ IMPURE = {
 
 # Lower may not import higher.
 FOUNDATION = (
-    "errors", "units", "geometry", "boot", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls", "whole_file", "admin", "config",
+    "errors", "units", "geometry", "ending", "endpoint", "clock", "kernel_file", "log", "listen", "memory_sense",
+    "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls", "whole_file", "admin",
+    "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

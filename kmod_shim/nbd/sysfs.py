@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import ConfigError, Unavailable
+from farside.kernel_file import chosen, kernel_text
 
 SECTOR_BYTES = 512
 MODULE = "nbd"
@@ -68,14 +69,14 @@ def read_block(root: Path, index: int) -> BlockState | None:
     folder = root / f"sys/block/nbd{index}"
     if not folder.is_dir():
         return None
-    pid = _text(folder / "pid")
+    pid = kernel_text(folder / "pid")
     return BlockState(
         index=index,
-        size_bytes=int(_text(folder / "size") or 0) * SECTOR_BYTES,
+        size_bytes=int(kernel_text(folder / "size") or 0) * SECTOR_BYTES,
         pid=int(pid) if pid.isdigit() else None,
-        backend=_text(folder / "backend"),
-        scheduler=_chosen(_text(folder / "queue/scheduler")),
-        queue_depth=int(_text(folder / "queue/nr_requests") or 0),
+        backend=kernel_text(folder / "backend"),
+        scheduler=chosen(kernel_text(folder / "queue/scheduler")),
+        queue_depth=int(kernel_text(folder / "queue/nr_requests") or 0),
     )
 
 
@@ -83,13 +84,13 @@ def tune_queue(root: Path, index: int) -> None:
     """No scheduler before a device without seeks, and no deeper queue than it has tags. Raises ConfigError."""
     queue = root / f"sys/block/nbd{index}/queue"
     _write(queue / "scheduler", "none")
-    if int(_text(queue / "nr_requests") or 0) > QUEUE_DEPTH:
+    if int(kernel_text(queue / "nr_requests") or 0) > QUEUE_DEPTH:
         _write(queue / "nr_requests", str(QUEUE_DEPTH))
 
 
 def read_number(root: Path, name: Path) -> int | None:
     """A number of /proc/sys, or None where this kernel has none there."""
-    text = _text(root / name)
+    text = kernel_text(root / name)
     return int(text) if text.isdigit() else None
 
 
@@ -150,15 +151,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="it needs root, and /sys and /proc writable") from error
-
-
-def _chosen(text: str) -> str:
-    # sysfs marks the choice: "[none] mq-deadline"
-    return text.partition("[")[2].partition("]")[0] if "[" in text else text
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

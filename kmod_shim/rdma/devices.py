@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
+from farside.kernel_file import kernel_text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gid:
@@ -61,25 +63,17 @@ def _ports(device: Path) -> tuple[Port, ...]:
 
 def _port(folder: Path, number: int) -> Port:
     # "4: ACTIVE"
-    state = re.sub(r"^\d+:\s*", "", _text(folder / "state"))
+    state = re.sub(r"^\d+:\s*", "", kernel_text(folder / "state"))
     rows = sorted(int(path.name) for path in (folder / "gids").iterdir())
     gids = (_gid(folder, row) for row in rows)
     return Port(number=number, state=state, gids=tuple(gid for gid in gids if gid is not None))
 
 
 def _gid(port: Path, row: int) -> Gid | None:
-    text = _text(port / "gids" / str(row))
+    text = kernel_text(port / "gids" / str(row))
     # Rows without an address are all zeros, and their attributes answer EINVAL.
     if not text or not int(text.replace(":", ""), 16):
         return None
     attributes = port / "gid_attrs"
-    kind, netdev = _text(attributes / "types" / str(row)), _text(attributes / "ndevs" / str(row))
+    kind, netdev = kernel_text(attributes / "types" / str(row)), kernel_text(attributes / "ndevs" / str(row))
     return Gid(index=row, address=IPv6Address(text), kind=kind, netdev=netdev)
-
-
-def _text(path: Path) -> str:
-    # A row may lose its address between two reads; then it is an empty one.
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

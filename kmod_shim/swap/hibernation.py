@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import ConfigError
+from farside.kernel_file import kernel_text
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.kmod_shim.swap.table import read_swaps
 
@@ -45,10 +46,10 @@ class Hibernation:
 
 def read_hibernation(root: Path = Path("/")) -> Hibernation:
     """Read the state of hibernation from the kernel."""
-    modes = _text(root / "sys/power/disk")
-    states = _text(root / "sys/power/state").split()
-    resume = _text(root / "sys/power/resume")
-    argument = re.search(r"(?:^|\s)resume=(\S+)", _text(root / "proc/cmdline"))
+    modes = kernel_text(root / "sys/power/disk")
+    states = kernel_text(root / "sys/power/state").split()
+    resume = kernel_text(root / "sys/power/resume")
+    argument = re.search(r"(?:^|\s)resume=(\S+)", kernel_text(root / "proc/cmdline"))
     return Hibernation(
         is_possible="disk" in states and modes != "[disabled]" and bool(modes),
         resume_device="" if resume in ("", "0:0") else resume,
@@ -92,10 +93,3 @@ def forbid_sleep(root: Path) -> None:
 def allow_sleep(root: Path) -> None:
     """Undo `forbid_sleep`."""
     (root / SLEEP_CONF).unlink(missing_ok=True)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from farside.boot import UNKNOWN, boot_id
+from farside.kernel_file import UNKNOWN, boot_id
 from farside.log import get_log
 from farside.whole_file import write_whole
 

@@ -1,14 +1,14 @@
-"""HTTP server of Prometheus metrics in a process's own event loop, with few scrapers at once.
+"""Prometheus metrics: families made of figures, and an HTTP server in a process's own event loop for few scrapers.
 
 Not by prometheus_client's own server: it gives each connection a thread and a descriptor for as long as the peer likes,
 and these are what donors and devices live on.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.listen import open_listener
@@ -16,6 +16,33 @@ from farside.listen import open_listener
 SCRAPERS_MAX = 8  # a Prometheus or two, and somebody's curl
 SCRAPE_LIMIT_S = 10.0  # Prometheus's own default
 REQUEST_BYTES_MAX = 16384
+
+Rows = Iterable[tuple[object, float | None]]
+
+
+def family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    prefix: str,
+    name: str,
+    text: str,
+    figures: float | Rows | None,
+    labels: Sequence[str] = (),
+) -> CounterMetricFamily | GaugeMetricFamily:
+    """Family of metrics; a figure that is None is not known, and left out.
+
+    Args:
+        kind: Counter or gauge.
+        prefix: What the names of a program's metrics begin with.
+        name: The rest of it.
+        text: What it means, a sentence.
+        figures: A number; with ``labels`` a number for each label, or tuple of labels.
+        labels: Names of the labels.
+    """
+    made = kind(f"{prefix}_{name}", text, labels=labels)
+    for at, value in [((), figures)] if figures is None or isinstance(figures, int | float) else figures:
+        if value is not None:
+            made.add_metric([str(one) for one in (at if isinstance(at, tuple) else (at,))], value)
+    return made
 
 
 class _Asked(Collector):

@@ -17,9 +17,10 @@ from farside.errors import FarsideError
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.model.record import LiveNode, Phase
-from farside.scrape import registry_of
+from farside.scrape import family, registry_of
 
 _Figure = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, float | None]
+PREFIX = "farside_manager"
 NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep", "booting")
 
 
@@ -44,9 +45,9 @@ class ManagerCollector:
     def collect(self) -> Iterator[Metric]:
         """All metrics of this moment."""
         state, scheduler = self._context.log.state, self._context.scheduler.latest
-        for family, name, text, value in self._figures(scheduler or {}):
+        for kind, name, text, value in self._figures(scheduler or {}):
             if value is not None:
-                yield family(f"farside_manager_{name}", text, value=value)
+                yield family(kind, PREFIX, name, text, value)
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
         yield _gpus(state.nodes.values())
@@ -85,10 +86,7 @@ class ManagerCollector:
 
 
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
-    family = GaugeMetricFamily(f"farside_manager_{name}", text, labels=["state"])
-    for one in states:
-        family.add_metric([str(one)], counts[str(one)])
-    return family
+    return family(GaugeMetricFamily, PREFIX, name, text, ((one, counts[str(one)]) for one in states), ("state",))
 
 
 def _gpus(nodes: Iterable[LiveNode]) -> Metric:
