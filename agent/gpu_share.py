@@ -1,4 +1,6 @@
-"""Share of a GPU: which holder has which device, for the event log, the ledger of a node and the web page. PURE.
+"""Share: the record that says which start of a job holds which GPU, or which part of a GPU. PURE.
+
+The event log, the task ledger of a node and the web page use it.
 
 How it works
   A GPU is a device, or is cut into parts, each of which is a device that its driver has a name for (MIG instances).
@@ -18,7 +20,7 @@ PARTS_MAX = 16
 """Parts of one GPU: NVIDIA makes up to 7, AMD up to 8."""
 
 Holder: TypeAlias = tuple[str, int]
-"""A job and the number of its start; on the node itself a task and that."""
+"""Owner of a device: a job and the number of its start; on the node itself a task and the number of its start."""
 
 
 class Device(NamedTuple):

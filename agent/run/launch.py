@@ -1,4 +1,6 @@
-"""Launch of a task: the last steps of a new process before it becomes the user's program.
+"""Launch of a task on its node: the last steps of a new process before it becomes the user's program.
+
+`scheduler/manager/decider/launch.py` has another work: it decides in the manager which jobs can start.
 
 The order matters: into the cgroup while still privileged; then the user's identity; and only then files and folders,
 so that the user's own permissions decide about them.

@@ -7,7 +7,10 @@ The rules of this file:
 * A task's states only go forward: starting, running, stopping, and then exited or lost, for good.
 * No GPU, and no part of one, is given to two live tasks, whatever the manager says.
 * A command of an older generation than one seen does nothing.
-* A final state is told until the manager says FORGET; nothing is forgotten by itself.
+* A final state is reported until the manager says FORGET; nothing is forgotten by itself.
+
+The manager chooses the GPUs of a task (`scheduler/manager/decider/launch.py`) and names them in START. The ledger does
+not choose: it accepts them, or refuses a GPU that a live task holds.
 
 `step` takes an event and returns the ledger after it with the actions to perform, in order. Performing an action twice
 is harmless, so that a crash between two of them needs no undo: the files of the tasks are the truth, and a new agent

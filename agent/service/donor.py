@@ -1,4 +1,4 @@
-"""The donor of this node: what it has lent and to whom, where others reach it, and whether it may lend.
+"""Node service `donor`: asks the donor process of this node what it lends to whom, and drains or undrains it.
 
 A donor that stops answering is reported for `GONE_S` more, as one that lends nothing: it may only be restarting, and
 otherwise its borrowers would take it for one that has left.

@@ -1,4 +1,4 @@
-"""Mapper: gives granules their extents, hot ones as they come (disk), or all of them (commit.py).
+"""Mapper: assigns granules of the device to extents at donors: busy ones with a disk, otherwise all (commit.py).
 
 How it works. ``add_mappings`` packs granules into free extents, leases a slab where there is none, and packs again.
 Only one call of it runs at a time, so that they never lease for the same granules. Within it, packing and the calls

@@ -1,5 +1,7 @@
 """Plan of a recall: what happens to the granules of slabs that a donor wants back. PURE.
 
+`recall.py` carries the plan out.
+
 Each granule moves to an extent on another donor while there is time and room, so that its pages stay remote; the rest
 falls to the disk (or to the replica that it has). Which ones move is decided by activity: what is used most stays
 remote. [infiniswap §2.4.4 drops all to disk; ours moves first, see docs/papers.md]

@@ -1,5 +1,7 @@
 """Recall of slabs by a donor: granules move to other donors in the time there is; the rest falls to disk or replica.
 
+This module is the borrower's answer to `daemon/slab/recall.py`; `migration.py` makes the plan that it carries out.
+
 How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
 tell the engine the new mappings, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
 anybody; with a disk that is well the slab is drained at once, unless donors are to hold all. SLAB_DRAINED comes back to

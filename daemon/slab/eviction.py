@@ -1,5 +1,7 @@
 """Eviction policy: which slabs a donor takes back; batch eviction, E of E+E'. PURE.
 
+`recall.py` carries the choice out.
+
 Borrowers reach their slabs without the donor's help, so the donor does not know which are busy. Asking all borrowers is
 too much, asking none evicts busy slabs; it asks about E+E' chosen at random and takes the E least active of them
 [infiniswap §2.5.2]. In three steps, with the asking between the first and the second left to the caller:

@@ -1,4 +1,4 @@
-"""Slab memory offered to the exporter from its making to its end, so that RDMA devices have it before it is lent.
+"""Slab memory that registers each slab with the RDMA devices when the slab is made, before it is lent.
 
 Registering a slab takes as long as zeroing a part of it (54 of 54.25 ms for 1 GiB, [infiniswap §2.7.4.1]). The pool
 makes slabs ahead, in threads; what it maps is offered to the exporter there and then, and registered in the background

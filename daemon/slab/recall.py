@@ -1,5 +1,7 @@
 """Recall of slabs from borrowers: asks which matter least, gives time to move them, and takes what is late.
 
+`eviction.py` chooses the slabs, this module asks borrowers for them, and `blockdev/mapping/recall.py` is their answer.
+
 How it works
 ============
 ::

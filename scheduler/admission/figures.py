@@ -1,4 +1,4 @@
-"""State of a job that is older than its domain object, for restoring the job after a restart. PURE."""
+"""Figures of a job (time run, time waited, its allocation) with which a new domain takes over the job. PURE."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class Figures:
     """Figures of one job, as kept by the owner of its domain. Seconds, on the domain's time line.
 
     Attributes:
-        remaining_s: Run time that is left, as far as anybody knows; infinite where nobody does. Never NaN, which
+        remaining_s: Run time that is left, as far as it is known; infinite where it is not. Never NaN, which
             compares with nothing: a preemptive order that looks at it would never come to an end.
         predicted_gpu_s: What an estimator expects of it in all, GPU seconds; NaN where there is none.
         executed_s: How long it has held GPUs in run intervals that are over, since it was submitted or last promoted.

@@ -1,4 +1,4 @@
-"""The API's reader and writer of the log: it follows the state, and groups many small writes into a few large ones."""
+"""Log follower: reads the event log to keep the API's state up to date, and writes the API's entries in groups."""
 
 import asyncio
 import time

@@ -1,4 +1,8 @@
-"""Routes of /v1/nodes: list, show, drain, undrain. Everybody sees nodes; only operators change them."""
+"""Routes of /v1/nodes: list, show, drain, undrain. Everybody sees nodes; only operators change them.
+
+A drain is only written to the log here (`DrainRequested`). The scheduler process carries it out: its planner
+(`scheduler/manager/decider/planner.py`) gives the node no new job.
+"""
 
 import asyncio
 from typing import Annotated

@@ -1,4 +1,6 @@
-"""The caller of a request: a unix socket's user, a munge user, the owner of a token or of a certificate.
+"""Authentication: find the caller of a request by unix socket, munge, token, certificate or cookie.
+
+Permission, what the caller may do, is checked by arguments of the routes: `scheduler/manager/api/route_arguments.py`.
 
 How it works
   On a unix socket the kernel says which user has connected (SO_PEERCRED, unix(7)); no token is needed and none counts.

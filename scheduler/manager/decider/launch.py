@@ -1,4 +1,6 @@
-"""Starts of allocated jobs: which can start now, and on which GPUs. PURE.
+"""Starts of allocated jobs: decide which can start now, and on which GPUs. PURE.
+
+`agent/run/launch.py` has another work: it makes the process of a task on the node.
 
 The cycle decides as if who loses GPUs were gone at once; on real nodes that takes until the last process has written
 its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds, room for

@@ -1,4 +1,4 @@
-"""Node services on the manager's side: which it knows, and how it keeps the others. PURE.
+"""Table of the node services that the manager knows, and the reader of what agents report of any service. PURE.
 
 How it works
 ============

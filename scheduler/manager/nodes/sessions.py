@@ -1,4 +1,4 @@
-"""/v1/agents/session: one WebSocket an agent; and who was not heard of for too long."""
+"""Sessions of agents: the WebSocket /v1/agents/session, one an agent, and the check for nodes that fell silent."""
 
 import asyncio
 import math

@@ -1,5 +1,7 @@
 """The event store: the log in a database. Append entries, read on, take the lead.
 
+It keeps no state of the cluster; `scheduler/manager/log_follower.py` reads the log and makes that state for the API.
+
 How it works
   All writers lock the one row of `lead`, so entries get their places in the order in which they become visible, and a
   reader that has come to place n never finds one before it later. That row also has the generation: a scheduler process

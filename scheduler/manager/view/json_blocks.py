@@ -1,4 +1,4 @@
-"""JSON lists in blocks: the cost of a list of ten thousand records is that of its changed ones. PURE.
+"""Cache of a long JSON list, in blocks: after a change only the blocks with changed records are encoded again. PURE.
 
 How it works
   A record has a place, by which they are ordered. Its row, the record as JSON, is made once; the rows of some hundred
