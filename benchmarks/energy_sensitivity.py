@@ -1,4 +1,4 @@
-"""How much each constant of cluster energy saving matters: Algorithm 2's, which the paper's text lacks, and ours.
+"""Sensitivity of cluster energy saving to each constant: Algorithm 2's, which the paper's text lacks, and ours.
 
 One at a time from its default, on Philly's Nov 15-28. Nothing is chosen by it: the defaults are the published code's,
 and what other weeks gave.

@@ -1,4 +1,4 @@
-"""How the time of the paper's placement program grows, and what it gains over rules that take microseconds.
+"""Measure how the time of the paper's placement program grows, and its gain over rules that take microseconds.
 
 A job is placed on nodes of four GPUs of which others hold some, with traffic of theirs. Time is this process's CPU
 time; the greatest traffic is in units of the job's own model.

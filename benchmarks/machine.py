@@ -1,4 +1,4 @@
-"""What machine this is, for the record that a run leaves."""
+"""Description of this machine, for the record that a run leaves."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""How long a manager's state takes to be there after a start, with a long log: read whole, and from its image.
+"""Measure how long a manager loads its state at its start, with a long log: read whole, and from its image.
 
 python -m benchmarks.manager_start [--entries 1000000] [--folder FOLDER]
 

@@ -1,4 +1,4 @@
-"""Which loads are run, and in which order: pure."""
+"""Plan of a run: its loads and their order. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

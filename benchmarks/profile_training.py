@@ -1,4 +1,4 @@
-"""What the profiler takes of an iteration of examples/train.py: CPU a message, times messages, over its time.
+"""Cost of the profiler in an iteration of examples/train.py: CPU a message, times messages, over its time.
 
 Training with it and without differs by more from one run to the next than the profiler takes, so the difference of two
 such runs shows nothing. What one recorded message takes does show: a thread's CPU time over a thousand at a time, with

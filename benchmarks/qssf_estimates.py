@@ -1,4 +1,4 @@
-"""How good QSSF's estimates are, and how much each of its constants matters."""
+"""Measure how good QSSF's estimates are, and how much each of its constants matters."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What an estimator reaches on a made trace that knows how the trace was made, but no run time ahead: a yardstick.
+"""Reference estimator for made traces: it knows how the trace was made, but no run time in advance.
 
 It knows the name behind a slip of a finger, and how far run times spread within a name and between names. What a name's
 jobs take it learns as they end, as anybody must: the posterior of a log-normal, whose mean orders the queue. It is one

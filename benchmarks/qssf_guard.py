@@ -1,4 +1,4 @@
-"""What QSSF's guard against starvation costs on average, and what it saves at the tail."""
+"""Measure the average cost of QSSF's guard against starvation, and its gain at the tail."""
 
 from pathlib import Path
 

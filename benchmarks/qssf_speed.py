@@ -1,4 +1,4 @@
-"""How long QSSF's estimator takes: to put names into buckets, and to answer for one job that comes."""
+"""Measure how long QSSF's estimator takes to put names into buckets, and to answer for one job that comes."""
 
 import random
 import resource

@@ -1,4 +1,4 @@
-"""How much of a recalled donor's memory is still remote afterwards: a live sandbox whose first donor is squeezed."""
+"""Measure how much memory stays remote after a recall: a live sandbox whose first donor is squeezed."""
 
 import time
 from pathlib import Path

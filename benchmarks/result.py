@@ -1,4 +1,4 @@
-"""What a benchmark run leaves: frozen records, to and from the JSON files in ``benchmarks/results/``."""
+"""Result of a benchmark run: frozen records, to and from the JSON files in ``benchmarks/results/``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the simulator's benchmark measures, as data that goes to JSON and back. Pure but for the two doors."""
+"""Results of the simulator's benchmark, as data that goes to JSON and back. Pure but for the two doors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

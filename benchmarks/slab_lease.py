@@ -1,4 +1,4 @@
-"""How long donors take to answer and to lease: a borrower of our own beside a live sandbox's."""
+"""Measure how long donors take to answer and to lease: a borrower of our own beside a live sandbox's."""
 
 import asyncio
 import os

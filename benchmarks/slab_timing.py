@@ -1,4 +1,4 @@
-"""How long a slab's life takes, phase by phase, beside the paper's figures. [infiniswap §2.7.4]"""
+"""Measure each phase of a slab's life, beside the paper's figures. [infiniswap §2.7.4]"""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

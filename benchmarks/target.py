@@ -1,4 +1,4 @@
-"""What the project set out to reach, and whether a run reached it: pure."""
+"""Targets of the project, and the check whether a run reached them. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
