@@ -129,8 +129,10 @@ def a_scene(folder: Path) -> Iterator[Scene]:
     ) as manager:  # fmt: skip
         scene = Scene(manager)
         try:
-            scene.join(FakeNode("n1", gpus=8, power_w=300.0, loans=(m.Loan(borrower="n2", bytes=3 << 30),)))
-            scene.join(FakeNode("n2", gpus=8))
+            donor = m.Donor(node="n1", control="tcp:192.0.2.1:9000", has_rdma=True)
+            loans = (m.Loan(borrower="n2", bytes=3 << 30),)
+            scene.join(FakeNode("n1", gpus=8, power_w=300.0, loans=loans, donor=donor))
+            scene.join(FakeNode("n2", gpus=8, swap=m.Swap(size_bytes=8 << 30)))
             failed = manager.submit("false", name="broken-import")
             scene.runs(failed)
             scene.exit(f"{failed}.0", 1)

@@ -111,6 +111,16 @@ def test_an_operator_sees_nodes_loans_power_and_all_jobs_with_why_they_wait(page
     assert [line.split()[1] for line in texts(page, "#ended tr")] == ["broken-import"]
 
 
+def test_a_node_shows_the_state_of_each_of_its_services(page: "Page", scene: Scene) -> None:
+    sign_in(page, scene)
+
+    page.locator("#nodes .services p").first.wait_for()
+    assert texts(page, "#nodes .services p") == [
+        "donor: node n1, control tcp:192.0.2.1:9000, has rdma yes",
+        "borrower: size 8 GiB",
+    ]
+
+
 def test_a_user_sees_nodes_and_none_of_others_jobs(page: "Page", scene: Scene) -> None:
     sign_in(page, scene, scene.user)
 

@@ -4,6 +4,8 @@ import { at, keep, make, write } from "./dom.js";
 import { jobs, known, nodes, now_s, sensed } from "./live.js";
 import { bytes, look, many, plain, span } from "./words.js";
 
+const VALUE_CHARS = 100;
+
 export function drawOverview() {
   if (!known.cluster) return;
   drawFigures();
@@ -75,7 +77,7 @@ function nodeCard(node) {
     make("div", { class: "gpus", role: "img" }),
     make("div", { class: "row facts" }, make("span", {}, "memory for jobs"), make("span", { class: "room" })),
     make("div", { class: "bar" }, make("i")),
-    make("p", { class: "facts sensed" }), make("p", { class: "reason" }));
+    make("p", { class: "facts sensed" }), make("div", { class: "facts services" }), make("p", { class: "reason" }));
 }
 
 function fillNode(card, node) {
@@ -92,7 +94,21 @@ function fillNode(card, node) {
   write(part(".room"), `${bytes(node.headroom_bytes)} of ${bytes(node.memory_bytes)}`);
   part(".bar > i").style.width = `${node.memory_bytes ? Math.min(100, 100 * node.headroom_bytes / node.memory_bytes) : 0}%`;
   write(part(".sensed"), feeling(sensed.get(node.name)));
+  keep(part(".services"), Object.entries(node.services), ([name]) => name, () => make("p"), (line, [name, state]) => write(line, `${name}: ${stateOf(state)}`));
   write(part(".reason"), node.reason);
+}
+
+/** State of a node service in one line; any service may report any JSON value. */
+function stateOf(state) {
+  if (state === null || typeof state !== "object" || Array.isArray(state)) return valueOf("", state);
+  const facts = Object.entries(state).filter(([, value]) => value !== null && value !== "");
+  return facts.map(([name, value]) => `${plain(name.replace(/_bytes$/, ""))} ${valueOf(name, value)}`).join(", ");
+}
+
+function valueOf(name, value) {
+  if (typeof value === "number") return name.endsWith("_bytes") ? bytes(value) : value.toLocaleString("en");
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return (typeof value === "string" ? value : JSON.stringify(value)).slice(0, VALUE_CHARS);
 }
 
 function spoken(node, held) {
