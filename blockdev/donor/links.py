@@ -129,7 +129,7 @@ class Links:
         if reason:
             self._parts.table.counters.rdma_fallbacks += 1
             self._parts.table.save()
-            log.warning("no RDMA to a donor, its pages go by TCP", donor=self.address.node, reason=reason)
+            log.warning("the preferred carrier to a donor failed", donor=self.address.node, used=name, reason=reason)
 
     async def _make_by(self, carrier: Carrier) -> None:
         if carrier.has_connections:
@@ -177,7 +177,7 @@ class Links:
     def _reason(self) -> str:
         if self._broke_by:
             return os.strerror(self._broke_by)
-        return "RDMA, which is preferred, is there again" if self._fell_back else "one broke"
+        return "the preferred carrier is there again" if self._fell_back else "one broke"
 
     async def _has_preferred_again(self) -> bool:
         # One connection under the epoch in force: those that pages go by stay as they are.

@@ -19,6 +19,18 @@ AdminSocket = Annotated[Path, typer.Option("--socket", help="Admin socket of the
 IfNeeded = Annotated[bool, typer.Option("--if-needed", help="Succeed without doing anything if already done.")]
 Device = Annotated[str | None, typer.Argument(metavar="[/dev/nbdX]", help="Device to detach; default: the only one.")]
 
+# Options that overrule a refusal of `attach`.
+MayHang = Annotated[
+    bool,
+    typer.Option(
+        "--force-although-the-machine-may-hang", help="Swap to a process that is not protected from memory pressure."
+    ),
+]
+SameDisk = Annotated[
+    bool, typer.Option("--force-swap-on-the-same-disk", help="Allow other swap on the disk that holds the backup.")
+]
+Overwrite = Annotated[bool, typer.Option("--force-overwrite", help="Make swap on a device that holds other data.")]
+
 
 @swap_app.command("attach")
 def attach(
@@ -35,19 +47,9 @@ def attach(
     keep_sysctl: Annotated[
         bool, typer.Option("--keep-sysctl", help="Do not change this machine's sysctl settings (vm.*).")
     ] = False,
-    may_hang: Annotated[
-        bool,
-        typer.Option(
-            "--force-although-the-machine-may-hang",
-            help="Swap to a process that is not protected from memory pressure.",
-        ),
-    ] = False,
-    same_disk: Annotated[
-        bool, typer.Option("--force-swap-on-the-same-disk", help="Allow other swap on the disk that holds the backup.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--force-overwrite", help="Make swap on a device that holds other data.")
-    ] = False,
+    may_hang: MayHang = False,
+    same_disk: SameDisk = False,
+    overwrite: Overwrite = False,
     if_needed: IfNeeded = False,
 ) -> None:
     """Attach a device that `farside blockdev` serves as /dev/nbdX, and swap to it.
