@@ -37,21 +37,27 @@ class HeadroomParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySnapshot:
-    """The donor's memory and slabs at one moment. ``mapped`` does not count those already ``recalled``.
+class SlabCounts:
+    """Numbers of slabs that the policies need. ``mapped`` does not count those already ``recalled``.
 
     Slabs on huge pages that the operator set aside are counted apart: no program gains by their going.
     """
 
-    total_bytes: int
-    used_bytes: float  # U: smoothed use by everybody else
-    used_now_bytes: int  # the same, newest sample
     unmapped: int
     mapped: int
     recalled: int = 0  # on loan, asked back, not free yet
     migrating: int = 0  # those of them that have time to move their pages
     huge_unmapped: int = 0
     huge_mapped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySnapshot(SlabCounts):
+    """The donor's memory and slabs at one moment."""
+
+    total_bytes: int
+    used_bytes: float  # U: smoothed use by everybody else
+    used_now_bytes: int  # the same, newest sample
     huge_free: int = 0  # slabs that could still be made there
     psi_full_pct: float | None = None  # share of time in which all programs waited for memory; None: not known
 

@@ -1,12 +1,13 @@
 """Memory of the donor's machine: samples, smoothed, against the operator's settings."""
 
-from dataclasses import dataclass
+from dataclasses import asdict
 
 from farside.config import DaemonConfig
 from farside.daemon.control.messages import FreeMem
 from farside.daemon.headroom import (
     HeadroomParams,
     MemorySnapshot,
+    SlabCounts,
     default_headroom_bytes,
     leasable_slabs,
     smoothed_use_bytes,
@@ -29,18 +30,6 @@ def headroom_params(config: DaemonConfig, total_bytes: int) -> HeadroomParams:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlabCounts:
-    """Numbers of slabs that the policies need."""
-
-    unmapped: int
-    mapped: int
-    recalled: int
-    migrating: int = 0
-    huge_unmapped: int = 0
-    huge_mapped: int = 0
-
-
 class MemoryWatch:
     """Smoothed memory use by other programs, and the newest sample."""
 
@@ -52,8 +41,6 @@ class MemoryWatch:
         self.total_bytes = config.memory_total_bytes or first.total_bytes
         self.params = headroom_params(config, self.total_bytes)
         self._smoothed_bytes: float | None = None
-        self._reading = first
-        self._used_bytes = 0
         self.note(first, slabs_bytes=slabs_bytes)
 
     @property
@@ -83,12 +70,7 @@ class MemoryWatch:
             total_bytes=self.total_bytes,
             used_bytes=self.smoothed_bytes,
             used_now_bytes=self._used_bytes,
-            unmapped=slabs.unmapped,
-            mapped=slabs.mapped,
-            recalled=slabs.recalled,
-            migrating=slabs.migrating,
-            huge_unmapped=slabs.huge_unmapped,
-            huge_mapped=slabs.huge_mapped,
+            **asdict(slabs),
             huge_free=self.huge_slabs_free(),
             psi_full_pct=self._reading.psi_full_pct,
         )

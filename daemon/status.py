@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 from farside.daemon.headroom import free_bytes, leasable_slabs
@@ -78,7 +78,9 @@ class DonorStatus:
 def donor_status(node: str, lender: Lender, *, listen: tuple[str, ...] = (), has_rdma: bool = False) -> DonorStatus:
     """The donor now; ``listen`` and ``has_rdma`` are what it offers."""
     now_s = lender.clock.now_s()
-    stats = lender.exporter.stats()
+    traffic = asdict(lender.exporter.stats())
+    refused = traffic.pop("refused")
+    traffic["written_bytes"] = traffic.pop("write_bytes")
     sessions, counts = lender.ledger.sessions, _slab_counts(lender)
     return DonorStatus(
         node=node,
@@ -104,18 +106,8 @@ def donor_status(node: str, lender: Lender, *, listen: tuple[str, ...] = (), has
         ),
         sessions_omitted=max(0, len(sessions) - ROWS_MAX),
         counters=lender.counters.totals(),
-        refused={**lender.counters.refused, "DATA": stats.refused},
-        traffic={
-            "reads": stats.reads,
-            "writes": stats.writes,
-            "read_bytes": stats.read_bytes,
-            "written_bytes": stats.write_bytes,
-            "connections": stats.connections,
-            "cpu_ns": stats.cpu_ns,
-            "rdma_connections": stats.rdma_connections,
-            "rdma_keys": stats.rdma_keys,
-            "rdma_registered_bytes": stats.rdma_registered_bytes,
-        },
+        refused={**lender.counters.refused, "DATA": refused},
+        traffic=traffic,
     )
 
 

@@ -20,68 +20,15 @@ from typing import Protocol
 from farside.clock import Clock
 from farside.daemon.control.messages import ErrorCode
 from farside.daemon.counters import Counters, Ending
-from farside.daemon.headroom import MemorySnapshot, slabs_to_give_back, slabs_to_grow
-from farside.daemon.memory import MemoryWatch, SlabCounts
+from farside.daemon.headroom import MemorySnapshot, SlabCounts, slabs_to_give_back, slabs_to_grow
+from farside.daemon.memory import MemoryWatch
 from farside.daemon.slab.pool import Pool, Slab
 from farside.daemon.slab.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
 from farside.daemon.tasks import Tasks
+from farside.kmod_shim.engine.binding import ExportStats
 from farside.log import get_log
 
 _log = get_log("daemon")
-
-
-class ExportStats(Protocol):
-    """What an exporter has served since it began."""
-
-    @property
-    def reads(self) -> int:
-        """Requests."""
-        ...
-
-    @property
-    def writes(self) -> int:
-        """Requests."""
-        ...
-
-    @property
-    def read_bytes(self) -> int:
-        """Payload sent."""
-        ...
-
-    @property
-    def write_bytes(self) -> int:
-        """Payload received."""
-        ...
-
-    @property
-    def refused(self) -> int:
-        """Requests with a wrong token, lease or bound."""
-        ...
-
-    @property
-    def connections(self) -> int:
-        """Open now."""
-        ...
-
-    @property
-    def cpu_ns(self) -> int:
-        """CPU time of the serving threads."""
-        ...
-
-    @property
-    def rdma_connections(self) -> int:
-        """Queue pairs now; what moves through them nobody here counts."""
-        ...
-
-    @property
-    def rdma_keys(self) -> int:
-        """Keys given out."""
-        ...
-
-    @property
-    def rdma_registered_bytes(self) -> int:
-        """Registered now, once for each session that it is registered for."""
-        ...
 
 
 class Exporter(Protocol):
@@ -89,31 +36,24 @@ class Exporter(Protocol):
 
     def lease(self, lease: int, session: int, token: int, addr: int, size_bytes: int, /) -> None:
         """Lets connections of the session reach the memory."""
-        ...
 
     def revoke(self, lease: int, /) -> None:
         """End the lease; when this returns no thread uses the memory."""
-        ...
 
     def conn(self, session: int, sock: int, /) -> None:
         """Serves data requests on the socket, which becomes the engine's."""
-        ...
 
     def conn_rdma(self, session: int, sock: int, address: str, /) -> None:
         """Gives the session a queue pair beside the socket, which becomes the engine's."""
-        ...
 
     def offer(self, addr: int, size_bytes: int, /) -> None:
         """Any thread: the memory may be leased soon."""
-        ...
 
     def withdraw(self, addr: int, /) -> None:
         """Any thread: withdraw the offer; when this returns no RDMA device has the memory."""
-        ...
 
     def fence(self, session: int, /) -> None:
         """Ends the session's connections; nothing of them can land afterwards."""
-        ...
 
     def stats(self) -> ExportStats:
         """What was served so far."""
@@ -121,7 +61,6 @@ class Exporter(Protocol):
 
     def destroy(self) -> None:
         """Ends everything."""
-        ...
 
 
 class Lender:

@@ -57,7 +57,6 @@ class SlabMemory(Protocol):
 
     def unmap(self, address: int, length_bytes: int, /) -> None:
         """Undoes ``map``."""
-        ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

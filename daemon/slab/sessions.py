@@ -19,9 +19,9 @@ refused.
 """
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from farside.daemon.control.channel import Channel
 from farside.daemon.control.messages import Activity, ErrorCode
@@ -223,17 +223,15 @@ class Ledger:
 
     def expired_loans(self, now_s: float) -> tuple[Loan, ...]:
         """Loans whose borrower came back and has not named them for longer than it may."""
-        return tuple(loan for loan in self._loans.values() if self._is_unclaimed(loan, now_s))
-
-    def _is_unclaimed(self, loan: Loan, now_s: float) -> bool:
-        return loan.unconfirmed_s is not None and now_s - loan.unconfirmed_s > self.lease_expiry_s
+        return tuple(
+            loan
+            for loan in self._loans.values()
+            if loan.unconfirmed_s is not None and now_s - loan.unconfirmed_s > self.lease_expiry_s
+        )
 
     def _free_lease(self) -> int:
-        for lease in self._lease_numbers():
+        for lease in chain(range(self._next_lease, LEASE_NUMBERS), range(self._next_lease)):
             if lease not in self._loans:
                 self._next_lease = (lease + 1) % LEASE_NUMBERS
                 return lease
         raise Refused(ErrorCode.NO_MEMORY, f"{LEASE_NUMBERS} slabs are lent")
-
-    def _lease_numbers(self) -> Iterator[int]:
-        return ((self._next_lease + step) % LEASE_NUMBERS for step in range(LEASE_NUMBERS))
