@@ -58,11 +58,6 @@ class Context:
         return self.config.protection == "disk"
 
     @property
-    def copies(self) -> int:
-        """Number of mappings that a granule should have."""
-        return self.config.copies
-
-    @property
     def is_committed(self) -> bool:
         """True when each granule has to have its mappings, used or not: there is no disk, or the disk may break."""
         return not self.has_disk or self.config.donors_hold != "hot"

@@ -38,8 +38,6 @@ class Donors(Protocol):
 
     async def release(self, donor: int, leases: Iterable[int]) -> None:
         """Gives leases back (RELEASE). Raises PeerError."""
-        ...
 
     async def done(self, donor: int, lease: int, *, moved_pages: int, dropped_pages: int) -> None:
         """Report to the donor that a recalled slab is no longer used (DONE). Raises PeerError."""
-        ...

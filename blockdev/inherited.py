@@ -28,7 +28,6 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """Sends SIGKILL."""
-        ...
 
     def wait(self, timeout: float | None = None) -> int:
         """Returns its status when it has ended. Raises subprocess.TimeoutExpired."""

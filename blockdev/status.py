@@ -22,22 +22,18 @@ from farside.kmod_shim.engine.binding import GRANULE_BYTES, EngineStats, Fault
 LIVE_PAGES_GRANULES_MAX = 16384  # counting live pages reads 4 KiB of state a granule; above 32 GiB it is left out
 SLABS_MAX = 4096  # in one answer, which is a line of at most 1 MiB
 GIB = 1 << 30
+_DONOR_FIGURES = ("free_slabs", "used_bytes", "total_bytes", "headroom_bytes")  # of FREE_MEM; 0 before the first
 
 
 class Reporter:
     """Status and fault commands of one device."""
 
     def __init__(self, device: BlockDevice, clients: Clients, engine: Engine) -> None:
-        self._device = device
+        self.device = device
         self._clients = clients
         self._engine = engine
         self._began_s = time.monotonic()
         self._last: tuple[float, EngineStats] = (self._began_s, engine.stats())
-
-    @property
-    def device(self) -> BlockDevice:
-        """The device."""
-        return self._device
 
     @property
     def connections(self) -> int:
@@ -46,9 +42,9 @@ class Reporter:
 
     async def status(self, _: Mapping[str, object]) -> object:
         """Admin: everything, as JSON values."""
-        context = self._device.context
+        context = self.device.context
         config, table = context.config, context.table
-        stats, totals = self._engine.stats(), self._device.totals()
+        stats, totals = self._engine.stats(), self.device.totals()
         mapped = sum(slab.used for slab in table.slabs.values())
         return {
             "role": "blockdev",
@@ -62,7 +58,7 @@ class Reporter:
             "slab_bytes": config.slab_bytes,
             "protection": config.protection,
             "donors_hold": config.donors_hold if context.has_disk else "all",
-            "offered": self._device.offered.is_set(),
+            "offered": self.device.offered.is_set(),
             "listen": config.listen,
             "disk_path": os.fspath(config.disk_path) if context.has_disk else "",
             "mapped_bytes": mapped * GRANULE_BYTES,
@@ -85,7 +81,7 @@ class Reporter:
             "counters": asdict(table.counters) | {"lost_reads": totals["pages_lost"]},
             "errors": {name: totals[f"{name}_errors"] for name in ("checksum", "disk", "link")}
             | {"requests": totals["requests_error"], "pages_lost": totals["pages_lost"]},
-            "donors": [self._donor(donor) for donor in self._device.donors.all()],
+            "donors": [self._donor(donor) for donor in self.device.donors.all()],
             "slabs": [self._slab(slab) for slab in islice(table.slabs.values(), SLABS_MAX)],
             "slabs_omitted": max(0, len(table.slabs) - SLABS_MAX),
             "engine": asdict(stats),
@@ -99,9 +95,9 @@ class Reporter:
         except (msgspec.ValidationError, KeyError) as error:
             kinds = ", ".join(kind.name.lower() for kind in Fault)
             raise ConfigError(f"no such fault rule: {error}", hint=f"kinds are {kinds}") from error
-        if rule.donor != "disk" and rule.donor not in {donor.address.node for donor in self._device.donors.all()}:
+        if rule.donor != "disk" and rule.donor not in {donor.address.node for donor in self.device.donors.all()}:
             raise ConfigError(f"no donor {rule.donor!r} in the peers file")
-        self._device.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
+        self.device.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
         return {}
 
     def _rates(self, stats: EngineStats) -> Mapping[str, float]:
@@ -114,28 +110,24 @@ class Reporter:
         return {
             "reads_per_s": (stats.requests_read - before.requests_read) / elapsed_s,
             "writes_per_s": (stats.requests_write - before.requests_write) / elapsed_s,
-            "pages_per_s": self._device.rates,
+            "pages_per_s": self.device.rates,
         }
 
     def _donor(self, donor: Donor) -> Mapping[str, object]:
-        figures = donor.figures
         return {
             "node": donor.address.node,
             "control": donor.address.control,
             "state": donor.health.value,
             "reason": donor.reason,
             "transport": donor.transport,
-            "free_slabs": figures.free_slabs if figures else 0,
-            "used_bytes": figures.used_bytes if figures else 0,
-            "total_bytes": figures.total_bytes if figures else 0,
-            "headroom_bytes": figures.headroom_bytes if figures else 0,
+            **{name: getattr(donor.figures, name, 0) for name in _DONOR_FIGURES},
             "slabs": donor.view().slabs,
-            "hedge_after_s": hedge_after_s(self._device, donor),
+            "hedge_after_s": hedge_after_s(self.device, donor),
             "faults_hit": self._engine.fault_hits(donor.number),
         }
 
     def _slab(self, slab: Slab) -> Mapping[str, object]:
-        context = self._device.context
+        context = self.device.context
         share = context.config.slab_bytes / GIB
         told: dict[str, object] = {
             "slab": slab.slab,

@@ -35,27 +35,19 @@ class Target:
 
 
 class Carrier(Protocol):
-    """Way of pages to a donor. Every failure is a PeerError, EngineError, RemoteProtocolError or OSError."""
+    """Way of pages to a donor. Every failure is a PeerError, EngineError, RemoteProtocolError or OSError.
 
-    @property
-    def name(self) -> str:
-        """Name of the carrier in the setting ``transport``."""
-        ...
+    Attributes:
+        name: Name of the carrier in the setting ``transport``.
+        feature: Feature that both ends must agree on in HELLO; NONE where no agreement is needed.
+        has_connections: True for a carrier with connections, which are made under an epoch of their own.
+        lacks_here: What this machine lacks for the carrier, in words; empty when nothing.
+    """
 
-    @property
-    def feature(self) -> m.Feature:
-        """Feature that both ends must agree on in HELLO; NONE where no agreement is needed."""
-        ...
-
-    @property
-    def has_connections(self) -> bool:
-        """True for a carrier with connections, which are made under an epoch of their own."""
-        ...
-
-    @property
-    def lacks_here(self) -> str:
-        """What this machine lacks for the carrier, in words; empty when nothing."""
-        ...
+    name: str
+    feature: m.Feature
+    has_connections: bool
+    lacks_here: str
 
     def limit_s(self, target: Target) -> float:
         """How long opening may take."""
@@ -67,7 +59,6 @@ class Carrier(Protocol):
 
     async def probe(self, target: Target, worker: int) -> None:
         """Opens one connection and closes it, to see whether it can be had."""
-        ...
 
 
 class Closable(Protocol):
@@ -75,7 +66,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 ClosableT = TypeVar("ClosableT", bound=Closable)

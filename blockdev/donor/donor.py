@@ -100,17 +100,15 @@ class Donor:
     def view(self) -> DonorView:
         """The donor as the placement sees it."""
         figures = self.figures
+        is_recalling = self._parts.clock.now_s() - self._recalled_s < RECALL_REST_S
         return DonorView(
             donor=self.number,
             slabs=self._parts.table.slab_count(self.number),
             free_slabs=figures.free_slabs if figures else 0,
             used_bytes=figures.used_bytes if figures else 0,
             total_bytes=figures.total_bytes if figures else 1,
-            usable=self.health is DonorHealth.UP and not self.retired and not self._is_recalling(),
+            usable=self.health is DonorHealth.UP and not self.retired and not is_recalling,
         )
-
-    def _is_recalling(self) -> bool:
-        return self._parts.clock.now_s() - self._recalled_s < RECALL_REST_S
 
     # ---------------------------------------------------------------- requests
 

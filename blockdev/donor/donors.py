@@ -7,6 +7,7 @@ on with such donors where it finds slabs of theirs in the table.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from farside.blockdev.carrier.choice import is_shared
@@ -89,9 +90,8 @@ class DonorList:
 
     def links_broke(self, donor: int, error: int) -> None:
         """LINK_DOWN, with its errno, or DONOR_SUSPECT of one donor."""
-        for one in self._donors.values():
-            if one.number == donor:
-                one.links_broke(error)
+        with suppress(PeerError):  # it has left
+            self.get(donor).links_broke(error)
 
     # ------------------------------------------------------------------ file
 

@@ -8,7 +8,7 @@ may be there again, and makes the next set.
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from farside.blockdev.carrier.carrier import Carrier, Target
 from farside.blockdev.carrier.choice import Choice, Offer, asked, choose
@@ -46,6 +46,7 @@ class Links:
         self.transport = ""
         self.breaks_on = False
         self._parts = parts
+        self._carriers = parts.carriers
         self._record = record
         self._on_up = on_up
         self._fell_back = False  # to a carrier that is not the preferred one
@@ -104,10 +105,6 @@ class Links:
             await clock.sleep_until_s(clock.now_s() + pause_s)
             pause_s = min(RETRY_MAX_S, 2 * pause_s)
             await self.make(self._features)
-
-    @property
-    def _carriers(self) -> Mapping[str, Carrier]:
-        return self._parts.carriers
 
     def _offers(self) -> Sequence[Offer]:
         return [

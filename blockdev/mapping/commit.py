@@ -34,7 +34,7 @@ class Committer:
         context = self._context
         if self.complete and self._mapper.has_no_room:
             return  # to look at half a million granules a second would be all we do
-        for _ in range(context.copies):
+        for _ in range(context.config.copies):
             lacking = sorted(filter(self._lacks, context.deficient), key=lambda c: (-self._rate(c), c))
             if not lacking:
                 break
@@ -43,7 +43,9 @@ class Committer:
         if not context.deficient and not context.table.committed:
             context.table.committed = True
             context.table.save()
-            log.info("the whole device is committed", granules=len(context.activity.counters), mappings=context.copies)
+            log.info(
+                "the whole device is committed", granules=len(context.activity.counters), mappings=context.config.copies
+            )
         elif not context.table.committed and len(context.deficient) != self._told:
             log.warning("waiting for donors: not all of the device has a mapping", granules=len(context.deficient))
         self._told = len(context.deficient)

@@ -147,13 +147,13 @@ class Recaller:
             )
             for number in sorted(numbers)
             for granule in context.table.residents(number)
-            if len(context.table.live_mappings(granule)) < context.copies
+            if len(context.table.live_mappings(granule)) < context.config.copies
         )
 
     def _is_placed(self, slab: Slab) -> bool:
         context = self._context
         return context.is_disk_well or all(
-            len(context.table.live_mappings(granule)) >= context.copies
+            len(context.table.live_mappings(granule)) >= context.config.copies
             for granule in context.table.residents(slab.slab)
         )
 
