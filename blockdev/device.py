@@ -208,8 +208,8 @@ class BlockDevice:
     def _lift_what_the_disk_alone_has(self) -> None:
         # To donors: where they are to hold all, and for as long as a disk that has begun to fail can be read.
         context = self.context
-        fails = self.has_disk and not context.is_disk_well
-        wanted = self.has_disk and (fails or context.is_committed)
+        fails = context.has_disk and not context.is_disk_well
+        wanted = context.has_disk and (fails or context.is_committed)
         if wanted == self._is_lifting:
             return
         self._is_lifting = wanted
@@ -325,8 +325,3 @@ class BlockDevice:
             self.context.engine.disk_fault_set(fault, every, delay_us)
         else:
             self.context.engine.fault_set(self.context.table.donor(donor).donor, fault, every, delay_us)
-
-    @property
-    def has_disk(self) -> bool:
-        """True when a page's second copy is the backup disk."""
-        return self.context.has_disk

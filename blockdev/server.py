@@ -24,7 +24,7 @@ from farside.blockdev.metrics import DeviceCollector
 from farside.blockdev.params import check_memory, decode_config, engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.status import Reporter
-from farside.blockdev.task import Tasks, first_of
+from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.daemon.control.keys import KeyRing
@@ -33,6 +33,7 @@ from farside.kmod_shim.engine.binding import Device
 from farside.kmod_shim.guard import guard_memory, outlive_shutdown
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging, write_behind
+from farside.own_task import wait_first
 from farside.scrape import registry_of, serve_metrics
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
@@ -175,7 +176,7 @@ class Server:
             # With a disk every page has a second place. With replicas too, where one donor is missing: a page that it
             # alone has is waited for when it is asked for. With more missing a write would find no place at all.
             last_s = config.deadline_s if config.protection == "replica" else None
-            await device.wait_for_links(LINKS_LIMIT_S if device.has_disk else config.grace_s, last_s=last_s)
+            await device.wait_for_links(LINKS_LIMIT_S if device.context.has_disk else config.grace_s, last_s=last_s)
         for worker in range(config.workers):
             if worker in held:
                 clients.resume(worker, held[worker])
@@ -210,7 +211,7 @@ class Server:
                 raise
             # Clients wait for this server; who asks for its status can wait longer.
             log.error("server runs without admin socket or metrics", reason=error)
-        await first_of(self._leave.wait(), device.offered.wait())
+        await wait_first(self._leave.wait(), device.offered.wait())
         for name, fd in self._fds.items():
             if name.startswith("listen:") and device.offered.is_set():
                 sock = socket.socket(fileno=fd)
@@ -227,7 +228,7 @@ class Server:
         clients.closing = True
         if clients.taken and not self._now.is_set():
             log.info("waiting for clients to leave", clients=len(clients.taken))
-        await first_of(clients.wait_until_none(), self._now.wait())
+        await wait_first(clients.wait_until_none(), self._now.wait())
         await device.leave(RELEASE_NOW_LIMIT_S if self._now.is_set() else RELEASE_LIMIT_S)
 
     async def _replace(self, _: Mapping[str, object]) -> object:
@@ -256,7 +257,7 @@ class Server:
         self._tell(op)
         with suppress(TimeoutError):
             async with asyncio.timeout(SUCCEED_LIMIT_S):
-                await first_of(asyncio.wait([self._quit]), self._stays.wait())
+                await wait_first(asyncio.wait([self._quit]), self._stays.wait())
         if not self._quit.done():
             raise Unavailable("the replacement did not start; the old server stays; see its log")
         return {"server_pid": self._quit.result()}

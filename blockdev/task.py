@@ -36,16 +36,6 @@ class Tasks:
         return task
 
 
-async def first_of(*works: Coroutine[object, object, object]) -> None:
-    """Return when one of these has ended; the others are cancelled, and all are when the caller is."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 async def _guarded(work: Coroutine[object, object, None], name: str) -> None:
     try:
         await work

@@ -35,6 +35,7 @@ from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.memory_sense import MemorySense
 from farside.notify import notify_systemd, watchdog_period_s
+from farside.own_task import wait_first
 from farside.scrape import registry_of, serve_metrics
 
 _log = get_log("daemon")
@@ -123,8 +124,22 @@ class Donor:
 
     async def _run(self, group: asyncio.TaskGroup, listeners: Sequence[socket.socket]) -> None:
         config = self._config
-        lender = self.lender = self._lender(Tasks(group))
-        recaller = self._recaller(lender)
+        lender = self.lender = Lender(
+            pool=self._pool,
+            ledger=self._ledger,
+            exporter=self._exporter,
+            memory=self._memory,
+            clock=self._clock,
+            counters=Counters(),
+            tasks=Tasks(group),
+        )
+        recaller = Recaller(
+            lender,
+            clock=self._clock,
+            rng=random.Random(),
+            evict_extra=config.evict_extra,
+            evict_deadline_s=config.evict_deadline_s,
+        )
         self._publish(lender)
         drain = Drain(lender, recaller, Tasks(group))
         handlers = {"status": self._on_status(lender), **drain.handlers}
@@ -141,8 +156,25 @@ class Donor:
     async def _serve(
         self, group: asyncio.TaskGroup, lender: Lender, recaller: Recaller, listeners: Sequence[socket.socket]
     ) -> None:
-        cycle = self._cycle(lender, recaller, Tasks(group))
-        server = self._server(lender, recaller, Tasks(group))
+        tasks = Tasks(group)
+        cycle = Cycle(
+            lender=lender,
+            recaller=recaller,
+            sense=self._sense,
+            clock=self._clock,
+            period_s=self._config.sample_period_s,
+            tasks=tasks,
+        )
+        server = Server(
+            node=self.node,
+            keys=self._keys,
+            lender=lender,
+            recaller=recaller,
+            slab_bytes=self._config.slab_bytes,
+            tasks=tasks,
+            has_rdma=self._has_rdma,
+            rdma_address=self._config.rdma_address,
+        )
         await cycle.step()
         group.create_task(cycle.run())
         group.create_task(self._keep_publishing(lender))
@@ -165,16 +197,8 @@ class Donor:
         """Recall all slabs; a second signal, or the deadlines, end the wait."""
         notify_systemd("STOPPING=1")
         lender.is_closing = True
-        config = self._config
         _log.info("donor stopping", lent=len(self._ledger.loans))
-        giving_up = asyncio.ensure_future(recaller.recall_all(config.migrate_deadline_s))
-        told_again = asyncio.ensure_future(self._until_told(2))
-        try:
-            await asyncio.wait((giving_up, told_again), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for future in (giving_up, told_again):
-                future.cancel()
-            await asyncio.gather(giving_up, told_again, return_exceptions=True)
+        await wait_first(recaller.recall_all(self._config.migrate_deadline_s), self._until_told(2))
         _log.info("donor stopped", taken=len(self._ledger.loans))
 
     async def _until_told(self, times: int) -> None:
@@ -214,50 +238,6 @@ class Donor:
         while (period_s := watchdog_period_s()) > 0:
             notify_systemd("WATCHDOG=1")
             await self._clock.sleep_until_s(self._clock.now_s() + period_s)
-
-    # ---- parts
-
-    def _lender(self, tasks: Tasks) -> Lender:
-        return Lender(
-            pool=self._pool,
-            ledger=self._ledger,
-            exporter=self._exporter,
-            memory=self._memory,
-            clock=self._clock,
-            counters=Counters(),
-            tasks=tasks,
-        )
-
-    def _recaller(self, lender: Lender) -> Recaller:
-        return Recaller(
-            lender,
-            clock=self._clock,
-            rng=random.Random(),
-            evict_extra=self._config.evict_extra,
-            evict_deadline_s=self._config.evict_deadline_s,
-        )
-
-    def _cycle(self, lender: Lender, recaller: Recaller, tasks: Tasks) -> Cycle:
-        return Cycle(
-            lender=lender,
-            recaller=recaller,
-            sense=self._sense,
-            clock=self._clock,
-            period_s=self._config.sample_period_s,
-            tasks=tasks,
-        )
-
-    def _server(self, lender: Lender, recaller: Recaller, tasks: Tasks) -> Server:
-        return Server(
-            node=self.node,
-            keys=self._keys,
-            lender=lender,
-            recaller=recaller,
-            slab_bytes=self._config.slab_bytes,
-            tasks=tasks,
-            has_rdma=self._has_rdma,
-            rdma_address=self._config.rdma_address,
-        )
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from farside.blockdev.device import BlockDevice
 from farside.blockdev.mapping.table import Table
 from farside.blockdev.params import engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
-from farside.blockdev.task import Tasks, first_of
+from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.daemon.control.keys import KeyRing
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import Device
+from farside.own_task import wait_first
 
 RELEASE_LIMIT_S = 1.0
 
@@ -62,9 +63,9 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
                 worker = await Listener(export_of(config), clients, tasks).negotiate(client)
 
             # Donors may be long in coming: meanwhile a signal is heard, and so is a client that gives up.
-            await first_of(device.offered.wait(), _hung_up(client), stopping.wait())
+            await wait_first(device.offered.wait(), _hung_up(client), stopping.wait())
             if device.offered.is_set():
-                await first_of(let_in(), stopping.wait())
+                await wait_first(let_in(), stopping.wait())
             if worker is not None:
                 await stopping.wait()
             await device.leave(RELEASE_LIMIT_S)

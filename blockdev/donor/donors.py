@@ -19,6 +19,7 @@ from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log
+from farside.whole_file import file_stamp
 
 WATCH_PERIOD_S = 1.0
 
@@ -44,7 +45,7 @@ class DonorList:
         Raises:
             ConfigError: a new device's peers file can't be read.
         """
-        self._seen = _stamp(self._parts.config.peers_file)
+        self._seen = file_stamp(self._parts.config.peers_file)
         try:
             addresses = read_peers(self._parts.config.peers_file)
         except ConfigError as error:
@@ -111,7 +112,7 @@ class DonorList:
 
     def look(self, path: Path) -> None:
         """Look once at the file and at the donors that are leaving. Raises ConfigError when the file is not usable."""
-        stamp = _stamp(path)
+        stamp = file_stamp(path)
         if stamp is None or stamp == self._seen:
             self._follow()
             return
@@ -158,11 +159,3 @@ class DonorList:
         if not slabs and donor.health in (DonorHealth.DOWN, DonorHealth.UP):
             donor.forget()
             del self._donors[donor.address.node]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

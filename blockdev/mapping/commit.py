@@ -54,7 +54,8 @@ class Committer:
         return self._context.activity.rates[self._context.region_of(granule)]
 
     def _lacks(self, granule: int) -> bool:
-        return not self._is_moving(granule) and len(self._context.table.live_mappings(granule)) < self._context.copies
+        context = self._context
+        return not self._is_moving(granule) and len(context.table.live_mappings(granule)) < context.config.copies
 
     def _is_moving(self, granule: int) -> bool:
         # recall.py is looking for a new mapping.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from farside.errors import ConfigError
 from farside.log import get_log
+from farside.whole_file import file_stamp
 
 _log = get_log("daemon.keys")
 
@@ -57,13 +58,13 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when there is no usable key at the start."""
         self._path = path
-        self._seen = self._stamp()
+        self._seen = file_stamp(self._path)
         self._keys = read_keys(path)
         self._refused = ""  # what was last said of it
 
     def current(self) -> tuple[bytes, ...]:
         """The keys, preferred first."""
-        stamp = self._stamp()
+        stamp = file_stamp(self._path)
         if stamp != self._seen:
             try:
                 self._keys, self._seen, self._refused = read_keys(self._path), stamp, ""
@@ -73,13 +74,6 @@ class KeyRing:
                     self._refused = str(error)
                     _log.error("the key file is not usable; the keys stay as they were", reason=error)
         return self._keys
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def parse_keys(text: bytes, name: str) -> tuple[bytes, ...]:

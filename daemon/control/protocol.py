@@ -269,7 +269,7 @@ class Connection:
         if self.phase is Phase.DECISION and self.side is Side.DONOR:
             self._start_codes()  # the borrower acts on the code, so it must be ours
         self._close()
-        return self._frame(_error(code, text), 0) if can_say and not handed_over else b""
+        return self._frame(m.Error(code=int(code), message=text[:256]), 0) if can_say and not handed_over else b""
 
     # ---- receiving
 
@@ -485,10 +485,6 @@ class Connection:
     def _phase_after_welcome(self) -> Phase:
         assert self.hello is not None
         return Phase.HANDED_OVER if self.hello.role == "data" else Phase.OPEN
-
-
-def _error(code: m.ErrorCode, text: str) -> m.Error:
-    return m.Error(code=int(code), message=text[:256])
 
 
 def _fault(code: m.ErrorCode, text: str) -> RemoteProtocolError:

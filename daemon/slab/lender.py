@@ -15,7 +15,7 @@ did not let go; that borrower reads zeros where it expects data, and its page ch
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from farside.clock import Clock
 from farside.daemon.control.messages import ErrorCode
@@ -25,8 +25,10 @@ from farside.daemon.memory import MemoryWatch
 from farside.daemon.slab.pool import Pool, Slab
 from farside.daemon.slab.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
 from farside.daemon.tasks import Tasks
-from farside.kmod_shim.engine.binding import ExportStats
 from farside.log import get_log
+
+if TYPE_CHECKING:  # tests of the rest need no engine
+    from farside.kmod_shim.engine.binding import ExportStats
 
 _log = get_log("daemon")
 
@@ -55,7 +57,7 @@ class Exporter(Protocol):
     def fence(self, session: int, /) -> None:
         """Ends the session's connections; nothing of them can land afterwards."""
 
-    def stats(self) -> ExportStats:
+    def stats(self) -> "ExportStats":
         """What was served so far."""
         ...
 

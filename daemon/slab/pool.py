@@ -70,7 +70,12 @@ class Slab:
 
 
 class Pool:
-    """All slabs of this donor."""
+    """All slabs of this donor.
+
+    Attributes:
+        changing: Number of slabs that are being made or freed now.
+        changes: How often a slab came or went; only grows.
+    """
 
     def __init__(self, memory: SlabMemory, *, slab_bytes: int, huge_slabs_free: Callable[[], int] = lambda: 0) -> None:
         """``huge_slabs_free`` returns the number of slabs for which huge pages are free now."""
@@ -79,8 +84,8 @@ class Pool:
         self._huge_slabs_free = huge_slabs_free
         self._ready: deque[Slab] = deque()
         self._lent: set[Slab] = set()
-        self._changing = 0  # being made or freed
-        self.changes = 0  # how often a slab came or went; only grows
+        self.changing = 0
+        self.changes = 0
         self._closed = False
 
     @property
@@ -99,15 +104,10 @@ class Pool:
         return len(self._lent)
 
     @property
-    def changing(self) -> int:
-        """Slabs that are being made or freed."""
-        return self._changing
-
-    @property
     def slabs_bytes(self) -> int:
         """Memory in slabs, as far as other programs could have it (huge pages they could not)."""
         ordinary = sum(not slab.is_huge for slab in (*self._ready, *self._lent))
-        return (ordinary + self._changing) * self.slab_bytes
+        return (ordinary + self.changing) * self.slab_bytes
 
     def lend_nowait(self) -> Slab | None:
         """A zeroed slab that is now lent, or None when none is ready."""
@@ -161,14 +161,14 @@ class Pool:
 
     async def _changed(self, work: Callable[[], _T]) -> _T:
         """Runs what takes milliseconds in a thread; one slab counts as changing for so long."""
-        self._changing += 1
+        self.changing += 1
         self.changes += 1
         running = asyncio.get_running_loop().run_in_executor(None, work)
         try:
             # Work that a cancelled task leaves in the queue must be done all the same: nobody else knows of its slab.
             return await asyncio.shield(running)
         finally:
-            self._changing -= 1
+            self.changing -= 1
             self.changes += 1
 
     # ---- in a thread

@@ -31,6 +31,7 @@ from farside.daemon.slab.lender import Lender
 from farside.daemon.slab.sessions import Loan, LoanState, Session
 from farside.errors import LocalProtocolError, PeerError
 from farside.log import get_log
+from farside.own_task import wait_first
 
 _log = get_log("daemon.recall")
 
@@ -145,21 +146,10 @@ class Recaller:
         """Returns when each of the loans has ended or is past its time."""
         while waiting := [loan.due_s for loan in loans if self._stands(loan) and loan.due_s > self._clock.now_s()]:
             self._lender.loans_changed.clear()
-            await wait_either(self._clock, self._lender.loans_changed, min(waiting))
+            await wait_first(self._lender.loans_changed.wait(), self._clock.sleep_until_s(min(waiting)))
 
     def _stands(self, loan: Loan) -> bool:
         return self._lender.ledger.is_standing(loan)
-
-
-async def wait_either(clock: Clock, event: asyncio.Event, when_s: float) -> None:
-    """Returns when the event is set or the time has come."""
-    waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(clock.sleep_until_s(when_s))]
-    try:
-        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for waiter in waiters:
-            waiter.cancel()
-        await asyncio.gather(*waiters, return_exceptions=True)
 
 
 def _can_migrate(loan: Loan) -> bool:

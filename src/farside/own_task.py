@@ -1,4 +1,4 @@
-"""Awaiting work in a task of its own, so that a failure does not hide a cancellation."""
+"""Awaiting work in tasks of its own: one whose failure hides no cancellation, or the first of several to end."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -21,3 +21,14 @@ async def in_own_task(work: Coroutine[object, object, ResultT]) -> ResultT:
         if caller is not None and caller.cancelling():
             raise asyncio.CancelledError from None
         raise
+
+
+async def wait_first(*works: Coroutine[object, object, object]) -> None:
+    """Return when one of these has ended; the others are cancelled, and all are when the caller is."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

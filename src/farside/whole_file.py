@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, so that a crash leaves the old or the new content, and files that are locked."""
+"""Files that are replaced as a whole, so that a crash leaves the old or the new content; locks and stamps of files."""
 
 import fcntl
 import os
@@ -43,3 +43,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Value that differs once a file was changed or replaced; None where it can't be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

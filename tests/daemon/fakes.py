@@ -3,9 +3,10 @@
 import mmap
 import socket
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from farside.errors import EngineError
+from farside.kmod_shim.engine.binding import ExportStats
 
 ENOMEM, EEXIST, ENOENT = 12, 17, 2
 
@@ -29,20 +30,6 @@ class FakeMemory:
         view = self.views.pop(address)
         assert len(view) == length_bytes
         view.close()
-
-
-@dataclass(frozen=True)
-class FakeStats:
-    reads: int = 0
-    writes: int = 0
-    read_bytes: int = 0
-    write_bytes: int = 0
-    refused: int = 0
-    connections: int = 0
-    cpu_ns: int = 0
-    rdma_connections: int = 0
-    rdma_keys: int = 0
-    rdma_registered_bytes: int = 0
 
 
 @dataclass
@@ -85,9 +72,12 @@ class FakeExporter:
         for connection in (*self.conns.pop(session, []), *self.pairs.pop(session, [])):
             connection.close()
 
-    def stats(self) -> FakeStats:
-        return FakeStats(
-            connections=sum(map(len, self.conns.values())), rdma_connections=sum(map(len, self.pairs.values()))
+    def stats(self) -> ExportStats:
+        nothing = ExportStats(**dict.fromkeys((each.name for each in fields(ExportStats)), 0))
+        return replace(
+            nothing,
+            connections=sum(map(len, self.conns.values())),
+            rdma_connections=sum(map(len, self.pairs.values())),
         )
 
     def destroy(self) -> None:
