@@ -12,6 +12,7 @@ errand ends in the table. No page ever waits for anything in this file.
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Self
 
 from farside.blockdev.context import Context
 from farside.blockdev.donor.donors import DonorList
@@ -25,9 +26,11 @@ from farside.blockdev.mapping.mapper import Mapper
 from farside.blockdev.mapping.recall import Recaller
 from farside.blockdev.mapping.reconcile import reconcile
 from farside.blockdev.mapping.table import Slab, Table
+from farside.blockdev.params import extents_per_slab
+from farside.blockdev.state import StateFile
 from farside.blockdev.task import Tasks, all_but_one
 from farside.blockdev.total import add_stats
-from farside.clock import Clock
+from farside.clock import Clock, RealClock
 from farside.config import BlockdevConfig
 from farside.daemon.control import messages as m
 from farside.daemon.control.keys import KeyRing
@@ -93,6 +96,13 @@ class BlockDevice:
         self._totals_before = dict(table.totals)
         self._is_lifting = False
         self._pages_written = 0  # to the disk, by this process
+
+    @classmethod
+    def over(cls, engine: Engine, config: BlockdevConfig, control_fd: int, tasks: Tasks) -> Self:
+        """The device of these settings whose table is in the memory file ``control_fd``."""
+        table = Table(StateFile(control_fd), extents=extents_per_slab(config))
+        keys = KeyRing(config.key_file)
+        return cls(config=config, engine=engine, table=table, keys=keys, clock=RealClock(), tasks=tasks)
 
     # ------------------------------------------------------------------ start
 

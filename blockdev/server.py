@@ -19,15 +19,11 @@ from farside import admin
 from farside.blockdev import fdpass
 from farside.blockdev.client.listener import Clients, Listener
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.mapping.table import Table
 from farside.blockdev.metrics import DeviceCollector
-from farside.blockdev.params import check_memory, decode_config, engine_params, export_of, extents_per_slab
-from farside.blockdev.state import StateFile
+from farside.blockdev.params import check_memory, decode_config, engine_params, export_of
 from farside.blockdev.status import Reporter
 from farside.blockdev.task import Tasks
-from farside.clock import RealClock
 from farside.config import BlockdevConfig
-from farside.daemon.control.keys import KeyRing
 from farside.errors import ConfigError, EngineError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
 from farside.kmod_shim.guard import guard_memory, outlive_shutdown
@@ -140,12 +136,8 @@ class Server:
         async with AsyncExitStack() as stack:
             stack.callback(engine.destroy)
             self._prefault(engine)
-            table = Table(StateFile(self._fds["control"]), extents=extents_per_slab(config))
-            keys = KeyRing(config.key_file)
             tasks = await stack.enter_async_context(Tasks())
-            device = BlockDevice(
-                config=config, engine=engine, table=table, keys=keys, clock=RealClock(), tasks=tasks
-            )  # fmt: skip
+            device = BlockDevice.over(engine, config, self._fds["control"], tasks)
             clients = Clients(
                 engine,
                 config.workers,

@@ -12,13 +12,9 @@ from os import fstat
 
 from farside.blockdev.client.listener import Clients, Listener
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.mapping.table import Table
-from farside.blockdev.params import engine_params, export_of, extents_per_slab
-from farside.blockdev.state import StateFile
+from farside.blockdev.params import engine_params, export_of
 from farside.blockdev.task import Tasks
-from farside.clock import RealClock
 from farside.config import BlockdevConfig
-from farside.daemon.control.keys import KeyRing
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import Device
 from farside.own_task import wait_first
@@ -47,11 +43,7 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
     engine = Device(engine_params(config), fds["state"], fds.get("disk", -1))
     try:
         async with Tasks() as tasks:
-            table = Table(StateFile(fds["control"]), extents=extents_per_slab(config))
-            keys = KeyRing(config.key_file)
-            device = BlockDevice(
-                config=config, engine=engine, table=table, keys=keys, clock=RealClock(), tasks=tasks
-            )  # fmt: skip
+            device = BlockDevice.over(engine, config, fds["control"], tasks)
             clients = Clients(engine, 1, hold=lambda worker, fd: None, forget=lambda worker: stopping.set())
             device.events.on_conn_closed = clients.closed
             device.start()
