@@ -50,7 +50,7 @@ class Carrier(Protocol):
     lacks_here: str
 
     def limit_s(self, target: Target) -> float:
-        """How long opening may take."""
+        """How long opening may take; the caller bounds it."""
         ...
 
     async def open(self, engine: Engine, target: Target) -> Callable[[], None]:

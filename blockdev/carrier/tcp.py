@@ -1,6 +1,5 @@
 """TCP carrier: one authenticated connection for each worker, which only the engine uses afterwards."""
 
-import asyncio
 import os
 from collections.abc import Callable
 
@@ -24,8 +23,7 @@ class Tcp:
 
     async def open(self, engine: Engine, target: Target) -> Callable[[], None]:
         """Connections for all workers. The engine closes those that they replace."""
-        async with asyncio.timeout(self.limit_s(target)):
-            socks = await open_all(target.workers, lambda worker: target.open_data(worker, self.feature))
+        socks = await open_all(target.workers, lambda worker: target.open_data(worker, self.feature))
 
         def attach() -> None:
             left = [sock.detach() for sock in socks]
@@ -42,5 +40,4 @@ class Tcp:
 
     async def probe(self, target: Target, worker: int) -> None:
         """Opens one connection and closes it."""
-        async with asyncio.timeout(self.limit_s(target)):
-            (await target.open_data(worker, self.feature)).close()
+        (await target.open_data(worker, self.feature)).close()

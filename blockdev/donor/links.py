@@ -132,7 +132,9 @@ class Links:
         if carrier.has_connections:
             self._record.epoch += 1
             self._parts.table.save()
-        attach = await carrier.open(self._parts.engine, self._target())
+        target = self._target()
+        async with asyncio.timeout(carrier.limit_s(target)):
+            attach = await carrier.open(self._parts.engine, target)
         if carrier.has_connections:
             # Old connections died by the fence while the new ones were made: what they say about it is old news.
             self._parts.hooks.pump_events()
@@ -182,7 +184,8 @@ class Links:
         if preferred == self.transport:
             return False
         try:
-            await self._carriers[preferred].probe(self._target(), MOVER)
+            async with asyncio.timeout(self._carriers[preferred].limit_s(self._target())):
+                await self._carriers[preferred].probe(self._target(), MOVER)
         except EXPECTED as error:
             log.debug("the preferred carrier to a donor is still not available", donor=self.address.node, reason=error)
             return False
