@@ -21,10 +21,7 @@ END_LIMIT_S = 10.0  # of a killed process
 class Process(Protocol):
     """Operations on a server's process; `subprocess.Popen` has them."""
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        ...
+    pid: int
 
     def kill(self) -> None:
         """Sends SIGKILL."""
@@ -39,13 +36,8 @@ class Adopted:
 
     def __init__(self, pid: int) -> None:
         """Raises ProcessLookupError: it has ended."""
-        self._pid = pid
+        self.pid = pid
         self._fd = os.pidfd_open(pid)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._pid
 
     def kill(self) -> None:
         """Sends SIGKILL; nothing happens to one that has ended."""

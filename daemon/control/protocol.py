@@ -145,7 +145,6 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    version: int
     kind: int
     seq: int
     body: bytes
@@ -450,18 +449,15 @@ class Connection:
         if not is_proved and not may_be_plain:
             raise _fault(m.ErrorCode.AUTH, "a frame's message code is wrong")
         body = data[_HEADER.size : -CODE_BYTES if is_proved else None]
-        return self._checked_version(_Frame(version=version, kind=kind, seq=seq, body=body, is_proved=is_proved))
+        # HELLO comes in the oldest version's frame, whatever else its sender speaks.
+        agreed = self.reply.version if self.reply else VERSION_MIN
+        if version != agreed:
+            raise _fault(m.ErrorCode.VERSION, f"a frame of version {version}, not {agreed}")
+        return _Frame(kind=kind, seq=seq, body=body, is_proved=is_proved)
 
     def _is_coded(self, data: bytes, codes: Codes) -> bool:
         content, code = data[:-CODE_BYTES], data[-CODE_BYTES:]
         return len(content) >= _HEADER.size and is_same(code, codes.code(content))
-
-    def _checked_version(self, frame: _Frame) -> _Frame:
-        # HELLO comes in the oldest version's frame, whatever else its sender speaks.
-        agreed = self.reply.version if self.reply else VERSION_MIN
-        if frame.version != agreed:
-            raise _fault(m.ErrorCode.VERSION, f"a frame of version {frame.version}, not {agreed}")
-        return frame
 
     def _decode(self, frame: _Frame) -> m.Message:
         kind = m.TYPES.get(frame.kind)
