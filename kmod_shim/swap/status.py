@@ -25,9 +25,7 @@ class DeviceInfo:
     """
 
     attached: Attached
-    size_bytes: int
-    scheduler: str
-    queue_depth: int
+    block: sysfs.BlockState
     swap: SwapArea | None
     served: bool
     server_clients: int
@@ -55,9 +53,7 @@ def device_infos(root: Path) -> Iterator[DeviceInfo]:
             pass  # told by `served`
         yield DeviceInfo(
             attached=record,
-            size_bytes=block.size_bytes,
-            scheduler=block.scheduler,
-            queue_depth=block.queue_depth,
+            block=block,
             swap=find_area(areas, record.device),
             served=served,
             server_clients=clients,

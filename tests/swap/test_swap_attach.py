@@ -330,7 +330,7 @@ def test_status_tells_what_the_kernel_and_the_server_say(world: World) -> None:
     (info,) = device_infos(world.root)
 
     assert info.swap is not None
-    assert (info.swap.priority, info.scheduler, info.server_clients) == (100, "none", 1)
+    assert (info.swap.priority, info.block.scheduler, info.server_clients) == (100, "none", 1)
     assert info.served
     assert info.is_guarded
 

@@ -13,14 +13,14 @@ def show(infos: Sequence[DeviceInfo]) -> None:
         print("nothing is attached; `farside swap attach` does it")
     for info in infos:
         attached, swap = info.attached, info.swap
-        print(f"{attached.device}  {attached.export}, {format_bytes(info.size_bytes)}")
+        print(f"{attached.device}  {attached.export}, {format_bytes(info.block.size_bytes)}")
         if swap is not None:
             print(f"  swap      {format_bytes(swap.used_bytes)} out, priority {swap.priority}")
         elif attached.is_swap:
             print("  swap      OFF, though it was attached for it: `swapon`, or `farside swap detach`")
         else:
             print("  swap      none, attached with --block")
-        queue = f"scheduler {info.scheduler}, queue depth {info.queue_depth}"
+        queue = f"scheduler {info.block.scheduler}, queue depth {info.block.queue_depth}"
         print(f"  kernel    {attached.connections} connections, {queue}")
         if not info.served:
             print(f"  server    nobody answers at {attached.admin_socket}; pages may be served all the same")
