@@ -17,14 +17,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.predict.service import ModelRecord
+from farside.scheduler.predict.service import ModelFacts, ModelRecord
 from farside.whole_file import write_whole
 
 FORMAT = 2  # 1: trees of run times themselves, without what the rolling estimate knows
@@ -33,21 +33,14 @@ MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Manifest beside a model's text. ``version`` counts its fits; the other fields are as in `ModelRecord`."""
+class Manifest(ModelFacts):
+    """Manifest beside a model's text. ``version`` counts its fits."""
 
     format: int
-    service: str
     version: int
     text_file: str
     text_bytes: int
     text_sha256: str
-    features: tuple[str, ...]
-    trained_from_s: float
-    trained_to_s: float
-    trained_on: int
-    params: Mapping[str, float]
-    tables: Mapping[str, Mapping[str, int]]
     metrics: Mapping[str, float | None]
 
 
@@ -69,10 +62,9 @@ class ModelStore:
             version = self._last_version(record.service) + 1
             name = f"{record.service}-{version}.txt"
             manifest = Manifest(
-                format=FORMAT, service=record.service, version=version,
+                format=FORMAT, version=version,
                 text_file=name, text_bytes=len(text), text_sha256=hashlib.sha256(text).hexdigest(),
-                features=record.features, trained_from_s=record.trained_from_s, trained_to_s=record.trained_to_s,
-                trained_on=record.trained_on, params=record.params, tables=record.tables, metrics=record.metrics,
+                metrics=record.metrics, **_facts(record),
             )  # fmt: skip
             told = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
             write_whole(self.folder / name, text, mode=0o666)
@@ -122,15 +114,9 @@ class ModelStore:
         if hashlib.sha256(text).hexdigest() != manifest.text_sha256:
             raise ConfigError(f"{self.folder / manifest.text_file}: is not what was written", hint="fit it again")
         return ModelRecord(
-            service=service,
             text=_text(self.folder / manifest.text_file, text),
-            features=manifest.features,
-            trained_from_s=manifest.trained_from_s,
-            trained_to_s=manifest.trained_to_s,
-            trained_on=manifest.trained_on,
-            params=manifest.params,
-            tables=manifest.tables,
             metrics={name: value for name, value in manifest.metrics.items() if value is not None},
+            **_facts(manifest),
         )
 
     def _manifest(self, service: str) -> Path:
@@ -152,6 +138,10 @@ class ModelStore:
             if number.isascii() and number.isdigit():
                 found.append((int(number), path))
         return found
+
+
+def _facts(of: ModelFacts) -> dict[str, Any]:
+    return {each.name: getattr(of, each.name) for each in fields(ModelFacts)}
 
 
 def _text(path: Path, raw: bytes) -> str:

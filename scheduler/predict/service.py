@@ -98,21 +98,26 @@ class UpdateRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRecord:
-    """A fitted model as text, and what must be known to use it. Times in seconds on the facts' time line.
+class ModelFacts:
+    """Facts about a fitted model that are needed to use it. Times in seconds on the facts' time line.
 
-    ``tables`` are numbers by name by table: what a category's name means to the model. ``metrics``: of the model on
-    what was held back.
+    ``tables`` are numbers by name by table: what a category's name means to the model.
     """
 
     service: str
-    text: str
     features: tuple[str, ...]
     trained_from_s: float
     trained_to_s: float
     trained_on: int
-    params: Mapping[str, float] = field(default_factory=dict)
-    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    params: Mapping[str, float]
+    tables: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord(ModelFacts):
+    """A fitted model as text. ``metrics``: of the model on what was held back."""
+
+    text: str
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

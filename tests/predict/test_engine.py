@@ -36,8 +36,9 @@ class Echo:
     def fit(self, now_s: float) -> ModelRecord | None:
         self.fits.append(now_s)
         return ModelRecord(
-            service=self.name, text="", features=(), trained_from_s=0.0, trained_to_s=now_s, trained_on=self.learnable
-        )
+            service=self.name, text="", features=(), trained_from_s=0.0, trained_to_s=now_s,
+            trained_on=self.learnable, params={}, tables={},
+        )  # fmt: skip
 
     def use(self, record: ModelRecord) -> None:
         raise NotImplementedError
