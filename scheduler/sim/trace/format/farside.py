@@ -2,7 +2,7 @@
 
 import math
 
-from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Row, flag, real, whole
+from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Row, flag
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -22,15 +22,15 @@ def to_job(row: Row) -> TraceJob:
         vc=row.text("vc"),
         user=row.text("user"),
         name=row.text("name"),
-        parameter_servers=_whole(row, "parameter_servers", 10**6),
-        cpus_per_gpu=_real(row, "cpus_per_gpu", 0.0, MAX_CPUS),
-        memory_bytes_per_gpu=_real(row, "memory_bytes_per_gpu", 0.0, MAX_BYTES),
+        parameter_servers=row.whole("parameter_servers", 0, 10**6),
+        cpus_per_gpu=row.real("cpus_per_gpu", 0.0, MAX_CPUS),
+        memory_bytes_per_gpu=row.real("memory_bytes_per_gpu", 0.0, MAX_BYTES),
         gpu_model=row.text("gpu_model"),
         model=row.text("model"),
-        model_bytes=_whole(row, "model_bytes", MAX_BYTES),
-        skew=_real(row, "skew", 0.0, 1.0),
+        model_bytes=row.whole("model_bytes", 0, MAX_BYTES),
+        skew=row.real("skew", 0.0, 1.0),
         preemptible=flag("preemptible", row.cell("preemptible")) if row.has("preemptible") else True,
-        limit_s=_real(row, "limit_s", float("inf"), MAX_DURATION_S),
+        limit_s=row.real("limit_s", float("inf"), MAX_DURATION_S),
     )
     return TraceJob(job=job, duration_s=row.duration_s("duration_s"), line=row.line)
 
@@ -45,18 +45,10 @@ def to_logged(row: Row) -> Logged:
         start_s=row.moment("start_s") if row.has("start_s") else math.nan,
         duration_s=row.duration_s("duration_s"),
         gpus=gpus,
-        cpus=gpus * _real(row, "cpus_per_gpu", math.nan, MAX_CPUS) if gpus else _real(row, "cpus", math.nan, MAX_CPUS),
+        cpus=gpus * row.real("cpus_per_gpu", math.nan, MAX_CPUS) if gpus else row.real("cpus", math.nan, MAX_CPUS),
         status=status_of(row.cell("status")),
         status_word=row.cell("status"),
         user=row.text("user"),
         vc=row.text("vc"),
         line=row.line,
     )
-
-
-def _real(row: Row, column: str, default: float, highest: float) -> float:
-    return real(column, row.cell(column), highest=highest) if row.has(column) else default
-
-
-def _whole(row: Row, column: str, highest: int) -> int:
-    return whole(column, row.cell(column), highest=highest) if row.has(column) else 0

@@ -10,7 +10,7 @@ no GPU: those are left out, as are those that never started.
 
 import math
 
-from farside.scheduler.sim.trace.format.row import LeftOut, Row, real
+from farside.scheduler.sim.trace.format.row import LeftOut, Row
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -28,7 +28,7 @@ def to_job(row: Row) -> TraceJob | LeftOut:
         return _NO_GPU
     if not _has_run(row):
         return _NEVER_RAN
-    cpus = _cpus(row, 0.0)
+    cpus = row.real("cpu_num", 0.0, MAX_CPUS)
     job = Job(
         job_id=row.key("job_id"),
         sequence=row.ordinal,
@@ -52,7 +52,7 @@ def to_logged(row: Row) -> Logged | LeftOut:
         start_s=row.moment("start_time") if row.has("start_time") else math.nan,
         duration_s=_duration_s(row),
         gpus=row.gpus("gpu_num", lowest=0),
-        cpus=_cpus(row, math.nan),
+        cpus=row.real("cpu_num", math.nan, MAX_CPUS),
         status=status_of(row.cell("state")),
         status_word=row.cell("state"),
         user=row.text("user"),
@@ -67,7 +67,3 @@ def _has_run(row: Row) -> bool:
 
 def _duration_s(row: Row) -> float:
     return row.duration_s("duration") if row.has("duration") else row.between_s("start_time", "end_time")
-
-
-def _cpus(row: Row, unknown: float) -> float:
-    return real("cpu_num", row.cell("cpu_num"), highest=MAX_CPUS) if row.has("cpu_num") else unknown

@@ -12,7 +12,7 @@ Burstable, LS, Guaranteed) might say which may be preempted, but the documentati
 
 import math
 
-from farside.scheduler.sim.trace.format.row import LeftOut, Noted, Row, real, whole
+from farside.scheduler.sim.trace.format.row import LeftOut, Noted, Row
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -33,9 +33,9 @@ def to_job(row: Row) -> TraceJob | LeftOut | Noted:
         return _NEVER_RAN
     if not row.has("deletion_time"):
         return _NO_END
-    gpu_milli = whole("gpu_milli", row.cell("gpu_milli"), highest=1000) if row.has("gpu_milli") else 1000
-    cpu_milli = real("cpu_milli", row.cell("cpu_milli"), highest=1e9) if row.has("cpu_milli") else 0.0
-    memory_mib = real("memory_mib", row.cell("memory_mib"), highest=1e9) if row.has("memory_mib") else 0.0
+    gpu_milli = row.whole("gpu_milli", 1000, highest=1000)
+    cpu_milli = row.real("cpu_milli", 0.0, highest=1e9)
+    memory_mib = row.real("memory_mib", 0.0, highest=1e9)
     job = Job(
         job_id=row.key("name"),
         sequence=row.ordinal,
@@ -61,7 +61,7 @@ def to_logged(row: Row) -> Logged | LeftOut:
         start_s=row.moment("scheduled_time"),
         duration_s=row.between_s("scheduled_time", "deletion_time"),
         gpus=row.gpus("num_gpu", lowest=0),
-        cpus=real("cpu_milli", row.cell("cpu_milli"), highest=1e9) / 1000 if row.has("cpu_milli") else math.nan,
+        cpus=row.real("cpu_milli", math.nan, highest=1e9) / 1000,
         status=status_of(row.cell("pod_phase")),
         status_word=row.cell("pod_phase"),
         line=row.line,

@@ -221,6 +221,14 @@ class Row:
         """Seconds that a job ran: 0 up to a century."""
         return real(column, self.cell(column), highest=MAX_DURATION_S)
 
+    def real(self, column: str, default: float, highest: float) -> float:
+        """Number of at most ``highest``; the default where the cell is empty. Raises BadRow."""
+        return real(column, self.cell(column), highest=highest) if self.has(column) else default
+
+    def whole(self, column: str, default: int, highest: int) -> int:
+        """Whole number of at most ``highest``; the default where the cell is empty. Raises BadRow."""
+        return whole(column, self.cell(column), highest=highest) if self.has(column) else default
+
     def gpus(self, column: str, *, lowest: int = 1) -> int:
         """A number of GPUs."""
         return whole(column, self.cell(column), lowest=lowest, highest=MAX_GPUS)
