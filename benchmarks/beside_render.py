@@ -11,8 +11,8 @@ HEAD = "## Farside's own manager beside Slurm\n"
 WIDTH = 118
 LOAD_QUIET = 2.0  # above it something else had the cores
 REMARK = (
-    "One by one Python's start is what costs: most of a call's CPU time is gone before it says a word. Who submits "
-    "many jobs gives `--array`, or talks to the API over one connection."
+    "One by one, Python's start costs most: it takes the greater part of a call's CPU time. To submit many jobs, use "
+    "`--array`, or the API over one connection."
 )
 CALLS = {"farside": "`farside submit`", "slurm": "`sbatch`"}
 
