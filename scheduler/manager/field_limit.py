@@ -18,13 +18,14 @@ MAX_LINE = 128
 MAX_PATH = 4096
 # Above it no number makes sense, and none is named as a limit.
 UNLIMITED = 1e18
-# What JSON schema has no word for: a way out of the refusal.
-_ADVICE = "advice"
+# What JSON schema has no word for: a way out of the refusal, and one for numbers below the minimum alone.
+_ADVICE, _ADVICE_BELOW = "advice", "advice below"
 
 
-def number(meaning: str, low: float, high: float = UNLIMITED, advice: str = "") -> Meta:
-    """A number between two others, which may both be taken."""
-    return Meta(description=meaning, extra={"minimum": low, "maximum": high, _ADVICE: advice})
+def number(meaning: str, low: float, high: float = UNLIMITED, advice: str = "", *, below: str = "") -> Meta:
+    """A number between two others, which may both be taken; ``below``: the advice for a smaller one."""
+    extra = {"minimum": low, "maximum": high, _ADVICE: advice, _ADVICE_BELOW: below or advice}
+    return Meta(description=meaning, extra=extra)
 
 
 def line(meaning: str) -> Meta:
@@ -54,7 +55,7 @@ def limits_of(kind: type[msgspec.Struct]) -> Mapping[str, Mapping[str, Any]]:
 
 def schema_of(limits: Mapping[str, Any]) -> Mapping[str, Any]:
     """Limits as JSON schema shows them."""
-    return {word: value for word, value in limits.items() if word != _ADVICE and value != UNLIMITED}
+    return {word: value for word, value in limits.items() if not word.startswith(_ADVICE) and value != UNLIMITED}
 
 
 def length_problem(limits: Mapping[str, Any], value: object) -> str:
@@ -71,8 +72,8 @@ def limit_problems(told: msgspec.Struct) -> Iterator[str]:
         value = getattr(told, key)
         if "minimum" in limits and not limits["minimum"] <= value <= limits["maximum"]:
             said = f"{value:g}" if isinstance(value, float) else f"{value!s:.20}"
-            advice = f"; {limits[_ADVICE]}" if limits[_ADVICE] else ""
-            yield f"{key}: must be {_range(key, limits)}, is {said}{advice}"
+            advice = limits[_ADVICE_BELOW if value < limits["minimum"] else _ADVICE]
+            yield f"{key}: must be {_range(key, limits)}, is {said}{advice and f'; {advice}'}"
         elif limits.get("format") == "line" and (len(value) > limits["maxLength"] or not value.isprintable()):
             yield f"{key}: must be one line of at most {limits['maxLength']} printable characters"
         elif limits.get("format") == "path" and len(value.encode(errors="replace")) > limits["maxLength"]:

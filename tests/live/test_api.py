@@ -188,7 +188,10 @@ def roles(**counts: int) -> dict[str, object]:
     ("body", "says"),
     [
         ({"argv": ["true"], "gpus": 9}, "gpus: it asks for 9, and the cluster has 8; ask for fewer"),
-        ({"argv": ["true"], "gpus": 0}, "gpus: must be 1 to 100000, is 0; a job without GPUs can not be run yet"),
+        (
+            {"argv": ["true"], "gpus": 0},
+            "gpus: must be 1 to 100000, is 0; a job without GPUs is not taken yet, ask for 1 or more",
+        ),
         ({"argv": ["true"], "gpu_model": "B200"}, "of model B200"),
         ({"argv": []}, "argv: "),
         ({"argv": ["a\0b"]}, "zero byte"),

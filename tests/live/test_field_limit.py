@@ -21,6 +21,13 @@ def test_every_key_beyond_its_limit_is_one_line_that_names_it() -> None:
     assert [line.partition(":")[0] for line in problems] == ["gpus", "name", "output", "retries"]
 
 
+def test_only_a_job_without_gpus_hears_that_it_has_none() -> None:
+    too_many, none = (next(spec_problems(submitted_spec({"argv": ["true"], "gpus": n}))) for n in (MAX_GPUS + 1, 0))
+
+    assert too_many == "gpus: must be 1 to 100000, is 100001"
+    assert none == "gpus: must be 1 to 100000, is 0; a job without GPUs is not taken yet, ask for 1 or more"
+
+
 def test_a_log_keeps_jobs_that_were_taken_under_other_limits() -> None:
     spec = JobSpec(argv=("true",), **BEYOND)
     body = msgspec.json.encode(JobSubmitted(spec=spec, user="ann"))

@@ -59,7 +59,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         int,
         number(
             "GPUs over all nodes; the job starts with all of them or not at all", 1, MAX_GPUS,
-            "a job without GPUs can not be run yet",
+            below="a job without GPUs is not taken yet, ask for 1 or more",
         ),
     ] = 1  # fmt: skip
     name: Annotated[str, line("What listings call the job; empty: the name of its program")] = ""
