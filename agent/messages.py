@@ -187,6 +187,11 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
         return tuple(sorted(device for gpu in self.gpus for device in gpu.devices))
 
     @property
+    def device_count(self) -> int:
+        """How many `devices` there are: asked of all nodes at each submission, so none is made."""
+        return sum([len(gpu.parts) or 1 for gpu in self.gpus])
+
+    @property
     def swap_bytes(self) -> int:
         """Bytes of other nodes' memory that the node can use as swap."""
         return 0 if self.swap is None else self.swap.size_bytes

@@ -163,7 +163,7 @@ def _record_run_interval(read: _Reading, job: LiveJob, *, is_preempted: bool) ->
 def _note_nodes(read: _Reading, now_s: float) -> None:
     for node in read.state.nodes.values():
         known = read.gpus.get(node.name)
-        if known is None or known.gpus < len(node.devices):
+        if known is None or known.gpus < node.device_count:
             # Of memory a job may have all there is: what other programs used then, the simulator does not know.
             read.gpus[node.name] = replace(node_of(node), memory_bytes=float(node.memory_bytes or math.inf))
     names = tuple(node.name for node in read.state.nodes.values() if node.is_taking)

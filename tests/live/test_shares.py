@@ -43,6 +43,7 @@ def test_parts_of_a_gpu_are_given_to_jobs_of_their_own_and_a_device_never_to_two
         [((0,), ("MIG-a",))], [((0,), ("MIG-b",))], [((1,), ())], [],
     ]  # fmt: skip
     node = world.state.nodes["n0"]
+    assert node.device_count == len(node.devices) == 3
     assert [(share.device, share.holder) for share in node.shares] == [
         ((0, "MIG-a"), ("1", 1)), ((0, "MIG-b"), ("2", 1)), ((1, ""), ("3", 1)),
     ]  # fmt: skip

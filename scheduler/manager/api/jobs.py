@@ -203,7 +203,7 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
     problems = []
     there = [node for node in state.nodes.values() if node.runs_jobs_of(user)]
     whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
-    fitting = sum(len(node.devices) for node in there if node.suits(spec, user))
+    fitting = sum(node.device_count for node in there if node.suits(spec, user))
     if spec.gpus > fitting:
         which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
         has = f"the cluster has {fitting:,}{which}" if fitting else f"the cluster has none{which}"
@@ -226,7 +226,7 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
 
 def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
     """The error of a job that would put too many processes on one node."""
-    there = (len(node.devices) for node in state.nodes.values() if node.runs_jobs_of(user))
+    there = (node.device_count for node in state.nodes.values() if node.runs_jobs_of(user))
     most = most_on_a_node(spec.roles, max(there, default=0))
     if most <= TASKS_MAX:
         return []

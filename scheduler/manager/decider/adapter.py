@@ -105,7 +105,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
         memory = min(float(node.memory_bytes), node.headroom_bytes + promised.memory_bytes)
     return Node(
         name=node.name,
-        gpus=max(len(node.devices), promised.gpus),
+        gpus=max(node.device_count, promised.gpus),
         cpus=node.cpus or math.inf,
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),

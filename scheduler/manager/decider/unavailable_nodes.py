@@ -22,7 +22,7 @@ def out_of_service(nodes: Iterable[LiveNode], job: LiveJob) -> Iterator[str]:
         if why == BOOTING:
             yield f"{BOOTING}: {names}"
             continue
-        gpus = sum(len(node.devices) for node in there)
+        gpus = sum(node.device_count for node in there)
         held = f"{gpus} GPUs are" if gpus != 1 else "1 GPU is"
         yield f"{held} on {names}: {why}"
 

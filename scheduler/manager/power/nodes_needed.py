@@ -82,7 +82,7 @@ class _Rooms:
         self._nodes = tuple(state.nodes.values())
         self._sets = NodeSets([_empty(node) for node in self._nodes])
         self._asks_users = any(node.users for node in self._nodes)
-        self._gpus = [len(node.devices) for node in self._nodes]
+        self._gpus = [node.device_count for node in self._nodes]
         self.called: dict[str, None] = {}
         busy = {name for job in state.live_jobs() for name in job.nodes if is_holding(job)}
         self.free = [

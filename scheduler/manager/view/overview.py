@@ -208,8 +208,8 @@ def _cluster(overview: Overview) -> Cluster:
     return Cluster(
         nodes=len(nodes),
         nodes_up=len(up),
-        gpus=sum(len(node.devices) for node in nodes),
-        gpus_up=sum(len(node.devices) for node in up),
+        gpus=sum(node.device_count for node in nodes),
+        gpus_up=sum(node.device_count for node in up),
         gpus_held=sum(len(node.shares) for node in nodes),
         memory_bytes=sum(node.memory_bytes for node in up),
         headroom_bytes=sum(node.headroom_bytes for node in up),
