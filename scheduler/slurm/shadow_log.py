@@ -82,7 +82,7 @@ class ShadowLog:
         beside = () if then is None else compared(before, then, snapshot)
         for one in beside:
             _log.info(
-                "Slurm decided otherwise",
+                "the shadow compared Slurm's decision with its own",
                 job=one.job_id,
                 gpus=one.gpus,
                 slurm=one.slurm,

@@ -270,7 +270,7 @@ def test_a_shadow_changes_nothing_and_says_what_it_would_do(
     assert {one.job_id: one.priority for one in look(slurm).jobs if one.job_id in before} == before
     assert slurm.state(long) == slurm.state(short) == "PENDING"
     said = (tmp_path / "log").read_text()
-    assert "slurm: beside job=" in said
+    assert "slurm: the shadow compared Slurm's decision with its own job=" in said
     assert "average wait and completion of" in said
     assert f"requeue job {int(long) - 1} for job {short}" in said
     assert "is watched, nothing is changed: partitions gpu by srsf" in shown
