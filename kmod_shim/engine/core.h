@@ -196,7 +196,6 @@ enum req_stage { RQ_FREE, RQ_RECEIVING, RQ_RUNNING, RQ_ANSWERING };
 struct wop {
 	struct req *req;
 	uint32_t first, n;
-	uint64_t slot_pos;
 	uint32_t left;			/* ios in flight */
 	uint64_t rbits;			/* homes that have it */
 	struct wop *next;
@@ -205,7 +204,6 @@ struct wop {
 /* One operation on one link, and what it is for. */
 struct act {
 	struct ne_io io;
-	uint8_t kind;			/* enum act_kind */
 	uint8_t home;
 	bool waiting;			/* its link was full */
 	uint32_t donor, entered;
@@ -213,7 +211,6 @@ struct act {
 	struct rio *rio;
 	struct act *prev, *next;	/* by age; next alone: the free list, and those that wait for their link */
 };
-enum act_kind { ACT_FREE, ACT_READ, ACT_WRITE };
 
 /* A read of a run of pages from one source into staging. */
 struct rio {
@@ -326,7 +323,6 @@ struct worker {
 	uint64_t kept_ns;		/* since when the first of them waits */
 	_Atomic uint32_t hurry;		/* somebody else waits for what we have for the disk */
 	bool disk_awaited;		/* something waits for what the disk does now */
-	uint32_t disk_writes;		/* dops in existence */
 	bool disk_dirty;
 	uint8_t *bounce;
 
@@ -410,6 +406,17 @@ static inline uint32_t slot_number(const struct worker *w, uint64_t pos)
 	return w->idx * slots_per_worker(w->dev) + ring_index(&w->slots, pos);
 }
 
+static inline uint8_t *slot_memory(const struct ne_device *dev, uint32_t slot)
+{
+	return ring_at(&dev->worker[slot / slots_per_worker(dev)]->slots, slot);
+}
+
+/* True when the page of that word, which is p's, stands in the slot. */
+static inline bool stands_in(const struct ne_page *p, uint64_t a, uint32_t slot)
+{
+	return (a & (P_PEND | P_WIP)) == P_PEND && (uint32_t)(atomic_load(&p->b) >> 32) == slot;
+}
+
 static inline bool donor_is(const struct ne_device *dev, uint32_t donor, uint32_t state)
 {
 	return atomic_load_explicit(&dev->head->donor_state[donor], memory_order_acquire) == state;
@@ -469,13 +476,12 @@ static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t 
 }
 
 /* Changes bits of a page whose sequence is the caller's to know: sets `set`, clears `clear`. */
-static inline uint64_t page_change(struct ne_device *dev, struct ne_page *p, uint64_t set, uint64_t clear)
+static inline void page_change(struct ne_device *dev, struct ne_page *p, uint64_t set, uint64_t clear)
 {
 	uint64_t a = atomic_load_explicit(&p->a, memory_order_relaxed);
 
 	while (!page_swap(dev, p, &a, (a & ~clear) | set))
 		;
-	return a;
 }
 
 /* The word without some of its copies: with none left the page is lost, not zero. */
@@ -587,7 +593,7 @@ uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);
 /* writeback.c: payload slots to disk */
 void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos);
 void dop_done(struct worker *w, struct ne_dio *dio);
-bool dop_retry(struct worker *w, uint64_t now);
+void dop_retry(struct worker *w, uint64_t now);
 void dop_hurry(struct worker *w);
 uint64_t dop_kept_left_ns(const struct worker *w, uint64_t now);
 

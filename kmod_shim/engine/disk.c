@@ -217,7 +217,6 @@ static void start(struct ne_disk *disk, struct slot *slot)
 		}
 		if (disk->encrypt) {
 			buf = slot->scratch;
-			dio->scratch = buf;
 			if (!cipher_pages(disk->encrypt, buf, dio->buf, length, dio->offset)) {
 				start_nothing(disk, slot, -EIO);
 				return;
@@ -259,7 +258,6 @@ static struct ne_dio *finish(struct ne_disk *disk, struct slot *slot, int32_t re
 		return NULL;
 	}
 	dio->status = slot->status;
-	dio->scratch = NULL;
 	slot->dio = NULL;
 	slot->next = disk->free;
 	disk->free = slot;
@@ -271,7 +269,6 @@ static struct ne_dio *finish(struct ne_disk *disk, struct slot *slot, int32_t re
 void ne_disk_post(struct ne_disk *disk, struct ne_dio *dio)
 {
 	dio->next = NULL;
-	dio->scratch = NULL;
 	*disk->last = dio;
 	disk->last = &dio->next;
 	disk->outstanding++;

@@ -44,7 +44,6 @@ struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, 
 
 	w->act_free = act->next;
 	*act = (struct act){
-		.kind = op == NE_IO_READ ? ACT_READ : ACT_WRITE,
 		.home = home,
 		.donor = slab->donor,
 		.entered = entered,
@@ -79,11 +78,10 @@ static void act_end(struct worker *w, struct act *act)
 	else
 		w->act_new = act->prev;
 	slab_leave(w, act->entered);
-	if (act->kind == ACT_READ)
+	if (act->io.op == NE_IO_READ)
 		page_read_ended(w, act->rio, act->io.status);
 	else
 		page_write_ended(w, act);
-	act->kind = ACT_FREE;
 	act->next = w->act_free;
 	w->act_free = act;
 }
@@ -376,7 +374,7 @@ void act_timers(struct worker *w, uint64_t now)
 				link->ops->kill(link, ETIMEDOUT);
 			}
 			act = act->next;
-		} else if (act->kind == ACT_READ && is_to_hedge(w, act, now)) {
+		} else if (act->io.op == NE_IO_READ && is_to_hedge(w, act, now)) {
 			page_hedge(w, act->rio);
 			act = w->act_old; /* each read is hedged once, so this ends */
 		} else {

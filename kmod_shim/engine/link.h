@@ -94,7 +94,6 @@ struct ne_dio {
 	uint64_t posted_ns;
 	struct ne_dio *next;
 	void *owner;
-	void *scratch;			/* disk.c's: where ciphertext stands */
 };
 
 /*

@@ -31,16 +31,14 @@ static uint32_t run_in_cluster(uint32_t page, uint32_t n)
 	return n < left ? n : left;
 }
 
-static const uint8_t *slot_memory(const struct ne_device *dev, uint32_t slot)
-{
-	uint32_t per = slots_per_worker(dev);
-
-	return dev->worker[slot / per]->slots.mem + (uint64_t)(slot % per) * NE_PAGE_BYTES;
-}
-
 static void count_activity(struct worker *w, uint32_t page, uint32_t n)
 {
-	w->dev->activity[(uint64_t)w->idx * w->dev->clusters + page / NE_CLUSTER_PAGES] += n;
+	uint32_t *activity = w->dev->activity + (uint64_t)w->idx * w->dev->clusters;
+
+	for (uint32_t run; n; page += run, n -= run) {
+		run = run_in_cluster(page, n);
+		activity[page / NE_CLUSTER_PAGES] += run;
+	}
 }
 
 /* ------------------------------------------------------------------ writes */
@@ -219,7 +217,7 @@ static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint3
 	struct wop *wop = w->wop_free;
 
 	w->wop_free = wop->next;
-	*wop = (struct wop){.req = rq, .first = first, .n = n, .slot_pos = slot_pos, .left = 1};
+	*wop = (struct wop){.req = rq, .first = first, .n = n, .left = 1};
 	rq->ops++;
 	for (int i = 0; i < targets; i++) {
 		struct act *act;
@@ -395,7 +393,7 @@ void page_forget_slot(struct ne_device *dev, struct ne_page *p, uint32_t slot)
 	uint64_t a = atomic_load(&p->a);
 
 	do {
-		if ((a & (P_PEND | P_WIP)) != P_PEND || (uint32_t)(atomic_load(&p->b) >> 32) != slot)
+		if (!stands_in(p, a, slot))
 			return;
 	} while (!page_swap(dev, p, &a, without_copy(a, P_PEND)));
 }
@@ -584,12 +582,7 @@ int page_read_now(struct worker *w, struct req *rq, uint8_t *dst)
 				return -EAGAIN;
 		} while (!source_copy(w, first + i, &s, dst + (uint64_t)i * NE_PAGE_BYTES));
 	}
-	for (uint32_t i = 0; i < rq->pages;) {
-		uint32_t n = run_in_cluster(first + i, rq->pages - i);
-
-		count_activity(w, first + i, n);
-		i += n;
-	}
+	count_activity(w, first, rq->pages);
 	return 0;
 }
 
@@ -693,8 +686,7 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 		return 0;
 	if (s->from == FROM_LINK &&
 	    !slab_enter(w, &w->dev->cluster[rio->first / NE_CLUSTER_PAGES], s->home, s->word, &entered)) {
-		rq->rios = rio->next;
-		rio_free(w, rio);
+		rio_unlink(w, rq, rio);
 		return 0;
 	}
 	for (uint32_t k = 0; k < n; k++) {
@@ -737,8 +729,7 @@ static bool read_here(struct worker *w, struct req *rq, uint32_t i, const struct
 		count_won(w, rq, rio->first);
 		return true;
 	}
-	rq->rios = rio->next;
-	rio_free(w, rio);
+	rio_unlink(w, rq, rio);
 	return false;
 }
 
@@ -777,12 +768,8 @@ int page_read(struct worker *w, struct req *rq)
 			i++;
 		}
 	}
-	for (uint32_t k = 0; k < rq->pages && !rq->cursor;) { /* once a request */
-		uint32_t n = run_in_cluster(first + k, rq->pages - k);
-
-		count_activity(w, first + k, n);
-		k += n;
-	}
+	if (!rq->cursor) /* once a request */
+		count_activity(w, first, rq->pages);
 	rq->cursor = rq->pages;
 	rq->ops--;
 	if (rq->done == rq->pages || (rq->error && !rq->ops)) {

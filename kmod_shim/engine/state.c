@@ -131,10 +131,8 @@ int state_begin(struct ne_device *dev)
 static bool half_published_is_good(const struct ne_device *dev, const struct ne_page *p)
 {
 	uint64_t b = atomic_load(&p->b);
-	uint32_t per = slots_per_worker(dev), slot = (uint32_t)(b >> 32);
-	const struct worker *w = dev->worker[slot / per];
 
-	return ne_crc32c(w->slots.mem + (uint64_t)(slot % per) * NE_PAGE_BYTES, NE_PAGE_BYTES) == (uint32_t)b;
+	return ne_crc32c(slot_memory(dev, (uint32_t)(b >> 32)), NE_PAGE_BYTES) == (uint32_t)b;
 }
 
 /*

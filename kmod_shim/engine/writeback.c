@@ -7,9 +7,7 @@
 
 static bool is_current(const struct ne_page *p, uint32_t slot)
 {
-	uint64_t a = atomic_load(&p->a);
-
-	return (a & (P_PEND | P_WIP)) == P_PEND && (uint32_t)(atomic_load(&p->b) >> 32) == slot;
+	return stands_in(p, atomic_load(&p->a), slot);
 }
 
 /* Marks the page as being written to disk from this slot. False: somebody else's write of it is in flight. */
@@ -40,27 +38,19 @@ static void dop_answer(struct worker *w, struct dop *d, int err)
 }
 
 /* Counts payload that the disk has refused for good so far: a FLUSH must not wait for it for ever. */
-static void dop_stick(struct worker *w, struct dop *d)
+static void dop_stick(struct worker *w, struct dop *d, bool stuck)
 {
-	if (!d->stuck)
-		atomic_fetch_add(&w->dev->disk_stuck, 1);
-	d->stuck = true;
-}
-
-static void dop_unstick(struct worker *w, struct dop *d)
-{
-	if (d->stuck)
-		atomic_fetch_sub(&w->dev->disk_stuck, 1);
-	d->stuck = false;
+	if (d->stuck != stuck)
+		atomic_fetch_add(&w->dev->disk_stuck, stuck ? 1 : -1);
+	d->stuck = stuck;
 }
 
 static void dop_free(struct worker *w, struct dop *d)
 {
 	dop_answer(w, d, 0);
-	dop_unstick(w, d);
+	dop_stick(w, d, false);
 	d->next = w->dop_free;
 	w->dop_free = d;
-	w->disk_writes--;
 }
 
 static void dop_append(struct dop ***end, struct dop *d)
@@ -70,18 +60,12 @@ static void dop_append(struct dop ***end, struct dop *d)
 	*end = &d->next;
 }
 
-static void dop_park(struct worker *w, struct dop *d)
-{
-	dop_append(&w->dop_wait_end, d);
-}
-
 /* Splits off what lies behind the first n pages. */
 static struct dop *dop_split(struct worker *w, struct dop *d, uint32_t n)
 {
 	struct dop *rest = w->dop_free;
 
 	w->dop_free = rest->next;
-	w->disk_writes++;
 	*rest = *d;
 	rest->stuck = false;
 	rest->first += n;
@@ -143,7 +127,7 @@ static void dop_try(struct worker *w, struct dop *d)
 		}
 		if (!n) {
 			d->retry_ns = w->disk ? 0 : now_ns() + 10000000;
-			dop_park(w, d);
+			dop_append(&w->dop_wait_end, d);
 			return;
 		}
 		if (n < d->n)
@@ -200,7 +184,6 @@ void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint
 	struct dop *d = w->dop_free;
 
 	w->dop_free = d->next;
-	w->disk_writes++;
 	*d = (struct dop){.req = rq,
 			  .serial = rq ? rq->serial : 0,
 			  .first = first,
@@ -237,7 +220,7 @@ static void page_landed(struct ne_device *dev, uint32_t page, uint32_t slot, boo
 	uint64_t a = atomic_load(&p->a), to;
 
 	do {
-		bool ours = (a & (P_PEND | P_WIP)) == P_PEND && (uint32_t)(atomic_load(&p->b) >> 32) == slot;
+		bool ours = stands_in(p, a, slot);
 
 		to = a & ~P_DBUSY;
 		if (ours && good)
@@ -262,18 +245,18 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 			for (uint32_t i = 0; i < d->n; i++)
 				page_change(w->dev, &w->dev->page[d->first + i], 0, P_DBUSY);
 			d->retry_ns = now_ns() + 1000000;
-			dop_park(w, d);
+			dop_append(&w->dop_wait_end, d);
 			return;
 		}
 		dev_event(w->dev, NE_EVENT_DISK_ERROR, (uint32_t)-dio->status, d->first, 0, 0);
 		dop_answer(w, d, EIO);
-		dop_stick(w, d);
+		dop_stick(w, d, true);
 	}
 	for (uint32_t i = 0; i < d->n; i++)
 		page_landed(w->dev, d->first + i, dop_slot(w, d, i), good);
 	if (!good) {
 		d->retry_ns = now_ns() + 1000000000;
-		dop_park(w, d); /* dop_try() drops what has become superseded or remote only */
+		dop_append(&w->dop_wait_end, d); /* dop_try() drops what has become superseded or remote only */
 		return;
 	}
 	w->stats.pages_out_disk += d->n;
@@ -282,7 +265,7 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 }
 
 /* Tries parked writes again. */
-bool dop_retry(struct worker *w, uint64_t now)
+void dop_retry(struct worker *w, uint64_t now)
 {
 	struct dop *d = w->dop_wait, *next;
 
@@ -291,9 +274,8 @@ bool dop_retry(struct worker *w, uint64_t now)
 	for (; d; d = next) {
 		next = d->next;
 		if (now < d->retry_ns)
-			dop_park(w, d);
+			dop_append(&w->dop_wait_end, d);
 		else
 			dop_try(w, d);
 	}
-	return w->dop_wait != NULL;
 }

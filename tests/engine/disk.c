@@ -366,7 +366,7 @@ TEST(destroy_waits_for_what_is_under_way)
 	bench_create(&bench, 4, NULL);
 	fill(bench.buf, 20 * PAGE, 3);
 	for (int i = 0; i < 20; i++) {
-		dios[i] = (struct ne_dio){NE_IO_WRITE, 1, PAGE, i * PAGE, bench.buf + i * PAGE, 0, NULL, NULL, NULL};
+		dios[i] = (struct ne_dio){NE_IO_WRITE, 1, PAGE, i * PAGE, bench.buf + i * PAGE, 0, NULL, NULL};
 		ne_disk_post(bench.disk, &dios[i]);
 	}
 	ne_disk_destroy(bench.disk);
