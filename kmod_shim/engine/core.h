@@ -417,6 +417,12 @@ static inline bool stands_in(const struct ne_page *p, uint64_t a, uint32_t slot)
 	return (a & (P_PEND | P_WIP)) == P_PEND && (uint32_t)(atomic_load(&p->b) >> 32) == slot;
 }
 
+/* Where the page stands in the slab of a home, in bytes. */
+static inline uint64_t extent_offset(uint64_t word, uint32_t page)
+{
+	return (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES + (uint64_t)(page % NE_CLUSTER_PAGES) * NE_PAGE_BYTES;
+}
+
 static inline bool donor_is(const struct ne_device *dev, uint32_t donor, uint32_t state)
 {
 	return atomic_load_explicit(&dev->head->donor_state[donor], memory_order_acquire) == state;
@@ -576,8 +582,11 @@ void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold);
 
 /* inflight.c: what is in flight to donors */
 struct ne_link *worker_link(struct worker *w, uint32_t donor);
-struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
-		     void *buf, uint32_t entered);
+/* What a link is asked for n pages at a home of theirs, from `page` on. */
+struct ne_io home_operation(const struct ne_device *dev, uint8_t op, uint64_t word, uint32_t page, uint32_t n,
+			    void *buf);
+struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page, uint32_t n, void *buf,
+		     uint32_t entered);
 bool act_post(struct worker *w, struct act *act);
 bool act_poll(struct worker *w);
 void act_link_drop(struct worker *w, uint32_t donor);
@@ -605,7 +614,6 @@ bool page_second(struct worker *w, const struct rio *rio, const struct hedge_tim
 void page_hedge(struct worker *w, struct rio *rio);
 
 bool disk_mark(struct ne_page *p);
-uint8_t *extent_page(uint8_t *base, uint64_t word, uint32_t page);
 
 /* mover.c */
 void *mover_main(void *arg);

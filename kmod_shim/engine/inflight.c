@@ -35,27 +35,33 @@ bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base)
 	return worker_link(w, donor) != NULL;
 }
 
+struct ne_io home_operation(const struct ne_device *dev, uint8_t op, uint64_t word, uint32_t page, uint32_t n,
+			    void *buf)
+{
+	const struct ne_slab_rec *slab = &dev->slabs[H_SLAB(word)];
+
+	return (struct ne_io){.op = op,
+			      .length = n * NE_PAGE_BYTES,
+			      .lease = slab->lease,
+			      .token = slab->token,
+			      .buf = buf,
+			      .base = atomic_load(&dev->live[H_SLAB(word)].base),
+			      .posted_ns = now_ns(),
+			      .offset = extent_offset(word, page)};
+}
+
 /* An operation on n pages of the home; takes over the caller's entry of the slab. There must be a free one. */
-struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
-		     void *buf, uint32_t entered)
+struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page, uint32_t n, void *buf,
+		     uint32_t entered)
 {
 	struct act *act = w->act_free;
-	const struct ne_slab_rec *slab = &w->dev->slabs[H_SLAB(word)];
 
 	w->act_free = act->next;
 	*act = (struct act){
 		.home = home,
-		.donor = slab->donor,
+		.donor = w->dev->slabs[H_SLAB(word)].donor,
 		.entered = entered,
-		.io = {.op = op,
-		       .length = n * NE_PAGE_BYTES,
-		       .lease = slab->lease,
-		       .token = slab->token,
-		       .buf = buf,
-		       .base = atomic_load(&w->dev->live[H_SLAB(word)].base),
-		       .posted_ns = now_ns(),
-		       .offset =
-			       (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES + (uint64_t)page_in_cluster * NE_PAGE_BYTES},
+		.io = home_operation(w->dev, op, word, page, n, buf),
 	};
 	act->io.owner = act;
 	act->prev = w->act_new;
@@ -215,34 +221,39 @@ static bool link_poll(struct worker *w, uint32_t donor)
 	return any;
 }
 
-/* A link that is being replaced ends without a word: its donor has just been reached anew. */
-void act_link_drop(struct worker *w, uint32_t donor)
+/* A dead link gives back what it holds, and is freed. */
+static void link_end(struct worker *w, uint32_t donor)
 {
 	struct ne_link *link = w->links[donor];
 
-	link->ops->kill(link, ECANCELED);
 	while (link_poll(w, donor))
 		;
 	w->links[donor] = NULL;
 	link->ops->destroy(link);
 }
 
-/* A link that has died is put away; its donor is suspect until the control side has made new links. */
-static void link_reap(struct worker *w, uint32_t donor, int err)
+/* A link whose answers nobody waits for any more ends without a word: its donor has failed, or been reached anew. */
+void act_link_drop(struct worker *w, uint32_t donor)
 {
 	struct ne_link *link = w->links[donor];
-	uint32_t up = NE_DONOR_UP;
 
-	if (!err)
-		err = ECONNRESET;
-	while (link_poll(w, donor))
-		;
-	w->links[donor] = NULL;
-	link->ops->destroy(link);
+	if (!link)
+		return;
+	link->ops->kill(link, ECANCELED);
+	link_end(w, donor);
+}
+
+/* A link that has died is put away; its donor is suspect until the control side has made new links. */
+static void link_reap(struct worker *w, uint32_t donor)
+{
+	uint32_t up = NE_DONOR_UP, err = w->link_err[donor] ? (uint32_t)w->link_err[donor] : ECONNRESET;
+
+	link_end(w, donor);
+	w->link_err[donor] = 0;
 	w->stats.link_errors++;
 	if (atomic_compare_exchange_strong(&w->dev->head->donor_state[donor], &up, NE_DONOR_SUSPECT))
 		dev_event(w->dev, NE_EVENT_DONOR_SUSPECT, donor, 0, 0, 0);
-	dev_event(w->dev, NE_EVENT_LINK_DOWN, donor, w->idx, (uint32_t)err, 0);
+	dev_event(w->dev, NE_EVENT_LINK_DOWN, donor, w->idx, err, 0);
 }
 
 /* Others come back from poll() by themselves, after a while or at once. */
@@ -283,8 +294,7 @@ bool act_poll(struct worker *w)
 				*quiet |= bit;
 		}
 		if (!link->ops->alive(link)) {
-			link_reap(w, donor, w->link_err[donor]);
-			w->link_err[donor] = 0;
+			link_reap(w, donor);
 			any = true;
 		}
 	}

@@ -28,11 +28,6 @@
 
 _Static_assert(LIFT_AT + LIFT_PAGES <= NE_CLUSTER_PAGES, "ne_device_prefault()'s part of the stage");
 
-static uint8_t *staged(const struct worker *w, uint32_t i)
-{
-	return w->stage.mem + (uint64_t)(LIFT_AT + i) * NE_PAGE_BYTES;
-}
-
 static bool is_ripe(const struct ne_device *dev, uint32_t page, uint64_t *a)
 {
 	*a = atomic_load(&dev->page[page].a);
@@ -63,7 +58,7 @@ static void run_read(struct worker *w, uint32_t page, uint32_t n)
 	l->dio = (struct ne_dio){.op = NE_IO_READ,
 				 .length = n * NE_PAGE_BYTES,
 				 .offset = (uint64_t)page * NE_PAGE_BYTES,
-				 .buf = staged(w, 0),
+				 .buf = ring_at(&w->stage, LIFT_AT),
 				 .posted_ns = l->begun_ns};
 	ne_disk_post(w->disk, &l->dio);
 	ne_disk_submit(w->disk);
@@ -119,21 +114,6 @@ static bool page_take(struct worker *w, uint32_t i)
 	return false;
 }
 
-/* What the disk gave for a claimed page is what was written; else that copy, the last one, is dropped. */
-static bool page_verify(struct worker *w, uint32_t i)
-{
-	uint32_t page = w->lift.first + i;
-	struct ne_page *p = &w->dev->page[page];
-
-	if (ne_crc32c(staged(w, i), NE_PAGE_BYTES) == (uint32_t)atomic_load(&p->b))
-		return true;
-	w->stats.checksum_errors++;
-	dev_event(w->dev, NE_EVENT_CHECKSUM, UINT32_MAX, page, 0, 0);
-	for (uint64_t a = atomic_load(&p->a); !page_swap(w->dev, p, &a, without_copy(a, P_DISK));)
-		;
-	return false;
-}
-
 /* The run stands in the stage: to the homes with what of it is still the newest. */
 static void run_land(struct worker *w)
 {
@@ -144,7 +124,7 @@ static void run_land(struct worker *w)
 
 	for (uint32_t i = 0; i < l->n; i++) {
 		taken[i] = page_take(w, i);
-		good[i] = taken[i] && page_verify(w, i);
+		good[i] = taken[i] && copy_verify(w, l->first + i, LIFT_AT + i, P_DISK, UINT32_MAX);
 	}
 	bits = run_copy(&d, l->first, l->n, good, NE_HOMES);
 	for (uint32_t i = 0; i < l->n; i++) {

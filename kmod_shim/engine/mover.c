@@ -23,11 +23,6 @@
 #define WIND_DOWN_NS  2000000000ull
 #define HEAL_PAUSE_US 100000u /* a donor that hangs has used up its deadline: no need to rest as long again */
 
-static uint8_t *stage(struct worker *w)
-{
-	return w->stage.mem;
-}
-
 static void doze(struct worker *w, uint64_t us)
 {
 	struct pollfd p = {.fd = w->kick_fd, .events = POLLIN};
@@ -62,32 +57,23 @@ static int link_wait(struct worker *w, struct ne_link *link, struct ne_io *io)
 /* n pages between the stage, from its page `at` on, and a home. Blocks, at most for the deadline. */
 static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, uint32_t n, uint32_t at)
 {
-	uint8_t *buf = stage(w) + (uint64_t)at * NE_PAGE_BYTES;
-	const struct ne_slab_rec *slab = &w->dev->slabs[H_SLAB(word)];
-	uint32_t bytes = n * NE_PAGE_BYTES;
+	uint8_t *buf = ring_at(&w->stage, at);
+	uint32_t donor = w->dev->slabs[H_SLAB(word)].donor;
 	struct ne_link *link;
 	uint8_t *base;
 	struct ne_io io;
 	int rc;
 
-	if (donor_is(w->dev, slab->donor, NE_DONOR_FAILED) || !slab_is_in_reach(w, H_SLAB(word), &base))
+	if (donor_is(w->dev, donor, NE_DONOR_FAILED) || !slab_is_in_reach(w, H_SLAB(word), &base))
 		return -ENOTCONN;
 	if (base) {
-		uint8_t *there = extent_page(base, word, page);
+		uint8_t *there = base + extent_offset(word, page);
 
-		memcpy(op == NE_IO_READ ? buf : there, op == NE_IO_READ ? there : buf, bytes);
+		memcpy(op == NE_IO_READ ? buf : there, op == NE_IO_READ ? there : buf, n * NE_PAGE_BYTES);
 		return 0;
 	}
-	link = worker_link(w, slab->donor);
-	io = (struct ne_io){.op = op,
-			    .length = bytes,
-			    .lease = slab->lease,
-			    .token = slab->token,
-			    .buf = buf,
-			    .base = atomic_load(&w->dev->live[H_SLAB(word)].base),
-			    .posted_ns = now_ns(),
-			    .offset = (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES +
-				      (uint64_t)(page % NE_CLUSTER_PAGES) * NE_PAGE_BYTES};
+	link = worker_link(w, donor);
+	io = home_operation(w->dev, op, word, page, n, buf);
 	rc = link->ops->post(link, &io);
 	return rc ? rc : link_wait(w, link, &io);
 }
@@ -169,21 +155,24 @@ static bool page_keep(struct drain *d, uint32_t page, const uint8_t *buf)
 	return true;
 }
 
-/* Marks which staged pages are what was written; a bad copy is dropped at once. */
-static void run_verify(struct drain *d, uint32_t page, uint32_t n, uint64_t from, bool good[RUN_PAGES])
+bool copy_verify(struct worker *w, uint32_t page, uint32_t at, uint64_t from, uint32_t donor)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		struct ne_page *p = &d->w->dev->page[page + i];
+	struct ne_page *p = &w->dev->page[page];
 
-		good[i] = ne_crc32c(stage(d->w) + (uint64_t)i * NE_PAGE_BYTES, NE_PAGE_BYTES) ==
-			  (uint32_t)atomic_load(&p->b);
-		if (good[i])
-			continue;
-		d->w->stats.checksum_errors++;
-		dev_event(d->w->dev, NE_EVENT_CHECKSUM, d->w->dev->slabs[H_SLAB(d->word)].donor, page + i, 0, 0);
-		for (uint64_t a = atomic_load(&p->a); !page_swap(d->w->dev, p, &a, without_copy(a, from));)
-			;
-	}
+	if (ne_crc32c(ring_at(&w->stage, at), NE_PAGE_BYTES) == (uint32_t)atomic_load(&p->b))
+		return true;
+	w->stats.checksum_errors++;
+	dev_event(w->dev, NE_EVENT_CHECKSUM, donor, page, 0, 0);
+	for (uint64_t a = atomic_load(&p->a); !page_swap(w->dev, p, &a, without_copy(a, from));)
+		;
+	return false;
+}
+
+/* Marks which staged pages are what was written; a bad copy in the home is dropped at once. */
+static void run_verify(struct drain *d, uint32_t page, uint32_t n, bool good[RUN_PAGES])
+{
+	for (uint32_t i = 0; i < n; i++)
+		good[i] = copy_verify(d->w, page + i, i, P_R(d->home), d->w->dev->slabs[H_SLAB(d->word)].donor);
 }
 
 /* The good ones of a staged run to one home. */
@@ -201,17 +190,11 @@ static bool good_to_home(struct drain *d, uint64_t word, uint32_t page, uint32_t
 uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, int except)
 {
 	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
-	uint64_t bits = 0;
+	uint64_t homes = homes_in_reach(d->w, d->cluster, H_VALID | H_WRITE), bits = 0;
 
-	for (int h = 0; h < NE_HOMES; h++) {
-		uint64_t word = atomic_load(&c->home[h]);
-
-		if (h == except || !(word & H_VALID) || !(word & H_WRITE) ||
-		    !donor_is(d->w->dev, d->w->dev->slabs[H_SLAB(word)].donor, NE_DONOR_UP))
-			continue;
-		if (good_to_home(d, word, page, n, good))
+	for (int h = 0; h < NE_HOMES; h++)
+		if (h != except && homes & P_R(h) && good_to_home(d, atomic_load(&c->home[h]), page, n, good))
 			bits |= P_R(h);
-	}
 	return bits;
 }
 
@@ -279,7 +262,7 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 	bool staged = !fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n, 0);
 
 	if (staged) {
-		run_verify(d, page, n, from, good);
+		run_verify(d, page, n, good);
 		if (in_time)
 			bits = run_copy(d, page, n, good, d->home);
 	}
@@ -289,7 +272,7 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 			d->moved++;
 			d->w->stats.pages_moved++;
 		} else {
-			uint8_t *mem = good[i] ? stage(d->w) + (uint64_t)i * NE_PAGE_BYTES : NULL;
+			uint8_t *mem = good[i] ? ring_at(&d->w->stage, i) : NULL;
 
 			all &= page_leave(d, page + i, mem, in_time && (good[i] || !staged));
 		}
@@ -444,7 +427,7 @@ static bool run_heal(struct drain *d, uint32_t page, uint32_t n)
 	uint64_t bits = 0;
 
 	if (!home_io(d->w, NE_IO_READ, d->word, page, n, 0)) {
-		run_verify(d, page, n, P_R(d->home), good);
+		run_verify(d, page, n, good);
 		bits = run_copy(d, page, n, good, d->home);
 	}
 	for (uint32_t i = 0; i < n; i++) {
@@ -524,7 +507,7 @@ static void cluster_take_kept(struct worker *w, uint32_t cluster)
 		if (!page_is_kept(w, p) || !page_claim(p))
 			continue;
 		if (page_is_kept(w, p)) { /* and while it is claimed, it stays */
-			memcpy(stage(w), ring_at(&w->slots, atomic_load(&p->b) >> 32), NE_PAGE_BYTES);
+			memcpy(w->stage.mem, ring_at(&w->slots, atomic_load(&p->b) >> 32), NE_PAGE_BYTES);
 			bits = run_copy(&d, page, 1, &good, NE_HOMES);
 			well = bits;
 		}
@@ -566,14 +549,6 @@ static void wind_down(struct worker *w)
 	}
 }
 
-static void job_run(struct worker *w, const struct job *job)
-{
-	if (job->kind == JOB_SLAB_DRAIN)
-		slab_drain(w, job);
-	else
-		one_cluster_drain(w, job);
-}
-
 void *mover_main(void *arg)
 {
 	struct worker *w = arg;
@@ -588,7 +563,10 @@ void *mover_main(void *arg)
 		if (head < atomic_load(&dev->job_tail)) {
 			struct job job = dev->jobs[head % JOBS];
 
-			job_run(w, &job);
+			if (job.kind == JOB_SLAB_DRAIN)
+				slab_drain(w, &job);
+			else
+				one_cluster_drain(w, &job);
 			if (!atomic_load(&w->stop))
 				atomic_store(&dev->job_head, head + 1);
 			continue;

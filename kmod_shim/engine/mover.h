@@ -22,6 +22,11 @@ struct drain {
  * that have them.
  */
 uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, int except);
+/*
+ * True when page `at` of the stage, a copy of the claimed page from there, is what was written. Else that copy is
+ * dropped; donor: UINT32_MAX for the disk.
+ */
+bool copy_verify(struct worker *w, uint32_t page, uint32_t at, uint64_t from, uint32_t donor);
 /* The homes (their bits in a page's word) with those bits in their word whose donor can be reached now. */
 uint64_t homes_in_reach(struct worker *w, uint32_t cluster, uint64_t needed);
 

@@ -128,11 +128,6 @@ void page_tell_wanted(struct worker *w, uint32_t cluster)
 		dev_event(w->dev, NE_EVENT_WANT, cluster, 0, 0, 0);
 }
 
-uint8_t *extent_page(uint8_t *base, uint64_t word, uint32_t page)
-{
-	return base + (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES + (uint64_t)(page % NE_CLUSTER_PAGES) * NE_PAGE_BYTES;
-}
-
 /* One non-zero page to the homes that are memory here, and its words. Returns nothing: it cannot fail. */
 static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint64_t slot_pos, bool inlined,
 		       const struct target *t, int targets, uint64_t keep)
@@ -153,7 +148,7 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 	atomic_fetch_or(&p->a, P_WIP);
 	atomic_thread_fence(memory_order_seq_cst); /* the copies below come behind it */
 	for (int i = 0; i < targets; i++) {
-		uint8_t *there = t[i].base ? extent_page(t[i].base, t[i].word, page) : NULL;
+		uint8_t *there = t[i].base ? t[i].base + extent_offset(t[i].word, page) : NULL;
 
 		if (!there)
 			continue;
@@ -227,8 +222,8 @@ static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint3
 			continue;
 		}
 		atomic_fetch_add(&w->inflight[t[i].entered], 1); /* the target is entered, so this is safe */
-		act = act_make(w, NE_IO_WRITE, (uint8_t)t[i].home, t[i].word, first % NE_CLUSTER_PAGES, n,
-			       ring_at(&w->slots, slot_pos), t[i].entered);
+		act = act_make(w, NE_IO_WRITE, (uint8_t)t[i].home, t[i].word, first, n, ring_at(&w->slots, slot_pos),
+			       t[i].entered);
 		act->wop = wop;
 		wop->left++;
 		act_post(w, act);
@@ -544,7 +539,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	}
 	if (!slab_enter(w, c, s->home, s->word, &entered))
 		return false;
-	crc = ne_copy_crc32c(dst, extent_page(s->base, s->word, page), NE_PAGE_BYTES);
+	crc = ne_copy_crc32c(dst, s->base + extent_offset(s->word, page), NE_PAGE_BYTES);
 	slab_leave(w, entered);
 	if (crc == (uint32_t)s->b) {
 		count_page_in(w, s->home);
@@ -706,7 +701,7 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 		w->disk_dirty = true;
 		w->disk_awaited = true;
 	} else {
-		struct act *act = act_make(w, NE_IO_READ, (uint8_t)s->home, s->word, rio->first % NE_CLUSTER_PAGES, n,
+		struct act *act = act_make(w, NE_IO_READ, (uint8_t)s->home, s->word, rio->first, n,
 					   ring_at(&w->stage, rio->stage_pos), entered);
 
 		act->rio = rio;

@@ -27,18 +27,11 @@
 
 /* ------------------------------------------------------------------ mail from the control thread */
 
-/* Nobody waits for the donor's answers on that link any more. */
-static void link_cut(struct worker *w, uint32_t donor)
-{
-	if (w->links[donor])
-		act_link_drop(w, donor);
-}
-
 static void link_take(struct worker *w, uint32_t donor, struct ne_link *link)
 {
 	bool listed = false;
 
-	link_cut(w, donor);
+	act_link_drop(w, donor);
 	w->links[donor] = link;
 	for (uint32_t i = 0; i < w->link_n; i++)
 		listed |= w->link_list[i] == donor;
@@ -59,7 +52,7 @@ void worker_take_mail(struct worker *w)
 		uint64_t failed = atomic_exchange(&w->failed_bits[k], 0); /* second: a link made since then stays */
 
 		for (; failed; failed &= failed - 1)
-			link_cut(w, k * 64 + (uint32_t)__builtin_ctzll(failed));
+			act_link_drop(w, k * 64 + (uint32_t)__builtin_ctzll(failed));
 		while (bits) {
 			uint32_t donor = k * 64 + (uint32_t)__builtin_ctzll(bits);
 			struct ne_link *link = atomic_exchange(&w->link_mail[donor], NULL);
@@ -318,9 +311,8 @@ static void turn(struct worker *w)
 	kept_turn(w, now);
 	if (w->disk_dirty)
 		worker_disk_turn(w);
-	if (w->sock >= 0) {
+	if (w->sock >= 0)
 		any |= conn_flush(w);
-	}
 	if (any)
 		busy(w, now);
 	else
@@ -340,9 +332,8 @@ static void wind_down(struct worker *w)
 		spent = now_ns() - begin;
 	} while ((spent < 200000000 && (w->act_old || w->tx_head < w->tx_tail)) ||
 		 (spent < 2000000000 && w->disk && ne_disk_outstanding(w->disk)));
-	if (w->sock >= 0) {
+	if (w->sock >= 0)
 		conn_flush(w);
-	}
 }
 
 #define ACTS 4096u
@@ -450,42 +441,33 @@ static void *zalloc(uint64_t bytes)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-static uint64_t pool_bytes(const struct worker *w)
+/* The next part of the pool; before there is one only its size counts. */
+static void *carve(struct worker *w, uint64_t bytes)
 {
-	uint64_t slots = w->slots.pages, stage = w->stage.pages;
+	void *p = w->pool ? w->pool + w->pool_bytes : NULL;
 
-	return slots * 5 + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 8 +
-	       (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *) +
-	       ACTS * (sizeof(struct act) + sizeof(struct wop)) + RIOS * sizeof(struct rio) +
-	       dops_of(w) * sizeof(struct dop) + RX_BYTES + 4096;
-}
-
-static void *carve(uint8_t **at, uint64_t bytes)
-{
-	void *p = *at;
-
-	*at += (bytes + 63) & ~63ull;
+	w->pool_bytes += (bytes + 63) & ~63ull;
 	return p;
 }
 
 static void pools_make(struct worker *w)
 {
-	uint8_t *at = w->pool;
 	const uint8_t **src;
 
-	w->slots.held = carve(&at, w->slots.pages);
-	w->slots.stamp = carve(&at, w->slots.pages * 4ull);
-	w->stage.held = carve(&at, w->stage.pages);
-	w->stage_seq = carve(&at, w->stage.pages * 4ull);
-	w->stage_crc = carve(&at, w->stage.pages * 4ull);
-	w->inflight = carve(&at, NE_SLABS_MAX * 8ull);
-	w->bounce = carve(&at, RX_BYTES);
-	src = carve(&at, (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *));
-	w->acts = carve(&at, ACTS * sizeof(struct act));
-	w->wops = carve(&at, ACTS * sizeof(struct wop));
-	w->rios = carve(&at, RIOS * sizeof(struct rio));
-	w->dops = carve(&at, dops_of(w) * sizeof(struct dop));
-	for (uint32_t i = 0; i < LOG_DEPTH; i++) {
+	w->pool_bytes = 0;
+	w->slots.held = carve(w, w->slots.pages);
+	w->slots.stamp = carve(w, w->slots.pages * 4ull);
+	w->stage.held = carve(w, w->stage.pages);
+	w->stage_seq = carve(w, w->stage.pages * 4ull);
+	w->stage_crc = carve(w, w->stage.pages * 4ull);
+	w->inflight = carve(w, NE_SLABS_MAX * 8ull);
+	w->bounce = carve(w, RX_BYTES);
+	src = carve(w, (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *));
+	w->acts = carve(w, ACTS * sizeof(struct act));
+	w->wops = carve(w, ACTS * sizeof(struct wop));
+	w->rios = carve(w, RIOS * sizeof(struct rio));
+	w->dops = carve(w, dops_of(w) * sizeof(struct dop));
+	for (uint32_t i = 0; w->pool && i < LOG_DEPTH; i++) {
 		w->reqs[i].log = &w->cs->log[i];
 		w->reqs[i].src = src + (uint64_t)i * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES);
 	}
@@ -517,7 +499,7 @@ int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
 	w->patience_ns = hedge_floor_ns(&dev->params);
 	atomic_store(&w->sock_mail, -1);
 	w->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	w->pool_bytes = pool_bytes(w) + 16 * 64;
+	pools_make(w); /* for its size */
 	w->pool = zalloc(w->pool_bytes);
 	if (w->kick_fd < 0 || !w->pool) {
 		worker_destroy(w);
@@ -562,10 +544,8 @@ void worker_destroy(struct worker *w)
 
 		if (mail)
 			mail->ops->destroy(mail);
-		if (!w->links[i])
-			continue;
-		w->links[i]->ops->kill(w->links[i], ECANCELED);
-		w->links[i]->ops->destroy(w->links[i]);
+		if (w->links[i])
+			ne_link_discard(w->links[i]);
 	}
 	ne_disk_destroy(w->disk);
 	sock = atomic_exchange(&w->sock_mail, -1);
