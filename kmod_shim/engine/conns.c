@@ -2,17 +2,14 @@
 /* conns.c - list of a donor's connections: how they are added, told to end, and forgotten. */
 #include "conns.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "engine.h"
-
-void peers_add(struct peers *peers, struct peer *peer)
-{
-	peer->next = peers->first;
-	peers->first = peer;
-}
+#include "thread.h"
 
 /* Takes *at off the list; its thread has ended or is about to. */
 static void peer_forget(struct peers *peers, struct peer **at)
@@ -70,7 +67,9 @@ void peers_reap(struct peers *peers)
 	}
 }
 
-void peers_make_room(struct peers *peers, uint64_t session)
+/* A borrower that opens more than all its threads need loses its oldest one: it may be half open, with nobody behind.
+ */
+static void peers_make_room(struct peers *peers, uint64_t session)
 {
 	struct peer **oldest = NULL;
 	uint32_t n = 0;
@@ -86,6 +85,22 @@ void peers_make_room(struct peers *peers, uint64_t session)
 	peer_shutdown(peers, *oldest);
 	pthread_mutex_unlock(peers->lock);
 	peer_forget(peers, oldest);
+}
+
+int peers_start(struct peers *peers, struct peer *peer, void *(*main)(void *))
+{
+	int err;
+
+	peers_reap(peers);
+	peers_make_room(peers, peer->session);
+	/* A unix socket has no such option, and no such delay. */
+	setsockopt(peer->sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+	err = thread_start(&peer->thread, SMALL_STACK_BYTES, main, peer);
+	if (!err) {
+		peer->next = peers->first;
+		peers->first = peer;
+	}
+	return err;
 }
 
 void peer_leave(struct peers *peers, struct peer *peer)

@@ -31,14 +31,12 @@ struct peers {
 	void (*forget)(struct peers *peers, struct peer *peer);
 };
 
-void peers_add(struct peers *peers, struct peer *peer);
+/* Starts the thread of a connection that has its session and socket: main(peer). 0 or -errno. */
+int peers_start(struct peers *peers, struct peer *peer, void *(*main)(void *));
 /* Ends the session's connections (all: everybody's): they are told first, so that they end side by side. */
 void peers_end(struct peers *peers, bool all, uint64_t session);
 /* Forgets connections whose borrowers have gone. */
 void peers_reap(struct peers *peers);
-/* A borrower that opens more than all its threads need loses its oldest one: it may be half open, with nobody behind.
- */
-void peers_make_room(struct peers *peers, uint64_t session);
 
 /* The last thing that a connection's thread does: closes the socket. */
 void peer_leave(struct peers *peers, struct peer *peer);

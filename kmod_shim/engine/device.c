@@ -24,8 +24,7 @@ static int workers_make(struct ne_device *dev)
 	int rc = 0;
 
 	for (uint32_t i = 0; i < THREADS && !rc; i++)
-		if (i < NE_WORKERS_MAX || i == NE_MOVER)
-			rc = worker_create(dev, i, &dev->worker[i]);
+		rc = worker_create(dev, i, &dev->worker[i]);
 	if (rc)
 		return rc;
 	if (dev->adopted && dev->disk_fd >= 0)
@@ -222,8 +221,6 @@ int ne_conn_forget(struct ne_device *dev, uint32_t worker)
 static void links_cut(struct ne_device *dev, uint32_t donor)
 {
 	for (uint32_t i = 0; i < THREADS; i++) {
-		if (!dev->worker[i])
-			continue;
 		atomic_fetch_or(&dev->worker[i]->failed_bits[donor / 64], 1ull << donor % 64);
 		worker_kick(dev->worker[i]);
 	}
@@ -283,11 +280,6 @@ int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, i
 	return rc;
 }
 
-int ne_rdma_connect(int sock, uint32_t limit_ms, struct ne_link **ret)
-{
-	return ne_verbs_create(sock, limit_ms, ret);
-}
-
 void ne_link_discard(struct ne_link *link)
 {
 	link->ops->kill(link, ECANCELED);
@@ -310,7 +302,7 @@ int ne_link_attach_shm(struct ne_device *dev, uint32_t donor)
 	for (uint32_t i = 0; i < THREADS && !rc; i++) {
 		struct ne_link *link;
 
-		if (!dev->worker[i] || !dev->worker[i]->started)
+		if (!dev->worker[i]->started)
 			continue;
 		rc = ne_shm_create(&link);
 		if (rc)
@@ -673,11 +665,6 @@ int ne_device_prefault(struct ne_device *dev)
 const char *ne_features(void)
 {
 	return ne_verbs_is_built() ? "uring,aes,rdma" : "uring,aes";
-}
-
-int ne_rdma_devices(void)
-{
-	return ne_verbs_devices();
 }
 
 void *ne_map(int fd, uint64_t bytes)

@@ -114,16 +114,9 @@ static bool cipher_pages(EVP_CIPHER_CTX *ctx, uint8_t *dst, const uint8_t *src, 
 
 /* --- faults */
 
-/* True for one operation in rules->every[kind]. The counters are shared by all threads, and written here alone. */
-static bool is_hit(const struct ne_fault_rules *rules, enum ne_fault kind)
+static bool is_hit(const struct ne_disk *disk, enum ne_fault kind)
 {
-	uint32_t every = rules ? atomic_load_explicit(&rules->every[kind], memory_order_relaxed) : 0;
-	_Atomic uint32_t *count;
-
-	if (!every)
-		return false;
-	count = (_Atomic uint32_t *)&rules->count[kind];
-	return (atomic_fetch_add_explicit(count, 1, memory_order_relaxed) + 1) % every == 0;
+	return disk->rules && ne_fault_is_hit(disk->rules, kind);
 }
 
 /* --- operations */
@@ -185,43 +178,44 @@ static void start_delay(struct ne_disk *disk, struct slot *slot)
 	io_uring_sqe_set_data(sqe, slot);
 }
 
+/* Spoils a WRITE where a rule says so, and encrypts it. 0, or -errno where nothing is to be written. */
+static int prepare_write(struct ne_disk *disk, struct slot *slot, void **buf, uint32_t *length)
+{
+	if (is_hit(disk, NE_FAULT_DELAY))
+		slot->delay_ns = 1000ull * atomic_load_explicit(&disk->rules->delay_us, memory_order_relaxed);
+	if (is_hit(disk, NE_FAULT_ERROR))
+		return -EIO;
+	if (is_hit(disk, NE_FAULT_SHORT)) {
+		slot->fails = true;
+		slot->status = -EIO;
+		*length = *length / 2 / NE_PAGE_BYTES * NE_PAGE_BYTES;
+		if (!*length)
+			return -EIO;
+	}
+	if (!disk->encrypt)
+		return 0;
+	*buf = slot->scratch;
+	return cipher_pages(disk->encrypt, *buf, slot->dio->buf, *length, slot->dio->offset) ? 0 : -EIO;
+}
+
 static void start(struct ne_disk *disk, struct slot *slot)
 {
 	struct ne_dio *dio = slot->dio;
 	uint32_t length = dio->length;
 	void *buf = dio->buf;
 	struct io_uring_sqe *sqe;
+	int err = 0;
 
 	slot->status = 0;
 	slot->fails = false;
 	slot->delay_ns = 0;
-	if (length == 0 || length > DIO_MAX_BYTES || length % NE_PAGE_BYTES || dio->offset % NE_PAGE_BYTES) {
-		start_nothing(disk, slot, -EINVAL);
+	if (length == 0 || length > DIO_MAX_BYTES || length % NE_PAGE_BYTES || dio->offset % NE_PAGE_BYTES)
+		err = -EINVAL;
+	else if (dio->op == NE_IO_WRITE)
+		err = prepare_write(disk, slot, &buf, &length);
+	if (err) {
+		start_nothing(disk, slot, err);
 		return;
-	}
-	if (dio->op == NE_IO_WRITE) {
-		if (is_hit(disk->rules, NE_FAULT_DELAY))
-			slot->delay_ns = 1000ull * atomic_load_explicit(&disk->rules->delay_us, memory_order_relaxed);
-		if (is_hit(disk->rules, NE_FAULT_ERROR)) {
-			start_nothing(disk, slot, -EIO);
-			return;
-		}
-		if (is_hit(disk->rules, NE_FAULT_SHORT)) {
-			slot->fails = true;
-			slot->status = -EIO;
-			length = length / 2 / NE_PAGE_BYTES * NE_PAGE_BYTES;
-			if (!length) {
-				start_nothing(disk, slot, -EIO);
-				return;
-			}
-		}
-		if (disk->encrypt) {
-			buf = slot->scratch;
-			if (!cipher_pages(disk->encrypt, buf, dio->buf, length, dio->offset)) {
-				start_nothing(disk, slot, -EIO);
-				return;
-			}
-		}
 	}
 	slot->expected = length;
 	sqe = sqe_of(disk, slot);

@@ -24,8 +24,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -40,7 +38,6 @@
 #include "conns.h"
 #include "engine.h"
 #include "link.h"
-#include "thread.h"
 #include "verbs.h"
 #include "wire.h"
 
@@ -442,21 +439,12 @@ int ne_export_create(struct ne_export **ret)
 	exp->may_spin = sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CORES_MIN;
 	exp->leases = calloc(LEASES, sizeof(*exp->leases));
 	exp->zeros = mmap(NULL, NE_WIRE_LENGTH_MAX, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (!exp->leases || exp->zeros == MAP_FAILED) {
-		if (exp->zeros != MAP_FAILED)
-			munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
-		free(exp->leases);
-		free(exp);
-		return -ENOMEM;
-	}
-	if (ne_verbs_is_built() && ne_verbs_export_create(&exp->verbs)) {
-		munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
-		free(exp->leases);
-		free(exp);
-		return -ENOMEM;
-	}
 	pthread_mutex_init(&exp->lock, NULL);
 	exp->peers = (struct peers){.lock = &exp->lock, .forget = conn_forget};
+	if (!exp->leases || exp->zeros == MAP_FAILED || (ne_verbs_is_built() && ne_verbs_export_create(&exp->verbs))) {
+		ne_export_destroy(exp);
+		return -ENOMEM;
+	}
 	*ret = exp;
 	return 0;
 }
@@ -466,9 +454,11 @@ void ne_export_destroy(struct ne_export *exp)
 	if (!exp)
 		return;
 	peers_end(&exp->peers, true, 0);
-	ne_verbs_export_destroy(exp->verbs);
+	if (exp->verbs)
+		ne_verbs_export_destroy(exp->verbs);
 	pthread_mutex_destroy(&exp->lock);
-	munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
+	if (exp->zeros != MAP_FAILED)
+		munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
 	free(exp->leases);
 	free(exp);
 }
@@ -521,24 +511,17 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 	struct conn *conn;
 	int err;
 
-	peers_reap(&exp->peers);
-	peers_make_room(&exp->peers, session);
 	conn = mmap(NULL, sizeof(*conn), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (conn == MAP_FAILED)
 		return -ENOMEM;
-	/* A unix socket has no such option, and no such delay. */
-	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
 	fcntl(sock, F_SETFL, fcntl(sock, F_GETFL) & ~O_NONBLOCK); /* who must not wait says so in each call */
 	conn->exp = exp;
 	conn->peer.session = session;
 	conn->peer.sock = sock;
-	err = thread_start(&conn->peer.thread, SMALL_STACK_BYTES, conn_main, conn);
-	if (err) {
+	err = peers_start(&exp->peers, &conn->peer, conn_main);
+	if (err)
 		munmap(conn, sizeof(*conn));
-		return err;
-	}
-	peers_add(&exp->peers, &conn->peer);
-	return 0;
+	return err;
 }
 
 int ne_export_fence(struct ne_export *exp, uint64_t session)

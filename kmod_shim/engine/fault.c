@@ -17,7 +17,6 @@
  * A stand-in is an ne_io of ours in `spoils`, made at the first hit: links in good health carry none of that memory.
  */
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -49,7 +48,7 @@ struct spoils {
 struct fault {
 	struct ne_link link;
 	struct ne_link *inner;
-	struct ne_fault_rules *rules;
+	const struct ne_fault_rules *rules;
 	struct spoils *spoils; /* NULL until something is spoilt */
 	uint32_t spoilt;       /* stand-ins in use */
 	struct ne_io *hung;
@@ -93,13 +92,8 @@ static uint32_t roll(struct fault *fault)
 {
 	uint32_t hits = 0;
 
-	for (int kind = 0; kind < NE_FAULT_KINDS; kind++) {
-		uint32_t every = rule_every(fault, kind);
-
-		if (every &&
-		    (atomic_fetch_add_explicit(&fault->rules->count[kind], 1, memory_order_relaxed) + 1) % every == 0)
-			hits |= 1u << kind;
-	}
+	for (int kind = 0; kind < NE_FAULT_KINDS; kind++)
+		hits |= (uint32_t)ne_fault_is_hit(fault->rules, kind) << kind;
 	return hits;
 }
 
@@ -399,8 +393,7 @@ int ne_fault_create(struct ne_link *inner, const struct ne_fault_rules *rules, s
 		return -ENOMEM;
 	fault->link = (struct ne_link){.ops = &fault_ops, .asks_kernel = inner->asks_kernel};
 	fault->inner = inner;
-	/* Rules are only read here; the counts beside them are written by all links. */
-	fault->rules = (struct ne_fault_rules *)rules;
+	fault->rules = rules;
 	fault->ready_last = &fault->ready;
 	*ret = &fault->link;
 	return 0;

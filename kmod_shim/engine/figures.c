@@ -10,11 +10,11 @@ int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret)
 	uint64_t sum[WORDS] = {0}, longest = 0;
 
 	for (uint32_t i = 0; i < THREADS; i++) {
-		const uint64_t *from = dev->worker[i] ? (const uint64_t *)&dev->worker[i]->stats : NULL;
+		const uint64_t *from = (const uint64_t *)&dev->worker[i]->stats;
 
-		for (uint32_t k = 0; from && k < WORDS; k++)
+		for (uint32_t k = 0; k < WORDS; k++)
 			sum[k] += __atomic_load_n(&from[k], __ATOMIC_RELAXED);
-		if (from && dev->worker[i]->stats.longest_request_ns > longest)
+		if (dev->worker[i]->stats.longest_request_ns > longest)
 			longest = dev->worker[i]->stats.longest_request_ns;
 	}
 	memcpy(ret, sum, sizeof(*ret));

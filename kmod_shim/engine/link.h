@@ -15,6 +15,8 @@
 #ifndef FARSIDE_LINK_H
 #define FARSIDE_LINK_H
 
+#include <stdatomic.h>
+
 #include "engine.h"
 
 struct ne_link;
@@ -77,6 +79,15 @@ struct ne_fault_rules {
 	_Atomic uint32_t delay_us;
 	_Atomic uint32_t count[NE_FAULT_KINDS];
 };
+/* True for one operation in rules->every[kind]. Rules are only read; the counts beside them are written by all threads. */
+static inline bool ne_fault_is_hit(const struct ne_fault_rules *rules, enum ne_fault kind)
+{
+	uint32_t every = atomic_load_explicit(&rules->every[kind], memory_order_relaxed);
+	_Atomic uint32_t *count = (_Atomic uint32_t *)&rules->count[kind];
+
+	return every && (atomic_fetch_add_explicit(count, 1, memory_order_relaxed) + 1) % every == 0;
+}
+
 /* Owns inner from here on. With no rule set it passes everything through (and is not `direct`). */
 int ne_fault_create(struct ne_link *inner, const struct ne_fault_rules *rules, struct ne_link **ret);
 

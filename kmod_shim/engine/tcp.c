@@ -301,12 +301,8 @@ static bool tcp_alive(const struct ne_link *link)
 
 static void tcp_destroy(struct ne_link *link)
 {
-	struct tcp *tcp = to_tcp(link);
-
-	if (!tcp)
-		return;
-	close(tcp->sock);
-	free(tcp);
+	close(to_tcp(link)->sock);
+	free(to_tcp(link));
 }
 
 static const struct ne_link_ops tcp_ops = {

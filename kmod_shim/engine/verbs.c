@@ -461,8 +461,6 @@ static void verbs_destroy(struct ne_link *link)
 {
 	struct verbs *v = to_verbs(link);
 
-	if (!v)
-		return;
 	close(v->sock);
 	free_all(v);
 }
@@ -480,10 +478,10 @@ static const struct ne_link_ops verbs_ops = {
 
 /* --- making one */
 
-/* What the library gives as a pointer or NULL. */
-static int missing(const void *made)
+/* Why the library gave no pointer. */
+static int missing(void)
 {
-	return made ? 0 : errno ? -errno : -ENOMEM;
+	return errno ? -errno : -ENOMEM;
 }
 
 static int watch(struct verbs *v, int fd)
@@ -504,7 +502,7 @@ static int make_blocks(struct verbs *v)
 	if (madvise(blocks, BLOCKS_BYTES, MADV_DONTFORK))
 		return -errno;
 	v->mr = ibv_reg_mr(v->pd, blocks, BLOCKS_BYTES, IBV_ACCESS_LOCAL_WRITE);
-	return missing(v->mr);
+	return v->mr ? 0 : missing();
 }
 
 static int make_queues(struct verbs *v)
@@ -513,20 +511,16 @@ static int make_queues(struct verbs *v)
 		.qp_type = IBV_QPT_RC,
 		.cap = {.max_send_wr = VERBS_DEPTH, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
 	};
-	int err;
 
 	v->pd = ibv_alloc_pd(v->id->verbs);
-	err = missing(v->pd);
-	if (err)
-		return err;
+	if (!v->pd)
+		return missing();
 	v->channel = ibv_create_comp_channel(v->id->verbs);
-	err = missing(v->channel);
-	if (err)
-		return err;
+	if (!v->channel)
+		return missing();
 	v->cq = ibv_create_cq(v->id->verbs, CQ_ENTRIES, NULL, v->channel, 0);
-	err = missing(v->cq);
-	if (err)
-		return err;
+	if (!v->cq)
+		return missing();
 	attr.send_cq = v->cq;
 	attr.recv_cq = v->cq;
 	if (rdma_create_qp(v->id, v->pd, &attr))
@@ -548,7 +542,7 @@ static int make_waiting(struct verbs *v)
 }
 
 /* Where the donor's listener is. */
-static int place_address(const struct ne_verbs_place *place, struct sockaddr_storage *ret)
+static void place_address(const struct ne_verbs_place *place, struct sockaddr_storage *ret)
 {
 	struct in6_addr address;
 
@@ -567,7 +561,6 @@ static int place_address(const struct ne_verbs_place *place, struct sockaddr_sto
 		in6->sin6_port = htons(place->port);
 		in6->sin6_addr = address;
 	}
-	return 0;
 }
 
 static int ask_place(int sock, uint64_t deadline_ns, struct ne_verbs_place *ret)
@@ -625,7 +618,7 @@ static int connect_pair(struct verbs *v, const struct ne_verbs_place *place, uin
 	return event.said.magic == say.magic && event.said.nonce == say.nonce ? 0 : -EPROTO;
 }
 
-int ne_verbs_create(int sock, uint32_t limit_ms, struct ne_link **ret)
+int ne_rdma_connect(int sock, uint32_t limit_ms, struct ne_link **ret)
 {
 	uint64_t deadline_ns = now_ns() + limit_ms * 1000000ull;
 	struct verbs *v = calloc(1, sizeof(*v));

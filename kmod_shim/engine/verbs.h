@@ -26,30 +26,30 @@
 #include "engine.h"
 #include "link.h"
 
-/* RDMA devices here, or -EOPNOTSUPP in a build without rdma-core. */
-int ne_verbs_devices(void);
 /* True in a build with rdma-core. */
 bool ne_verbs_is_built(void);
-/* The borrower's end on an authenticated socket, which becomes the link's on success. Blocks, at most limit_ms. */
-int ne_verbs_create(int sock, uint32_t limit_ms, struct ne_link **ret);
 
-/* The donor's side. Regions are memory that is, or may soon be, lent. */
+/*
+ * The donor's side. Regions are memory that is, or may soon be, lent. A build without rdma-core makes no ne_verbs_export,
+ * and so has none of the functions that take one: they are weak.
+ */
+#define NE_VERBS_WEAK __attribute__((weak))
 struct ne_verbs_export;
 int ne_verbs_export_create(struct ne_verbs_export **ret);	/* -EOPNOTSUPP without rdma-core */
-void ne_verbs_export_destroy(struct ne_verbs_export *exp);
+void NE_VERBS_WEAK ne_verbs_export_destroy(struct ne_verbs_export *exp);
 /* Memory that may be leased soon: it is registered ahead for the sessions there are. */
-int ne_verbs_export_offer(struct ne_verbs_export *exp, void *addr, uint64_t bytes);
+int NE_VERBS_WEAK ne_verbs_export_offer(struct ne_verbs_export *exp, void *addr, uint64_t bytes);
 /* The memory is going: no adapter has it any more when this returns. 0 too where it was never offered. */
-void ne_verbs_export_withdraw(struct ne_verbs_export *exp, void *addr);
-int ne_verbs_export_lease(struct ne_verbs_export *exp, uint32_t lease, uint64_t session, uint64_t token, void *addr,
-			  uint64_t bytes);
+void NE_VERBS_WEAK ne_verbs_export_withdraw(struct ne_verbs_export *exp, void *addr);
+int NE_VERBS_WEAK ne_verbs_export_lease(struct ne_verbs_export *exp, uint32_t lease, uint64_t session, uint64_t token,
+					void *addr, uint64_t bytes);
 /* No key of the lease is good any more when this returns. */
-void ne_verbs_export_revoke(struct ne_verbs_export *exp, uint32_t lease);
+void NE_VERBS_WEAK ne_verbs_export_revoke(struct ne_verbs_export *exp, uint32_t lease);
 /* address: where queue pairs of this connection are to be made, or NULL for the address that sock came to. */
-int ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock, const char *address);
+int NE_VERBS_WEAK ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock, const char *address);
 /* Ends the session's queue pairs (all: everybody's); returns when they are destroyed. */
-void ne_verbs_export_fence(struct ne_verbs_export *exp, bool all, uint64_t session);
-void ne_verbs_export_stats(struct ne_verbs_export *exp, struct ne_export_stats *add);
+void NE_VERBS_WEAK ne_verbs_export_fence(struct ne_verbs_export *exp, bool all, uint64_t session);
+void NE_VERBS_WEAK ne_verbs_export_stats(struct ne_verbs_export *exp, struct ne_export_stats *add);
 
 /* ------------------------------------------------------------------ on the companion, little-endian */
 

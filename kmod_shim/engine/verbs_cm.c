@@ -14,7 +14,7 @@ bool ne_verbs_is_built(void)
 	return true;
 }
 
-int ne_verbs_devices(void)
+int ne_rdma_devices(void)
 {
 	struct ibv_device **list;
 	int count = 0;

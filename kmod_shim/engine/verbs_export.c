@@ -18,13 +18,11 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
-#include "thread.h"
 #include "verbs_pair.h"
 
 struct ne_verbs_export {
@@ -184,8 +182,6 @@ int ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock
 
 	if (!conn)
 		return -ENOMEM;
-	peers_reap(&exp->peers);
-	peers_make_room(&exp->peers, session);
 	conn->registry = &exp->registry;
 	conn->peers = &exp->peers;
 	conn->peer.session = session;
@@ -194,11 +190,8 @@ int ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock
 	err = conn_address(sock, address, &conn->at);
 	if (!err)
 		err = registry_start(&exp->registry);
-	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
 	if (!err)
-		err = thread_start(&conn->peer.thread, SMALL_STACK_BYTES, pair_main, conn);
-	if (!err)
-		peers_add(&exp->peers, &conn->peer);
+		err = peers_start(&exp->peers, &conn->peer, pair_main);
 	if (err) {
 		pthread_mutex_destroy(&conn->lock);
 		free(conn);

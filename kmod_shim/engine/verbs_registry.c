@@ -136,18 +136,11 @@ void region_end(struct registry *registry, struct region *region)
 /* Registrations that were keys themselves. */
 void region_end_rights(struct registry *registry, struct region *region)
 {
-	struct reg **at = &region->regs;
-
 	wait_until_idle(registry, region);
-	while (*at) {
-		struct reg *reg = *at;
-
-		if (reg->domain->has_windows) {
-			at = &reg->next;
-			continue;
-		}
-		*at = reg->next;
-		reg_free(reg);
+	for (struct reg *reg = region->regs, *next; reg; reg = next) {
+		next = reg->next;
+		if (!reg->domain->has_windows)
+			reg_forget(region, reg);
 	}
 }
 

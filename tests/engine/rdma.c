@@ -21,7 +21,7 @@ static struct ne_link *rdma_link(struct donor *donor, uint64_t session)
 
 	tcp_pair(pair, 0);
 	CHECK(ne_export_conn_rdma(donor->exp, session, pair[1], NULL) == 0);
-	CHECK(ne_verbs_create(pair[0], LIMIT_MS, &link) == 0);
+	CHECK(ne_rdma_connect(pair[0], LIMIT_MS, &link) == 0);
 	return link;
 }
 
@@ -602,10 +602,10 @@ TEST(without_a_device_there_is_no_queue_pair_and_the_socket_stays_the_callers)
 
 	begin(&donor);
 	fake.devices = 0;
-	CHECK(ne_verbs_devices() == 0);
+	CHECK(ne_rdma_devices() == 0);
 	tcp_pair(pair, 0);
 	CHECK(ne_export_conn_rdma(donor.exp, SESSION, pair[1], NULL) == 0);
-	CHECK(ne_verbs_create(pair[0], LIMIT_MS, &link) == -ENODEV);
+	CHECK(ne_rdma_connect(pair[0], LIMIT_MS, &link) == -ENODEV);
 	CHECK(close(pair[0]) == 0);
 	end(&donor);
 }
@@ -617,7 +617,7 @@ TEST(a_donor_that_says_nothing_is_given_up_in_time)
 
 	fake_reset();
 	tcp_pair(pair, 0);
-	CHECK(ne_verbs_create(pair[0], 50, &link) == -ETIMEDOUT);
+	CHECK(ne_rdma_connect(pair[0], 50, &link) == -ETIMEDOUT);
 	CHECK(close(pair[0]) == 0);
 	CHECK(close(pair[1]) == 0);
 	CHECK(fake.objects == 0);
@@ -632,7 +632,7 @@ TEST(a_donor_that_talks_nonsense_is_left)
 	fake_reset();
 	tcp_pair(pair, 0);
 	CHECK(write(pair[1], &place, sizeof(place)) == sizeof(place));
-	CHECK(ne_verbs_create(pair[0], LIMIT_MS, &link) == -EPROTO);
+	CHECK(ne_rdma_connect(pair[0], LIMIT_MS, &link) == -EPROTO);
 	CHECK(close(pair[0]) == 0);
 	CHECK(close(pair[1]) == 0);
 	CHECK(fake.objects == 0);
