@@ -83,12 +83,9 @@ static int tables_make(struct ne_device *dev)
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	tables_of(dev, tables);
 	for (int i = 0; i < TABLES; i++) {
-		void *p = mmap(NULL, tables[i].bytes, PROT_READ | PROT_WRITE,
-			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-		if (p == MAP_FAILED)
+		*tables[i].at = ne_zeros(tables[i].bytes);
+		if (!*tables[i].at)
 			return -ENOMEM;
-		*tables[i].at = p;
 	}
 	return dev->event_fd < 0 ? -ENOMEM : 0;
 }

@@ -371,12 +371,9 @@ static int slots_create(struct ne_disk *disk)
 	if (!disk->slots)
 		return -ENOMEM;
 	if (disk->encrypt) {
-		void *scratch = mmap(NULL, (size_t)disk->depth * DIO_MAX_BYTES, PROT_READ | PROT_WRITE,
-				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-		if (scratch == MAP_FAILED)
+		disk->scratch = ne_zeros((uint64_t)disk->depth * DIO_MAX_BYTES);
+		if (!disk->scratch)
 			return -ENOMEM;
-		disk->scratch = scratch;
 	}
 	for (uint32_t i = disk->depth; i--;) {
 		struct slot *slot = &disk->slots[i];

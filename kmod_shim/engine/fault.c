@@ -128,15 +128,9 @@ static int free_copy(const struct fault *fault)
 /* False when an operation that a rule hits could not be taken now; asked before the dice, so that no hit is lost. */
 static bool has_room(struct fault *fault, const struct ne_io *io)
 {
-	if (!fault->spoils) {
-		void *memory = mmap(NULL, sizeof(struct spoils), PROT_READ | PROT_WRITE,
-				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-		if (memory == MAP_FAILED)
-			return false;
-		fault->spoils = memory;
-	}
-	if (fault->spoilt == SPOILS)
+	if (!fault->spoils)
+		fault->spoils = ne_zeros(sizeof(struct spoils));
+	if (!fault->spoils || fault->spoilt == SPOILS)
 		return false;
 	return io->op == NE_IO_READ || !rule_every(fault, NE_FAULT_CORRUPT) || free_copy(fault) >= 0;
 }

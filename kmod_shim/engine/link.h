@@ -16,6 +16,7 @@
 #define FARSIDE_LINK_H
 
 #include <stdatomic.h>
+#include <sys/mman.h>
 
 #include "engine.h"
 
@@ -133,6 +134,14 @@ bool ne_disk_unsubmitted(const struct ne_disk *disk);	/* the kernel has not take
 int ne_disk_wait_fd(const struct ne_disk *disk);	/* readable when poll() has something (POLLIN) */
 
 /* --------------------------------------------------------------- bytes */
+
+/* Private memory, all zero and not there before it is touched, for munmap(); NULL without memory. */
+static inline void *ne_zeros(uint64_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
 
 /* Copies and returns the crc32c of what was copied, in one pass. */
 uint32_t ne_copy_crc32c(void *restrict dst, const void *restrict src, size_t bytes);

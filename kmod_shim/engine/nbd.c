@@ -323,6 +323,13 @@ static int req_run(struct worker *w, struct req *rq)
 	}
 }
 
+/* Goes on with a request; what can't go on now is looked at again. */
+static void req_go(struct worker *w, struct req *rq)
+{
+	if (req_run(w, rq))
+		req_defer(w, rq);
+}
+
 /* A write or trim that has not begun and whose connection is gone must not begin any more. */
 static bool is_fenced(struct worker *w, struct req *rq, uint64_t now)
 {
@@ -362,8 +369,7 @@ static void deferred_one(struct worker *w, struct req *rq, uint64_t now)
 		req_answer(w, rq);
 		return;
 	}
-	if (req_run(w, rq))
-		req_defer(w, rq);
+	req_go(w, rq);
 }
 
 bool conn_deferred(struct worker *w, uint64_t now)
@@ -439,8 +445,8 @@ static void receive_end(struct worker *w)
 	rq->error = (int)rq->log->error;
 	if (rq->error)
 		req_answer(w, rq);
-	else if (req_run(w, rq))
-		req_defer(w, rq);
+	else
+		req_go(w, rq);
 }
 
 /* No slot is free: the write waits where it is, and fails when that has lasted too long. True: fail it. */
@@ -468,6 +474,16 @@ static void shortage_ends(struct worker *w)
 static bool comes_by_the_ring(uint32_t length, uint64_t here)
 {
 	return length <= GATHER_BYTES || (length <= RX_BYTES / 2 && here >= length / 2);
+}
+
+/* A request at the parse position, of which all is here. False: there are too many. */
+static bool req_begin(struct worker *w, const struct nbd_request *nr, uint64_t now)
+{
+	struct req *rq = req_make(w, nr, now);
+
+	if (rq)
+		req_go(w, rq);
+	return rq;
 }
 
 /* A WRITE at the parse position. False: it has to wait. */
@@ -555,12 +571,8 @@ static bool parse_read(struct worker *w, const struct nbd_request *nr, uint64_t 
 		count_latency(w, rq, now_ns());
 	} else if (rc == -EIO) {
 		reply_now(w, nr, EIO);
-	} else {
-		rq = req_make(w, nr, now);
-		if (!rq)
-			return false;
-		if (req_run(w, rq))
-			req_defer(w, rq);
+	} else if (!req_begin(w, nr, now)) {
+		return false;
 	}
 	w->rx_parsed += REQUEST_BYTES;
 	return true;
@@ -584,7 +596,6 @@ static void count_request(struct worker *w, uint16_t type)
 static bool parse_one(struct worker *w, uint64_t now)
 {
 	struct nbd_request nr;
-	struct req *rq;
 	int error;
 
 	if (w->rx_tail - w->rx_parsed < REQUEST_BYTES || !tx_room(w, REPLY_BYTES))
@@ -617,11 +628,8 @@ static bool parse_one(struct worker *w, uint64_t now)
 		if (w->answering || !parse_read(w, &nr, now))
 			return false;
 	} else {
-		rq = req_make(w, &nr, now);
-		if (!rq)
+		if (!req_begin(w, &nr, now))
 			return false;
-		if (req_run(w, rq))
-			req_defer(w, rq);
 		w->rx_parsed += REQUEST_BYTES;
 	}
 	count_request(w, nr.type);
@@ -653,11 +661,6 @@ static uint32_t receive_where(struct worker *w, struct iovec iov[2])
 	return iov[1].iov_len ? 2 : 1;
 }
 
-static uint64_t room_of(const struct iovec *iov, uint32_t iovs)
-{
-	return iov[0].iov_len + (iovs > 1 ? iov[1].iov_len : 0);
-}
-
 static bool receive(struct worker *w, uint64_t now)
 {
 	struct ne_transfer *t = transfer_peek(w->cs->rx, &w->cs->rx_gen);
@@ -669,7 +672,7 @@ static bool receive(struct worker *w, uint64_t now)
 		return false;
 	t = transfer_next(w->cs->rx, &w->cs->rx_gen, w->rx_tail, iovs);
 	rc = recvmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT, NULL);
-	w->rx_drained = rc < 0 || t->hdr.msg_len < room_of(t->iov, iovs);
+	w->rx_drained = rc < 0 || t->hdr.msg_len < t->iov[0].iov_len + (iovs > 1 ? t->iov[1].iov_len : 0);
 	w->last_rx_ns = now;
 	if (rc < 0 && (errno == EAGAIN || errno == EINTR))
 		return false;

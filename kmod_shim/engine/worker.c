@@ -434,13 +434,6 @@ void worker_recover_done(struct worker *w)
 
 /* ------------------------------------------------------------------ create and destroy */
 
-static void *zalloc(uint64_t bytes)
-{
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	return p == MAP_FAILED ? NULL : p;
-}
-
 /* The next part of the pool; before there is one only its size counts. */
 static void *carve(struct worker *w, uint64_t bytes)
 {
@@ -477,7 +470,7 @@ static void pools_make(struct worker *w)
 /* Places the worker on its part of the state memfd. */
 int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
 {
-	struct worker *w = zalloc(sizeof(*w));
+	struct worker *w = ne_zeros(sizeof(*w));
 	uint8_t *state = dev->map + worker_offset(dev, idx);
 
 	if (!w)
@@ -500,7 +493,7 @@ int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
 	atomic_store(&w->sock_mail, -1);
 	w->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	pools_make(w); /* for its size */
-	w->pool = zalloc(w->pool_bytes);
+	w->pool = ne_zeros(w->pool_bytes);
 	if (w->kick_fd < 0 || !w->pool) {
 		worker_destroy(w);
 		return -ENOMEM;
