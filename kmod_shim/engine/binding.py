@@ -186,11 +186,12 @@ def _check(op: str, answer: int) -> int:
     return answer
 
 
+def _values(record: type[Params | SlabInfo | EngineStats | ExportStats], of: Any) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in record.__dataclass_fields__}
+
+
 def _params(params: Params) -> object:
-    return ffi.new(
-        "struct ne_params *",
-        {name: int(getattr(params, name)) for name in Params.__dataclass_fields__},
-    )
+    return ffi.new("struct ne_params *", _values(Params, params))
 
 
 class Figures:
@@ -291,7 +292,7 @@ class Device:
     def link_attach_rdma(self, donor: int, worker: int, link: "RdmaLink") -> None:
         """Gives the worker (or `MOVER`) a queue pair to the donor."""
         _check("link_attach_rdma", lib.ne_link_attach_rdma(self._device, donor, worker, link.handle))
-        link.given_away()
+        link.handle = ffi.NULL  # the engine has it now
 
     def link_attach_shm(self, donor: int) -> None:
         """The donor's slabs are memory of this host."""
@@ -311,7 +312,8 @@ class Device:
 
     def slab_add(self, info: SlabInfo, memfd: int = -1) -> None:
         """Makes a lease known; with its memory where the donor is on this host."""
-        _check("slab_add", lib.ne_slab_add(self._device, _slab_info(info), memfd))
+        raw = ffi.new("struct ne_slab_info *", _values(SlabInfo, info))
+        _check("slab_add", lib.ne_slab_add(self._device, raw, memfd))
 
     def slab_remap(self, slab: int, memfd: int) -> None:
         """Gives a known slab its memory again, after adoption."""
@@ -321,14 +323,7 @@ class Device:
         """The slab in the state."""
         info = ffi.new("struct ne_slab_info *")
         _check("slab_get", lib.ne_slab_get(self._device, slab, info))
-        return SlabInfo(
-            slab=info.slab,
-            donor=info.donor,
-            lease=info.lease,
-            epoch=info.epoch,
-            token=info.token,
-            state=SlabState(info.state),
-        )
+        return SlabInfo(**_values(SlabInfo, info) | {"state": SlabState(info.state)})
 
     def slab_remove(self, slab: int) -> None:
         """Forgets a slab that nothing uses."""
@@ -373,11 +368,8 @@ class Device:
         """All counters, summed over the workers."""
         raw = ffi.new("struct ne_stats *")
         _check("stats_get", lib.ne_stats_get(self._device, raw))
-        values: dict[str, Any] = {
-            name: tuple(getattr(raw, name)) if name.startswith("latency_") else int(getattr(raw, name))
-            for name in EngineStats.__dataclass_fields__
-        }
-        return EngineStats(**values)
+        times: dict[str, Any] = {"latency_read": tuple(raw.latency_read), "latency_write": tuple(raw.latency_write)}
+        return EngineStats(**_values(EngineStats, raw) | times)
 
     def lift_set(self, on: bool) -> None:
         """Set whether such pages are copied to donors in the background; WANT names their unmapped granules."""
@@ -400,22 +392,11 @@ class RdmaLink:
         _check("rdma_connect", lib.ne_rdma_connect(sock, limit_ms, handle))
         self.handle = handle[0]
 
-    def given_away(self) -> None:
-        """The engine has it now."""
-        self.handle = ffi.NULL
-
     def close(self) -> None:
         """Frees it, if it is still ours. A second call does nothing."""
         handle, self.handle = self.handle, ffi.NULL
         if handle != ffi.NULL:
             lib.ne_link_discard(handle)
-
-
-def _slab_info(info: SlabInfo) -> object:
-    return ffi.new(
-        "struct ne_slab_info *",
-        {"slab": info.slab, "donor": info.donor, "lease": info.lease, "epoch": info.epoch, "token": info.token},
-    )
 
 
 class Exporter:
@@ -464,7 +445,7 @@ class Exporter:
         """Counters of what has been served."""
         raw = ffi.new("struct ne_export_stats *")
         _check("export_stats_get", lib.ne_export_stats_get(self._export, raw))
-        return ExportStats(**{name: int(getattr(raw, name)) for name in ExportStats.__dataclass_fields__})
+        return ExportStats(**_values(ExportStats, raw))
 
 
 def map(fd: int, size_bytes: int) -> int:  # noqa: A001 (engine.h's name for it)
