@@ -36,10 +36,7 @@ def load_module(root: Path = Path("/")) -> None:
     """Has nbd in the kernel. Raises Unavailable where the kernel has none, ConfigError without the right to load it."""
     if (root / "sys/module" / MODULE).exists():
         return
-    try:
-        done = subprocess.run(["modprobe", MODULE], capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise Unavailable("modprobe is missing", hint="apt-get install kmod, or load nbd by other means") from error
+    done = _run("modprobe", MODULE, hint="apt-get install kmod, or load nbd by other means")
     if done.returncode:
         reason = " ".join(done.stderr.split())
         if "not permitted" in reason or os.geteuid() != 0:
@@ -120,11 +117,7 @@ def wait_for_udev() -> None:
 
 def signature(device: str) -> Mapping[str, str]:
     """Signatures on a device by blkid's probe, such as TYPE and UUID; empty if there are none. Raises ConfigError."""
-    command = ["blkid", "-p", "-o", "export", device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise Unavailable("blkid is missing", hint="apt-get install util-linux") from error
+    done = _run("blkid", "-p", "-o", "export", device, hint="apt-get install util-linux")
     if done.returncode not in (0, 2):  # 2: nothing was found
         raise ConfigError(f"blkid {device}: {' '.join(done.stderr.split()) or done.returncode}")
     lines = (line.partition("=") for line in done.stdout.splitlines())
@@ -133,17 +126,20 @@ def signature(device: str) -> Mapping[str, str]:
 
 def write_swap_signature(device: str, label: str) -> str:
     """Run mkswap and check the result with blkid; return the area's UUID. Raises ConfigError."""
-    command = ["mkswap", "--force", "--label", label[:15], device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise Unavailable("mkswap is missing", hint="apt-get install util-linux") from error
+    done = _run("mkswap", "--force", "--label", label[:15], device, hint="apt-get install util-linux")
     if done.returncode:
         raise ConfigError(f"mkswap {device}: {' '.join(done.stderr.split())}")
     found = signature(device)
     if found.get("TYPE") != "swap":
         raise ConfigError(f"{device}: mkswap left no swap signature", hint="see dmesg for I/O errors")
     return found.get("UUID", "")
+
+
+def _run(*command: str, hint: str) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Unavailable(f"{command[0]} is missing", hint=hint) from error
 
 
 def _write(path: Path, text: str) -> None:
