@@ -190,11 +190,18 @@ static bool good_to_home(struct drain *d, uint64_t word, uint32_t page, uint32_t
 uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, int except)
 {
 	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
-	uint64_t homes = homes_in_reach(d->w, d->cluster, H_VALID | H_WRITE), bits = 0;
+	const uint64_t needed = H_VALID | H_WRITE;
+	uint64_t bits = 0;
 
-	for (int h = 0; h < NE_HOMES; h++)
-		if (h != except && homes & P_R(h) && good_to_home(d, atomic_load(&c->home[h]), page, n, good))
+	for (int h = 0; h < NE_HOMES; h++) {
+		/* The word that was looked at is the one that is used: while one home is written the next may go. */
+		uint64_t word = atomic_load(&c->home[h]);
+
+		if (h != except && (word & needed) == needed &&
+		    donor_is(d->w->dev, d->w->dev->slabs[H_SLAB(word)].donor, NE_DONOR_UP) &&
+		    good_to_home(d, word, page, n, good))
 			bits |= P_R(h);
+	}
 	return bits;
 }
 
