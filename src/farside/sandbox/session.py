@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import PeerError
+from farside.log import last_line
 from farside.sandbox import process
 from farside.sandbox.process import command
 
@@ -40,7 +41,7 @@ def open_sandbox(arguments: Sequence[str] = (), *, state: Path | None = None) ->
     Raises:
         PeerError: it did not get ready, or did not end well; its own last words are in the message.
     """
-    with tempfile.TemporaryDirectory(prefix="farside-") as spare, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryDirectory(prefix="farside-") as spare, (Path(spare) / "stderr").open("w") as errors:
         folder = state or Path(spare) / "state"
         argv = command("sandbox", "--state", os.fspath(folder), *arguments)
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as child:
@@ -48,12 +49,12 @@ def open_sandbox(arguments: Sequence[str] = (), *, state: Path | None = None) ->
                 count = max(1, sum(word == "--listen" for word in arguments))
                 uris = tuple(_ready_uri(child) for _ in range(count))
                 if not all(uris):
-                    raise PeerError(f"the sandbox did not start: {_last_words(child, errors.fileno())}")
+                    raise PeerError(f"the sandbox did not start: {_last_words(child, Path(errors.name))}")
                 yield Session(uris=uris, state=folder, pid=child.pid)
             finally:
                 status = _end(child)
         if status != 0:
-            raise PeerError(f"the sandbox ended with status {status}: {_last_words(child, errors.fileno())}")
+            raise PeerError(f"the sandbox ended with status {status}: {_last_words(child, Path(errors.name))}")
 
 
 def _ready_uri(child: subprocess.Popen[str]) -> str:
@@ -63,10 +64,9 @@ def _ready_uri(child: subprocess.Popen[str]) -> str:
     return line.removeprefix("ready ") if line.startswith("ready ") else ""
 
 
-def _last_words(child: subprocess.Popen[str], errors_fd: int) -> str:
+def _last_words(child: subprocess.Popen[str], errors: Path) -> str:
     child.wait(END_LIMIT_S)
-    said = os.pread(errors_fd, 65536, 0).decode(errors="replace").strip().splitlines()
-    return said[-1] if said else "it said nothing"
+    return last_line(errors) or "it said nothing"
 
 
 def _end(child: subprocess.Popen[str]) -> int:
