@@ -21,10 +21,10 @@ from farside.kmod_shim.nbd.dial import Offer, dial, hang_up
 from farside.kmod_shim.nbd.message import BLOCK_BYTES, Connection
 from farside.kmod_shim.nbd.netlink import NbdNetlink
 from farside.kmod_shim.swap.call import swap_on
-from farside.kmod_shim.swap.facts import Served, Wish, ask_served, attach_facts, connections_of
+from farside.kmod_shim.swap.facts import Wish, ask_served, attach_facts, connections_of
 from farside.kmod_shim.swap.hibernation import allow_sleep, forbid_sleep
 from farside.kmod_shim.swap.record import Attached, forget_record, read_records, save_record
-from farside.kmod_shim.swap.refusal import MAY_HANG, OVERWRITE, Refusal, attach_refusals, standing
+from farside.kmod_shim.swap.refusal import MAY_HANG, OVERWRITE, Refusal, Served, attach_refusals, standing
 from farside.kmod_shim.swap.sysctl import Before, restore_machine, tune_machine
 from farside.kmod_shim.swap.table import find_area, read_swaps
 

@@ -15,27 +15,11 @@ from farside.kmod_shim.guard_check import guard_checks
 from farside.kmod_shim.preflight import Check, has_capability
 from farside.kmod_shim.swap.hibernation import read_hibernation
 from farside.kmod_shim.swap.record import Attached
-from farside.kmod_shim.swap.refusal import AttachFacts, OtherArea
+from farside.kmod_shim.swap.refusal import AttachFacts, OtherArea, Served
 from farside.kmod_shim.swap.table import read_swaps
 
 CAP_SYS_ADMIN = 21
 LOOPS_MAX = 8  # a file on a loop device on a file ...: nobody stacks more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Status of a running `farside blockdev`, as far as attaching needs it."""
-
-    name: str
-    size_bytes: int
-    slab_bytes: int
-    workers: int
-    connections: int
-    offered: bool
-    server_pid: int
-    supervisor_pid: int
-    listen: tuple[str, ...]
-    disk_path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +65,14 @@ def guard_of(root: Path, served: Served) -> tuple[Check, ...]:
 
 def connections_of(wish: Wish, served: Served) -> int:
     """Number of sockets for the kernel: as asked for, otherwise one a core as far as workers are free."""
-    free = served.workers - served.connections
-    return wish.connections or max(1, min(len(os.sched_getaffinity(0)), free))
+    return wish.connections or max(1, min(len(os.sched_getaffinity(0)), served.free_workers))
 
 
 def attach_facts(root: Path, wish: Wish, served: Served, records: tuple[Attached, ...], *, busy: bool) -> AttachFacts:
     """All facts for attaching, now. ``busy``: the device that was asked for is connected."""
     device = "" if wish.index is None else f"/dev/nbd{wish.index}"
     return AttachFacts(
-        export=served.name,
-        size_bytes=served.size_bytes,
-        slab_bytes=served.slab_bytes,
+        served=served,
         is_swap=wish.is_swap,
         priority=wish.priority,
         may_administer=has_capability(root, CAP_SYS_ADMIN),
@@ -99,11 +80,8 @@ def attach_facts(root: Path, wish: Wish, served: Served, records: tuple[Attached
         device_number=_number(root, device),
         device_is_connected=busy,
         connections=connections_of(wish, served),
-        free_workers=served.workers - served.connections,
-        offered=served.offered,
         records=records,
         guard=guard_of(root, served) if wish.is_swap else (),
-        disk_path=served.disk_path,
         backings=tuple(_backings(root, served.disk_path)) if served.disk_path else (),
         others=tuple(_others(root)),
         hibernation=read_hibernation(root),

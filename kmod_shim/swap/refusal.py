@@ -43,6 +43,27 @@ class OtherArea:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Status of a running `farside blockdev`, as far as attaching needs it."""
+
+    name: str
+    size_bytes: int
+    slab_bytes: int
+    workers: int
+    connections: int
+    offered: bool
+    server_pid: int
+    supervisor_pid: int
+    listen: tuple[str, ...]
+    disk_path: str
+
+    @property
+    def free_workers(self) -> int:
+        """Connections that the device can serve besides those that it serves."""
+        return self.workers - self.connections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttachFacts:
     """Facts for the rules of attaching.
 
@@ -52,14 +73,10 @@ class AttachFacts:
         device_number: Its MAJOR:MINOR, empty without one.
         device_is_connected: Somebody is connected to it.
         connections: Sockets that the kernel is to have.
-        free_workers: Connections that the device can serve besides those that it serves.
-        offered: The device takes clients.
         guard: The checks of its processes; empty where no swap is wanted.
     """
 
-    export: str
-    size_bytes: int
-    slab_bytes: int
+    served: Served
     is_swap: bool
     priority: int
     may_administer: bool
@@ -67,11 +84,8 @@ class AttachFacts:
     device_number: str
     device_is_connected: bool
     connections: int
-    free_workers: int
-    offered: bool
     records: tuple[Attached, ...]
     guard: tuple[Check, ...]
-    disk_path: str
     backings: tuple[Backing, ...]
     others: tuple[OtherArea, ...]
     hibernation: Hibernation
@@ -126,9 +140,9 @@ def _right(facts: AttachFacts) -> Iterator[Refusal]:
 
 def _device(facts: AttachFacts) -> Iterator[Refusal]:
     for record in facts.records:
-        if record.export == facts.export:
+        if record.export == facts.served.name:
             yield Refusal(
-                found=f"{facts.export} is attached already, as {record.device}",
+                found=f"{facts.served.name} is attached already, as {record.device}",
                 way_out=f"`farside swap detach {record.device}` first, or go on with that one",
             )
     if facts.device_is_connected:
@@ -139,33 +153,34 @@ def _device(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _served(facts: AttachFacts) -> Iterator[Refusal]:
-    if not facts.offered:
+    served = facts.served
+    if not served.offered:
         yield Refusal(
-            found=f"{facts.export} waits for its donors and takes no clients yet",
+            found=f"{served.name} waits for its donors and takes no clients yet",
             way_out="see `farside status`; try again when they are there",
         )
-    elif facts.free_workers < max(1, facts.connections):
+    elif served.free_workers < max(1, facts.connections):
         yield Refusal(
-            found=f"{facts.connections} connections are wanted, {facts.export} has {facts.free_workers} workers free",
+            found=f"{facts.connections} connections are wanted, {served.name} has {served.free_workers} workers free",
             way_out="raise `workers` in blockdev.toml, or name fewer with --connections",
         )
 
 
 def _size(facts: AttachFacts) -> Iterator[Refusal]:
-    unit = max(facts.slab_bytes, GRANULE_BYTES)
-    if facts.size_bytes % unit:
-        down = facts.size_bytes // unit * unit
+    unit = max(facts.served.slab_bytes, GRANULE_BYTES)
+    if facts.served.size_bytes % unit:
+        down = facts.served.size_bytes // unit * unit
         near = f"{down} or {down + unit}" if down else f"{unit}"
         yield Refusal(
-            found=f"its size, {facts.size_bytes} bytes, is not a multiple of a slab ({format_bytes(unit)})",
+            found=f"its size, {facts.served.size_bytes} bytes, is not a multiple of a slab ({format_bytes(unit)})",
             way_out=f"set size_bytes to {near} in blockdev.toml and start it anew",
         )
-    if facts.is_swap and facts.size_bytes < 10 * PAGE_BYTES:
+    if facts.is_swap and facts.served.size_bytes < 10 * PAGE_BYTES:
         yield Refusal(found="it is too small for swap", way_out="make it larger")
 
 
 def _backup(facts: AttachFacts) -> Iterator[Refusal]:
-    disk = facts.disk_path
+    disk = facts.served.disk_path
     for backing in facts.backings:
         ours = [name for name in backing.devices if name.startswith("nbd")]
         if ours:
@@ -188,9 +203,10 @@ def _backup(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _other_swap(facts: AttachFacts) -> Iterator[Refusal]:
+    backup = facts.served.disk_path
     for other in facts.others:
         path = other.area.path
-        if facts.disk_path and path == facts.disk_path:
+        if backup and path == backup:
             yield Refusal(
                 found=f"the backup disk {path} is swapped to itself",
                 way_out=f"`swapoff {path}`, or give the device another disk",
@@ -201,7 +217,7 @@ def _other_swap(facts: AttachFacts) -> Iterator[Refusal]:
         disk = next(filter(None, (shares_disk(other.backing, backing) for backing in facts.backings)), "")
         if disk:
             yield Refusal(
-                found=f"swap {path} and the backup disk {facts.disk_path} are both on {disk} and slow each other",
+                found=f"swap {path} and the backup disk {backup} are both on {disk} and slow each other",
                 way_out=f"`swapoff {path}`, or put one of them on another disk",
                 force=SAME_DISK,
             )

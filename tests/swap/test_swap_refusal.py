@@ -16,6 +16,7 @@ from farside.kmod_shim.swap.refusal import (
     SAME_DISK,
     AttachFacts,
     OtherArea,
+    Served,
     attach_refusals,
     detach_refusals,
     standing,
@@ -24,10 +25,20 @@ from farside.kmod_shim.swap.table import Group, Room, SwapArea
 from farside.units import GIB, MIB
 
 ON_SDA = Backing(filesystem="ext4", devices=("sda1", "sda"))
-WELL = AttachFacts(
-    export="swap0",
+SERVED = Served(
+    name="swap0",
     size_bytes=GIB,
     slab_bytes=64 * MIB,
+    workers=4,
+    connections=0,
+    offered=True,
+    server_pid=7,
+    supervisor_pid=6,
+    listen=("unix:/s",),
+    disk_path="/var/lib/farside/swap0.img",
+)
+WELL = AttachFacts(
+    served=SERVED,
     is_swap=True,
     priority=100,
     may_administer=True,
@@ -35,11 +46,8 @@ WELL = AttachFacts(
     device_number="43:0",
     device_is_connected=False,
     connections=2,
-    free_workers=4,
-    offered=True,
     records=(),
     guard=(Check(name="io flusher", outcome=Outcome.OK, found=""),),
-    disk_path="/var/lib/farside/swap0.img",
     backings=(ON_SDA,),
     others=(),
     hibernation=Hibernation(is_possible=True, resume_device="8:2", resume_argument="/dev/sda2"),
@@ -77,10 +85,18 @@ def test_a_machine_that_all_is_well_with_is_refused_nothing() -> None:
         ({"may_administer": False}, "CAP_SYS_ADMIN", "as root"),
         ({"records": (attached("swap0"),)}, "attached already, as /dev/nbd3", "farside swap detach /dev/nbd3"),
         ({"device_is_connected": True}, "/dev/nbd0 is busy", "--device"),
-        ({"offered": False}, "waits for its donors", "farside status"),
-        ({"free_workers": 1}, "2 connections are wanted, swap0 has 1 workers free", "--connections"),
-        ({"size_bytes": GIB + 2 * MIB}, "not a multiple of a slab (64 MiB)", f"{GIB} or {GIB + 64 * MIB}"),
-        ({"size_bytes": 2 * MIB}, "not a multiple of a slab", f"set size_bytes to {64 * MIB}"),
+        ({"served": replace(SERVED, offered=False)}, "waits for its donors", "farside status"),
+        (
+            {"served": replace(SERVED, connections=3)},
+            "2 connections are wanted, swap0 has 1 workers free",
+            "--connections",
+        ),
+        (
+            {"served": replace(SERVED, size_bytes=GIB + 2 * MIB)},
+            "not a multiple of a slab (64 MiB)",
+            f"{GIB} or {GIB + 64 * MIB}",
+        ),
+        ({"served": replace(SERVED, size_bytes=2 * MIB)}, "not a multiple of a slab", f"set size_bytes to {64 * MIB}"),
         (
             {"backings": (Backing(filesystem="ext4", devices=("nbd0",)),)},
             "lies on /dev/nbd0: swap would wait for itself",
@@ -144,14 +160,16 @@ def test_a_block_device_is_not_held_to_what_swap_needs() -> None:
 
 
 def test_all_reasons_come_at_once() -> None:
-    facts = replace(WELL, may_administer=False, size_bytes=GIB + 4096, guard=(UNSAFE, UNSAFE))
+    facts = replace(WELL, may_administer=False, served=replace(SERVED, size_bytes=GIB + 4096), guard=(UNSAFE, UNSAFE))
 
     assert len(list(attach_refusals(facts))) == 4
 
 
 def test_only_what_says_so_can_be_forced() -> None:
     shared = other("/dev/sda2", backing=ON_SDA)
-    refusals = tuple(attach_refusals(replace(WELL, offered=False, guard=(UNSAFE,), others=(shared,))))
+    refusals = tuple(
+        attach_refusals(replace(WELL, served=replace(SERVED, offered=False), guard=(UNSAFE,), others=(shared,)))
+    )
 
     assert [refusal.force for refusal in refusals] == ["", SAME_DISK, MAY_HANG]
     assert [refusal.force for refusal in standing(refusals, [MAY_HANG])] == ["", SAME_DISK]
