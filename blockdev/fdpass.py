@@ -5,7 +5,7 @@ One message is one JSON object with ``op``, and at most one descriptor:
     supervisor -> server   fd name + descriptor ("state", "control", "config", "disk", "listen:0", "conn:3");
                            check: these are the device's memory files, can you go on with them; adopt: that was all;
                            stop: for a successor; drain: when clients have left; now; quit + the successor's pid;
-                           stays: there will be no successor, it has ended
+                           stays: there will be no successor, it has ended or could not be started
     server -> supervisor   loaded; ready; stopped; failed + exit code and reason; replace; guard;
                            keep: the next SIGTERM is a restart's; conn + worker and descriptor; forget + worker
 """
@@ -32,6 +32,7 @@ class Message:
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Make the two ends."""
+    # SEQPACKET keeps messages apart as datagrams do, and reports the end of the other side as streams do.
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
@@ -39,18 +40,23 @@ def send(end: socket.socket, op: str, *, name: str = "", number: int = 0, fd: in
     """Sends one message; ``fd`` stays the caller's. Raises OSError when the other side is gone."""
     data = json.dumps({"op": op, "name": name, "number": number}).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+    # The kernel gives the receiver a duplicate; it holds one from now on, even if the message is never read.
     end.sendmsg([data], rights, socket.MSG_NOSIGNAL)
 
 
 def receive(end: socket.socket) -> Message | None:
     """The next message, or None when the other side has ended. Raises BlockingIOError where there is none yet."""
+    # Room for exactly one descriptor: more than that is never sent.
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     try:
         data, ancillary, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+    # The other side ended before it had read all that we sent.
     except ConnectionResetError:
         return None
+    # No message is empty: this is the end of the other side.
     if not data:
         return None
+    # Stays -1 also where this process had no room for the descriptor (MSG_CTRUNC): the message itself still counts.
     fd = -1
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

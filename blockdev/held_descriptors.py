@@ -31,7 +31,9 @@ class HeldDescriptors:
 
     def hold_client(self, worker: int, fd: int) -> None:
         """Takes the socket of the client that this worker serves from now on; -1 where there was no room for it."""
+        # Worker numbers are used again: a socket that is still held under this one is of an earlier client.
         self.forget_client(worker)
+        # A process without a free descriptor gets the message without the one that was sent with it.
         if fd < 0:
             log.error("no room to keep a client's socket: the connection ends with its server", worker=worker)
         else:

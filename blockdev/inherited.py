@@ -37,6 +37,7 @@ class Adopted:
     def __init__(self, pid: int) -> None:
         """Raises ProcessLookupError: it has ended."""
         self.pid = pid
+        # From here on a signal reaches this process or none, even after the kernel has given its number to another.
         self._fd = os.pidfd_open(pid)
 
     def kill(self) -> None:
@@ -50,6 +51,7 @@ class Adopted:
         Raises:
             subprocess.TimeoutExpired: not within ``timeout`` seconds.
         """
+        # waitpid() knows only children. A pidfd is readable once its process has ended, whoever started it.
         with selectors.DefaultSelector() as selector:
             selector.register(self._fd, selectors.EVENT_READ)
             if not selector.select(timeout):
@@ -71,6 +73,7 @@ def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
     found: list[tuple[Adopted, socket.socket]] = []
     for name in [name for name in fds if name.startswith(SERVER)]:
         end = socket.socket(fileno=fds.pop(name))
+        # The supervisor's loop reads it, as it reads the links that it made itself.
         end.setblocking(False)
         process = _living(int(name.removeprefix(SERVER)), end)
         if process is None:
@@ -79,6 +82,7 @@ def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
             found.append((process, end))
     if len(found) == 1:
         return found[0]
+    # Killed and waited for: the next server adopts the state, and no other may still write to it.
     for process, end in found:
         process.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -94,7 +98,9 @@ def _living(pid: int, end: socket.socket) -> Adopted | None:
     except ProcessLookupError:
         return None
     try:
+        # A look only: what the server has said meanwhile stays in the socket for the supervisor's loop.
         has_ended = not end.recv(1, socket.MSG_PEEK)
+    # Open, with nothing to read.
     except BlockingIOError:
         has_ended = False
     except OSError:

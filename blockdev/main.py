@@ -19,7 +19,7 @@ from farside.listen import clear_stale, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, take_given_fds
 
-CONFIG_BYTES_MAX = 1 << 20
+CONFIG_BYTES_MAX = 1 << 20  # more than any settings take
 MEMORY = {"state", "control", "config"}  # with these a device can go on
 
 log = get_log("blockdev")
@@ -44,6 +44,7 @@ def run_as_service(load: Callable[[], BlockdevConfig]) -> int:
     """
     outlive_shutdown()
     given, listening = take_given_fds()
+    # Anything less is no device: a service that starts for the first time, or descriptors of another kind.
     if given.keys() >= MEMORY:
         return _go_on(load, given)
     config = load()
@@ -52,6 +53,7 @@ def run_as_service(load: Callable[[], BlockdevConfig]) -> int:
 
 
 def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False, keeps_fds: bool = False) -> int:
+    # Read only to be found wrong now, before anything is made; the server process reads them anew.
     read_keys(config.key_file)
     read_peers(config.peers_file)
     if config.protection == "none":
@@ -59,6 +61,7 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
     fds = make_memory(config)
     fds["config"] = _config_memory(config)
     if not stdio:
+        # Before the disk: if it fails, no backup file of the device's size is left behind.
         _make_state_dir(config)
     if config.protection == "disk":
         fds["disk"] = open_disk(config.disk_path, config.size_bytes)
@@ -66,6 +69,7 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
         from farside.blockdev.client.stdio import serve_stdio
 
         return serve_stdio(config, fds)
+    # Listening sockets are made here once and kept by the supervisor: clients queue in them while no server runs.
     _add_listeners(config, fds, listening)
     try:
         supervisor = Supervisor(fds, on_ready=_say_ready, name=config.name, keeps_fds=keeps_fds)
@@ -73,11 +77,13 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
             _guard(supervisor)
         return supervisor.run()
     finally:
+        # Sockets that our parent has made are the parent's to remove.
         if not listening:
             _clear_sockets(config)
 
 
 def _go_on(load: Callable[[], BlockdevConfig], fds: dict[str, int]) -> int:
+    # The settings of the start, not those of the files: the memory files were made for them.
     config = decode_config(os.pread(fds["config"], CONFIG_BYTES_MAX, 0))
     start_logging(config.log_level)
     log.info("supervisor takes over the running device", descriptors=len(fds))

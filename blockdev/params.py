@@ -14,13 +14,16 @@ from farside.config.renamed import with_current_names
 from farside.errors import ConfigError, EngineError, Unavailable
 from farside.kmod_shim.engine.binding import GRANULE_BYTES, Device, Params
 
-FLUSH_WAIT_MS = 5000  # a write that finds pending full; half of the kernel's request timeout (10 s) that we advise
-NEVER_US = 0xFFFFFFFF
+# A write that finds pending full waits this long, then fails. The kernel must get the error before its own request
+# timeout (TIMEOUT_S in kmod_shim/nbd/message.py), which would cost it the connection.
+FLUSH_WAIT_MS = 5000
+NEVER_US = 0xFFFFFFFF  # no read is ever older: nothing is hedged
 
 
 def decode_config(data: bytes) -> BlockdevConfig:
     """Decode the settings that ``main.py`` put into a memory file. Raises Unavailable: another version wrote them."""
     try:
+        # The settings were written by the version that started the device, with the names of that version.
         values = with_current_names(BlockdevConfig, msgspec.json.decode(data, type=dict[str, object]))
         return msgspec.convert(values, BlockdevConfig, dec_hook=lambda kind, value: kind(value))
     except msgspec.MsgspecError as error:
@@ -57,6 +60,7 @@ def make_memory(config: BlockdevConfig) -> dict[str, int]:
         }
         for name, size_bytes in sizes.items():
             fds[name] = os.memfd_create(f"farside-{config.name}-{name}", os.MFD_CLOEXEC)
+            # Sparse: memory is taken only for what is written.
             os.truncate(fds[name], size_bytes)
     except (EngineError, OSError) as error:
         for fd in fds.values():
@@ -72,6 +76,7 @@ def check_memory(config: BlockdevConfig, fds: Mapping[str, int]) -> None:
         Unavailable: another version wrote them, in another layout.
     """
     try:
+        # Both only read, so the process that serves the device now is not disturbed.
         Device.state_check(engine_params(config), fds["state"])
         Table(StateFile(fds["control"]), extents=extents_per_slab(config))
     except (EngineError, msgspec.MsgspecError) as error:

@@ -52,10 +52,11 @@ class Server:
         self._fds: dict[str, int] = {}
         self._check = asyncio.Event()
         self._adopt = asyncio.Event()
-        self._leave = asyncio.Event()  # drain, now, stop or the supervisor's death: what is meant stands in _how
+        self._leave = asyncio.Event()  # set by drain, now, stop or the supervisor's death; _how says which
         self._how = ""
-        self._guard_mode = "off"
-        self._now = asyncio.Event()
+        self._guard_mode = "off"  # the setting pressure_guard, once the settings are read
+        self._now = asyncio.Event()  # a second SIGTERM: clients are not waited for any more
+        # The successor's process id, once that serves; 0 where there is none because the supervisor has gone.
         self._quit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stays = asyncio.Event()  # the replacement that was asked for has ended, or could not be started
 
@@ -81,6 +82,8 @@ class Server:
             case "adopt":
                 self._adopt.set()
             case "stop" | "drain" | "now":
+                # The first word counts: a server that stops for its successor must not give back its leases because a
+                # SIGTERM follows. The supervisor has the successor drain instead.
                 self._how = self._how or message.op
                 self._leave.set()
                 if message.op == "now":
@@ -91,9 +94,10 @@ class Server:
                 self._quit.set_result(message.number)
 
     def _on_orphaned(self) -> None:
+        # A socket whose other side has ended stays readable, and would call this without end.
         asyncio.get_running_loop().remove_reader(self._end.fileno())
         if not self._adopt.is_set():
-            os._exit(1)  # nothing was taken up yet
+            os._exit(1)  # nothing was taken up yet, so there is nothing to give back
         log.error("the supervisor is gone; the server runs until the last client leaves")
         self._how = self._how or "drain"
         self._leave.set()
@@ -101,7 +105,7 @@ class Server:
             self._quit.set_result(0)
 
     def _tell(self, op: str, *, name: str = "", number: int = 0, fd: int = -1) -> None:
-        with suppress(OSError):  # an orphan has nobody to tell
+        with suppress(OSError):  # an orphaned server has nobody to tell
             fdpass.send(self._end, op, name=name, number=number, fd=fd)
 
     # -------------------------------------------------------------------- life
@@ -114,9 +118,12 @@ class Server:
         try:
             config = decode_config(os.pread(self._fds["config"], 1 << 20, 0))
             start_logging(config.log_level)
+            # From here on a thread writes the log: the disk or journal behind it may itself wait for pages that are
+            # served here.
             if self._is_guarded:
                 write_behind()
             self._guard_mode = config.pressure_guard
+            # While the old server still serves: a version that can't read its state is refused before anybody stops.
             check_memory(config, self._fds)
             self._tell("loaded")
             await self._adopt.wait()
@@ -125,17 +132,21 @@ class Server:
             log.error("the server can't continue", reason=error)
             self._tell("failed", name=str(error)[:REASON_MAX], number=error.exit_code)
             return error.exit_code
+        # The engine is destroyed by now, so the successor may adopt the state.
         if self._how == "stop":
             self._tell("stopped")
             await self._quit
-            await asyncio.sleep(0.05)  # the answer to who asked for this leaves the socket
+            await asyncio.sleep(0.05)  # so that the answer to the admin command leaves its socket
         return 0
 
     async def _serve(self, config: BlockdevConfig) -> None:
+        # 1. the engine, over the state as the last process left it
         engine = Device(engine_params(config), self._fds["state"], self._fds.get("disk", -1))
         async with AsyncExitStack() as stack:
+            # Registered first, so that it runs last: tasks and listeners below use the engine until they end.
             stack.callback(engine.destroy)
             self._prefault(engine)
+            # 2. table, donors and the tick; start() handles events at once, so their handler is set before
             tasks = await stack.enter_async_context(Tasks())
             device = BlockDevice.over(engine, config, self._fds["control"], tasks)
             clients = Clients(
@@ -146,17 +157,20 @@ class Server:
             )
             device.events.on_conn_closed = clients.closed
             device.start()
+            # 3. clients of before, then new ones; "ready" lets go of the old server
             await self._resume_clients(device, clients)
             reporter = Reporter(device, clients, engine)
             listener = Listener(export_of(config), clients, tasks)
             await self._open_doors(config, device, listener, reporter, stack)
             self._tell("ready")
+            # 4. until told to leave
             await self._until_left(device, clients, listener)
 
     def _prefault(self, engine: Device) -> None:
         if self._is_guarded:
             try:
                 engine.prefault()
+            # No memory for it now, or a kernel without MADV_POPULATE_WRITE (Linux below 5.14).
             except EngineError as error:
                 log.warning("memory for serving is allocated on demand, not ahead", reason=error)
 
@@ -172,6 +186,7 @@ class Server:
         for worker in range(config.workers):
             if worker in held:
                 clients.resume(worker, held[worker])
+            # A client that left while nobody served: its unanswered writes are dropped with its connection.
             elif engine.conn_is_unfinished(worker):
                 engine.conn_forget(worker)
 
@@ -201,8 +216,9 @@ class Server:
         except ConfigError as error:
             if not device.context.engine.adopted:
                 raise
-            # Clients wait for this server; who asks for its status can wait longer.
+            # Clients wait for this server, and a successor that refused to serve would leave them without any.
             log.error("server runs without admin socket or metrics", reason=error)
+        # Without a disk no client is let in before every granule has its mappings; a signal is heard meanwhile.
         await wait_first(self._leave.wait(), device.offered.wait())
         for name, fd in self._fds.items():
             if name.startswith("listen:") and device.offered.is_set():
@@ -213,10 +229,14 @@ class Server:
     async def _until_left(self, device: BlockDevice, clients: Clients, listener: Listener) -> None:
         await self._leave.wait()
         if self._how == "stop":
+            # A client in the middle of its handshake would be reset: the successor knows nothing of it.
             await listener.close(HANDSHAKES_LIMIT_S)
             device.context.engine.stop()
+            # After the engine has stopped, so that nothing is counted any more. Leases are not given back: they are the
+            # successor's.
             device.save()
             return
+        # The listeners stay open: a new client is told that the device is being shut down.
         clients.closing = True
         if clients.taken and not self._now.is_set():
             log.info("waiting for clients to leave", clients=len(clients.taken))
@@ -235,6 +255,8 @@ class Server:
             )
         if self._is_guarded:
             return {"server_pid": os.getpid()}
+        # Not in this process: its threads were made before, and lack what only a new thread inherits
+        # (kmod_shim/guard.py).
         return await self._succeeded_by("guard")
 
     async def _keep(self, _: Mapping[str, object]) -> object:
@@ -245,6 +267,7 @@ class Server:
         return {}
 
     async def _succeeded_by(self, op: str) -> object:
+        # It may still be set by an earlier replacement that failed.
         self._stays.clear()
         self._tell(op)
         with suppress(TimeoutError):
@@ -257,15 +280,19 @@ class Server:
 
 def main() -> None:
     """Entry of the process: ``python -m farside.blockdev.server FD [guarded] [kept]``, FD the end of a socketpair."""
+    # A terminal sends its signals to the whole process group; only the supervisor acts on them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end = socket.socket(fileno=int(sys.argv[1]))
+    # It came inheritable through the start of this program. A child that held it would keep the supervisor from
+    # noticing this server's end.
     os.set_inheritable(end.fileno(), False)
+    # Slabs of donors on this host are a descriptor each, and so is each connection.
     allow_many_connections()
 
     guarded = fdpass.GUARDED in sys.argv[2:]
     if guarded:
-        guard_memory()  # before the first thread; what is refused shows in /proc, where it is looked for
+        guard_memory()  # before the first thread; guard_check.py finds in /proc what was refused
     kept = fdpass.KEPT in sys.argv[2:]
     if kept:
         outlive_shutdown()

@@ -16,8 +16,8 @@ _MAGIC = 0x4C54434544495346  # "FSIDECTL"
 _HEADER = struct.Struct("<QQQI")
 _HEADER_BYTES = 4096  # a page of its own, so that payloads are page-aligned
 # Upper bounds of what mapping/table.py's records take. The file is sparse: what is not needed costs nothing.
-_SLAB_BYTES = 192
-_EXTENT_BYTES = 5
+_SLAB_BYTES = 192  # beside its extents
+_EXTENT_BYTES = 5  # a granule's number in msgpack, the longest
 _REST_BYTES = 4 << 20  # donors, counters, the peers file
 
 
@@ -48,9 +48,12 @@ class StateFile:
         """
         if _HEADER_BYTES + len(payload) > self._half_bytes:
             raise OSError(28, f"control state of {len(payload)} bytes does not fit")
+        # Generations alternate between the halves, so this is the half that is not current.
         generation = self._generation + 1
         base = (generation & 1) * self._half_bytes
+        # The checksum begins with the generation: an old payload in this half never fits a new header.
         header = _HEADER.pack(_MAGIC, generation, len(payload), zlib.crc32(payload, generation & 0xFFFFFFFF))
+        # No fsync: it is memory, and the order of two calls of one process is kept for whoever reads after its death.
         os.pwrite(self._fd, payload, base + _HEADER_BYTES)
         os.pwrite(self._fd, header, base)
         self._generation = generation

@@ -10,10 +10,12 @@ from farside.log import get_log
 log = get_log("blockdev.task")
 
 
+# Not asyncio.TaskGroup: there the first task that fails ends all the others, and with them the device.
 class Tasks:
     """A scope for tasks; leaving it cancels those that still run and waits for them."""
 
     def __init__(self) -> None:
+        # The event loop itself refers to tasks only weakly: one that nobody else holds may vanish before it has ended.
         self._running: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -22,6 +24,7 @@ class Tasks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Again and again: a task that is being cancelled may still start another.
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -39,7 +42,8 @@ class Tasks:
 async def _guarded(work: Coroutine[object, object, None], name: str) -> None:
     try:
         await work
-    except Exception as error:  # the top of a task: a device goes on serving pages whatever one of its errands met
+    # The top of a task: the device goes on serving pages, whatever failed in one of its tasks.
+    except Exception as error:
         log.error("a task failed", task=name, cause=error)
 
 
