@@ -1,8 +1,8 @@
 """Protocol that every carrier follows: how connections to a donor are made and given to the engine.
 
 How it works. ``open`` makes a connection for each worker, all of one epoch, and returns the call that gives them to the
-engine. Between the two its caller hears what the engine says of the connections that they replace: those died by the
-donor's fence, and what is said of them is old news.
+engine. Between the two the caller handles the engine's events of the connections that are replaced: the donor's fence
+has ended those, and a late event of them must not count against the new ones.
 """
 
 import asyncio
@@ -75,12 +75,14 @@ async def open_all(
     workers: Sequence[int], open_one: Callable[[int], Coroutine[object, object, ClosableT]]
 ) -> list[ClosableT]:
     """A connection for each worker, in their order; when one can't be had none is kept. Raises as ``open_one``."""
+    # All at once, as each takes several round trips, and clients may be waiting for this donor.
     opening = [asyncio.ensure_future(open_one(worker)) for worker in workers]
     try:
         return await asyncio.gather(*opening)
     except BaseException:
         for future in opening:
             future.cancel()
+        # Waited for: one that was made in the moment of its cancellation has to be closed.
         for result in await asyncio.gather(*opening, return_exceptions=True):
             if not isinstance(result, BaseException):
                 result.close()

@@ -43,6 +43,7 @@ def asked(control: str, transport: str, offers: Sequence[Offer]) -> tuple[Offer,
         return (Offer(name=SHM),)
     if transport == "auto":
         return tuple(offer for offer in offers if not offer.lacks_here)
+    # 'shm' names no carrier over the network: under it a donor on another host is reached by TCP.
     named = transport if any(offer.name == transport for offer in offers) else LAST_RESORT
     return tuple(offer for offer in offers if offer.name == named)
 

@@ -36,6 +36,7 @@ class Rdma:
                 for worker, link in zip(target.workers, links, strict=True):
                     engine.link_attach_rdma(target.donor, worker, link)
             except EngineError:
+                # close() does nothing to links that the engine has taken.
                 for link in links:
                     link.close()
                 raise
@@ -50,8 +51,8 @@ class Rdma:
         return await self._make_pair(await target.open_data(worker, self.feature), limit_s=self.limit_s(target))
 
     async def _make_pair(self, sock: socket.socket, *, limit_s: float) -> RdmaLink:
-        # Made in a thread, because the fabric's answers are waited for there. A caller that is cancelled meanwhile
-        # leaves both the connection and the pair to that thread.
+        # Made in a thread, because ne_rdma_connect blocks until the fabric has answered. A thread can't be cancelled: a
+        # caller that gives up leaves both the connection and the pair to it.
         def make() -> RdmaLink:
             try:
                 link = self._connect(sock.fileno(), int(limit_s * 1000))
@@ -63,6 +64,7 @@ class Rdma:
 
         making = asyncio.get_running_loop().run_in_executor(None, make)
         try:
+            # Without the shield a cancellation would drop the future, and with it the pair that comes too late.
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             making.add_done_callback(_close_made)

@@ -26,6 +26,7 @@ class Tcp:
         socks = await open_all(target.workers, lambda worker: target.open_data(worker, self.feature))
 
         def attach() -> None:
+            # A descriptor is the engine's once the call has succeeded; those in `left` are still ours to close.
             left = [sock.detach() for sock in socks]
             try:
                 for worker in target.workers:

@@ -14,7 +14,8 @@ from farside.daemon.control.channel import Channel
 from farside.daemon.control.protocol import PeerClosed, Received
 from farside.errors import LocalProtocolError, PeerError
 
-ASKS_MAX = 32  # half of what the protocol allows in flight
+# Half of what the protocol allows in flight: the other half is for RELEASE of late answers, which waits for no turn.
+ASKS_MAX = 32
 
 Answer = tuple[m.Message, tuple[int, ...]]  # with the descriptors that came beside it
 
@@ -45,6 +46,8 @@ class Line:
             PeerError: it refused, is gone, or is late.
         """
         try:
+            # The limit is outside: a caller that waits for its turn behind a donor that does not answer must not wait
+            # longer.
             async with asyncio.timeout(limit_s), self._asks:
                 answer, fds = await self._exchange(message)
         except TimeoutError as error:
@@ -56,6 +59,7 @@ class Line:
     async def _exchange(self, message: m.Message) -> Answer:
         try:
             seq = self._channel.ask(message)
+        # More in flight than the protocol allows, all without an answer: the donor is what is wrong.
         except LocalProtocolError as error:
             raise PeerError(str(error)) from error
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -63,7 +67,8 @@ class Line:
         try:
             return await future
         except asyncio.CancelledError:
-            # The time may have run out in the very turn of the loop in which the answer came.
+            # The answer may have come in the same turn of the loop in which the time ran out. Nobody else would close
+            # its descriptors, and our KEEPALIVE would keep its lease alive without end.
             if future.done() and not future.cancelled() and not future.exception():
                 self.put_back(*future.result())
             raise
@@ -81,6 +86,7 @@ class Line:
         try:
             self._channel.ask(m.Release(leases=unknown))
         except (LocalProtocolError, PeerError):
+            # The next session's RESUME does not name these leases, so that they expire.
             self._channel.close()
 
     def answer(self, seq: int, message: m.Message) -> None:
@@ -106,6 +112,8 @@ class Line:
     def _take(self, seq: int, message: m.Message) -> None:
         fds: tuple[int, ...] = ()
         if self._has_fds and isinstance(message, m.MrInfo):
+            # Taken for every MR_INFO, awaited or not: descriptors are counted, and one that is left would belong to the
+            # next.
             fds = self._channel.take_fds(len(message.leases))
         if isinstance(message, m.CheckActivity | m.Migrate | m.Evict):
             self._on_notice(self, seq, message)
@@ -117,6 +125,7 @@ class Line:
 
     def _settle(self, seq: int, message: m.Message, fds: tuple[int, ...]) -> None:
         future = self._waiting.get(seq)
+        # Its asker has given up.
         if future is None or future.done():
             self.put_back(message, fds)
         else:

@@ -32,8 +32,10 @@ async def _connect(family: int, address: tuple[Any, ...] | str) -> socket.socket
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if family != socket.AF_UNIX:
+            # Requests are small, and each waits for its answer: Nagle's algorithm would hold them back.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A donor whose machine has vanished sends no reset; the deadline is quicker, this ends idle connections.
+            # A donor whose machine has vanished sends no reset. The deadline notices it while an answer is owed;
+            # keepalive ends connections that are idle.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
@@ -70,10 +72,12 @@ async def open_data(
     channel = make_channel(await connect(endpoint), keys=keys, node=node, features=features)
     try:
         await channel.open(role="data", session=session, worker=worker, epoch=epoch)
+        # The control session has agreed on them, but each connection agrees for itself.
         if features not in channel.connection.features:
             raise PeerError("the donor no longer offers RDMA")
         return await channel.hand_over()
     finally:
+        # After hand_over the channel has no socket any more: this closes what an error has left.
         channel.close()
 
 

@@ -31,7 +31,7 @@ from farside.kmod_shim.engine.binding import DonorState
 from farside.log import get_log
 from farside.own_task import in_own_task
 
-RECALL_REST_S = 5.0  # a donor that has just wanted memory back is not asked for more
+RECALL_REST_S = 5.0  # time after a recall in which the donor is not asked for slabs
 
 log = get_log("blockdev.donor")
 
@@ -41,7 +41,7 @@ class DonorHealth(enum.StrEnum):
 
     DOWN = "down"  # no session, and no slab of ours is there
     UP = "up"
-    SUSPECT = "suspect"  # owes an answer, or lost its connections: writes go round it
+    SUSPECT = "suspect"  # owes an answer, or lost its connections: writes avoid it
     FAILED = "failed"  # given up; what it had is being dropped
 
 
@@ -68,7 +68,9 @@ class Donor:
         self._links = Links(parts, self._record, address, on_up=self._on_linked)
         self._session: Session | None = None
         self._recalled_s = -RECALL_REST_S
-        self._lost_s = 0.0  # since when there has been no good session
+        # When the last good session ended. Sessions that were opened and came to nothing do not change it, so that a
+        # donor that only greets us fails in the end.
+        self._lost_s = 0.0
         self._retry_s = RETRY_MIN_S
         self._linked_s = math.inf  # when the pages of this session came into reach
         self._mapped_tokens: set[int] = set()  # leases whose memory the engine has in this process
@@ -106,6 +108,7 @@ class Donor:
             slabs=self._parts.table.slab_count(self.number),
             free_slabs=figures.free_slabs if figures else 0,
             used_bytes=figures.used_bytes if figures else 0,
+            # Without figures it counts as empty: QUERY_MEM brings them before a slab is leased.
             total_bytes=figures.total_bytes if figures else 1,
             usable=self.health is DonorHealth.UP and not self.retired and not is_recalling,
         )
@@ -132,6 +135,7 @@ class Donor:
         """Report that a recalled slab is free. Raises PeerError as ``release``."""
         await self._say(m.Done(lease=lease, moved_pages=moved_pages, dropped_pages=dropped_pages))
 
+    # A lease that the donor does not know is what we wanted: that happens when its answer to the first try was lost.
     async def _say(self, message: m.Message) -> None:
         try:
             await self._connected().ask(message)
@@ -154,6 +158,7 @@ class Donor:
 
     def links_broke(self, error: int = 0) -> None:
         """Called for LINK_DOWN, with its errno, and DONOR_SUSPECT: all data connections are replaced."""
+        # A donor that has failed, or has not been up yet, keeps its state.
         if self.health is DonorHealth.UP:
             self.health = DonorHealth.SUSPECT
         self._links.broke(error)
@@ -172,17 +177,21 @@ class Donor:
             # Whatever one session met, the next must come: otherwise the donor's pages would never be reached again.
             except Exception as error:
                 log.error("unexpected fault", donor=self.address.node, cause=error)
+            # By chance a little sooner or later, so that the borrowers of a donor that restarts do not all come at
+            # once.
             await clock.sleep_until_s(clock.now_s() + self._retry_s * random.uniform(0.75, 1.25))
             self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
 
     async def _hold_session(self) -> None:
         self._linked_s = math.inf
         try:
+            # In a task of its own: after a TaskGroup has failed in this one, its next timeouts would end as
+            # cancellations (python/cpython issue 116720), and the donor's loop with them.
             await in_own_task(self._serve())
         except* Exception as group:
             self._note_lost(group)
         now_s = self._parts.clock.now_s()
-        # Counted from the links on: a donor that greets us and never gets as far as that is not there.
+        # Counted from the data connections on: a donor that greets us and does not get that far counts as absent.
         if now_s - self._linked_s >= SETTLE_S + self._parts.config.deadline_s:
             self._retry_s, self._lost_s = RETRY_MIN_S, now_s
 
@@ -194,10 +203,14 @@ class Donor:
         try:
             await session.open(self._links.wanted_features())
             self._session = session
+            # 1. read from the start: the answers to everything below arrive there
             async with asyncio.TaskGroup() as group:
                 group.create_task(session.read())
+                # 2. drop the slabs that the donor has no more, before the engine may use the donor again
                 await session.resume()
+                # 3. data connections; pages are in reach from here on
                 await self._links.make(session.features)
+                # 4. until one of these three fails, which ends the other two
                 group.create_task(session.keep_alive(self._on_figures))
                 group.create_task(self._links.keep())
         finally:
@@ -208,6 +221,7 @@ class Donor:
     def _on_linked(self) -> None:
         self._set_engine_state(DonorState.UP)
         self.health, self.reason = DonorHealth.UP, ""
+        # Only the first set of connections of a session counts: later sets replace broken ones.
         if not self.linked.is_set():
             self._linked_s = self._parts.clock.now_s()
         self.linked.set()
@@ -215,6 +229,7 @@ class Donor:
 
     def _on_figures(self, figures: m.FreeMem) -> None:
         self.figures = figures
+        # The donor answers, so this is the moment to repeat a DONE or RELEASE that it has not confirmed.
         for slab in self._parts.table.slabs_of(self.number):
             if slab.returned:
                 self._parts.hooks.still_held(slab)
@@ -223,6 +238,7 @@ class Donor:
         if isinstance(message, m.CheckActivity):
             line.answer(seq, m.Activity(activity=self._parts.hooks.lease_activity(self.number, message.leases)))
         elif isinstance(message, m.Migrate | m.Evict):
+            # Placement leaves the donor out for RECALL_REST_S.
             self._recalled_s = self._parts.clock.now_s()
             self._parts.hooks.recall(self.number, message)
 
@@ -232,6 +248,8 @@ class Donor:
         """Without a session: fail the donor at once if its memory is gone, otherwise after ``grace_s``."""
         now_s = self._parts.clock.now_s
         if self._parts.table.slab_count(self.number):
+            # Session 0: the donor has said that it does not know us any more. breaks_on: it answers, but its pages stay
+            # out of reach.
             is_hopeless = self._record.session == 0 or self._links.breaks_on
             if not is_hopeless and now_s() - self._lost_s < self._parts.config.grace_s:
                 return
@@ -239,17 +257,21 @@ class Donor:
         self.health, self._lost_s, self._links.breaks_on = DonorHealth.DOWN, now_s(), False
 
     def _note_lost(self, group: ExceptionGroup[Exception]) -> None:
+        # Each TaskGroup on the way has wrapped the reason once more.
         error: Exception = group
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, EXPECTED):
             log.error("unexpected fault", donor=self.address.node, cause=group)
+        # A TimeoutError has no text of its own.
         reason = str(error) or f"no answer within {self._parts.config.deadline_s:g} s"
         if reason != self.reason:
             log.warning("no session with a donor", donor=self.address.node, reason=reason)
         self.reason = reason
         if isinstance(error, PeerError) and error.code == m.ErrorCode.SESSION:
-            self._record.session = 0  # it was restarted, or we were silent too long: what it had of ours is gone
+            # It was restarted, or we were silent for too long: our pages are gone there. Saved at once, so that a
+            # successor does not wait for them either.
+            self._record.session = 0
             self._parts.table.save()
         if self._parts.table.slabs_of(self.number):
             self.health = DonorHealth.SUSPECT
@@ -265,6 +287,7 @@ class Donor:
         self._set_engine_state(DonorState.FAILED)
         log.error("donor failed", donor=self.address.node, reason=self.reason)
         parts.hooks.donor_lost(self.number)
+        # The donor may come back as a new one under the same number: no old slab of it may be left then.
         while parts.table.slab_count(self.number):
             await parts.clock.sleep_until_s(parts.clock.now_s() + RETRY_MIN_S)
         self._set_engine_state(DonorState.NONE)

@@ -33,9 +33,9 @@ class DonorList:
         self._parts = parts
         self._tasks = tasks
         self._donors: dict[str, Donor] = {}
-        self._named: dict[str, DonorAddress] = {}
-        self._seen: tuple[int, int, int] | None = None
-        self._refused = ""  # what was last said of the file
+        self._named: dict[str, DonorAddress] = {}  # what the peers file says now
+        self._seen: tuple[int, int, int] | None = None  # stamp of the file that was read last
+        self._refused = ""  # the last error, so that the log has it once and not each second
 
     def start(self) -> None:
         """Reads the peers file for the first time, and follows it from now on.
@@ -45,6 +45,7 @@ class DonorList:
         Raises:
             ConfigError: a new device's peers file can't be read.
         """
+        # The stamp before the content: a change between the two is then seen by the next look.
         self._seen = file_stamp(self._parts.config.peers_file)
         try:
             addresses = read_peers(self._parts.config.peers_file)
@@ -102,17 +103,20 @@ class DonorList:
             await clock.sleep_until_s(clock.now_s() + WATCH_PERIOD_S)
             try:
                 self.look(path)
-            except FarsideError as error:  # looked at again each time: what it lacked may come without a change of it
+            # A file that was refused is read again each time: a corrected mode leaves the stamp as it is.
+            except FarsideError as error:
                 if str(error) != self._refused:
                     self._refused = str(error)
                     log.error("the peers file is not usable; the donors stay as they were", reason=error)
-            # Whatever one look met, the next must come: else no donor would ever join or leave again.
+            # Whatever went wrong in one look, the next must come: otherwise no donor would ever join or leave again.
             except Exception as error:
                 log.error("unexpected fault", work="peers file", cause=error)
 
     def look(self, path: Path) -> None:
         """Look once at the file and at the donors that are leaving. Raises ConfigError when the file is not usable."""
         stamp = file_stamp(path)
+        # A file that is missing changes nothing. Donors that leave still have to be followed: their slabs go one by
+        # one.
         if stamp is None or stamp == self._seen:
             self._follow()
             return
@@ -121,23 +125,29 @@ class DonorList:
         except ConfigError:
             self._follow()
             raise
+        # Only now: a file that was refused must not count as seen.
         self._seen, self._refused = stamp, ""
         self._apply(addresses)
 
     def _apply(self, addresses: tuple[DonorAddress, ...]) -> None:
         self._named = {address.node: address for address in addresses}
+        # For a successor that can't read the file.
         self._parts.table.listed = addresses
         self._parts.table.save()
+        # A donor that is no longer in the file may have slabs that an earlier process leased. It joins again, and
+        # leaves when they have moved: their pages are not given up.
         for record in self._parts.table.donors():
             if record.control and record.node not in self._donors and self._parts.table.slab_count(record.donor):
                 self._join(DonorAddress(node=record.node, control=record.control))
         self._follow()
 
     def _follow(self) -> None:
+        # A copy: _send_away removes donors.
         for node, donor in list(self._donors.items()):
             address = self._named.get(node)
             transport = self._parts.config.transport
             if address is not None and is_shared(address.control, transport) == donor.is_shared:
+                # An address of the same kind is only noted: the next connection goes there.
                 donor.retired, donor.address = False, address
             else:
                 self._send_away(donor)
@@ -154,8 +164,10 @@ class DonorList:
             log.info("donor left the peers file or changed its address; its slabs move", donor=donor.address.node)
             donor.retired = True
         slabs = self._parts.table.slabs_of(donor.number)
+        # Each look again: a MAP that was under way when the donor left may have brought one slab more.
         if not all(slab.draining for slab in slabs):
             self._parts.hooks.retire(donor.number)
+        # A donor that is suspect or failing comes to DOWN by itself, and must not be cut off on the way.
         if not slabs and donor.health in (DonorHealth.DOWN, DonorHealth.UP):
             donor.forget()
             del self._donors[donor.address.node]

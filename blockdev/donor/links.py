@@ -51,6 +51,7 @@ class Links:
         self._on_up = on_up
         self._fell_back = False  # to a carrier that is not the preferred one
         self._features = m.Feature.NONE  # what the donor agreed to
+        # An event and not a call: many workers notice the same end, and one replacement answers them all.
         self._broken = asyncio.Event()
         self._broke_by = 0  # errno of the connection that broke last; 0 where it is not known
 
@@ -68,8 +69,10 @@ class Links:
 
     async def make(self, features: m.Feature) -> None:
         """Gives every worker a connection, of a donor that agreed to ``features``. Raises as carriers do."""
+        # Kept for replacements of the connections within this session.
         self._features = features
         choice = self._choice()
+        # Empty as long as the preferred carrier works; whatever fills it makes this a fallback.
         reason = choice.missing
         for name in choice.tried:
             carrier = self._carriers[name]
@@ -77,11 +80,12 @@ class Links:
                 await self._make_by(carrier)
                 break
             except EXPECTED as error:
+                # The last carrier's failure is the session's.
                 if name == choice.tried[-1]:
                     raise
                 reason = str(error) or f"not within {carrier.limit_s(self._target()):g} s"
         else:
-            raise PeerError(reason)
+            raise PeerError(reason)  # no carrier that both ends have is allowed
         self._note(name, reason)
         self._on_up()
 
@@ -95,6 +99,7 @@ class Links:
             began_s = clock.now_s()
             await self._until_broken()
             # 2. give up a donor whose connections do not hold
+            # Connections that held for a while were good ones, and both clocks begin anew.
             if clock.now_s() - began_s > SETTLE_S:
                 pause_s, broke_s = RETRY_MIN_S, clock.now_s()
             if clock.now_s() - broke_s > self._parts.config.grace_s:
@@ -130,16 +135,20 @@ class Links:
 
     async def _make_by(self, carrier: Carrier) -> None:
         if carrier.has_connections:
+            # Saved before it is used: a successor must begin with a higher one, or the donor would fence its
+            # connections.
             self._record.epoch += 1
             self._parts.table.save()
         target = self._target()
         async with asyncio.timeout(carrier.limit_s(target)):
             attach = await carrier.open(self._parts.engine, target)
         if carrier.has_connections:
-            # Old connections died by the fence while the new ones were made: what they say about it is old news.
+            # The donor's fence has ended the old connections while the new ones were made. What the engine reports of
+            # those is read and dropped now, so that it does not break the new set.
             self._parts.hooks.pump_events()
             self._broke_by = 0
         self._broken.clear()
+        # After the flag is cleared: a break from here on is one of the new connections.
         attach()
 
     def _target(self) -> Target:
@@ -166,6 +175,7 @@ class Links:
         """Return when the links must be replaced: one broke, or the preferred carrier works again."""
         while True:
             try:
+                # Without a fallback only a break ends the wait.
                 async with asyncio.timeout(PREFERRED_AGAIN_S if self._fell_back else None):
                     await self._broken.wait()
             except TimeoutError:
@@ -179,7 +189,7 @@ class Links:
         return "the preferred carrier is there again" if self._fell_back else "one broke"
 
     async def _has_preferred_again(self) -> bool:
-        # One connection under the epoch in force: those that pages go by stay as they are.
+        # One connection more under the present epoch: a higher one would fence those that pages travel by.
         preferred = self._choice().tried[0]
         if preferred == self.transport:
             return False

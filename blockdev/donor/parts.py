@@ -15,7 +15,8 @@ from farside.daemon.control import messages as m
 from farside.daemon.control.keys import KeyRing
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 
-EXPECTED = (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError)  # how sessions end
+# How sessions end. Anything else is a fault of ours, and is logged with its traceback.
+EXPECTED = (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError)
 
 
 class DonorHooks(Protocol):

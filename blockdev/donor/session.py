@@ -48,8 +48,9 @@ class Session:
         self._on_notice = on_notice
         self._mapped_tokens = mapped_tokens
         self._line: Line | None = None
+        # The donor's lease_expiry_s, from WELCOME: after a silence of that length it takes its slabs back.
         self._expiry_s = 0.0
-        self._slow_asks = 0  # MAP and RESUME without an answer
+        self._slow_asks = 0  # MAP and RESUME that have no answer yet
 
     async def open(self, features: m.Feature) -> None:
         """Greets the donor, offering ``features``, and keeps the session's number for a successor.
@@ -70,6 +71,7 @@ class Session:
             line.close()
             raise
         self.features = channel.connection.features
+        # Saved before anything is leased: a successor finds its leases only under this number.
         record.session, self._expiry_s = welcome.session, welcome.lease_expiry_s
         record.control = self._address.control
         parts.table.save()
@@ -86,7 +88,8 @@ class Session:
 
     async def ask(self, message: m.Message) -> m.Message:
         """The donor's answer to a request. Raises PeerError: it refused, is gone, or is late."""
-        # A donor may answer in order: what comes behind a MAP or RESUME is late for that reason alone.
+        # A donor may answer in order. A request behind a MAP or RESUME is then late for that reason alone, and must not
+        # end a good session.
         limit_s = self._parts.long_s if self._slow_asks else self._parts.config.deadline_s
         answer, _ = await self._opened().ask(message, limit_s)
         return answer
@@ -102,6 +105,7 @@ class Session:
         """One slab, if it ``is_wanted`` still when the donor answers. Raises PeerError."""
         answer, fds = await self._ask_slow(m.Map(device=self._parts.config.name, count=1))
         assert isinstance(answer, m.MrInfo)
+        # The donor may have left the peers file while it answered: a slab that is taken now would have to move at once.
         if len(answer.leases) != 1 or not is_wanted():
             self._opened().put_back(answer, fds)
             raise PeerError(
@@ -109,12 +113,14 @@ class Session:
             )
         lease = answer.leases[0]
         if fds:
+            # The engine maps this descriptor; a RESUME in a later session brings another one of the same memory.
             self._mapped_tokens.add(lease.token)
         return Grant(lease=lease.lease, token=lease.token, epoch=lease.epoch, memfd=fds[0] if fds else -1)
 
     async def keep_alive(self, on_figures: Callable[[m.FreeMem], None]) -> None:
         """Asks for the donor's figures again and again, so that neither end takes the other for dead."""
         clock = self._parts.clock
+        # A quarter of the expiry: one KEEPALIVE that is late costs no lease.
         period_s = min(self._expiry_s / 4, KEEPALIVE_MAX_S)
         while True:
             answer = await self.ask(m.KeepAlive())
@@ -124,23 +130,28 @@ class Session:
 
     async def resume(self) -> None:
         """Ask which earlier leases are still valid; the other slabs are lost."""
+        # Failed slabs are not named: their pages are given up, and the donor takes the memory back by expiry.
         slabs = [slab for slab in self._parts.table.slabs_of(self._record.donor) if not slab.failed]
         held: dict[tuple[int, int], int] = {}  # (lease, token) -> descriptor, or -1
         try:
+            # In parts, because one message passes LEASES_MAX descriptors at most.
             for start in range(0, len(slabs), m.LEASES_MAX):
                 await self._confirm(slabs[start : start + m.LEASES_MAX], held)
             lost = []
             for slab in slabs:
                 if self._parts.table.slabs.get(slab.slab) is not slab:
-                    continue  # it became empty and went back while we asked; its number may be another's by now
+                    continue  # emptied and given back while we asked; its number may belong to another slab by now
                 memfd = held.pop((slab.lease, slab.token), None)
                 if memfd is None:
                     lost.append(slab)
+                # Empty already, and waits only for the donor's confirmation: its memory is not needed.
                 elif slab.returned:
                     _close(memfd)
                 else:
                     self._remap(slab, memfd)
         finally:
+            # What the donor has named and we do not use, or what an error has left: a descriptor keeps its memory
+            # alive.
             for memfd in held.values():
                 _close(memfd)
         if lost:
@@ -176,10 +187,13 @@ class Session:
         assert isinstance(answer, m.MrInfo)
         for lease, memfd in zip_longest(answer.leases, fds, fillvalue=-1):
             assert isinstance(lease, m.Lease)  # there is no descriptor without a lease
+            # A donor that names a lease twice must not cost us its first descriptor.
             _close(held.pop((lease.lease, lease.token), -1))
             held[lease.lease, lease.token] = memfd
 
     def _remap(self, slab: Slab, memfd: int) -> None:
+        # Over the network there is no memory to map. In this process a slab is mapped once: a session that ends and
+        # comes back changes nothing of it.
         if memfd < 0 or slab.token in self._mapped_tokens:
             _close(memfd)
             return
