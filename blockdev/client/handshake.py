@@ -27,6 +27,7 @@ NBDMAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
 REPLY_MAGIC = 0x0003E889045565A9
 
+# Flags of the handshake, then of transmission
 FLAG_FIXED_NEWSTYLE = 1
 FLAG_NO_ZEROES = 2
 
@@ -35,7 +36,7 @@ SEND_FLUSH = 1 << 2
 SEND_FUA = 1 << 3
 SEND_TRIM = 1 << 5
 SEND_WRITE_ZEROES = 1 << 6
-CAN_MULTI_CONN = 1 << 8
+CAN_MULTI_CONN = 1 << 8  # a promise: a flush on one connection covers what was answered on all others
 SEND_CACHE = 1 << 10
 
 # Not ROTATIONAL: remote memory has no seek. Not SEND_DF: simple replies are all there is.
@@ -121,10 +122,10 @@ class Handshake:
     def __init__(self, export: Export) -> None:
         self._export = export
         self._no_zeroes = False
-        self._asked = Option.GO
-        self._wants: frozenset[int] = frozenset()
-        self._option = 0
-        self._needed = 4
+        self._asked = Option.GO  # the option that accept() and refuse() answer
+        self._wants: frozenset[int] = frozenset()  # kinds of information that GO or INFO asked for
+        self._option = 0  # the option in hand; each reply names it
+        self._needed = 4  # the client's flags
         self._state: Callable[[bytes], Step] = self._on_flags
 
     def greeting(self) -> bytes:
@@ -147,6 +148,7 @@ class Handshake:
     def accept(self) -> Step:
         """The answer that starts transmission, after ASKED."""
         if self._asked is Option.EXPORT_NAME:
+            # The old option has padding that only a client with NO_ZEROES does without.
             zeroes = b"" if self._no_zeroes else bytes(124)
             return Step(send=self._size_and_flags() + zeroes, next=Next.TRANSMIT)
         return Step(send=self._infos() + self._reply(Rep.ACK), next=Next.TRANSMIT)
@@ -161,6 +163,7 @@ class Handshake:
 
     def _on_flags(self, data: bytes) -> Step:
         (flags,) = struct.unpack(">I", data)
+        # The protocol has the server drop a client whose flags it did not offer: it might rely on them.
         if flags & ~(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES):
             return Step(next=Next.CLOSE, reason=f"unknown client flags {flags:#x}")
         self._no_zeroes = bool(flags & FLAG_NO_ZEROES)
@@ -170,12 +173,14 @@ class Handshake:
         magic, self._option, length = _OPTION.unpack(data)
         if magic != IHAVEOPT:
             return Step(next=Next.CLOSE, reason="option without its magic number")
+        # Before the data is read, so that no client can make us keep more.
         if length > OPTION_MAX_BYTES:
             return Step(next=Next.CLOSE, reason=f"option of {length} bytes")
         self._needed, self._state = length, self._on_data
         return Step()
 
     def _on_data(self, data: bytes) -> Step:
+        # Whatever the answer, an option header comes next; only TRANSMIT and CLOSE end that.
         self._wait_for_option()
         try:
             option = Option(self._option)
@@ -190,6 +195,7 @@ class Handshake:
     # ---------------------------------------------------------------- options
 
     def _export_name(self, data: bytes) -> Step:
+        # NBD_OPT_EXPORT_NAME has no error reply.
         if self._export_named(data) is None:
             return Step(next=Next.CLOSE, reason="no such export")
         self._asked = Option.EXPORT_NAME
@@ -229,6 +235,7 @@ class Handshake:
         self._asked = Option.GO
         return Step(next=Next.ASKED)
 
+    # INFO and GO take the same data; only GO starts transmission. TLS and structured replies are not served.
     _ANSWERS: ClassVar = {
         Option.EXPORT_NAME: _export_name,
         Option.ABORT: _abort,

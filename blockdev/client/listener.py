@@ -17,9 +17,10 @@ from farside.errors import EngineError
 from farside.log import get_log
 
 HANDSHAKE_LIMIT_S = 10.0
-HANDSHAKES_MAX = 64  # at once; who comes then waits in the listen queue
+HANDSHAKES_MAX = 64  # at once; a client that comes then waits in the listen queue
 
-# A client whose machine has vanished would have its worker for ever: after two minutes of silence it is gone.
+# A client whose machine has vanished would keep its worker for ever, and there are 16 at most. It is dropped after two
+# minutes without an answer: 60 s of silence, then six probes.
 TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -67,6 +68,7 @@ class Clients:
     def attach(self, worker: int, sock: socket.socket) -> None:
         """Serve a client that has finished its handshake. Owns the socket from here on."""
         sock.setblocking(True)
+        # Before the engine reads the first request: a server that dies after this loses no connection.
         self._hold(worker, sock.fileno())
         self.resume(worker, sock.detach())
 
@@ -88,6 +90,7 @@ class Clients:
 
     async def wait_until_none(self) -> None:
         """Returns when no client is connected."""
+        # A worker may be taken again between the event and this task's turn.
         while self.taken:
             self._emptied.clear()
             await self._emptied.wait()
@@ -113,17 +116,20 @@ class Listener:
         """Stop accepting, and let the handshakes under way end within ``limit_s``."""
         for task in self._accepting:
             task.cancel()
+        # asyncio.wait() refuses an empty set.
         if self._handshakes:
             await asyncio.wait(self._handshakes, timeout=limit_s)
 
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            # Before accept(): clients beyond the bound stay in the kernel's queue, and cost no descriptor.
             await self._room.acquire()
             try:
                 client, _ = await loop.sock_accept(sock)
             except OSError as error:
-                # Out of descriptors, or the client has gone already: the next may do.
+                # Out of descriptors, or the client has gone already: the next one may succeed. The pause keeps the loop
+                # from spinning, as a client that can't be accepted stays in the queue.
                 self._room.release()
                 log.warning("accept failed", reason=error)
                 await asyncio.sleep(0.1)
@@ -166,10 +172,12 @@ class Listener:
             while True:
                 step = handshake.receive(await _read_exactly(sock, handshake.needed()))
                 if step.next is Next.ASKED:
+                    # Reserved before the yes: after it the client may already send requests, and can't be refused.
                     worker = None if self._clients.closing else self._clients.reserve()
                     step = handshake.accept() if worker is not None else self._refusal(handshake)
                 await loop.sock_sendall(sock, step.send)
                 if step.next is Next.TRANSMIT:
+                    # So that `finally` does not free it.
                     kept, worker = worker, None
                     return kept
                 if step.next is Next.CLOSE:

@@ -44,6 +44,7 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
     try:
         async with Tasks() as tasks:
             device = BlockDevice.over(engine, config, fds["control"], tasks)
+            # One worker for the one client; when that leaves, so do we.
             clients = Clients(engine, 1, hold=lambda worker, fd: None, forget=lambda worker: stopping.set())
             device.events.on_conn_closed = clients.closed
             device.start()
