@@ -13,7 +13,9 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.kmod_shim.engine.binding import Protection
 
-DISK_TRUSTED_S = 10.0  # since it last failed a request; a page that it refuses is tried again each second
+# Time without a failed request after which the disk is trusted again. The engine tries a refused page again each
+# second, so that a disk that still refuses is noticed long before.
+DISK_TRUSTED_S = 10.0
 
 
 def protection_of(config: BlockdevConfig) -> Protection:

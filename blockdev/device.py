@@ -1,8 +1,8 @@
 """A running device: ties activity, donors and client connections to the engine.
 
 How it works. The engine serves pages by itself. Here a tick a second turns its counters into an EWMA, maps what has
-become hot and gives back what is empty; its events and the donors' messages each start one errand (a task), and every
-errand ends in the table. No page ever waits for anything in this file.
+become hot and gives back what is empty. The engine's events and the donors' messages start one task each, and what a
+task changes is in the table when it ends. No page ever waits for anything in this file.
 
     tick      activity -> EWMA -> hot regions -> extents -> cluster_map                       mapping/
     engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       engine_events.py
@@ -39,9 +39,10 @@ from farside.log import get_log
 
 TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
 EMPTY_SLAB_LINGER_S = 3.0  # a slab emptied by TRIM is often wanted again by the next program
-WANT_DELAY_S = 0.01  # WANT events come in crowds; one pass maps them together
-SWEEP_GRANULES = 64
-SETTLED_PAGES_PER_S = 1.0  # until the saved rates are below it an idle device goes on saving them
+WANT_DELAY_S = 0.01  # WANT events come many at once; one pass maps them together
+SWEEP_GRANULES = 64  # a second: see _sweep
+# An idle device goes on saving until the rates that are saved are below this: a successor must not find it busy.
+SETTLED_PAGES_PER_S = 1.0
 RESUMED_DEADLINE_S = 2.0  # the donor's own is not known any more; part of it has passed
 GIB = 1 << 30
 
@@ -88,13 +89,14 @@ class BlockDevice:
         self._mapper = Mapper(self.context, leaser)
         self._committer = Committer(self.context, self._mapper)
         self._recaller = Recaller(self.context, leaser)
-        self._empty_since_s: dict[int, float] = {}
-        self._ticked_s = clock.now_s()
+        self._empty_since_s: dict[int, float] = {}  # by slab
+        self._ticked_s = clock.now_s()  # time of the last tick
+        # Set whenever a granule may want a mapping. Many events in one turn of the loop then lead to one pass.
         self._map_soon = asyncio.Event()
         self.events = EngineEvents(self.context, self.donors, self._mapper, self._recaller, map_soon=self._map_soon)
-        self._unswept: list[int] = []
-        self._totals_before = dict(table.totals)
-        self._is_lifting = False
+        self._unswept: list[int] = []  # granules that the present round of _sweep has still to look at
+        self._totals_before = dict(table.totals)  # the engine counts from zero in each process
+        self._is_lifting = False  # what the engine was told last
         self._pages_written = 0  # to the disk, by this process
 
     @classmethod
@@ -109,12 +111,15 @@ class BlockDevice:
     def start(self) -> None:
         """Take over from an earlier process, connect to donors, and start the tick. Raises ConfigError."""
         context = self.context
+        # The engine has no fault rules at first, in each process anew.
         for rule in context.config.fault:
             self.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
         if context.engine.adopted:
             context.table.counters.takeovers += 1
+            # Before any donor is asked: sessions resume the leases that are in the table.
             emptying = reconcile(context, self._recaller)
             context.table.save()
+            # In a task: it waits for donors, and clients wait for the rest of this function.
             if emptying:
                 context.tasks.spawn(self._resume_emptying(emptying), name="emptying slabs resumed")
         asyncio.get_running_loop().add_reader(context.engine.event_fd, self.pump_events)
@@ -152,6 +157,7 @@ class BlockDevice:
     async def leave(self, limit_s: float) -> None:
         """Gives all leases back, at the end of the device's life, within ``limit_s``."""
         asyncio.get_running_loop().remove_reader(self.context.engine.event_fd)
+        # Stopped first: no write may reach a slab that its donor has zeroed for someone else.
         self.context.engine.stop()
         by_donor: dict[int, list[int]] = {}
         for slab in self.context.table.slabs.values():
@@ -159,6 +165,7 @@ class BlockDevice:
         goodbyes = [self._release_all(donor, leases) for donor, leases in by_donor.items()]
         try:
             async with asyncio.timeout(limit_s):
+                # A donor that is gone does not keep the others from their slabs.
                 await asyncio.gather(*goodbyes, return_exceptions=True)
         except TimeoutError:
             log.warning("some donors did not confirm the release; their leases end by expiry")
@@ -184,7 +191,9 @@ class BlockDevice:
         context = self.context
         # 1. observe
         now_s = context.clock.now_s()
+        # Before _ticked_s is set anew: a write to the disk is dated back to the last tick.
         self._see_disk_write()
+        # A tick that comes late is not caught up: its rates are for the longer time.
         elapsed_s, self._ticked_s = max(0.001, now_s - self._ticked_s), now_s
         last = context.activity
         context.activity = next_activity(last, context.engine.activity(), context.law, elapsed_s=elapsed_s)
@@ -198,6 +207,7 @@ class BlockDevice:
         self.rates = sum(context.activity.touched.values()) / elapsed_s
         # 2. act
         self._map_soon.set()
+        # A committed granule keeps its mapping, however cold or empty it is.
         if not self.context.is_committed:
             self._mapper.unmap_cold(last)
             self._sweep()
@@ -205,18 +215,20 @@ class BlockDevice:
         self._lift_what_the_disk_alone_has()
         # 3. what a lost event would leave behind
         self.pump_events()
-        # 4. record
+        # 4. record; an idle device saves nothing, as a save takes about 5 ms a TiB
         if self.totals() != context.table.totals or max(context.table.region_rates, default=0.0) >= SETTLED_PAGES_PER_S:
             self.save()
 
     def _see_disk_write(self) -> None:
-        # What the disk has written since the last look, it has written after that look.
+        # Dated back to the last tick, the earliest time that the write can have had: a write from before the disk's
+        # last refusal must not make the disk trusted again.
         written = self.context.engine.stats().pages_out_disk
         if written > self._pages_written:
             self._pages_written, self.context.disk_wrote_s = written, self._ticked_s
 
     def _lift_what_the_disk_alone_has(self) -> None:
-        # To donors: where they are to hold all, and for as long as a disk that has begun to fail can be read.
+        # Pages that only the disk has are copied to donors in two cases: donors are to hold all pages, or the disk has
+        # begun to fail, as long as it can still be read.
         context = self.context
         fails = context.has_disk and not context.is_disk_well
         wanted = context.has_disk and (fails or context.is_committed)
@@ -242,10 +254,11 @@ class BlockDevice:
         return pages
 
     async def _map_wanted(self) -> None:
-        # A task of its own: leasing waits for donors, and the EWMA must not.
+        # A task of its own: leasing waits for donors, and the tick with its EWMA must not.
         while True:
             await self._map_soon.wait()
             await asyncio.sleep(WANT_DELAY_S)
+            # Cleared before the pass: what is wanted during it leads to another one.
             self._map_soon.clear()
             try:
                 await self._map_now()
@@ -262,7 +275,8 @@ class BlockDevice:
             self.offered.set()
 
     def _sweep(self) -> None:
-        # An overfull event ring drops CLUSTER_FREE: a few mapped granules a second are looked at, in turn.
+        # The engine drops CLUSTER_FREE events when its ring is half full, and does not repeat them. So a few mapped
+        # granules are looked at in each second, one after another through the whole device.
         context = self.context
         if not self._unswept:
             self._unswept = list(context.table.mapped())
@@ -277,6 +291,7 @@ class BlockDevice:
         for number, since_s in self._empty_since_s.items():
             if now_s - since_s >= EMPTY_SLAB_LINGER_S:
                 log.info("empty slab goes back to its donor", slab=number, donor=table.node(table.slabs[number].donor))
+                # Without time to move anything: no granule has an extent there.
                 self._recaller.drain(table.slabs[number], deadline_s=0.0)
 
     def pump_events(self) -> None:
@@ -305,12 +320,14 @@ class BlockDevice:
     def slabs_lost(self, slabs: Sequence[Slab]) -> None:
         """Drop slabs whose memory is gone."""
         for slab in slabs:
+            # All are marked, and saved, before the engine is told: a successor goes on dropping those that are left.
             slab.draining = slab.failed = True
             if self.context.is_committed:
                 self.context.deficient.update(self.context.table.residents(slab.slab))
         self.context.table.save()
         self._map_soon.set()
         for slab in slabs:
+            # The engine has forgotten it already; only the donor's confirmation is missing.
             if slab.returned:
                 self.still_held(slab)
             else:

@@ -36,6 +36,7 @@ def open_disk(path: Path, size_bytes: int) -> int:
     except (OSError, ConfigError) as error:
         os.close(fd)
         if is_ours:
+            # A file that was there before is never removed.
             path.unlink(missing_ok=True)
         reason = f"{error.strerror}; {size_bytes} bytes are needed" if isinstance(error, OSError) else error
         raise ConfigError(f"disk {path}: {reason}") from error
@@ -59,6 +60,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 def _lock(fd: int) -> None:
     """Lock the disk against a second device. (flock() is taken: by the engine, for its I/O.)"""
+    # struct flock on 64-bit Linux: type, whence, start, length (0: to the end), process (0, as the call demands).
     whole_file = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file)
@@ -81,9 +83,11 @@ def _check(fd: int, size_bytes: int, *, may_grow: bool) -> None:
     mode = os.fstat(fd).st_mode
     if not stat.S_ISBLK(mode) and not stat.S_ISREG(mode):
         raise ConfigError("is neither a file nor a block device")
+    # An existing file of another size may be somebody's data, or another device's disk: it is not grown.
     if not may_grow and (have := os.lseek(fd, 0, os.SEEK_END)) < size_bytes:
         raise ConfigError(
             f"has {have} bytes, {size_bytes} are needed", hint="make it larger, or name one that is not there"
         )
     if stat.S_ISREG(mode):
+        # Fills holes of an existing file too; its content stays.
         os.posix_fallocate(fd, 0, size_bytes)

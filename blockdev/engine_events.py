@@ -11,7 +11,7 @@ from farside.blockdev.mapping.recall import Recaller
 from farside.kmod_shim.engine.binding import EngineEvent, EventKind
 from farside.log import get_log
 
-TELL_PERIOD_S = 1.0  # a bad disk or donor has thousands a second: the counters have them all, the log one
+TELL_PERIOD_S = 1.0  # a bad disk or donor makes thousands of events a second: counters have all of them, the log one
 
 log = get_log("blockdev")
 
@@ -33,20 +33,24 @@ class EngineEvents:
         self._mapper = mapper
         self._recaller = recaller
         self._map_soon = map_soon
-        self._told_s: dict[str, float] = {}
-        self._is_unsaved = False
+        self._told_s: dict[str, float] = {}  # time of the last log line, by source
+        self._is_unsaved = False  # the table has changed since it was saved last
 
     def pump(self) -> None:
         """Handle all events of the engine."""
+        # Until the ring is empty: only the call that finds it so clears event_fd, which would wake the loop again.
         while (event := self._context.engine.event_next()) is not None:
             handler = self._HANDLERS.get(EventKind(event.kind))
             if handler is not None:
                 handler(self, event)
-        if self._is_unsaved:  # once for a crowd: what comes free may be saved late
+        # Once for all of them. Extents that have come free may be saved late: at worst a successor finds them taken,
+        # and frees them (mapping/reconcile.py).
+        if self._is_unsaved:
             self._is_unsaved = False
             self._context.table.save()
 
     def _on_want(self, event: EngineEvent) -> None:
+        # Where every granule is to have mappings the committer looks for them, wanted or not.
         if not self._context.is_committed:
             self._context.wanted.add(event.a)
             self._map_soon.set()
@@ -57,19 +61,22 @@ class EngineEvents:
             self._mapper.unmap(event.a)
 
     def _on_link_down(self, event: EngineEvent) -> None:
-        self._donors.links_broke(event.a, event.c)  # of DONOR_SUSPECT it is 0
+        self._donors.links_broke(event.a, event.c)  # c is the errno, 0 in DONOR_SUSPECT
 
     def _on_slab_drained(self, event: EngineEvent) -> None:
         work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
+        # In a task, because the donor is told. Its granules may want an extent elsewhere at once.
         self._context.tasks.spawn(work, name="slab drained")
         self._map_soon.set()
 
     def _on_granule_drained(self, event: EngineEvent) -> None:
         table = self._context.table
         self._context.granule_drains.discard((event.a, event.b))
+        # A slab that is being emptied gives no extent out again: SLAB_DRAINED takes all of them back at once.
         if event.b in table.slabs and not table.slabs[event.b].draining:
             table.give(event.a, event.b)
             self._is_unsaved = True
+        # It was written again while its mapping was being emptied.
         if event.a in self._context.wanted:
             self._map_soon.set()
 
@@ -78,12 +85,14 @@ class EngineEvents:
 
     def _on_disk_error(self, event: EngineEvent) -> None:
         self._context.disk_refused_s = self._context.clock.now_s()
+        # What the disk refuses is to have an extent at a donor at once, however cold it is.
         self._map_soon.set()
         if self._may_tell("disk"):
             alone = self._context.engine.figures.pages_disk_alone()
             log.error("the backup disk failed a request", errno=event.a, page=event.b, pages_it_alone_has=alone)
 
     def _on_checksum(self, event: EngineEvent) -> None:
+        # UINT32_MAX in place of a donor's number means the disk (engine.h).
         source = "disk" if event.a == 0xFFFFFFFF else self._context.table.node(event.a)
         if self._may_tell(source):
             log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)

@@ -1,7 +1,7 @@
 """Prometheus metrics of a borrower, collected at each scrape; counters continue across its processes.
 
-Served from the event loop: a device is called from one thread only, and another would have to be waited for while a
-successor stands ready.
+They are served from the event loop. Only one thread may call a device, and a thread of the metrics server would have to
+be waited for when a successor takes over.
 """
 
 from collections import Counter as Tally
@@ -61,7 +61,9 @@ class DeviceCollector:
     def collect(self) -> Iterator[Metric]:
         """All families, from one reading of the engine's counters."""
         device = self._reporter.device
-        device.save()  # what is told now, no successor takes back: Prometheus would count all of it once more
+        # Saved before it is shown: a successor that began with less would make a counter fall, and Prometheus takes a
+        # counter that falls for one that was reset, and adds all of it again.
+        device.save()
         yield from engine_families(device.context.table.totals)
         yield from self._device_families()
 
@@ -113,7 +115,7 @@ def _histogram(kind: str, buckets: tuple[int, ...]) -> HistogramMetricFamily:
     for i, count in enumerate(buckets):
         total += count
         seconds += count * 1.5 * 2**i / 1e9
-        if i >= 9:  # below a microsecond nothing is told apart
+        if i >= 9:  # shorter than a microsecond is one bucket
             bounds.append((repr(2 ** (i + 1) / 1e9), total))
     bounds.append(("+Inf", total))
     return HistogramMetricFamily(

@@ -29,6 +29,7 @@ class _File(msgspec.Struct):
     donor: list[DonorAddress] = []
 
 
+# First the shape alone, so that names can be checked before msgspec reads the values.
 _TABLES = dict[str, list[dict[str, str]]]
 
 
@@ -58,7 +59,7 @@ def parse_peers(text: str, name: str) -> tuple[DonorAddress, ...]:
 
 
 def _check_names(table: Iterable[str], names: tuple[str, ...], where: str) -> None:
-    # msgspec would tell no nearest name, and a dataclass of its own takes any.
+    # msgspec takes unknown names in a dataclass, and where it refuses them it suggests none.
     for name in table:
         if name not in names:
             meant = nearest(name, names)

@@ -33,7 +33,7 @@ class Reporter:
         self._clients = clients
         self._engine = engine
         self._began_s = time.monotonic()
-        self._last: tuple[float, EngineStats] = (self._began_s, engine.stats())
+        self._last: tuple[float, EngineStats] = (self._began_s, engine.stats())  # what rates are counted from
 
     @property
     def connections(self) -> int:

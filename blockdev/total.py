@@ -18,6 +18,7 @@ def add_stats(before: Mapping[str, int], stats: EngineStats) -> dict[str, int]:
     A histogram is a counter a bucket: see ``latency_buckets``.
     """
     total = {name: before.get(name, 0) + count for name, count in _flat(stats)}
+    # The one figure that is no sum.
     total[LONGEST] = max(before.get(LONGEST, 0), stats.longest_request_ns)
     return total
 
