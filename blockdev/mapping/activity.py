@@ -91,6 +91,7 @@ def next_activity(last: Activity, counters: Sequence[int], law: ActivityLaw, *, 
         deltas = [(b - a) & 0xFFFFFFFF for a, b in zip(old, new, strict=True)]
         rates[start // size] += law.alpha * sum(deltas) / elapsed_s
         touched.update((start + i, delta) for i, delta in enumerate(deltas) if delta)
+    # Nearly all regions of a large device are below every threshold: those need no call of a function.
     quiet = law.cold_pages_per_s or law.hot_pages_per_s  # below it a region is cold whatever it was
     cold = RegionState.COLD
     pairs = zip(last.states, rates, strict=True)

@@ -22,7 +22,7 @@ class Committer:
         self._mapper = mapper
         self._told = 0  # granules without a mapping when the log last said so
         if context.is_committed:
-            context.deficient.update(range(len(context.activity.counters)))
+            context.deficient.update(range(len(context.activity.counters)))  # all, until each was looked at
 
     @property
     def complete(self) -> bool:
@@ -33,7 +33,8 @@ class Committer:
         """Gives granules with too few mappings new ones, as far as donors have room; the engine fills them."""
         context = self._context
         if self.complete and self._mapper.has_no_room:
-            return  # to look at half a million granules a second would be all we do
+            return  # nothing to gain, and half a million granules to look at would fill each second
+        # One mapping more for each granule in a round: the second one must not share a donor with the first.
         for _ in range(context.config.copies):
             lacking = sorted(filter(self._lacks, context.deficient), key=lambda c: (-self._rate(c), c))
             if not lacking:
@@ -58,7 +59,7 @@ class Committer:
         return not self._is_moving(granule) and len(context.table.live_mappings(granule)) < context.config.copies
 
     def _is_moving(self, granule: int) -> bool:
-        # recall.py is looking for a new mapping.
+        # recall.py is looking for a new mapping of it; two searches might lease for the same granule.
         return not self._context.recalled.isdisjoint(self._context.table.mappings(granule))
 
     def _donors(self, granule: int) -> frozenset[int]:

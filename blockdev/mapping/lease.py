@@ -15,6 +15,7 @@ from farside.errors import EngineError, PeerError, Unavailable
 from farside.kmod_shim.engine.binding import SlabInfo
 from farside.log import get_log
 
+# Pause after all donors have refused, doubled each time. It ends early when a donor reports more free slabs.
 BACKOFF_MIN_S = 1.0
 BACKOFF_MAX_S = 8.0
 
@@ -52,9 +53,12 @@ class Leaser:
             banned=frozenset(tried),
             rng=self._context.rng,
         ):
+            # Figures of this moment, not those of the last KEEPALIVE: other borrowers lease from the same donors.
+            # [infiniswap §2.4.2]
             answers = await asyncio.gather(*(self._context.donors.ask(donor) for donor in drawn))
             verdict = choose((answer for answer in answers if answer is not None), self._context.rng)
             if verdict.donor is None:
+                # Those that were asked have no room; the next draw is from the others.
                 tried.update(drawn)
                 continue
             slab = await self._lease_from(verdict.donor, region, verdict.reason)
@@ -62,6 +66,7 @@ class Leaser:
                 self._backoff_s = 0.0
                 return slab
             tried.add(verdict.donor)
+        # A refusal under a ban says nothing of the donors that were not asked.
         if not banned:
             self._be_quiet("no donor has a free slab")
         return None
@@ -91,6 +96,7 @@ class Leaser:
                 donor=donor, lease=grant.lease, token=grant.token, epoch=grant.epoch, region=region
             )  # fmt: skip
             table.save()
+            # The descriptor is the engine's from here on, and ours to close when the call fails.
             self._context.engine.slab_add(slab_info(slab), grant.memfd)
         except (EngineError, OSError, Unavailable) as error:
             log.error("a leased slab can't be used", donor=table.node(donor), lease=grant.lease, reason=error)
@@ -103,11 +109,12 @@ class Leaser:
 
     async def _return(self, donor: int, lease: int, slab: Slab | None) -> None:
         if slab is not None:
+            # Nothing may be packed into it while the donor is asked, and after that if it does not answer.
             slab.draining = slab.returned = True
         try:
             await self._context.donors.release(donor, (lease,))
         except PeerError:
-            return  # it is in the table as returned: donor.py says so once the donor answers again
+            return  # it stays in the table as returned: donor.py repeats the RELEASE once the donor answers again
         table = self._context.table
         if slab is not None and table.slabs.get(slab.slab) is slab:
             table.drop_slab(slab.slab)

@@ -27,6 +27,7 @@ def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tu
     """
     if not assignments:
         return ()
+    # Saved before the engine is told (mapping/table.py): a successor must find each extent in use that the engine uses.
     context.table.take(assignments)
     context.table.save()
     mapped = []
@@ -36,6 +37,7 @@ def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tu
         except EngineError as error:
             if error.errno not in (errno.EBUSY, errno.ENOSPC):
                 log.error("a granule can't be mapped", granule=a.granule, slab=a.slab, reason=error)
+            # Not saved: a successor finds that the engine does not use it.
             context.table.give(a.granule, a.slab)
             continue
         mapped.append(a)
@@ -78,6 +80,7 @@ class Mapper:
         wanting = wanting_granules(
             context.activity, context.law, wanted=context.wanted, mapped=mapped, is_disk_well=context.is_disk_well
         )
+        # Not queued behind a pass that waits for donors: this comes again every second, with newer figures.
         if wanting and not self._one_at_a_time.locked():
             now = wanting[:GRANULES_AT_ONCE]
             done = await self.add_mappings(
@@ -122,6 +125,7 @@ class Mapper:
         done: list[Assignment] = []
         left = list(chunk)
         while left := [c for c in left if lacks(c)]:
+            # Asked anew in each round: the lease below waits, and a recall may move mappings meanwhile.
             bans = {c: banned(c) for c in left}
             packing = pack(
                 left,
@@ -134,9 +138,10 @@ class Mapper:
                 break
             first = packing.unmapped[0]
             region, slab = self._context.region_of(first), None
+            # All donors have refused lately: packing uses the room that there is, and asks nobody.
             if not self._leaser.is_quiet:
                 slab = await self._leaser.lease_slab(region=region, banned=bans[first])
-            # Nobody has room for this one: the same holds for all that bar the same donors.
+            # No donor that this granule may go to has room. The same holds for all that are kept from the same donors.
             left = [c for c in packing.unmapped if slab is not None or bans[c] != bans[first]]
         return done
 

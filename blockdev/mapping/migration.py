@@ -75,12 +75,14 @@ def plan_recall(
     ``slabs`` are all slabs with room; those of the recalling donor are left out here. No extent is given twice, no
     granule goes to the recalling donor or to a donor that has its other copy. A deadline of 0 moves nothing.
     """
+    # By activity, then by pages. The number last, so that a plan does not depend on the order of what is given.
     order = sorted(recall.residents, key=lambda r: (-r.activity, -r.live_pages, r.granule))
     live = [r for r in order if r.live_pages > 0]
     budget_pages = recall.deadline_s * pages_per_s
     in_time: list[Resident] = []
     late: list[Resident] = []
     for resident in live:
+        # Strictly in this order: a small granule does not overtake a busier one that has no time left.
         budget_pages -= resident.live_pages
         (in_time if budget_pages >= 0 else late).append(resident)
 

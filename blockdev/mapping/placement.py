@@ -35,12 +35,13 @@ def used_share(view: DonorView) -> float:
 
 
 def draw(views: Iterable[DonorView], *, choices: int, banned: frozenset[int], rng: random.Random) -> tuple[int, ...]:
-    """The donors to ask for their memory: ``choices`` at random from M_new, filled up from M_old where it has fewer.
+    """The donors to ask for their memory: ``choices`` at random from M_new, or from M_old when M_new is empty.
 
     Donors that are down, recall memory, or are banned (they refused already, or have the granule's other copy) are left
     out. [infiniswap §2.4.2]
     """
     usable = [v for v in views if v.usable and v.donor not in banned]
+    # Sorted, so that the draw depends on the generator alone and not on the order of the donors.
     new = sorted(v.donor for v in usable if v.slabs == 0)
     old = sorted(v.donor for v in usable if v.slabs > 0)
     pool = new or old

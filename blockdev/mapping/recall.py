@@ -7,8 +7,9 @@ tell the engine the new mappings, then let it drain the slab until the deadline.
 anybody; with a disk that is well the slab is drained at once, unless donors are to hold all. SLAB_DRAINED comes back to
 ``drained`` in any case, and the donor hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
 
-A slab's number is used again as soon as its donor has it back. So what waits for anybody holds the ``Slab`` itself, and
-asks ``is_ours`` after each wait: the slab may have gone meanwhile, and another have come under its number.
+A slab's number is used again as soon as its donor has it back. So code that waits for anything holds the ``Slab``
+itself, not its number, and asks ``is_ours`` after each wait: the slab may have gone meanwhile, and another one may have
+its number.
 """
 
 import math
@@ -23,7 +24,8 @@ from farside.errors import EngineError, FarsideError, PeerError
 from farside.kmod_shim.engine.binding import SlabState
 from farside.log import get_log
 
-# Of the donor's deadline: the rest is for the last copies to land, on donors or disk, and for DONE to travel.
+# Share of the donor's deadline that moving may take. The rest is for the last copies to land, on donors or disk, and
+# for DONE to travel.
 DEADLINE_SHARE = 0.8
 LEAVE_LIMIT_S = 30.0  # to move off a donor of our own accord; then the rest falls to the disk
 LEAVE_BARE_LIMIT_S = 3600.0  # without a disk that is well what has not moved by then is lost; nobody is in a hurry
@@ -38,7 +40,7 @@ class Recaller:
     def __init__(self, context: Context, leaser: Leaser) -> None:
         self._context = context
         self._leaser = leaser
-        self._telling: set[int] = set()  # slabs whose donors are just being told
+        self._telling: set[int] = set()  # slabs whose donors are being told now, so that none is told twice
 
     async def migrate(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
         """MIGRATE from a donor: answers each lease with DONE by the deadline, as far as it can."""
@@ -50,6 +52,8 @@ class Recaller:
         Where no disk is well, or donors are to hold all, other donors come first, as in ``migrate``.
         """
         slabs = self._start(donor, leases, at_once=True)
+        # With a disk that is well every page is, or soon will be, there too: nothing is copied, and the donor has its
+        # memory back at once. [infiniswap §2.4.4]
         if self._context.is_disk_well and not self._context.is_committed:
             for slab in slabs:
                 self.drain(slab, deadline_s=0.0)
@@ -62,9 +66,12 @@ class Recaller:
         Nobody waits for it, so without a disk that is well a slab is emptied only when all of it has another mapping.
         """
         context = self._context
+        # From now on no granule gets an extent there; saved, so that a successor goes on with it.
         for slab in slabs:
             slab.draining = True
         context.table.save()
+        # Again each second, until every slab is being emptied: room may come with another donor, or as others give
+        # theirs back.
         while left := [s for s in slabs if self.is_ours(s) and s.slab not in context.slab_drains]:
             limit_s = LEAVE_LIMIT_S if context.is_disk_well else LEAVE_BARE_LIMIT_S
             await self._plan(donor, left, context.clock.now_s() + limit_s)
@@ -78,8 +85,10 @@ class Recaller:
         donors = {slab.donor for slab in slabs}
         for donor in donors:
             unasked = [slab for slab in slabs if slab.donor == donor and not slab.is_recalled]
+            # Slabs that we leave of our own accord: nobody waits for them, and without a disk this may take long.
             self._context.tasks.spawn(self.move_away(donor, unasked), name="slabs move on")
         for donor in donors:
+            # Slabs that a donor has recalled: it waits for them.
             await self._move_and_drain(donor, [s for s in slabs if s.donor == donor and s.is_recalled], deadline_s)
 
     def _start(self, donor: int, leases: Sequence[int], *, at_once: bool) -> list[Slab]:
@@ -90,6 +99,7 @@ class Recaller:
                 context.tasks.spawn(self._say_done(donor, lease), name="recall of a lease that is not ours")
                 continue
             slab.draining = slab.is_recalled = True
+            # Empty already, and its RELEASE not confirmed: it is said again, as DONE.
             if slab.returned:
                 context.tasks.spawn(self.give_back(slab), name="recall of a slab that is empty")
                 continue
@@ -104,14 +114,17 @@ class Recaller:
 
     async def _move_and_drain(self, donor: int, slabs: Sequence[Slab], deadline_s: float) -> None:
         clock = self._context.clock
+        # One end for planning and draining: time that planning takes is taken from the copying.
         end_s = clock.now_s() + deadline_s * DEADLINE_SHARE
         await self._plan(donor, slabs, end_s)
+        # All of them, whatever the plan: granules without a new mapping go to the disk or the replica.
         for slab in filter(self.is_ours, slabs):
             self.drain(slab, deadline_s=max(0.0, end_s - clock.now_s()))
 
     async def _plan(self, donor: int, slabs: Sequence[Slab], end_s: float) -> None:
         context = self._context
         numbers = {slab.slab for slab in slabs if self.is_ours(slab)}
+        # The committer leaves these granules alone meanwhile: both would lease for the same ones.
         context.recalled |= numbers
         try:
             await self._map_elsewhere(donor, slabs, end_s)
@@ -122,6 +135,8 @@ class Recaller:
 
     async def _map_elsewhere(self, donor: int, slabs: Sequence[Slab], end_s: float) -> None:
         context = self._context
+        # Plan, lease one slab for what found no room, and plan anew: all figures may have changed while the donor
+        # answered.
         while (left_s := end_s - context.clock.now_s()) > 0:
             numbers = frozenset(slab.slab for slab in filter(self.is_ours, slabs))
             recall = Recall(donor=donor, slabs=numbers, deadline_s=left_s, residents=self._residents(numbers))
@@ -130,6 +145,7 @@ class Recaller:
             log.info("recall planned", donor=context.table.node(donor), plan=_summary(plan))
             if not plan.wanting:
                 return
+            # The busiest granule that found no room. What it may not share a donor with decides which donors are asked.
             first = plan.wanting[0]
             banned = self._other_donors(first, numbers) | {donor}
             if await self._leaser.lease_slab(region=context.region_of(first), banned=banned) is None:
@@ -147,6 +163,7 @@ class Recaller:
             )
             for number in sorted(numbers)
             for granule in context.table.residents(number)
+            # Those that have their mappings elsewhere, as after an earlier plan, need no other.
             if len(context.table.live_mappings(granule)) < context.config.copies
         )
 
@@ -159,8 +176,8 @@ class Recaller:
 
     def _pages_to_keep(self, granule: int) -> int:
         live = self._context.engine.cluster_count(granule)[1]
-        # Where nothing may be left to the disk an empty granule needs its mapping too: what is written next must have
-        # somewhere to go.
+        # Where nothing may be left to the disk alone an empty granule needs its mapping too: what is written to it next
+        # must have a place.
         return max(1, live) if self._context.is_committed else live
 
     def _other_donors(self, granule: int, numbers: frozenset[int]) -> frozenset[int]:
@@ -172,10 +189,11 @@ class Recaller:
         assert self.is_ours(slab)
         slab.draining, slab.failed = True, slab.failed or fail
         drains, now_s = self._context.slab_drains, self._context.clock.now_s()
-        # A MIGRATE whose planning took long must not give back the time that an EVICT has taken meanwhile.
+        # The time only ever gets shorter: an EVICT may have come while a MIGRATE was being planned.
         end_s = min(now_s + deadline_s, drains.get(slab.slab, math.inf))
         try:
-            # One that has just been emptied, with the event on its way, must not be begun anew.
+            # The engine may have just emptied it, with the event on its way: a second drain might meet the number's
+            # next slab.
             is_over = self._context.engine.slab_get(slab.slab).state is not SlabState.DRAINING
             if slab.slab in drains and is_over:
                 return
@@ -202,6 +220,8 @@ class Recaller:
         if lost_pages:
             log.error("pages are lost, no other copy was left", slab=number, pages=lost_pages)
         context.deficient.update(table.residents(number) if context.is_committed else ())
+        # Engine, table, file, donor, in this order. A successor that finds the slab gone from the engine tells the
+        # donor (mapping/reconcile.py); in any other order it could find an extent in use that the donor has already.
         context.engine.slab_remove(number)
         table.strip(number)
         slab.returned = True
@@ -214,6 +234,7 @@ class Recaller:
         Without an answer the slab stays; donor/donor.py has it said again with each KEEPALIVE that the donor answers.
         """
         table = self._context.table
+        # Asked again after each KEEPALIVE: one answer at a time, and only for this very slab.
         if slab.slab in self._telling or table.slabs.get(slab.slab) is not slab:
             return
         self._telling.add(slab.slab)
@@ -221,6 +242,7 @@ class Recaller:
             is_free = await self._tell(slab, moved_pages, dropped_pages)
         finally:
             self._telling.discard(slab.slab)
+        # It may have been dropped, and its number used again, while the donor answered.
         if is_free and table.slabs.get(slab.slab) is slab:
             table.drop_slab(slab.slab)
             table.save()

@@ -28,8 +28,11 @@ def reconcile(context: Context, recaller: Recaller) -> tuple[Slab, ...]:
             context.table.strip(slab.slab)
             slab.draining = slab.returned = True
             continue
+        # The donor was lost, and the last process may have died before the engine was told of this slab.
         if slab.failed:
             recaller.drain(slab, deadline_s=0.0, fail=True)
+        # Being emptied, by the table or by the engine. The caller waits for donors first, so that granules can still
+        # move.
         elif slab.draining or state is not SlabState.LIVE:
             slab.draining = True
             emptying.append(slab)
@@ -44,7 +47,8 @@ def _engine_state(context: Context, slab: Slab) -> SlabState:
         info = context.engine.slab_get(slab.slab)
     except EngineError:
         return SlabState.NONE
-    # A number used again for another lease: the engine's slab is the old one and has gone before.
+    # The number may have been used again for a lease that the engine was not told of. What the engine has under it is
+    # then the old slab.
     return SlabState(info.state) if info.token == slab.token else SlabState.NONE
 
 
@@ -55,5 +59,6 @@ def _reconcile_granules(context: Context, slab: Slab) -> None:
         mappings = [h for h in context.engine.cluster_get(granule) if (h.slab, h.extent) == (slab.slab, extent)]
         if not mappings:
             context.table.give(granule, slab.slab)  # taken and not told, or drained and not saved
+        # The engine had begun to empty this mapping; the new process has no job for it yet.
         elif not mappings[0].writable:
             start_granule_drain(context, granule, slab.slab)

@@ -18,7 +18,7 @@ from farside.errors import Unavailable
 from farside.geometry import SLABS_MAX
 
 DONORS_MAX = 256  # NE_DONORS_MAX
-FREE = -1
+FREE = -1  # in place of a granule
 
 
 class Slab(
@@ -115,11 +115,13 @@ class Table:
         self.region_rates = saved.region_rates
         self.slab_rates: Mapping[int, float] = saved.slab_rates
         self._donors = {record.node: record for record in saved.donors}
+        # Indexes of the slabs, made anew in each process: no tick, message or event may go through all slabs of a TiB.
         self._mappings: dict[int, dict[int, int]] = {}  # granule -> slab -> extent
         self._by_lease: dict[int, dict[int, int]] = {}  # donor -> lease -> slab
         for slab in saved.slabs:
             self._by_lease.setdefault(slab.donor, {})[slab.lease] = slab.slab
-        self._open = {slab.slab for slab in saved.slabs if FREE in slab.granules}  # may hold a draining one
+        # Slabs with a free extent, draining ones too.
+        self._open = {slab.slab for slab in saved.slabs if FREE in slab.granules}
         for slab in saved.slabs:
             for extent, granule in enumerate(slab.granules):
                 if granule != FREE:
@@ -145,6 +147,7 @@ class Table:
         """The record of a node, made when it is new; its number is kept as long as the device lives."""
         if node not in self._donors:
             used = {record.donor for record in self._donors.values()}
+            # The engine knows donors by number, and its state names them across processes.
             number = next((n for n in range(DONORS_MAX) if n not in used), None)
             if number is None:
                 raise Unavailable(f"this device has known {DONORS_MAX} donors, the most it can")
@@ -204,6 +207,7 @@ class Table:
     def drop_slab(self, number: int) -> Slab:
         """Forgets a slab; its granules lose this mapping."""
         slab = self.slabs.pop(number)
+        # The entry may be a newer slab's by now, if the donor has used the lease number again.
         if self._by_lease[slab.donor].get(slab.lease) == number:
             del self._by_lease[slab.donor][slab.lease]
         self._open.discard(number)
@@ -238,6 +242,8 @@ class Table:
         """Gives extents to granules."""
         for a in assignments:
             slab = self.slabs[a.slab]
+            # Two granules in one extent would overwrite each other's pages. The index has room for one extent of a slab
+            # for each granule.
             assert slab.granules[a.extent] == FREE
             assert a.slab not in self._mappings.get(a.granule, {})
             slab.granules[a.extent] = a.granule
