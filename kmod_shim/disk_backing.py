@@ -1,7 +1,8 @@
 """Physical storage below a file or partition: block devices down to the disks, or memory if there is no disk.
 
-A backup disk that lies in memory (tmpfs, zram, a loop device over tmpfs) or on the very device that it backs would take
-what is swapped out and need memory for it: the loop that never ends. Read below a root folder.
+A backup disk may lie in memory (tmpfs, zram, a loop device over tmpfs) or on the very device that it backs. Then what
+is swapped out would need memory or the device itself, and the machine would wait for itself. All is read below a root
+folder, so that tests give a fake tree.
 """
 
 import os
@@ -39,6 +40,7 @@ class Backing:
 def find_backing(path: Path, root: Path = Path("/")) -> Backing:
     """Storage of a file or device, or of the folder where it will be made. Raises OSError for a path to nowhere."""
     place = path
+    # A file that will be made later: the folder above it that exists decides.
     while not place.exists() and place != place.parent:
         place = place.parent
     status = place.stat()
@@ -55,6 +57,7 @@ def filesystem_of(path: Path, mountinfo: str) -> str:
     best, found = -1, ""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
+        # The mount point is field 5; blanks in it are written as \040.
         point = before.split()[4].encode().decode("unicode_escape")
         above = Path(point)
         if (above == path or above in path.parents) and len(above.parts) >= best:  # the later mount covers the earlier
@@ -75,6 +78,7 @@ def _devices(root: Path, number: str) -> Iterator[str]:
 
 def _below(folder: Path) -> Iterator[str]:
     yield folder.name
+    # In sysfs a partition's folder is inside its disk's.
     if (folder / "partition").exists():
         yield from _below(folder.parent)
     with suppress(OSError):

@@ -20,8 +20,8 @@ memory that is to be freed by writing to it, nothing moves any more. So, before 
     memfd_secret        one that is held keeps the kernel from hibernating (hibernation_available(), Linux 5.14), which
                         would freeze us and then write to us. Linux below 6.5 has it with secretmem.enable=1 only
 
-That a call succeeded proves little: ublksrv for years gave PR_SET_IO_FLUSHER a 0, which clears it. So all of this is
-looked at afterwards, from outside and thread by thread, by guard_check.py.
+That a call succeeded proves little: ublksrv for years gave PR_SET_IO_FLUSHER a 0, which clears it. So guard_check.py
+looks at all of this afterwards, from outside and thread by thread.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from pathlib import Path
 PR_SET_IO_FLUSHER = 57  # linux/prctl.h
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4  # linux/mman.h
 OOM_SCORE_ADJ_MIN = -1000
-REALTIME_PRIORITY = 1  # any real-time priority will do, and the kernel's own threads come first
+REALTIME_PRIORITY = 1  # the lowest: any real-time priority will do, and the kernel's own threads come first
 SYS_MEMFD_SECRET = 447  # the same number on every architecture that has it
 CGROUP_TOP = Path("sys/fs/cgroup")
 
@@ -50,6 +50,7 @@ class Failure:
 def guard_memory() -> tuple[Failure, ...]:
     """Locks this process's memory as it is touched: for every process of a guarded device, at its start."""
     libc = ctypes.CDLL(None, use_errno=True)
+    # FUTURE: what is mapped later too. ONFAULT: locked when it is touched, as sparse memory files must not be filled.
     return _tried("mlockall", libc.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT))
 
 
@@ -109,13 +110,14 @@ def _own_cgroup(name: str, root: Path) -> tuple[Failure, ...]:
         return (Failure(what="cgroup", reason=f"/proc/self/cgroup: {error.strerror}"),)
     if mine is None or not (top / "cgroup.procs").exists():
         return (Failure(what="cgroup", reason="this machine has no cgroup v2 at /sys/fs/cgroup"),)
+    # Three cases: the unit forbids swap; the cgroup is ours alone and may be told so; otherwise a new one is made.
     here = top / mine.lstrip("/")
     with suppress(OSError):
         if (here / "memory.swap.max").read_text().strip() == "0":
             return ()  # the service manager's unit says MemorySwapMax=0
     with suppress(OSError):
         if mine != "/" and set((here / "cgroup.procs").read_text().split()) <= set(_family()):
-            (here / "memory.swap.max").write_text("0")  # a unit of our own that does not say it
+            (here / "memory.swap.max").write_text("0")  # nobody else is in this cgroup, so it may be changed
             return ()
     try:
         _enter(top, top / f"farside-{name}")
@@ -125,6 +127,7 @@ def _own_cgroup(name: str, root: Path) -> tuple[Failure, ...]:
 
 
 def _enter(top: Path, folder: Path) -> None:
+    # A cgroup has memory.swap.max only where its parent hands the memory controller down.
     if "memory" not in (top / "cgroup.subtree_control").read_text().split():
         (top / "cgroup.subtree_control").write_text("+memory")
     folder.mkdir(exist_ok=True)

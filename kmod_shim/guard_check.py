@@ -18,7 +18,8 @@ PF_MEMALLOC_NOIO = 0x00080000  # linux/sched.h
 PF_LOCAL_THROTTLE = 0x00100000
 IO_FLUSHER = PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE
 
-KERNEL_PAGES = ("[vdso", "[vvar", "[vsyscall", "anon_inode:[io_uring")  # shared with us; mlock passes them over
+# Pages of the kernel that every process or ring shares: never swapped, and mlockall leaves them out.
+KERNEL_PAGES = ("[vdso", "[vvar", "[vsyscall", "anon_inode:[io_uring")
 
 WAY_OUT = '`farside swap attach` asks a blockdev of root\'s for it; or pressure_guard = "start" in blockdev.toml'
 
@@ -46,6 +47,8 @@ def guard_checks(root: Path, pids: Sequence[int]) -> tuple[Check, ...]:
 
 def io_flags(stat: str) -> int:
     """The kernel's PF_ flags of a task, of its stat file: the ninth field, counted after the name in brackets."""
+    # The name in field 2 may hold blanks and brackets, so fields are counted from the last bracket: the first behind it
+    # is field 3.
     return int(stat.rpartition(")")[2].split()[6])
 
 
@@ -61,10 +64,11 @@ def unlocked(smaps: str) -> tuple[Mapped, ...]:
         head, _, rest = block.partition("\n")
         resident = re.search(r"^Rss:\s+(\d+) kB", rest, re.MULTILINE)
         flags = re.search(r"^VmFlags: (.*)$", rest, re.MULTILINE)
+        # Nothing of it is in memory now. With MCL_ONFAULT it is locked once it is touched.
         if resident is None or flags is None or resident.group(1) == "0":
             continue
-        # A device's pages (`pf`, `io`), what a driver has put there one by one (`mm`: soft RDMA's queues) and the
-        # kernel's own are no one's to swap.
+        # Never swapped, locked or not: a device's pages (`pf`, `io`), pages that a driver has put in place one by one
+        # (`mm`: soft RDMA's queues), and the kernel's own.
         words, name = set(flags.group(1).split()), "".join(head.split(None, 5)[5:])
         if not words & {"lo", "pf", "io", "mm"} and not name.startswith(KERNEL_PAGES):
             found.append(Mapped(name=name or "(anonymous)", resident_bytes=int(resident.group(1)) * KIB))
@@ -115,7 +119,9 @@ def _over(name: str, pids: Sequence[int], faults: Iterator[str], good: str) -> C
     for pid in pids:
         try:
             fault = next(faults)
-        except OSError as error:  # it has ended, or is not ours to look at; the generator has ended with it
+        # The process has ended, or is not ours to look at. A generator that has raised yields nothing more, so this
+        # check ends here.
+        except OSError as error:
             fault = f"can't be looked at: {error.strerror}"
             told.append(f"process {pid}: {fault}")
             break

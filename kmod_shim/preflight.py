@@ -108,7 +108,7 @@ def memory_check(root: Path) -> Check:
 
 def huge_page_check(root: Path) -> Check:
     """Huge pages for slabs: reserved ones, or transparent ones for memory files."""
-    free = read_meminfo(root).get("HugePages_Free", 0) // KIB  # the file says a count, without kB
+    free = read_meminfo(root).get("HugePages_Free", 0) // KIB  # a plain count, which read_meminfo has multiplied
     shmem = chosen(kernel_text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     if free:
         return _ok("huge pages", f"{free} reserved pages are free")
@@ -152,7 +152,7 @@ def min_free_check(root: Path) -> Check:
 def boost_check(root: Path) -> Check:
     """The kernel does not raise that reserve by itself, which would use up the memory that we keep free above it."""
     factor = kernel_text(root / "proc/sys/vm/watermark_boost_factor")
-    if factor in ("", "0"):  # Linux before 5.0 has none
+    if factor in ("", "0"):  # empty: Linux before 5.0 does not have this setting
         return _ok("watermark boost", "off")
     advice = "before swapping to it: sysctl vm.watermark_boost_factor=0"
     return _warning("watermark boost", f"vm.watermark_boost_factor is {factor}", advice)
@@ -174,6 +174,7 @@ def disk_check(disk: Disk | None) -> Check:
         found = f"{disk.path}: neither a file nor a block device"
         return _failed("backup disk", found, "name one of these in disk_path")
     try:
+        # Tried, not looked up: whether a file system takes O_DIRECT is shown by opening a file of it only.
         size = probes.direct_size_bytes(disk.path)
     except FileNotFoundError:
         return _missing_disk_check(disk)

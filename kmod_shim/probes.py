@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 _SYS_IO_URING_SETUP = 425  # the same number on every architecture
+# sizeof(struct io_uring_params): all zero, which asks for a ring without any options.
 _IO_URING_PARAMS_BYTES = 120
 
 
@@ -16,6 +17,7 @@ def engine_features() -> str:
     Raises:
         ImportError: It is not built, or a library is missing.
     """
+    # Here, so that a doctor without a built engine can say so instead of failing at its own start.
     from farside.kmod_shim.engine import binding
 
     return ", ".join(binding.features())
@@ -39,6 +41,7 @@ def memfd_error() -> int:
     except OSError as error:
         return error.errno or errno.EIO
     try:
+        # The engine maps a donor's memory only if it can't shrink: a truncated file would be SIGBUS at the next access.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as error:
         return error.errno or errno.EIO

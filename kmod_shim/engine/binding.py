@@ -1,9 +1,9 @@
 """Python binding of the engine: `engine.h`, call for call; errors are exceptions, and objects own their C handles.
 
 The only importer of `_ffi`. A method is the C function without `ne_` (`ne_cluster_map` is `Device.cluster_map`); what
-it means, its limits and its errors stand over its prototype in `engine.h`. A call that answers `-errno` raises
-`EngineError(op, errno)`. File descriptors given away belong to the engine when the call returns, and stay the caller's
-when it raises. One thread at a time calls a `Device`.
+it means, its limits and its errors are above its prototype in `engine.h`. A call that answers `-errno` raises
+`EngineError(op, errno)`. A file descriptor that is given away belongs to the engine once the call has returned, and
+stays the caller's if it raises. One thread at a time calls a `Device`; the engine's own threads never call Python.
 """
 
 from array import array
@@ -180,6 +180,7 @@ class ExportStats:
     rdma_registered_bytes: int
 
 
+# What every call goes through: the engine answers 0 or a figure, or -errno.
 def _check(op: str, answer: int) -> int:
     if answer < 0:
         raise EngineError(op, -answer)
@@ -233,10 +234,12 @@ class Device:
 
     def __init__(self, params: Params, state_fd: int, disk_fd: int) -> None:
         """Make a device over an empty state memfd, or adopt the device in it."""
+        # An out parameter: cffi frees the pointer itself, while what it points to is the engine's until destroy().
         handle = ffi.new("struct ne_device **")
         _check("device_create", lib.ne_device_create(_params(params), state_fd, disk_fd, handle))
         self._device = handle[0]
         self._granules = params.size_bytes // GRANULE_BYTES
+        # Made once and filled anew each second: a device of 1 TiB has half a million counters.
         self._activity = ffi.new("uint32_t[]", self._granules)
         self.adopted = bool(lib.ne_device_adopted(self._device))
         self.event_fd = int(lib.ne_device_event_fd(self._device))
@@ -258,6 +261,7 @@ class Device:
 
     def destroy(self) -> None:
         """Stops, and frees what this process holds. A second call does nothing."""
+        # The C function takes NULL, so a second call, or one after an error at the start, is harmless.
         device, self._device = self._device, ffi.NULL
         lib.ne_device_destroy(device)
 
@@ -292,7 +296,8 @@ class Device:
     def link_attach_rdma(self, donor: int, worker: int, link: "RdmaLink") -> None:
         """Gives the worker (or `MOVER`) a queue pair to the donor."""
         _check("link_attach_rdma", lib.ne_link_attach_rdma(self._device, donor, worker, link.handle))
-        link.handle = ffi.NULL  # the engine has it now
+        # Only after success: the engine owns it now, and close() must not free it.
+        link.handle = ffi.NULL
 
     def link_attach_shm(self, donor: int) -> None:
         """The donor's slabs are memory of this host."""
@@ -339,6 +344,7 @@ class Device:
 
     def cluster_get(self, granule: int) -> tuple[GranuleMapping, ...]:
         """Mappings of the granule, writable or being drained."""
+        # NE_HOMES in engine.h: primary, replica, and one that is being filled.
         mappings = ffi.new("struct ne_home_info[3]")
         _check("cluster_get", lib.ne_cluster_get(self._device, granule, mappings))
         return tuple(
@@ -378,7 +384,9 @@ class Device:
     def activity(self) -> Sequence[int]:
         """Cumulative page I/O of each granule since this process began, wrapping at 2^32."""
         _check("activity_get", lib.ne_activity_get(self._device, self._granules, self._activity))
-        counters = array("I")  # memory, and not half a million objects: most of it is only compared
+        # Plain memory instead of half a million Python objects: an idle second only compares it. A copy, because the
+        # next call fills the buffer anew.
+        counters = array("I")
         counters.frombytes(ffi.buffer(self._activity))
         return counters
 

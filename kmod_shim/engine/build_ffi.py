@@ -74,7 +74,7 @@ def is_set(name: str) -> bool:
 compile_args = ["-std=gnu11", "-O3", "-g", "-Wall", "-Wextra", "-fno-strict-aliasing", "-fvisibility=hidden"]
 link_args: list[str] = []
 if platform.machine() == "x86_64":
-    compile_args.append("-msse4.2")  # the crc32 instruction
+    compile_args.append("-msse4.2")  # the crc32 instruction, for the checksum of each page
 if is_set("FARSIDE_WERROR"):
     compile_args.append("-Werror")
 if is_set("FARSIDE_SANITIZE"):
@@ -84,6 +84,7 @@ if is_set("FARSIDE_SANITIZE"):
 
 has_rdma = wants_rdma()
 rdma_link_args = (pkg_config("--libs", RDMA_LIBRARIES) or []) if has_rdma else []
+# cffi adds its own _ffi.c. Either the files of RDMA or verbs_none.c are built: they define the same functions.
 left_out = {"_ffi.c", *(WITHOUT_RDMA if has_rdma else WITH_RDMA)}
 
 ffibuilder = FFI()

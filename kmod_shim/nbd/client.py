@@ -12,7 +12,7 @@ from farside.errors import ConfigError, Unavailable
 from farside.kmod_shim.nbd.message import BLOCK_BYTES, TIMEOUT_S
 from farside.kmod_shim.nbd.sysfs import device_path
 
-LIMIT_S = 30.0
+LIMIT_S = 30.0  # to attach or detach; nbd-client goes into the background once the device is connected
 
 
 def connect_command(

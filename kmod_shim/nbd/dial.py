@@ -1,9 +1,11 @@
 """Client's side of an NBD connection: connect and negotiate up to the point where the kernel takes the socket.
 
-Each socket is dialled, not made as a pair: the server then treats the kernel as it treats every client, and its
-supervisor keeps the other end across restarts by the way that exists for that. A dialled unix socket is the same thing
-as a socketpair once it stands, with nobody between the kernel and the server's thread, and on the way size, flags and
-block size come from the server itself. Replies are read to the byte: what follows them is the kernel's.
+How it works. Each socket is dialled, not made as a pair. The server then treats the kernel as it treats every client,
+and its supervisor keeps the other end across restarts as it does for every client. Size, flags and block size come from
+the server itself. Once it is connected, a unix socket that was dialled is the same as one of a pair: nothing is between
+the kernel and the server's thread.
+
+Replies are read to the byte, never further: what follows the last one belongs to the kernel.
 """
 
 import socket
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from farside.endpoint import parse_endpoint
 from farside.errors import PeerError, RemoteProtocolError
 
+# Numbers of the NBD protocol (proto.md). blockdev/client/handshake.py has them too, and may not be imported here; a
+# test compares the two.
 NBDMAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
 REPLY_MAGIC = 0x0003E889045565A9
@@ -25,7 +29,7 @@ REP_ACK, REP_INFO = 1, 3
 REP_IS_ERROR = 1 << 31
 INFO_EXPORT, INFO_BLOCK_SIZE = 0, 3
 CAN_MULTI_CONN = 1 << 8
-REPLY_BYTES_MAX = 65536
+REPLY_BYTES_MAX = 65536  # far above any reply: the protocol's strings have 4096 bytes at most
 
 DIAL_LIMIT_S = 10.0
 
@@ -64,12 +68,15 @@ def dial(endpoint: str, export: str, *, count: int, limit_s: float = DIAL_LIMIT_
         for _ in range(count):
             sockets.append(_connected(endpoint, limit_s))
             offers.add(negotiate(sockets[-1], export))
+            # A time limit makes a socket non-blocking; the kernel is to have one that blocks.
             sockets[-1].settimeout(None)
+        # The kernel takes one size and one set of flags for all sockets.
         if len(offers) != 1:
             raise RemoteProtocolError(f"{endpoint}: reports a different size or flags on each connection")
         (offer,) = offers
         if count > 1 and not offer.flags & CAN_MULTI_CONN:
             raise RemoteProtocolError(f"{endpoint}: allows one connection only", hint="attach with --connections 1")
+    # Also for an interrupt: a socket that is left open keeps one of the server's workers.
     except BaseException as error:
         hang_up(sockets)
         if isinstance(error, OSError):
@@ -102,6 +109,7 @@ def negotiate(sock: socket.socket, export: str) -> Offer:
         if kind & REP_IS_ERROR:
             reason = " ".join(data.decode(errors="replace").split()) or f"error {kind & ~REP_IS_ERROR}"
             raise PeerError(f"the server refuses export '{export}': {reason}")
+        # Other kinds of information are passed over: the protocol allows a server to send what was not asked for.
         if kind == REP_INFO and len(data) == 12 and data[:2] == INFO_EXPORT.to_bytes(2):
             size_bytes, transmission = struct.unpack(">QH", data[2:])
         elif kind == REP_INFO and len(data) == 14 and data[:2] == INFO_BLOCK_SIZE.to_bytes(2):
@@ -110,6 +118,7 @@ def negotiate(sock: socket.socket, export: str) -> Offer:
 
 def _go(export: str) -> bytes:
     name = export.encode()
+    # One kind of information is asked for; the export's size and flags come in any case.
     body = struct.pack(">I", len(name)) + name + struct.pack(">HH", 1, INFO_BLOCK_SIZE)
     return _OPTION.pack(IHAVEOPT, OPT_GO, len(body)) + body
 
@@ -135,6 +144,7 @@ def _connected(endpoint: str, limit_s: float) -> socket.socket:
     where = parse_endpoint(endpoint)
     if isinstance(where, tuple):
         sock = socket.create_connection(where, timeout=limit_s)
+        # A page-in waits for each small request: Nagle's algorithm would hold them back.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -1,7 +1,11 @@
 """Generic netlink socket: sends a request to a kernel family, and returns its answer or errno.
 
-pyroute2 encodes and decodes the messages. The socket is the standard library's: one blocking send and receive have no
-event loop and no thread behind them, which a process that must work while memory is out can't afford.
+pyroute2 encodes and decodes the messages. The socket is the standard library's: one blocking send and receive need no
+event loop and no thread. A process that must work while memory is out can't afford those.
+
+How it works. A request carries a sequence number, and the kernel repeats it in its answer. An answer is either a
+message of the family, or NLMSG_ERROR with an errno, where 0 is the acknowledgement that NLM_F_ACK asks for. Messages to
+a multicast group are no answers: they come unasked, and a socket that is full loses them (`Unheard`).
 """
 
 import errno
@@ -73,6 +77,7 @@ def open_socket() -> Socket:
     """A bound generic netlink socket. Raises Unavailable where there is none, as in some containers."""
     try:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_GENERIC)
+        # Port 0: the kernel chooses an address that no other socket has. Group 0: nothing comes unasked before `join`.
         sock.bind((0, 0))
     except (OSError, AttributeError) as error:
         raise Unavailable(f"no generic netlink socket: {error}", hint="is this a restricted container?") from error
@@ -105,6 +110,7 @@ class GenericNetlink:
         try:
             answer: Any = ctrlmsg(self.request(CONTROL_ID, message, name=f"family {name}"))
         except NetlinkRefusal as refusal:
+            # The module is not loaded, or the kernel is older than the family.
             if refusal.errno == errno.ENOENT:
                 return None
             raise
@@ -132,6 +138,7 @@ class GenericNetlink:
             NetlinkRefusal: The kernel answered with an errno.
             FarsideError: It did not answer within ANSWER_LIMIT_S.
         """
+        # New for each request, so that the late answer to an earlier one can be recognised.
         self._sequence += 1
         header: Any = message["header"]
         header["type"], header["flags"] = number, REQUEST | (ACK if wants_ack else 0)
@@ -140,6 +147,7 @@ class GenericNetlink:
         try:
             self._socket.send(bytes(message.data))
             return self._answer(name)
+        # Before OSError, of which it is a kind.
         except TimeoutError as error:
             raise FarsideError(f"{name}: the kernel has not answered for {ANSWER_LIMIT_S:g} s") from error
         except OSError as error:
@@ -161,10 +169,12 @@ class GenericNetlink:
         except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:
+            # The kernel says this once after it has dropped messages, and goes on with those that come then.
             if error.errno == errno.ENOBUFS:
                 raise Unheard("the kernel said more than there was room for") from error
             raise FarsideError(f"listening to the kernel: {error}") from error
         finally:
+            # For the next request, which has a limit of its own.
             self._socket.settimeout(ANSWER_LIMIT_S)
 
     def _answer(self, name: str) -> bytes:

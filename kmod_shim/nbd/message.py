@@ -1,9 +1,13 @@
 """Messages of the kernel's "nbd" generic netlink family, built and parsed. PURE.
 
-Names and numbers are those of <linux/nbd-netlink.h>, version 1. Facts that the header does not tell, of Linux 6.1's
-drivers/block/nbd.c: the kernel needs no handshake, transmission starts at once; more than one socket wants
-CAN_MULTI_CONN; the number of sockets is fixed at CONNECT; RECONFIGURE fills only sockets that are dead, says 0 when
-none is, and must repeat the backend identifier that CONNECT gave.
+Names and numbers are those of <linux/nbd-netlink.h>, version 1. The header does not say these facts, which are from
+drivers/block/nbd.c of Linux 6.1:
+
+* The kernel makes no handshake: transmission starts at once on the sockets that it is given.
+* More than one socket needs the transmission flag CAN_MULTI_CONN.
+* The number of sockets is fixed at CONNECT.
+* RECONFIGURE replaces only sockets that are dead; it answers 0 also when none is.
+* RECONFIGURE must repeat the backend identifier that CONNECT gave.
 """
 
 from dataclasses import dataclass
@@ -16,10 +20,11 @@ FAMILY = "nbd"
 GROUP = "nbd_mc_group"
 VERSION = 1
 
-# The request timeout has to outlive a freeze of user space that fails (/sys/power/pm_freeze_timeout, 20 s): a request
-# that meets it costs its socket, which then needs RECONFIGURE. Nothing waits for it but a request that really is lost.
+# The request timeout has to be longer than a freeze of user space that fails (/sys/power/pm_freeze_timeout, 20 s): a
+# request that reaches it costs its socket, which then needs RECONFIGURE. A longer timeout delays nothing but a request
+# that is really lost.
 TIMEOUT_S = 30
-# With every socket dead, requests wait so long for RECONFIGURE; then page-ins fail and processes die.
+# With every socket dead, requests wait this long for RECONFIGURE. Then page-ins fail, and processes are killed.
 DEAD_CONNECTION_TIMEOUT_S = 1800
 BLOCK_BYTES = 4096
 
@@ -84,7 +89,7 @@ class Connection:
     Attributes:
         index: X of /dev/nbdX, or None for any that is free (CONNECT only).
         sockets: Connected TCP or unix stream sockets, past the handshake; the kernel takes references of its own.
-        server_flags: The transmission flags that the server told.
+        server_flags: The transmission flags that the server sent.
         backend: Shows in /sys/block/nbdX/backend, and keeps another server's sockets out; empty: none.
     """
 
@@ -96,7 +101,7 @@ class Connection:
     block_bytes: int = BLOCK_BYTES
     timeout_s: int = TIMEOUT_S
     dead_connection_timeout_s: int = DEAD_CONNECTION_TIMEOUT_S
-    client_flags: int = 0
+    client_flags: int = 0  # none of NBD_CFLAG_*: the device lives until DISCONNECT, whoever closes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,7 @@ class DeviceState:
 
 def connect_message(connection: Connection) -> NbdMessage:
     """Makes a device of connected sockets. Answered by a message that has the index."""
+    # Without an index the kernel takes a free device, or makes one.
     told: list[tuple[str, object]] = [] if connection.index is None else [("INDEX", connection.index)]
     told += [
         ("SIZE_BYTES", connection.size_bytes),
@@ -164,6 +170,7 @@ def read_dead_link(data: bytes) -> int | None:
     return int(message.get_attr("NBD_ATTR_INDEX")) if message["cmd"] == Command.LINK_DEAD else None
 
 
+# A message of the family; names go without their common prefix.
 def _message(command: Command, attributes: list[tuple[str, object]]) -> NbdMessage:
     message = NbdMessage()
     message["cmd"], message["version"] = int(command), VERSION
@@ -177,6 +184,7 @@ def _sockets(connection: Connection) -> tuple[str, object]:
 
 
 def _backend(connection: Connection) -> list[tuple[str, object]]:
+    # An empty identifier would be compared like any other: without one the attribute is left out.
     return [("BACKEND_IDENTIFIER", connection.backend)] if connection.backend else []
 
 

@@ -1,8 +1,8 @@
 """Control of /dev/nbdX by generic netlink: connect, reconfigure, disconnect, status, and lost sockets.
 
 The device lives in the kernel, not in the process that made it: the kernel keeps references of its own to the sockets,
-so whoever attached may end. Needs CAP_SYS_ADMIN, the module nbd, and Linux 4.12 (commit e46c7287b1c2), which gave nbd
-its netlink family; older ones are served by client.py.
+so the process that attached it may end. This needs CAP_SYS_ADMIN, the module nbd, and Linux 4.12 (commit e46c7287b1c2),
+which gave nbd its netlink family; older kernels are served by client.py.
 """
 
 import errno
@@ -17,6 +17,7 @@ from farside.kmod_shim.nbd.message import Connection, DeviceState
 
 _NO_FAMILY = "the kernel has no nbd netlink family"
 _NO_FAMILY_HINT = "modprobe nbd; a kernel older than 4.12 has none: attach with --nbd-client"
+# What the kernel means by an errno of this family. With these the user can do something; any other is a plain failure.
 _HINTS: Mapping[int, str] = MappingProxyType(
     {
         errno.EPERM: "it needs root, or CAP_SYS_ADMIN in the machine's own user namespace",

@@ -12,12 +12,13 @@ from farside.kernel_file import chosen, kernel_text
 
 SECTOR_BYTES = 512
 MODULE = "nbd"
-# One hardware queue a socket, 128 tags each (BLKDEV default of nbd's tag set); more would only wait in the scheduler.
+# One hardware queue for each socket, with 128 tags each (the default of nbd's tag set). More requests would only wait
+# in the block layer.
 QUEUE_DEPTH = 128
 PAGE_CLUSTER = Path("proc/sys/vm/page-cluster")
 MIN_FREE = Path("proc/sys/vm/min_free_kbytes")
 WATERMARK_BOOST = Path("proc/sys/vm/watermark_boost_factor")
-UDEV_LIMIT_S = 10  # it does many other things while a machine starts or ends
+UDEV_LIMIT_S = 10  # udev does many other things while a machine starts or ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ def read_block(root: Path, index: int) -> BlockState | None:
 def tune_queue(root: Path, index: int) -> None:
     """No scheduler before a device without seeks, and no deeper queue than it has tags. Raises ConfigError."""
     queue = root / f"sys/block/nbd{index}/queue"
+    # The scheduler first: a change of it sets nr_requests anew.
     _write(queue / "scheduler", "none")
     if int(kernel_text(queue / "nr_requests") or 0) > QUEUE_DEPTH:
         _write(queue / "nr_requests", str(QUEUE_DEPTH))
@@ -99,6 +101,8 @@ def write_number(root: Path, name: Path, value: int) -> None:
 def hold_exclusively(device: str) -> None:
     """Returns when nobody has the device mounted, swapped to or in a volume. Raises ConfigError when somebody has."""
     try:
+        # Without O_CREAT, O_EXCL is the kernel's own claim on a block device. It fails while a mount, a swap area or a
+        # volume has the device; a program that merely has it open does not count.
         os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
     except OSError as error:
         hint = "umount it, `swapoff` it, or take it out of its volume first"
@@ -108,8 +112,8 @@ def hold_exclusively(device: str) -> None:
 def wait_for_udev() -> None:
     """Returns when udev has seen what was closed last, or after UDEV_LIMIT_S; at once where there is none.
 
-    It reads the partition table of a device that somebody wrote to and closed, as swapoff does: with the device gone in
-    the middle of that, the kernel's log has I/O errors that nothing is behind.
+    udev reads the partition table of a device that was open for writing and is closed, as swapoff does. If the device
+    goes away in the middle of that, the kernel's log has I/O errors without a fault behind them.
     """
     with suppress(FileNotFoundError):
         subprocess.run(["udevadm", "settle", f"--timeout={UDEV_LIMIT_S}"], capture_output=True, check=False)
@@ -117,6 +121,7 @@ def wait_for_udev() -> None:
 
 def signature(device: str) -> Mapping[str, str]:
     """Signatures on a device by blkid's probe, such as TYPE and UUID; empty if there are none. Raises ConfigError."""
+    # -p reads the device itself: blkid's cache may describe an earlier device of this name.
     done = _run("blkid", "-p", "-o", "export", device, hint="apt-get install util-linux")
     if done.returncode not in (0, 2):  # 2: nothing was found
         raise ConfigError(f"blkid {device}: {' '.join(done.stderr.split()) or done.returncode}")
@@ -126,6 +131,7 @@ def signature(device: str) -> Mapping[str, str]:
 
 def write_swap_signature(device: str, label: str) -> str:
     """Run mkswap and check the result with blkid; return the area's UUID. Raises ConfigError."""
+    # --force: the caller has looked at what is there. A label has 15 bytes at most, and a null.
     done = _run("mkswap", "--force", "--label", label[:15], device, hint="apt-get install util-linux")
     if done.returncode:
         raise ConfigError(f"mkswap {device}: {' '.join(done.stderr.split())}")

@@ -1,6 +1,7 @@
 """Capabilities of each RDMA device, read with Debian's pyverbs, and advice for each one that is missing.
 
-The engine has libibverbs of its own for pages. This is for people: `farside doctor`, before anybody swaps.
+The engine uses libibverbs itself for pages. This module is for people: `farside doctor` shows what a card lacks before
+anybody swaps over it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,8 @@ def read_capabilities(name: str) -> Capabilities:
         Unavailable: pyverbs is not installed, or the device can't be opened.
     """
     try:
-        # Debian's, compiled and without stubs: pyright sees no module.
+        # Debian's package, compiled and without stubs, so that pyright finds no module. Imported here, because most
+        # machines have neither the package nor a card.
         from pyverbs.device import Context  # pyright: ignore[reportMissingImports]
         from pyverbs.pyverbs_error import PyverbsError  # pyright: ignore[reportMissingImports]
     except ImportError as error:

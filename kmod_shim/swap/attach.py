@@ -56,17 +56,20 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
         Refused: Reasons not to, all of them; nothing was done.
         FarsideError: A step failed; what was done before is taken back.
     """
-    # 1. look
+    # 1. look. What the guard can cure (by_guard) is not refused yet: step 2 asks for it.
     served = ask_served(wish.admin_socket)
     refusals = _refusals(root, wish, served)
     if left := [refusal for refusal in standing(refusals, wish.forced) if not refusal.by_guard]:
         raise Refused(left)
+    # After the refusals: until here nothing was changed on this machine.
     sysfs.load_module(root)
     with ExitStack() as undo:
         # 2. guard
         before = tune_machine(root) if wish.is_swap and not wish.keep_sysctl else Before()
+        # Steps are undone in the reverse order, when a later one fails.
         undo.callback(restore_machine, root, before)
         refusals = _refusals(root, wish, served)
+        # Guarding starts a new server, so it is asked for only where something is missing.
         if any(refusal.by_guard for refusal in refusals):
             served = _guarded(wish, served, tell)
             refusals = _refusals(root, wish, served)
@@ -74,7 +77,8 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
             raise Refused(left)
         # 3. connect
         attached = _connected(root, wish, served, before)
-        undo.callback(_take_back, root, attached, tell)  # before the record, which may find no room
+        # Before the record is saved: that may fail for want of room, and the device would stay.
+        undo.callback(_take_back, root, attached, tell)
         save_record(root, attached)
         # 4. prepare
         sysfs.tune_queue(root, attached.index)
@@ -82,11 +86,15 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
             _sign(wish, attached)
             # 5. swap on
             undo.callback(allow_sleep, root)
+            # Before swap is on: from then on hibernation would freeze the server that it writes to.
             forbid_sleep(root)
             swap_on(attached.device, priority=wish.priority, discard=True)
+            # What the kernel shows counts, not that the call succeeded.
             if find_area(read_swaps(root), attached.device) is None:
                 raise FarsideError(f"{attached.device} is not in /proc/swaps after swapon", hint="see dmesg")
-        undo.pop_all()  # of callbacks only: a context manager that is let go of would take its step back
+        # All is well, so nothing is undone. Only callbacks may be on this stack: a generator's context manager that is
+        # dropped here would still run its end.
+        undo.pop_all()
     return Result(attached=attached, overruled=tuple(refusals))
 
 
@@ -113,6 +121,7 @@ def _guarded(wish: Wish, served: Served, tell: Callable[[str], None]) -> Served:
     try:
         admin.call(wish.admin_socket, "guard", timeout_s=admin.limit_of("guard"))
     except FarsideError as error:
+        # A user who accepts that the machine may hang gets the device unguarded.
         if MAY_HANG not in wish.forced:
             raise
         tell(str(error))
@@ -142,7 +151,7 @@ def _connected(root: Path, wish: Wish, served: Served, before: Before) -> Attach
 
 
 def _take_back(root: Path, attached: Attached, tell: Callable[[str], None]) -> None:
-    # What may hold pages already must stay. /proc/swaps alone does not say: it may be unreadable.
+    # A device that may hold pages already must stay. /proc/swaps alone does not say so, because it may be unreadable.
     if find_area(read_swaps(root), attached.device) is None:
         try:
             sysfs.hold_exclusively(attached.device)
@@ -169,10 +178,11 @@ def backend_of(export: str) -> str:
 
 
 def _connect(root: Path, wish: Wish, served: Served, endpoint: str, count: int) -> tuple[int, Offer]:
-    with NbdNetlink() as netlink:  # before a server is bothered
+    with NbdNetlink() as netlink:  # first: without it the server need not be asked
         dialled = dial(endpoint, served.name, count=count)
         try:
             offer = dialled.offer
+            # Swap writes single pages, and a server with larger blocks would refuse them.
             if offer.block_bytes > BLOCK_BYTES:
                 raise ConfigError(f"{served.name} wants blocks of {offer.block_bytes} bytes, a page has {BLOCK_BYTES}")
             return netlink.connect(
@@ -194,7 +204,9 @@ def _connect_by_client(root: Path, wish: Wish, served: Served, endpoint: str, co
     return index, None
 
 
+# nbd-client has to be given a device; the netlink family finds a free one itself.
 def _first_free(root: Path) -> int:
+    # By number: as texts nbd10 would come before nbd2.
     for folder in sorted((root / "sys/block").glob("nbd*"), key=lambda path: int(path.name[3:])):
         block = sysfs.read_block(root, int(folder.name[3:]))
         if block is not None and block.pid is None:
@@ -208,6 +220,7 @@ def _endpoint(served: Served) -> str:
 
 
 def _sign(wish: Wish, attached: Attached) -> None:
+    # An old swap area is overwritten without a question: its content is worthless once it was switched off.
     found = sysfs.signature(attached.device)
     kind = found.get("TYPE") or found.get("PTTYPE", "")
     if kind and kind != "swap" and OVERWRITE not in wish.forced:

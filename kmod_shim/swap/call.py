@@ -33,6 +33,7 @@ _HINTS = {
 def swap_flags(*, priority: int, discard: bool) -> int:
     """The flags of swapon(2). Discard is by freed 2 MiB granules, never of the whole area at once."""
     assert 0 <= priority <= PRIORITY_MAX
+    # FLAG_DISCARD alone would also discard the whole area at swapon; with FLAG_DISCARD_PAGES only what is freed is.
     return FLAG_PREFER | (priority & PRIORITY_MASK) | (FLAG_DISCARD | FLAG_DISCARD_PAGES if discard else 0)
 
 
@@ -55,6 +56,7 @@ def swap_off(device: str, *, used_bytes: Callable[[], int | None], tell: Callabl
     Raises:
         FarsideError: The kernel refused, or it was interrupted; swap stays on.
     """
+    # A list, because the thread below fills it; it has one entry when the thread has ended.
     outcome: list[FarsideError | None] = []
 
     def work() -> None:
@@ -65,6 +67,7 @@ def swap_off(device: str, *, used_bytes: Callable[[], int | None], tell: Callabl
             outcome.append(error)
 
     before = signal.signal(signal.SIGUSR1, _ignore)  # wakes the system call, and does nothing else
+    # In a thread: swapoff(2) blocks until the last page is back, which may take minutes, and progress is to be shown.
     thread = threading.Thread(target=work, name="swapoff")
     thread.start()
     try:
@@ -74,10 +77,12 @@ def swap_off(device: str, *, used_bytes: Callable[[], int | None], tell: Callabl
             if out is not None and thread.is_alive():
                 tell(out)
     except KeyboardInterrupt:
+        # Again and again: a signal that arrives before the thread is in the system call interrupts nothing.
         while thread.is_alive() and thread.ident is not None:
             signal.pthread_kill(thread.ident, signal.SIGUSR1)
             thread.join(PERIOD_S)
     finally:
+        # The call is always waited for: until it returns nobody knows whether swap is on.
         thread.join()
         signal.signal(signal.SIGUSR1, before)
     if outcome[0] is not None:
@@ -98,6 +103,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _call(name: str, device: str, *arguments: int) -> None:
+    # ctypes lets other threads run during the call, and does not repeat it after EINTR, as Python's own calls do.
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     if function(os.fsencode(device), *arguments) != 0:
         number = ctypes.get_errno()

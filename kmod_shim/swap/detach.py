@@ -15,7 +15,7 @@ from farside.kmod_shim.swap.refusal import detach_refusals, standing
 from farside.kmod_shim.swap.sysctl import leave_machine
 from farside.kmod_shim.swap.table import SwapArea, find_area, read_room, read_swaps
 
-RETRY_S = 5.0
+RETRY_S = 5.0  # between two attempts of detach_patiently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,16 @@ def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, force
         FarsideError: The kernel refused, or it was interrupted; the device stays attached and swap on.
     """
     began_s = time.monotonic()
+    # 1. swap off: nothing below may happen while pages are there
     area = find_area(read_swaps(root), attached.device)
     if area is not None:
         if left := standing(tuple(detach_refusals(area, read_room(root, area))), forced):
             raise Refused(left)
         _swap_off(area, root, tell)
+    # 2. nobody else may use it: udev for a moment after swapoff, a mount, another swap area
     sysfs.wait_for_udev()
     sysfs.hold_exclusively(attached.device)
+    # 3. disconnect, and put the machine back as it was before the first device
     disconnect(attached)
     forget_record(root, attached.index)
     others = tuple(record for record in live_records(root) if record.index != attached.index)
@@ -110,7 +113,7 @@ def _swap_off(area: SwapArea, root: Path, tell: Callable[[str], None]) -> None:
 
 
 def _unrecorded(root: Path, index: int) -> Attached | None:
-    # Attached by nbd-client or before /run was emptied: enough is known to let it go in the right order.
+    # Attached by nbd-client, or its record is lost: the kernel knows enough of it to let it go in the right order.
     block = sysfs.read_block(root, index)
     if block is None or block.pid is None:
         return None

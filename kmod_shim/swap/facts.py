@@ -19,7 +19,7 @@ from farside.kmod_shim.swap.refusal import AttachFacts, OtherArea, Served
 from farside.kmod_shim.swap.table import read_swaps
 
 CAP_SYS_ADMIN = 21
-LOOPS_MAX = 8  # a file on a loop device on a file ...: nobody stacks more
+LOOPS_MAX = 8  # a file on a loop device on a file, and so on: nobody stacks more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,7 @@ class Wish:
 
 def ask_served(admin_socket: Path) -> Served:
     """Device behind an admin socket. Raises PeerError: nothing answers, or not a blockdev of this version."""
+    # Only the fields of Served are read: a newer blockdev may say more.
     told = admin.call(admin_socket, "status")
     try:
         return msgspec.convert(told, type=Served)

@@ -1,6 +1,7 @@
 """Hibernation: refused while swap is on a device that a process serves, where the system asks us.
 
-The kernel would freeze every process, our server among them, and then write the image to a swap area. Four doors:
+The kernel would freeze every process, our server among them, and then write the image to a swap area. There are four
+ways into hibernation, and each is closed as far as it can be:
 
     resume=, /sys/power/resume   names the area of the image; ours there: attach refuses
     systemctl hibernate          a drop-in in /run/systemd/sleep.conf.d forbids it as long as we are attached
@@ -46,6 +47,7 @@ class Hibernation:
 
 def read_hibernation(root: Path = Path("/")) -> Hibernation:
     """Read the state of hibernation from the kernel."""
+    # A kernel that refuses hibernation now has [disabled] there; one without it has no such file.
     modes = kernel_text(root / "sys/power/disk")
     states = kernel_text(root / "sys/power/state").split()
     resume = kernel_text(root / "sys/power/resume")

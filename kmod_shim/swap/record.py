@@ -1,8 +1,8 @@
 """Records of `farside swap attach` for detach and status: one small file a device, in /run/farside.
 
-It lies in /run because it is as old as the kernel that it tells of. What the kernel knows (is it connected, is swap on)
-is asked of the kernel each time; the record has what only we know. A device without a record, and a record without a
-device, are both told and handled.
+The folder is in /run because a record is about the running kernel, and /run is empty after each boot. What the kernel
+knows (whether the device is connected, whether swap is on) is asked of the kernel each time; the record has what only
+we know. A device without a record, and a record without a device, are both noticed and handled.
 """
 
 from collections.abc import Iterator
@@ -68,6 +68,7 @@ def read_records(root: Path) -> tuple[Attached, ...]:
 
 def _records(root: Path) -> Iterator[Attached]:
     for path in (root / FOLDER).glob(f"{_PREFIX}*{_SUFFIX}"):
+        # A file that another version wrote, or that vanishes now, is skipped: its device can be detached without it.
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             yield msgspec.json.decode(path.read_bytes(), type=Attached)
 

@@ -115,6 +115,7 @@ def detach_refusals(area: SwapArea, room: Room) -> Iterator[Refusal]:
             force=MEMORY_OUT,
         )
     for group in room.groups:
+        # The kernel does not say on which area a group's pages are: at worst all of them are on this one.
         excess = min(area.used_bytes, group.swapped_bytes) + group.used_bytes - group.limit_bytes
         if excess > room.other_swap_bytes:
             yield Refusal(
@@ -213,7 +214,7 @@ def _other_swap(facts: AttachFacts) -> Iterator[Refusal]:
             )
             continue
         if other.backing is None or other.backing.is_memory:
-            continue  # zram before us is well placed
+            continue  # swap in memory (zram) does not slow our disk, and is right to be filled before us
         disk = next(filter(None, (shares_disk(other.backing, backing) for backing in facts.backings)), "")
         if disk:
             yield Refusal(

@@ -50,7 +50,7 @@ def device_infos(root: Path) -> Iterator[DeviceInfo]:
             told = ask_served(Path(record.admin_socket))
             clients, served, guard = told.connections, True, guard_of(root, told)
         except FarsideError:
-            pass  # told by `served`
+            pass  # `served` stays False
         yield DeviceInfo(
             attached=record,
             block=block,

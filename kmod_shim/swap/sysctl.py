@@ -1,12 +1,12 @@
 """Machine-wide settings that swap served by a process needs, and the restore of their earlier values.
 
-page-cluster 5: a page-in may bring up to 32 pages, the most that the kernel knows. It takes that many only where a
-program goes through its memory in order (it counts which of them were used), and one round trip for all costs little
-more than for one.
-min_free_kbytes: the reserve from which network and interrupts, and we ourselves (guard.py), allocate while everything
-else waits for us.
-watermark_boost_factor 0: else the kernel adds to that reserve by itself, up to one and a half times as much again, when
-memory is in pieces, and takes that back only when kswapd has done its work, which waits for us.
+page-cluster 5: a page-in may bring up to 32 pages, the most that the kernel knows. The kernel takes that many only
+where a program goes through its memory in order (it counts which of them were used), and one round trip for all of them
+costs little more than for one.
+min_free_kbytes: the reserve from which network and interrupts, and we ourselves (guard.py), allocate while all other
+programs wait for us.
+watermark_boost_factor 0: otherwise the kernel adds to that reserve by itself when memory is in pieces, up to one and a
+half times as much again. It takes the addition back only when kswapd has done its work, and kswapd waits for us.
 """
 
 from dataclasses import dataclass, replace
@@ -35,6 +35,8 @@ def tune_machine(root: Path) -> Before:
     free_kib, cluster = read_number(root, MIN_FREE), read_number(root, PAGE_CLUSTER)
     before = Before()
     try:
+        # Each value is noted only when it was changed: a failure puts back exactly those. A larger reserve is left as
+        # it is.
         if free_kib is not None and free_kib < wanted_kib:
             write_number(root, MIN_FREE, wanted_kib)
             before = replace(before, min_free_kbytes=free_kib)
@@ -67,6 +69,7 @@ def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> N
         min_free_kbytes=gone.min_free_kbytes_before,
         watermark_boost=gone.watermark_boost_before,
     )
+    # The device that came first has the machine's earlier values in its record, and may leave before the others.
     heir = next((other for other in others if other.is_swap), None)
     if heir is None:
         restore_machine(root, before)

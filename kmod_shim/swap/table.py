@@ -8,8 +8,8 @@ from pathlib import Path
 from farside.kmod_shim.preflight import read_meminfo
 from farside.units import KIB, MIB
 
-# Left free of what `swapoff` may fill, a 64th of memory: everybody else goes on allocating meanwhile. What the kernel
-# calls available leaves out its own reserve already.
+# Part of available memory that swapoff may not fill, a 64th of all memory: other programs go on allocating meanwhile.
+# What the kernel calls available leaves out its own reserve already.
 SPARE_SHARE = 64
 SPARE_LEAST_BYTES = 16 * MIB
 
@@ -52,6 +52,7 @@ class Room:
 def parse_swaps(text: str) -> tuple[SwapArea, ...]:
     """Areas of /proc/swaps, in its order. A path's spaces are written there as \\040, and returned as spaces."""
     areas = []
+    # The first line names the columns.
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) == 5:

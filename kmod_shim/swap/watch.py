@@ -1,11 +1,12 @@
 """Watch over attached devices: when the kernel reports a dead socket, dial a new one and hand it to the device.
 
-A socket dies when a request on it was not answered within the kernel's timeout, or when the server has ended it; never
-by a planned or unplanned restart of the server alone, which keeps the very sockets. While others live, the kernel sends
-its requests there. With none left, everything that needs a page waits for this, and fails in the end.
+A socket dies when a request on it was not answered within the kernel's timeout, or when the server has ended it. A
+restart of the server, planned or not, ends no socket: the next server has the same ones. While other sockets of a
+device live, the kernel sends its requests there. With none left, everything that needs a page waits for this module,
+and fails in the end.
 
-The kernel tells of a death when it happens, and never again: what died before we listened, or while more died than we
-could hear of, is seen by the server having fewer clients than the kernel was given sockets.
+The kernel reports a death once, when it happens. Deaths before we listened, or more than our socket had room for, are
+noticed in another way: the server has fewer clients than the kernel was given sockets.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,15 +48,17 @@ def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netl
     """Heal for ever; yield the index of each device that got a socket. ``listener`` is for notices only."""
     listener.watch()
     lacking: dict[int, int] = {}
-    unheard = True  # of what happened before
+    unheard = True  # deaths before `listener` was there were not heard
     while True:
+        # 1. observe: which devices are ours, and, where deaths were not heard, what the servers have
         records = {record.index: record for record in live_records(root)}
         if unheard:
             for index, record in records.items():
                 lacking[index] = max(lacking.get(index, 0), _missing(record))
         unheard = False
-        # What is not ours, or is disconnected, needs nothing.
+        # 2. decide: a device that is not ours, or is disconnected, needs nothing
         lacking = {index: count for index, count in lacking.items() if index in records and count}
+        # 3. act: one new socket for each that is missing; what fails is tried again in the next round
         for index in lacking:
             try:
                 while lacking[index]:
@@ -64,11 +67,12 @@ def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netl
                     yield index
             except FarsideError as error:
                 tell(f"/dev/nbd{index}: {error}")
+        # 4. wait for the next death, RETRY_S at most
         try:
             for index in listener.dead_links(RETRY_S):
                 tell(f"/dev/nbd{index} has lost a socket")
                 lacking[index] = lacking.get(index, 0) + 1
-                break  # others that died wait in the queue
+                break  # heal this one first; further deaths wait in the listener's socket
         except Unheard as error:
             tell(f"{error}; asking the servers how many sockets they have")
             unheard = True
@@ -78,4 +82,4 @@ def _missing(attached: Attached) -> int:
     try:
         return attached.connections - ask_served(Path(attached.admin_socket)).connections
     except FarsideError:
-        return 0  # with nobody there, its sockets die, and that is heard
+        return 0  # no server answers: its sockets die, and the kernel reports that
