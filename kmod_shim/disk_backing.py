@@ -24,7 +24,7 @@ class Backing:
     Attributes:
         filesystem: Its type; empty for a partition or disk that is used bare.
         devices: Names in /sys/block or below, top (sda2, dm-0) to bottom (sda); empty when it is no disk's.
-        files: Files that loop devices among them stand on.
+        files: Files behind the loop devices among them.
     """
 
     filesystem: str
@@ -47,6 +47,8 @@ def find_backing(path: Path, root: Path = Path("/")) -> Backing:
     bare = place.is_block_device()
     number = status.st_rdev if bare else status.st_dev
     filesystem = "" if bare else filesystem_of(place, (root / "proc/self/mountinfo").read_text())
+    # In order and each once: a disk may be reached in two ways (RAID over two partitions). A file system that is on no
+    # block device, or on several (btrfs), has a number that no device has, so nothing is found.
     found = tuple(dict.fromkeys(_devices(root, f"{os.major(number)}:{os.minor(number)}")))
     files = tuple(_loop_file(root, name) for name in found if name.startswith("loop"))
     return Backing(filesystem=filesystem, devices=found, files=tuple(file for file in files if file))

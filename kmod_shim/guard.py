@@ -63,6 +63,7 @@ def guard_family(name: str, root: Path = Path("/")) -> tuple[Failure, ...]:
     return (
         *_tried("PR_SET_IO_FLUSHER", libc.prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)),
         *_real_time(),
+        # Below the earlier value only with CAP_SYS_RESOURCE.
         *_written("oom_score_adj", root / "proc/self/oom_score_adj", str(OOM_SCORE_ADJ_MIN)),
         *_own_cgroup(name, root),
     )
@@ -110,7 +111,7 @@ def _own_cgroup(name: str, root: Path) -> tuple[Failure, ...]:
         return (Failure(what="cgroup", reason=f"/proc/self/cgroup: {error.strerror}"),)
     if mine is None or not (top / "cgroup.procs").exists():
         return (Failure(what="cgroup", reason="this machine has no cgroup v2 at /sys/fs/cgroup"),)
-    # Three cases: the unit forbids swap; the cgroup is ours alone and may be told so; otherwise a new one is made.
+    # Three cases: the unit forbids swap; the cgroup is ours alone and may be set so; otherwise a new one is made.
     here = top / mine.lstrip("/")
     with suppress(OSError):
         if (here / "memory.swap.max").read_text().strip() == "0":
@@ -139,6 +140,8 @@ def _enter(top: Path, folder: Path) -> None:
 def _family() -> Iterator[str]:
     """This process and its children: servers that run already."""
     yield str(os.getpid())
+    # Children are listed by the thread that made them. Without this list (CONFIG_PROC_CHILDREN) a server that runs
+    # already stays where it is; its successor inherits the cgroup.
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             yield from (task / "children").read_text().split()

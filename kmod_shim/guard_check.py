@@ -1,7 +1,7 @@
 """Check from outside whether a process can serve swap: each rule of guard.py, for every thread.
 
 Asked of /proc below a root folder. A thread that was made before PR_SET_IO_FLUSHER does not have it, and nothing in the
-process itself tells; the flags in /proc/PID/task/*/stat do.
+process itself shows that; the flags in /proc/PID/task/*/stat do.
 """
 
 import os
@@ -18,7 +18,7 @@ PF_MEMALLOC_NOIO = 0x00080000  # linux/sched.h
 PF_LOCAL_THROTTLE = 0x00100000
 IO_FLUSHER = PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE
 
-# Pages of the kernel that every process or ring shares: never swapped, and mlockall leaves them out.
+# The kernel's own pages in this process: never swapped, and left out by mlockall.
 KERNEL_PAGES = ("[vdso", "[vvar", "[vsyscall", "anon_inode:[io_uring")
 
 WAY_OUT = '`farside swap attach` asks a blockdev of root\'s for it; or pressure_guard = "start" in blockdev.toml'
@@ -34,6 +34,7 @@ class Mapped:
 
 def guard_checks(root: Path, pids: Sequence[int]) -> tuple[Check, ...]:
     """One check a rule, over all these processes: a device's supervisor and server."""
+    # Generators, so that a process that has ended raises inside _over, which makes a failed check of it.
     return (
         _over("io flusher", pids, (_without_flusher(root, pid) for pid in pids), "every thread has PR_SET_IO_FLUSHER"),
         _over("real time", pids, (_not_real_time(root, pid) for pid in pids), "every thread may use the reserve"),
@@ -60,6 +61,7 @@ def policy(stat: str) -> int:
 def unlocked(smaps: str) -> tuple[Mapped, ...]:
     """Mappings of /proc/PID/smaps that have pages in memory and are not locked (no `lo` in VmFlags)."""
     found = []
+    # A mapping begins with its addresses, at the start of a line; all lines up to the next one describe it.
     for block in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.MULTILINE):
         head, _, rest = block.partition("\n")
         resident = re.search(r"^Rss:\s+(\d+) kB", rest, re.MULTILINE)

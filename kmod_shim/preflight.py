@@ -161,7 +161,7 @@ def boost_check(root: Path) -> Check:
 def wanted_min_free_bytes(total_bytes: int) -> int:
     """Reserve that a machine of this memory size should keep before it swaps to a process, in whole KiB.
 
-    That is how the kernel is told: a reserve that has just been set must not be found too small by a fraction of one.
+    The kernel takes whole KiB: a reserve that has just been set must not be found too small by a fraction of one.
     """
     return min(MIN_FREE_MOST_BYTES, total_bytes // 64) // KIB * KIB
 
@@ -206,6 +206,7 @@ def nbd_check(root: Path) -> Check:
     listed = kernel_text(root / "lib/modules" / release / "modules.dep") + kernel_text(
         root / "lib/modules" / release / "modules.builtin"
     )
+    # Also nbd.ko.xz and the like. A module that is built in is listed too, and may have no folder in /sys/module.
     if re.search(r"/nbd\.ko", listed):
         return _warning("nbd module", "there, not loaded", "modprobe nbd, when /dev/nbdX is wanted")
     advice = "only /dev/nbdX needs it; a Debian kernel (linux-image-amd64) has it"
@@ -238,6 +239,7 @@ def read_meminfo(root: Path) -> dict[str, int]:
 
 def has_capability(root: Path, number: int) -> bool:
     """Whether this process has the capability of that number (linux/capability.h) in effect."""
+    # What is in effect counts: root in a container may lack a capability, and a service of another user may have it.
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)", kernel_text(root / "proc/self/status"), re.MULTILINE)
     return effective is not None and bool(int(effective.group(1), 16) >> number & 1)
 

@@ -15,6 +15,7 @@ from typing import Any
 from farside.errors import EngineError
 from farside.kmod_shim.engine._ffi import ffi, lib
 
+# All numbers come from the compiled engine.h: Python has no copy of its own that could differ.
 PAGE_BYTES: int = lib.NE_PAGE_BYTES
 GRANULE_BYTES: int = lib.NE_CLUSTER_BYTES
 MOVER: int = lib.NE_MOVER
@@ -192,9 +193,11 @@ def _values(record: type[Params | SlabInfo | EngineStats | ExportStats], of: Any
 
 
 def _params(params: Params) -> object:
+    # Fields have the names of struct ne_params; cffi refuses a name that the struct does not have.
     return ffi.new("struct ne_params *", _values(Params, params))
 
 
+# A class apart from Device only because of their number; both share one handle.
 class Figures:
     """Figures of a running device, added up over all its threads."""
 
@@ -261,7 +264,7 @@ class Device:
 
     def destroy(self) -> None:
         """Stops, and frees what this process holds. A second call does nothing."""
-        # The C function takes NULL, so a second call, or one after an error at the start, is harmless.
+        # The C function takes NULL, so a second call is harmless.
         device, self._device = self._device, ffi.NULL
         lib.ne_device_destroy(device)
 
@@ -374,6 +377,7 @@ class Device:
         """All counters, summed over the workers."""
         raw = ffi.new("struct ne_stats *")
         _check("stats_get", lib.ne_stats_get(self._device, raw))
+        # Arrays in C are histograms; everything else is one number.
         times: dict[str, Any] = {"latency_read": tuple(raw.latency_read), "latency_write": tuple(raw.latency_write)}
         return EngineStats(**_values(EngineStats, raw) | times)
 
@@ -460,6 +464,7 @@ def map(fd: int, size_bytes: int) -> int:  # noqa: A001 (engine.h's name for it)
     """Maps a memfd, shared and populated; returns its address."""
     address = int(ffi.cast("uintptr_t", lib.ne_map(fd, size_bytes)))
     if not address:
+        # ne_map answers an address or NULL, so the reason is in errno, which cffi has kept from this call.
         raise EngineError("map", int(ffi.errno))
     return address
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path("src/farside/kmod_shim/engine")
+# The disk's ring, and its encryption
 LIBRARIES = ("liburing", "libcrypto")
 RDMA_LIBRARIES = ("libibverbs", "librdmacm")
 WITH_RDMA = ("verbs.c", "verbs_cm.c", "verbs_export.c", "verbs_pair.c", "verbs_registry.c")
@@ -26,6 +27,7 @@ WITHOUT_RDMA = ("verbs_none.c",)
 
 def contract(header: str) -> str:
     """Declarations of engine.h that Python may use: the text between its two cffi marks."""
+    # cffi reads declarations but no preprocessor lines, so the part between the marks has none.
     found = re.search(r"/\* cffi: begin \*/(.*)/\* cffi: end \*/", header, re.DOTALL)
     if found is None:
         sys.exit("engine.h: no text between /* cffi: begin */ and /* cffi: end */")

@@ -23,6 +23,7 @@ def connect_command(
     ``netlink``: by netlink after all, where nbd-client knows it; it then ends at once and the kernel keeps the device.
     """
     where = parse_endpoint(endpoint)
+    # nbd-client takes host and port as two words, and a unix socket as an option.
     server = ["-unix", where] if isinstance(where, str) else [where[0], str(where[1])]
     return [
         "nbd-client",

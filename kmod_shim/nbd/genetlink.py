@@ -161,7 +161,7 @@ class GenericNetlink:
         """The next message of a group, or None when nothing came in time. None waits for ever.
 
         Raises:
-            Unheard: Messages were lost; those that come after it are heard again.
+            Unheard: Messages were lost; those that come from now on are received again.
         """
         self._socket.settimeout(timeout_s)
         try:

@@ -85,7 +85,7 @@ class NbdNetlink:
         """Device of each lost socket; ends when none came within the limit. After `watch`.
 
         Raises:
-            Unheard: Some are not told of.
+            Unheard: Some notices were lost.
         """
         while (data := self._netlink.heard(timeout_s)) is not None:
             index = nbd_message.read_dead_link(data)

@@ -40,6 +40,7 @@ def load_module(root: Path = Path("/")) -> None:
     done = _run("modprobe", MODULE, hint="apt-get install kmod, or load nbd by other means")
     if done.returncode:
         reason = " ".join(done.stderr.split())
+        # Without the right to load it nothing is known: only root learns that the kernel has none.
         if "not permitted" in reason or os.geteuid() != 0:
             raise ConfigError(f"modprobe {MODULE}: {reason}", hint="load it as root: modprobe nbd")
         release = os.uname().release

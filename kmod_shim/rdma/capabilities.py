@@ -94,6 +94,7 @@ def device_checks(devices: Sequence[RdmaDevice], slab_bytes: int) -> Iterator[Ch
             yield Check(name="rdma device", outcome=Outcome.WARNING, found=found, advice=advice)
 
 
+# What a device lacks, and what to do: the gravest first, as only the first is shown.
 def _lacks(one: Capabilities, slab_bytes: int) -> Iterator[tuple[str, str]]:
     if not one.is_active:
         yield "its port is down: nothing goes by it", "ip link set DEVICE up, and look at the cable"

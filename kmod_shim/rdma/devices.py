@@ -57,6 +57,7 @@ def devices(root: Path = Path("/")) -> tuple[RdmaDevice, ...]:
 
 
 def _ports(device: Path) -> tuple[Port, ...]:
+    # By number, not by name: 10 comes after 2.
     numbers = sorted(int(path.name) for path in (device / "ports").iterdir())
     return tuple(_port(device / "ports" / str(number), number) for number in numbers)
 
@@ -69,6 +70,7 @@ def _port(folder: Path, number: int) -> Port:
     return Port(number=number, state=state, gids=tuple(gid for gid in gids if gid is not None))
 
 
+# One row of the table, or None where it has no address.
 def _gid(port: Path, row: int) -> Gid | None:
     text = kernel_text(port / "gids" / str(row))
     # Rows without an address are all zeros, and their attributes answer EINVAL.

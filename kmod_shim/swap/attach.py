@@ -50,7 +50,7 @@ def refusal_line(refusal: Refusal) -> str:
 
 
 def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
-    """Attaches the device, as swap unless the wish says otherwise; ``tell`` hears what takes its time.
+    """Attaches the device, as swap unless the wish says otherwise; ``tell`` gets a line for each step that takes long.
 
     Raises:
         Refused: Reasons not to, all of them; nothing was done.
@@ -104,6 +104,7 @@ def live_records(root: Path) -> tuple[Attached, ...]:
     for record in read_records(root):
         block = sysfs.read_block(root, record.index)
         if block is None or block.pid is None:
+            # The kernel has no such connection: the record is from before a disconnect by other means.
             forget_record(root, record.index)
         else:
             live.append(record)
@@ -119,6 +120,7 @@ def _refusals(root: Path, wish: Wish, served: Served) -> tuple[Refusal, ...]:
 def _guarded(wish: Wish, served: Served, tell: Callable[[str], None]) -> Served:
     tell(f"having {served.name} guarded against memory pressure: a new server takes over")
     try:
+        # Answered when the new server serves, so with a longer limit than other commands.
         admin.call(wish.admin_socket, "guard", timeout_s=admin.limit_of("guard"))
     except FarsideError as error:
         # A user who accepts that the machine may hang gets the device unguarded.
@@ -128,6 +130,7 @@ def _guarded(wish: Wish, served: Served, tell: Callable[[str], None]) -> Served:
     return ask_served(wish.admin_socket)
 
 
+# Connects the device in one of the two ways, and writes down what detach needs to know.
 def _connected(root: Path, wish: Wish, served: Served, before: Before) -> Attached:
     endpoint = _endpoint(served)
     count = connections_of(wish, served)

@@ -51,7 +51,7 @@ def swap_off(device: str, *, used_bytes: Callable[[], int | None], tell: Callabl
     Args:
         device: The device file, as /proc/swaps names it.
         used_bytes: What is still out; None when the area is gone from /proc/swaps.
-        tell: Hears that figure about twice a second.
+        tell: Called with that figure about twice a second.
 
     Raises:
         FarsideError: The kernel refused, or it was interrupted; swap stays on.
@@ -66,7 +66,8 @@ def swap_off(device: str, *, used_bytes: Callable[[], int | None], tell: Callabl
         except FarsideError as error:
             outcome.append(error)
 
-    before = signal.signal(signal.SIGUSR1, _ignore)  # wakes the system call, and does nothing else
+    # A signal that is ignored interrupts no system call: there has to be a handler, though it does nothing.
+    before = signal.signal(signal.SIGUSR1, _ignore)
     # In a thread: swapoff(2) blocks until the last page is back, which may take minutes, and progress is to be shown.
     thread = threading.Thread(target=work, name="swapoff")
     thread.start()

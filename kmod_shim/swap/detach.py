@@ -46,7 +46,7 @@ def choose(root: Path, device: str | None) -> Attached:
 
 
 def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, forced: tuple[str, ...] = ()) -> Detached:
-    """Switches swap off where it is on, then disconnects; ``tell`` hears how far it is.
+    """Switches swap off where it is on, then disconnects; ``tell`` gets a line about its progress.
 
     Raises:
         Refused: Memory would not hold what is out; nothing was done.
@@ -59,7 +59,7 @@ def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, force
         if left := standing(tuple(detach_refusals(area, read_room(root, area))), forced):
             raise Refused(left)
         _swap_off(area, root, tell)
-    # 2. nobody else may use it: udev for a moment after swapoff, a mount, another swap area
+    # 2. nothing else may use it: udev for a moment after swapoff, a mount, another swap area
     sysfs.wait_for_udev()
     sysfs.hold_exclusively(attached.device)
     # 3. disconnect, and put the machine back as it was before the first device

@@ -59,13 +59,14 @@ def ask_served(admin_socket: Path) -> Served:
 def guard_of(root: Path, served: Served) -> tuple[Check, ...]:
     """Checks whether the device's processes can serve swap.
 
-    Not asked of its spare: that one may still be loading, and locks its memory before it takes anything up.
+    The spare server is left out: it may still be loading, and it locks its memory before it takes anything over.
     """
     return guard_checks(root, (served.supervisor_pid, served.server_pid))
 
 
 def connections_of(wish: Wish, served: Served) -> int:
     """Number of sockets for the kernel: as asked for, otherwise one a core as far as workers are free."""
+    # Each socket needs a worker of its own, and other clients may have some.
     return wish.connections or max(1, min(len(os.sched_getaffinity(0)), served.free_workers))
 
 
@@ -105,6 +106,7 @@ def _backings(root: Path, path: str) -> Iterator[Backing]:
 
 def _others(root: Path) -> Iterator[OtherArea]:
     for area in read_swaps(root):
+        # Areas on nbd devices are not other disks: the rules for them are about records and backup disks.
         if not area.path.startswith("/dev/nbd"):
             backing = None
             with suppress(OSError):

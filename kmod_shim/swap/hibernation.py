@@ -76,6 +76,7 @@ def hibernation_check(root: Path) -> Check:
 
 def names_device(hibernation: Hibernation, device: str, number: str) -> bool:
     """Whether the image would go to that device (its file, and MAJOR:MINOR, empty as long as nbd.ko is not loaded)."""
+    # Both are empty on a machine that names no area, as long as nbd.ko is not loaded: that is no match.
     is_number = number != "" and hibernation.resume_device == number
     return is_number or hibernation.resume_argument == device
 
@@ -84,6 +85,7 @@ def forbid_sleep(root: Path) -> None:
     """Make systemd refuse hibernation; do nothing where there is no systemd. Raises ConfigError."""
     if not (root / "run/systemd/system").is_dir():
         return
+    # In /run, so that a machine that ends without detach may hibernate again after its next boot.
     path = root / SLEEP_CONF
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -140,6 +140,7 @@ def _right(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _device(facts: AttachFacts) -> Iterator[Refusal]:
+    # Two devices over one export would each write to the same pages.
     for record in facts.records:
         if record.export == facts.served.name:
             yield Refusal(
@@ -176,6 +177,7 @@ def _size(facts: AttachFacts) -> Iterator[Refusal]:
             found=f"its size, {facts.served.size_bytes} bytes, is not a multiple of a slab ({format_bytes(unit)})",
             way_out=f"set size_bytes to {near} in blockdev.toml and start it anew",
         )
+    # mkswap takes no area of fewer than ten pages.
     if facts.is_swap and facts.served.size_bytes < 10 * PAGE_BYTES:
         yield Refusal(found="it is too small for swap", way_out="make it larger")
 
@@ -189,6 +191,7 @@ def _backup(facts: AttachFacts) -> Iterator[Refusal]:
                 found=f"the backup disk {disk} lies on /dev/{ours[0]}: swap would wait for itself",
                 way_out="set disk_path to a disk of this machine",
             )
+        # No option overrules this or the rule above: the machine would surely hang. A network file system only may.
         if backing.is_memory:
             where = backing.filesystem or backing.devices[0]
             yield Refusal(
@@ -222,6 +225,7 @@ def _other_swap(facts: AttachFacts) -> Iterator[Refusal]:
                 way_out=f"`swapoff {path}`, or put one of them on another disk",
                 force=SAME_DISK,
             )
+        # The kernel fills areas by priority, the highest first, and goes to the next only when one is full.
         if other.area.priority > facts.priority:
             yield Refusal(
                 found=f"swap {path} has priority {other.area.priority}: it would be filled before this device",

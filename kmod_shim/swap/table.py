@@ -101,6 +101,8 @@ def _limited_groups(top: Path) -> Iterator[Group]:
         if "memory.swap.current" in files:
             here = Path(folder)
             limit, swapped = _number(here / "memory.max"), _number(here / "memory.swap.current")
+            # A group without a limit holds all that the machine has room for, and one without swapped pages gets none
+            # back.
             if limit is not None and swapped:
                 used = max(0, (_number(here / "memory.current") or 0) - _cached_bytes(here))
                 yield Group(name=f"/{here.relative_to(top)}", limit_bytes=limit, used_bytes=used, swapped_bytes=swapped)

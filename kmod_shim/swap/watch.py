@@ -48,7 +48,7 @@ def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netl
     """Heal for ever; yield the index of each device that got a socket. ``listener`` is for notices only."""
     listener.watch()
     lacking: dict[int, int] = {}
-    unheard = True  # deaths before `listener` was there were not heard
+    unheard = True  # of deaths before `listener` was there nothing came
     while True:
         # 1. observe: which devices are ours, and, where deaths were not heard, what the servers have
         records = {record.index: record for record in live_records(root)}
