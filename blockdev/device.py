@@ -57,7 +57,7 @@ class BlockDevice:
         donors: Its donors.
         offered: Set once clients may be let in.
         rates: Page I/O a second over the last tick.
-        events: What the engine tells, and what follows.
+        events: Handlers of the engine's events.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BlockDevice:
         self.events = EngineEvents(self.context, self.donors, self._mapper, self._recaller, map_soon=self._map_soon)
         self._unswept: list[int] = []  # granules that the present round of _sweep has still to look at
         self._totals_before = dict(table.totals)  # the engine counts from zero in each process
-        self._is_lifting = False  # what the engine was told last
+        self._is_lifting = False  # the last argument of lift_set
         self._pages_written = 0  # to the disk, by this process
 
     @classmethod
@@ -182,7 +182,7 @@ class BlockDevice:
             await clock.sleep_until_s(self._ticked_s + TICK_S)
             try:
                 self.tick()
-            # Whatever went wrong in one second, the next must come: nothing else maps, gives back and saves.
+            # Whatever went wrong in one second, the next one must come: no other code maps, gives back and saves.
             except Exception as error:
                 log.error("unexpected fault", work="tick", cause=error)
 
@@ -320,7 +320,7 @@ class BlockDevice:
     def slabs_lost(self, slabs: Sequence[Slab]) -> None:
         """Drop slabs whose memory is gone."""
         for slab in slabs:
-            # All are marked, and saved, before the engine is told: a successor goes on dropping those that are left.
+            # All are marked, and saved, before the engine drops any: a successor goes on with those that are left.
             slab.draining = slab.failed = True
             if self.context.is_committed:
                 self.context.deficient.update(self.context.table.residents(slab.slab))

@@ -65,7 +65,7 @@ class EngineEvents:
 
     def _on_slab_drained(self, event: EngineEvent) -> None:
         work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
-        # In a task, because the donor is told. Its granules may want an extent elsewhere at once.
+        # In a task, because the donor is asked to confirm. Its granules may want an extent elsewhere at once.
         self._context.tasks.spawn(work, name="slab drained")
         self._map_soon.set()
 

@@ -1,10 +1,10 @@
 """Protocol of the data engine: the methods of `binding.Device` that the borrower uses.
 
-Written down as a Protocol so that tests can stand a fake behind it and the type checkers compare both with this list.
+This is a Protocol, so that tests can put a fake in the engine's place, and the type checkers compare both with this list.
 What each call means, and its errors, is in ``kmod_shim/engine/engine.h`` under the same name with ``ne_`` before it.
 """
 
-# ruff: noqa: D102 (each method is told in engine.h)
+# ruff: noqa: D102 (each method is described in engine.h)
 from collections.abc import Sequence
 from typing import Protocol
 

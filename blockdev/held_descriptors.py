@@ -5,7 +5,7 @@ import os
 from farside.log import get_log
 from farside.notify import drop_fd, store_fd
 
-GUARDED = "guarded"  # a descriptor of nothing, whose name tells a later supervisor
+GUARDED = "guarded"  # name of an empty memory file; a later supervisor that is handed it guards itself
 
 log = get_log("blockdev.supervisor")
 

@@ -109,7 +109,7 @@ def engine_families(totals: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def _histogram(kind: str, buckets: tuple[int, ...]) -> HistogramMetricFamily:
-    # Bucket i counts [2^i, 2^(i+1)) ns. The sum is not measured; the middle of each bucket stands for it.
+    # Bucket i counts [2^i, 2^(i+1)) ns. The sum is not measured; each request counts with the middle of its bucket.
     total, seconds = 0, 0.0
     bounds: list[tuple[str, float]] = []
     for i, count in enumerate(buckets):

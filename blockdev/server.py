@@ -3,8 +3,8 @@
 How it works. It starts, imports everything, looks whether it understands the device's memory files, says "loaded" and
 waits: until then whoever serves the device goes on. With "adopt" it has all descriptors, takes the device up where an
 earlier process left it, reaches the donors first and the clients' sockets then, and says "ready". From "stop" on it
-touches nothing any more; it lives on until "quit" only to answer who asked for the replacement.
-The signals of a terminal or service manager are the supervisor's: here they are ignored.
+touches nothing any more; it lives on until "quit" only to answer the command that asked for the replacement. The
+signals of a terminal or service manager are the supervisor's: here they are ignored.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from farside.log import get_log, start_logging, write_behind
 from farside.own_task import wait_first
 from farside.scrape import registry_of, serve_metrics
 
-RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
+RELEASE_LIMIT_S = 2.0  # for donors to confirm that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
-HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; who comes later waits in the listen queue
+HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; later clients wait in the listen queue
 LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
 SUCCEED_LIMIT_S = 120.0  # as long as a successor lives it may still come, on a slow machine under load too
-REASON_MAX = 500  # characters of an error that the supervisor is told; a message has room for 4096 bytes
+REASON_MAX = 500  # characters of an error for the supervisor; a message has room for 4096 bytes
 
 log = get_log("blockdev.server")
 
@@ -105,7 +105,7 @@ class Server:
             self._quit.set_result(0)
 
     def _tell(self, op: str, *, name: str = "", number: int = 0, fd: int = -1) -> None:
-        with suppress(OSError):  # an orphaned server has nobody to tell
+        with suppress(OSError):  # an orphaned server has no supervisor
             fdpass.send(self._end, op, name=name, number=number, fd=fd)
 
     # -------------------------------------------------------------------- life
@@ -218,7 +218,7 @@ class Server:
                 raise
             # Clients wait for this server, and a successor that refused to serve would leave them without any.
             log.error("server runs without admin socket or metrics", reason=error)
-        # Without a disk no client is let in before every granule has its mappings; a signal is heard meanwhile.
+        # Without a disk no client is let in before every granule has its mappings; a signal counts meanwhile.
         await wait_first(self._leave.wait(), device.offered.wait())
         for name, fd in self._fds.items():
             if name.startswith("listen:") and device.offered.is_set():
@@ -236,7 +236,7 @@ class Server:
             # successor's.
             device.save()
             return
-        # The listeners stay open: a new client is told that the device is being shut down.
+        # The listeners stay open: a new client gets the answer that the device is being shut down.
         clients.closing = True
         if clients.taken and not self._now.is_set():
             log.info("waiting for clients to leave", clients=len(clients.taken))

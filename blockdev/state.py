@@ -2,8 +2,8 @@
 
 How it works. Two halves, each a header (magic, generation, length, checksum) and a payload. A write goes to the half
 that is not current, payload first, header last; a reader takes the half with the highest generation whose checksum
-fits. Killed in between, the old half stands. The file is a memfd that the supervisor holds, so it dies with the device:
-what it describes (leases, extents) is worthless after that.
+fits. After a kill in between the old half is still valid. The file is a memfd that the supervisor holds, so it dies
+with the device: what it describes (leases, extents) is worthless after that.
 """
 
 import os
@@ -44,7 +44,7 @@ class StateFile:
         """Replaces the value.
 
         Raises:
-            OSError: ENOSPC when it does not fit; the old value stands.
+            OSError: ENOSPC when it does not fit; the old value stays.
         """
         if _HEADER_BYTES + len(payload) > self._half_bytes:
             raise OSError(28, f"control state of {len(payload)} bytes does not fit")

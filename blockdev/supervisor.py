@@ -2,14 +2,14 @@
 
 How it works. It owns the memory files, the listening sockets and the disk, and a duplicate of every client's socket.
 The server process (server.py) is given all of them; when it dies, the next one is given the same and goes on at the
-request where the last one stopped. It touches no page and no donor, and does as little else as it can, because
-everything that can go wrong here would end the device. That no process can be started now, for want of memory or
-descriptors, ends nothing: what serves goes on serving, and another attempt follows.
+request where the last one stopped. It touches no page and no donor, and does as little as it can, because a fault here
+would end the device. If no process can be started now, for want of memory or descriptors, the server that serves goes
+on, and another attempt follows.
 
     kill -9 of the server       its end closes -> the spare, which has all code loaded and waits: fds, adopt
     replace (SIGHUP, admin)     spawn, with the code as it is now on the disk, and the memory files to look at;
                                 "loaded" -> old: stop; "stopped" -> new: fds, adopt; "ready" -> old: quit
-    "stopped", and the new      the old one serves no more: a third is started
+    "stopped", and the new      the old one does not serve any more: a third server is started
     one has died meanwhile
     guard (admin, once)         what the children inherit, then as replace: a thread that was made before lacks it
     SIGTERM                     server: drain (no new clients, wait for the old ones, leases back); exit 0
@@ -96,7 +96,7 @@ class Supervisor:
         self._current: Server | None = None
         self._successor: Server | None = None
         self._spare: Server | None = None  # loaded and idle, so that a death costs no start of Python
-        self._leaving: list[Server] = []  # stopped, waiting to be told that their successor serves
+        self._leaving: list[Server] = []  # stopped; they wait for "quit", which says that their successor serves
         self._deaths: deque[float] = deque(maxlen=CRASHES_MAX)  # times of the last ones
         self._pause_s = 0.0
         self._spawn_at_s = 0.0  # when a server is started, if none serves
@@ -130,7 +130,7 @@ class Supervisor:
         try:
             self._begin()
             while not self._is_over():
-                # Even a supervisor that was told to end starts servers as long as it holds a client's socket: the
+                # Even a supervisor that is asked to end starts servers as long as it holds a client's socket: the
                 # client may be the kernel, with swap on the device, and its programs die with the connection.
                 if not self._terms or self._held.has_clients:
                     self._start_what_is_due(time.monotonic())
@@ -239,7 +239,7 @@ class Supervisor:
                 continue
             if how == "now":
                 server.kill_at_s = min(server.kill_at_s, time.monotonic() + NOW_LIMIT_S)
-            # A server that has not adopted anything yet is told by _hand_over: the clients wait for it to serve first.
+            # A server that has adopted nothing yet gets the word in _hand_over: the clients wait for it to serve first.
             if server.adopted:
                 self._tell(server, how)
 

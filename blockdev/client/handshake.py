@@ -7,7 +7,7 @@ a client sends right behind its last option stays in the socket, where the engin
     greeting() -> flags -> [option header -> option data]* -> ASKED -> accept() | refuse() -> TRANSMIT
                                                             -> CLOSE
 
-ASKED stands before the answer to NBD_OPT_GO and NBD_OPT_EXPORT_NAME, so that the caller can look for a free worker
+ASKED comes before the answer to NBD_OPT_GO and NBD_OPT_EXPORT_NAME, so that the caller can look for a free worker
 first: after the answer the client may already be in transmission, and there is no way to refuse it there.
 
 Guarantees: any bytes give a Step, never an exception; nothing larger than ``OPTION_MAX_BYTES`` is asked for; an option

@@ -1,8 +1,8 @@
 """Listener for NBD clients: accepts, negotiates within a deadline, gives the socket to a free worker of the engine.
 
 How it works. The handshake runs on the loop with exact reads, so not a byte of the transmission phase is taken from the
-socket. A worker is reserved before the client is told yes. Between the yes and ``conn_attach`` the supervisor gets a
-duplicate of the socket, so that from the first request on a killed process loses no connection.
+socket. A worker is reserved before the client is accepted. Between that answer and ``conn_attach`` the supervisor gets
+a duplicate of the socket, so that from the first request on a killed process loses no connection.
 """
 
 import asyncio
@@ -172,7 +172,7 @@ class Listener:
             while True:
                 step = handshake.receive(await _read_exactly(sock, handshake.needed()))
                 if step.next is Next.ASKED:
-                    # Reserved before the yes: after it the client may already send requests, and can't be refused.
+                    # Reserved before the answer: after it the client may already send requests, and can't be refused.
                     worker = None if self._clients.closing else self._clients.reserve()
                     step = handshake.accept() if worker is not None else self._refusal(handshake)
                 await loop.sock_sendall(sock, step.send)

@@ -55,7 +55,7 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
                 nonlocal worker
                 worker = await Listener(export_of(config), clients, tasks).negotiate(client)
 
-            # Donors may be long in coming: meanwhile a signal is heard, and so is a client that gives up.
+            # Donors may take long to come: meanwhile a signal counts, and so does a client that gives up.
             await wait_first(device.offered.wait(), _hung_up(client), stopping.wait())
             if device.offered.is_set():
                 await wait_first(let_in(), stopping.wait())
@@ -76,4 +76,4 @@ async def _hung_up(client: socket.socket) -> None:
     finally:
         loop.remove_reader(client)
     if client.recv(1, socket.MSG_PEEK):
-        await asyncio.Event().wait()  # it talks first all the same: how it ends is seen in the handshake
+        await asyncio.Event().wait()  # it sends first, against the protocol: the handshake deals with it

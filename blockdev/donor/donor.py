@@ -206,7 +206,7 @@ class Donor:
             # 1. read from the start: the answers to everything below arrive there
             async with asyncio.TaskGroup() as group:
                 group.create_task(session.read())
-                # 2. drop the slabs that the donor has no more, before the engine may use the donor again
+                # 2. drop slabs that the donor does not have any more, before the engine may use the donor again
                 await session.resume()
                 # 3. data connections; pages are in reach from here on
                 await self._links.make(session.features)

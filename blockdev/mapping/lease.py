@@ -35,7 +35,7 @@ class Leaser:
     def is_quiet(self) -> bool:
         """True for a while after all donors have refused, until one reports more free slabs (KEEPALIVE) than before.
 
-        It is for those who come back every second by themselves. A recall has one try only, and asks in any case.
+        It counts for callers that come again every second. A recall has one attempt only, and asks in any case.
         """
         if self._context.clock.now_s() >= self._quiet_until_s:
             return False

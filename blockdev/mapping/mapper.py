@@ -27,7 +27,7 @@ def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tu
     """
     if not assignments:
         return ()
-    # Saved before the engine is told (mapping/table.py): a successor must find each extent in use that the engine uses.
+    # Saved before the engine maps (mapping/table.py): a successor must find each extent in use that the engine uses.
     context.table.take(assignments)
     context.table.save()
     mapped = []

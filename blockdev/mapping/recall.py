@@ -5,7 +5,7 @@ This module is the borrower's answer to `daemon/slab/recall.py`; `migration.py` 
 How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
 tell the engine the new mappings, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
 anybody; with a disk that is well the slab is drained at once, unless donors are to hold all. SLAB_DRAINED comes back to
-``drained`` in any case, and the donor hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
+``drained`` in any case, and the donor gets DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
 
 A slab's number is used again as soon as its donor has it back. So code that waits for anything holds the ``Slab``
 itself, not its number, and asks ``is_ours`` after each wait: the slab may have gone meanwhile, and another one may have
@@ -40,7 +40,7 @@ class Recaller:
     def __init__(self, context: Context, leaser: Leaser) -> None:
         self._context = context
         self._leaser = leaser
-        self._telling: set[int] = set()  # slabs whose donors are being told now, so that none is told twice
+        self._telling: set[int] = set()  # slabs that are being given back now, so that none is twice at once
 
     async def migrate(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
         """MIGRATE from a donor: answers each lease with DONE by the deadline, as far as it can."""

@@ -1,7 +1,7 @@
 """Reconciliation after a takeover: makes table and engine agree, and resumes what the last process had begun.
 
-The table was always saved before the engine was told, and what comes free was saved after the engine had said so; so
-everything the engine holds is in the table, and each difference below has one reason.
+The table is always saved before the engine gets something, and what comes free is saved after the engine has reported
+it. So everything the engine holds is in the table, and each difference below has one reason.
 """
 
 from farside.blockdev.context import Context
@@ -24,11 +24,12 @@ def reconcile(context: Context, recaller: Recaller) -> tuple[Slab, ...]:
     for slab in tuple(context.table.slabs.values()):
         state = _engine_state(context, slab)
         if state is SlabState.NONE:
-            # Leased and not yet added, or removed and not yet confirmed: the donor is told when it is back.
+            # Leased and not yet added, or removed and not yet confirmed: the donor gets its RELEASE or DONE when it is
+            # back.
             context.table.strip(slab.slab)
             slab.draining = slab.returned = True
             continue
-        # The donor was lost, and the last process may have died before the engine was told of this slab.
+        # The donor was lost, and the last process may have died before the engine dropped this slab.
         if slab.failed:
             recaller.drain(slab, deadline_s=0.0, fail=True)
         # Being emptied, by the table or by the engine. The caller waits for donors first, so that granules can still
@@ -47,8 +48,8 @@ def _engine_state(context: Context, slab: Slab) -> SlabState:
         info = context.engine.slab_get(slab.slab)
     except EngineError:
         return SlabState.NONE
-    # The number may have been used again for a lease that the engine was not told of. What the engine has under it is
-    # then the old slab.
+    # The number may have been used again for a lease that the engine never got. What the engine has under it is then
+    # the old slab.
     return SlabState(info.state) if info.token == slab.token else SlabState.NONE
 
 
@@ -58,7 +59,7 @@ def _reconcile_granules(context: Context, slab: Slab) -> None:
             continue
         mappings = [h for h in context.engine.cluster_get(granule) if (h.slab, h.extent) == (slab.slab, extent)]
         if not mappings:
-            context.table.give(granule, slab.slab)  # taken and not told, or drained and not saved
+            context.table.give(granule, slab.slab)  # taken but never mapped, or drained but not saved
         # The engine had begun to empty this mapping; the new process has no job for it yet.
         elif not mappings[0].writable:
             start_granule_drain(context, granule, slab.slab)

@@ -1,9 +1,9 @@
 """Slab table: which slab is leased from which donor, and which granule has which extent. One owner, one thread.
 
 How it works. Everything a restart needs is here and nowhere else in Python; ``save()`` puts it into the control state
-file. The rule that makes a crash harmless: what is taken is saved before the engine is told, what is given back is
-saved after the engine has said so. So the table always holds at least what the engine holds, and ``reconcile.py`` can
-drop the rest at adoption.
+file. The rule that makes a crash harmless: what is taken is saved before the engine gets it, what is given back is
+saved after the engine has let go of it. So the table always holds at least what the engine holds, and ``reconcile.py``
+can drop the rest at adoption.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
