@@ -170,6 +170,7 @@ def disk_check(disk: Disk | None) -> Check:
     """The backup disk takes O_DIRECT and is large enough; a file that is not there can be made at the first start."""
     if disk is None:
         return _ok("backup disk", "the settings name none")
+    # A character device such as /dev/null can be opened with O_DIRECT too.
     if os.path.exists(disk.path) and not (disk.path.is_file() or disk.path.is_block_device()):
         found = f"{disk.path}: neither a file nor a block device"
         return _failed("backup disk", found, "name one of these in disk_path")
@@ -244,6 +245,7 @@ def has_capability(root: Path, number: int) -> bool:
     return effective is not None and bool(int(effective.group(1), 16) >> number & 1)
 
 
+# Empty without an engine: that is engine_check's to report.
 def _engine_features() -> str:
     try:
         return probes.engine_features()

@@ -411,6 +411,7 @@ class RdmaLink:
             lib.ne_link_discard(handle)
 
 
+# For the engine. Without the state: only the engine decides it.
 class Exporter:
     """The donor's data plane: leases and the threads that serve them."""
 
@@ -426,6 +427,7 @@ class Exporter:
 
     def lease(self, lease: int, session: int, token: int, addr: int, size_bytes: int) -> None:
         """Lets connections of the session reach the memory at ``addr`` (from `map`)."""
+        # Memory is an integer in Python, from map(): only the engine reads and writes it.
         pointer = ffi.cast("void *", addr)
         _check("export_lease", lib.ne_export_lease(self._export, lease, session, token, pointer, size_bytes))
 

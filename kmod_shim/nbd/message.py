@@ -39,6 +39,7 @@ class Command(IntEnum):
     STATUS = 5
 
 
+# Positions count: an attribute's place in nla_map is its number in <linux/nbd-netlink.h>.
 class NbdMessage(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
     """One message in pyroute2's terms."""
 
@@ -179,6 +180,7 @@ def _message(command: Command, attributes: list[tuple[str, object]]) -> NbdMessa
 
 
 def _sockets(connection: Connection) -> tuple[str, object]:
+    # A list of items that have one descriptor each, as <linux/nbd-netlink.h> nests them.
     items = [("NBD_SOCK_ITEM", {"attrs": [("NBD_SOCK_FD", fd)]}) for fd in connection.sockets]
     return "SOCKETS", {"attrs": items}
 

@@ -37,6 +37,7 @@ class NbdNetlink:
         self._netlink = GenericNetlink(sock)
         family = self._netlink.family(nbd_message.FAMILY)
         if family is None:
+            # The caller gets no object that it could close.
             self._netlink.close()
             raise Unavailable(_NO_FAMILY, hint=_NO_FAMILY_HINT)
         self._family = family
@@ -89,6 +90,7 @@ class NbdNetlink:
         """
         while (data := self._netlink.heard(timeout_s)) is not None:
             index = nbd_message.read_dead_link(data)
+            # The group gets other messages of the family too.
             if index is not None:
                 yield index
 
@@ -96,5 +98,6 @@ class NbdNetlink:
         try:
             return self._netlink.request(self._family.number, message, name=name, wants_ack=wants_ack)
         except NetlinkRefusal as refusal:
+            # ConfigError is for what the user can put right, and has an exit code of its own.
             kind = ConfigError if refusal.errno in _HINTS else FarsideError
             raise kind(str(refusal), hint=_HINTS.get(refusal.errno, "")) from refusal

@@ -36,6 +36,7 @@ def choose(root: Path, device: str | None) -> Attached:
         if found is None:
             raise ConfigError(f"{sysfs.device_path(index)} is not attached", hint="see `farside swap status`")
         return found
+    # Without a name the choice must be clear: to switch off the wrong swap may take minutes.
     match records:
         case (only,):
             return only
@@ -89,6 +90,7 @@ def detach_patiently(
     while True:
         try:
             return detach(attached, root, tell, forced=forced)
+        # Refused is one of them: there was no room at that moment.
         except FarsideError as error:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
@@ -108,6 +110,7 @@ def _swap_off(area: SwapArea, root: Path, tell: Callable[[str], None]) -> None:
         tell(progress_line(before_bytes=area.used_bytes, now_bytes=now_bytes, began_s=began_s))
 
     swap_off(area.path, used_bytes=used_bytes, tell=told)
+    # What the kernel shows counts: to disconnect a device with swap on it would lose its pages.
     if used_bytes() is not None:
         raise ConfigError(f"{area.path} is still in /proc/swaps after swapoff", hint="see dmesg")
 

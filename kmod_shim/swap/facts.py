@@ -98,6 +98,7 @@ def _backings(root: Path, path: str) -> Iterator[Backing]:
         if one in seen:
             continue
         seen.add(one)
+        # A path that can't be looked at yields no fact, and so no refusal.
         with suppress(OSError):
             backing = find_backing(Path(one), root)
             todo += backing.files

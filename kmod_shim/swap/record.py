@@ -50,6 +50,7 @@ def save_record(root: Path, attached: Attached) -> None:
     path = _path(root, attached.index)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole, because others may read it now. Readable for all, less the umask: `farside swap status` needs no root.
         write_whole(path, msgspec.json.encode(attached) + b"\n", mode=0o666)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="/run/farside must be writable") from error

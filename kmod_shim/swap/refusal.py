@@ -97,6 +97,7 @@ def attach_refusals(facts: AttachFacts) -> Iterator[Refusal]:
     yield from _device(facts)
     yield from _served(facts)
     yield from _size(facts)
+    # A device with --block is not swapped to, so nothing can wait for itself.
     if facts.is_swap:
         yield from _backup(facts)
         yield from _other_swap(facts)
@@ -161,6 +162,7 @@ def _served(facts: AttachFacts) -> Iterator[Refusal]:
             found=f"{served.name} waits for its donors and takes no clients yet",
             way_out="see `farside status`; try again when they are there",
         )
+    # Not when it takes no clients at all: then the number of workers is not what keeps them out.
     elif served.free_workers < max(1, facts.connections):
         yield Refusal(
             found=f"{facts.connections} connections are wanted, {served.name} has {served.free_workers} workers free",
@@ -169,6 +171,7 @@ def _served(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _size(facts: AttachFacts) -> Iterator[Refusal]:
+    # The sizes next to it, so that the line can be followed without arithmetic.
     unit = max(facts.served.slab_bytes, GRANULE_BYTES)
     if facts.served.size_bytes % unit:
         down = facts.served.size_bytes // unit * unit
@@ -234,6 +237,7 @@ def _other_swap(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _sleep(facts: AttachFacts) -> Iterator[Refusal]:
+    # Only a device that was named with --device: which one the kernel would take otherwise is not known yet.
     if facts.device and names_device(facts.hibernation, facts.device, facts.device_number):
         yield Refusal(
             found=f"the machine hibernates to {facts.device}, which works no more when its server is frozen",

@@ -42,6 +42,7 @@ def device_infos(root: Path) -> Iterator[DeviceInfo]:
     areas = read_swaps(root)
     for record in live_records(root):
         block = sysfs.read_block(root, record.index)
+        # It went away since live_records looked.
         if block is None:
             continue
         guard: tuple[Check, ...] = ()

@@ -85,5 +85,6 @@ def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> N
         )
 
 
+# The heir's own value where it has one, otherwise the value that the device before it has left.
 def _either(first: int | None, second: int | None) -> int | None:
     return second if first is None else first
