@@ -1,7 +1,7 @@
 """Protocol of the data engine: the methods of `binding.Device` that the borrower uses.
 
-This is a Protocol, so that tests can put a fake in the engine's place, and the type checkers compare both with this list.
-What each call means, and its errors, is in ``kmod_shim/engine/engine.h`` under the same name with ``ne_`` before it.
+This is a Protocol, so that tests can put a fake in the engine's place, and the type checkers compare both with it. What
+each call means, and its errors, is in ``kmod_shim/engine/engine.h`` under the same name with ``ne_`` before it.
 """
 
 # ruff: noqa: D102 (each method is described in engine.h)

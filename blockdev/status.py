@@ -91,6 +91,7 @@ class Reporter:
         """Admin: sets one rule of the fault layer, as a [[fault]] table of the settings does. Raises ConfigError."""
         try:
             rule = msgspec.convert(arguments, type=FaultRule)
+            # A look only: an unknown kind is a KeyError here, and not later in the engine.
             Fault[rule.kind.upper()]
         except (msgspec.ValidationError, KeyError) as error:
             kinds = ", ".join(kind.name.lower() for kind in Fault)

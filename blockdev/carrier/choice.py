@@ -51,6 +51,7 @@ def asked(control: str, transport: str, offers: Sequence[Offer]) -> tuple[Offer,
 def choose(control: str, transport: str, offers: Sequence[Offer]) -> Choice:
     """The carriers to a donor; none where the setting allows nothing that both ends have."""
     wanted = asked(control, transport, offers)
+    # In the order of preference, so that `missing` is about the carrier that is preferred most.
     lacks = {offer.name: offer.lacks_here or offer.lacks_there for offer in wanted}
     return Choice(
         tried=tuple(name for name, lack in lacks.items() if not lack), missing=next(filter(None, lacks.values()), "")

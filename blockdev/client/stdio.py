@@ -19,7 +19,7 @@ from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import Device
 from farside.own_task import wait_first
 
-RELEASE_LIMIT_S = 1.0
+RELEASE_LIMIT_S = 1.0  # for donors to confirm that their slabs are free
 
 
 def serve_stdio(config: BlockdevConfig, fds: dict[str, int]) -> int:
