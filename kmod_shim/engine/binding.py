@@ -411,7 +411,6 @@ class RdmaLink:
             lib.ne_link_discard(handle)
 
 
-# For the engine. Without the state: only the engine decides it.
 class Exporter:
     """The donor's data plane: leases and the threads that serve them."""
 

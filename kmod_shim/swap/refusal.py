@@ -171,10 +171,10 @@ def _served(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _size(facts: AttachFacts) -> Iterator[Refusal]:
-    # The sizes next to it, so that the line can be followed without arithmetic.
     unit = max(facts.served.slab_bytes, GRANULE_BYTES)
     if facts.served.size_bytes % unit:
         down = facts.served.size_bytes // unit * unit
+        # The sizes next to it, so that the line can be followed without arithmetic.
         near = f"{down} or {down + unit}" if down else f"{unit}"
         yield Refusal(
             found=f"its size, {facts.served.size_bytes} bytes, is not a multiple of a slab ({format_bytes(unit)})",
