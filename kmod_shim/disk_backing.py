@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from farside.kernel_file import unescaped
+
 # File systems whose content is memory; what is written there may be swapped out itself.
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
 NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs"})
@@ -60,7 +62,7 @@ def filesystem_of(path: Path, mountinfo: str) -> str:
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         # The mount point is field 5; blanks in it are written as \040.
-        point = before.split()[4].encode().decode("unicode_escape")
+        point = unescaped(before.split()[4])
         above = Path(point)
         if (above == path or above in path.parents) and len(above.parts) >= best:  # the later mount covers the earlier
             best, found = len(above.parts), after.split()[0]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from farside.kernel_file import unescaped
 from farside.kmod_shim.preflight import read_meminfo
 from farside.units import KIB, MIB
 
@@ -59,7 +60,7 @@ def parse_swaps(text: str) -> tuple[SwapArea, ...]:
             path, kind, size, used, priority = fields
             areas.append(
                 SwapArea(
-                    path=path.encode().decode("unicode_escape"),
+                    path=unescaped(path),
                     kind=kind,
                     size_bytes=int(size) * KIB,
                     used_bytes=int(used) * KIB,

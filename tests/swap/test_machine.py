@@ -49,10 +49,10 @@ def record(index: int = 0, **changes: object) -> Attached:
 
 
 def test_a_path_with_a_space_is_read_as_it_is() -> None:
-    text = tree.SWAPS + "/var/my\\040swap\tfile\t8\t4\t-2\n"
+    text = tree.SWAPS + "/var/my\\040swäp\tfile\t8\t4\t-2\n"
 
     assert parse_swaps(text) == (
-        SwapArea(path="/var/my swap", kind="file", size_bytes=8192, used_bytes=4096, priority=-2),
+        SwapArea(path="/var/my swäp", kind="file", size_bytes=8192, used_bytes=4096, priority=-2),
     )
 
 
@@ -107,13 +107,13 @@ def test_groups_with_a_limit_and_pages_out_are_found_at_every_level(tmp_path: Pa
 MOUNTS = (
     "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
     "30 22 0:25 / /var/tmp rw - tmpfs tmpfs rw\n"
-    "31 22 8:17 / /var/my\\040disk rw - xfs /dev/sdb1 rw\n"
+    "31 22 8:17 / /var/my\\040dïsk rw - xfs /dev/sdb1 rw\n"
 )
 
 
 def test_the_longest_mount_point_above_a_file_is_its_file_system() -> None:
     found = [
-        filesystem_of(Path(path), MOUNTS) for path in ("/var/lib/x", "/var/tmp/x", "/var/tmpfile", "/var/my disk/x")
+        filesystem_of(Path(path), MOUNTS) for path in ("/var/lib/x", "/var/tmp/x", "/var/tmpfile", "/var/my dïsk/x")
     ]
 
     assert found == ["ext4", "tmpfs", "ext4", "xfs"]
