@@ -76,6 +76,7 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
         if left := list(standing(refusals, wish.forced)):
             raise Refused(left)
         # 3. connect
+        undo.callback(allow_sleep_unless_used, root)
         attached = _connected(root, wish, served, before)
         # Before the record is saved: that may fail for want of room, and the device would stay.
         undo.callback(_take_back, root, attached, tell)
@@ -85,7 +86,6 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
         if wish.is_swap:
             _sign(wish, attached)
             # 5. swap on
-            undo.callback(allow_sleep, root)
             # Before swap is on: from then on hibernation would freeze the server that it writes to.
             forbid_sleep(root)
             swap_on(attached.device, priority=wish.priority, discard=True)
@@ -109,6 +109,12 @@ def live_records(root: Path) -> tuple[Attached, ...]:
         else:
             live.append(record)
     return tuple(live)
+
+
+def allow_sleep_unless_used(root: Path) -> None:
+    """Allows hibernation again, unless an attached device may be swap."""
+    if not any(record.is_swap for record in live_records(root)):
+        allow_sleep(root)
 
 
 def _refusals(root: Path, wish: Wish, served: Served) -> tuple[Refusal, ...]:

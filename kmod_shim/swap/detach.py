@@ -7,9 +7,8 @@ from pathlib import Path
 
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.nbd import sysfs
-from farside.kmod_shim.swap.attach import Refused, disconnect, live_records
+from farside.kmod_shim.swap.attach import Refused, allow_sleep_unless_used, disconnect, live_records
 from farside.kmod_shim.swap.call import progress_line, swap_off
-from farside.kmod_shim.swap.hibernation import allow_sleep
 from farside.kmod_shim.swap.record import Attached, forget_record
 from farside.kmod_shim.swap.refusal import detach_refusals, standing
 from farside.kmod_shim.swap.sysctl import leave_machine
@@ -68,8 +67,7 @@ def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, force
     forget_record(root, attached.index)
     others = tuple(record for record in live_records(root) if record.index != attached.index)
     leave_machine(root, attached, others)
-    if not any(other.is_swap for other in others):
-        allow_sleep(root)
+    allow_sleep_unless_used(root)
     return Detached(attached=attached, bytes_back=area.used_bytes if area else 0, seconds=time.monotonic() - began_s)
 
 

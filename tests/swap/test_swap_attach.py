@@ -15,6 +15,7 @@ from farside.kmod_shim.nbd.netlink import NbdNetlink
 from farside.kmod_shim.swap.attach import Refused, attach
 from farside.kmod_shim.swap.detach import choose, detach
 from farside.kmod_shim.swap.facts import Wish
+from farside.kmod_shim.swap.hibernation import SLEEP_CONF
 from farside.kmod_shim.swap.record import read_records
 from farside.kmod_shim.swap.refusal import MAY_HANG, MEMORY_OUT, OVERWRITE
 from farside.kmod_shim.swap.status import device_infos
@@ -227,6 +228,21 @@ def test_a_second_attachment_is_refused(world: World) -> None:
 
     with pytest.raises(Refused, match="attached already, as /dev/nbd0"):
         world.attach()
+
+
+def test_hibernation_stays_forbidden_when_a_second_device_can_not_be_attached(world: World) -> None:
+    (world.root / "run/systemd/system").mkdir(parents=True)
+    world.attach()
+    world.status["name"] = "other"
+    world.fails_at = "swapon /dev/nbd1 100"
+
+    with pytest.raises(FarsideError, match="swapon /dev/nbd1 100 failed"):
+        world.attach()
+
+    assert [record.device for record in read_records(world.root)] == ["/dev/nbd0"]
+    assert (world.root / SLEEP_CONF).exists()
+    world.detach("/dev/nbd0")
+    assert not (world.root / SLEEP_CONF).exists()
 
 
 def test_a_busy_device_is_refused(world: World) -> None:
