@@ -225,7 +225,10 @@ enum ne_event_kind {
 
 struct ne_event { uint32_t kind; uint32_t a; uint32_t b; uint32_t c; uint32_t d; };
 
-/* 1 and an event, or 0 when there is none. An overfull ring drops WANT events only (they come again). */
+/*
+ * 1 and an event, or 0 when there is none. A ring that is half full takes no more WANT, CLUSTER_FREE, DISK_ERROR and
+ * CHECKSUM, a full one takes none. WANT comes again; free clusters are also to be looked for; the others are counted.
+ */
 int ne_event_next(struct ne_device *dev, struct ne_event *ret);
 
 /* --- what is going on. Counters only grow; they start at zero in each process. */
