@@ -28,6 +28,7 @@ from farside.scheduler.slurm.snapshot import PRIORITY_LOW, SlurmJob, Snapshot, T
 
 # Ten thousand jobs are 40 MB of JSON.
 MOST_BYTES = 256 << 20
+# --details: which GPUs of which node a job has. --all: hidden partitions, and those of other groups.
 _LOOK = "scontrol", "--oneliner", "--details", "--all", "show"
 
 _log = get_log("slurm")
@@ -48,8 +49,10 @@ class SlurmCommands:
         self._limit_s = limit_s
         # Slurm's programs print local times otherwise, and names of nodes in a locale's order.
         self._environment = {"SLURM_TIME_FORMAT": "%s"}
+        # The environment of the commands is made here, so the variable has to be passed on.
         if file := str(conf) if conf.is_absolute() else os.environ.get("SLURM_CONF", ""):
             self._environment["SLURM_CONF"] = file
+        # Until it fails once: a squeue without JSON does not learn it while we run.
         self._is_json = True
 
     async def traits(self) -> Traits:
@@ -58,6 +61,7 @@ class SlurmCommands:
 
     async def look(self) -> Snapshot:
         """All jobs, nodes and partitions. Read one after the other: what comes in between is seen the next time."""
+        # Before the questions: what changes while they are asked belongs to the next turn.
         at_s = time.time()
         try:
             jobs = await self._jobs()
@@ -70,6 +74,7 @@ class SlurmCommands:
 
     async def history(self, since_s: float) -> tuple[Ended, ...]:
         """The GPU jobs that have ended since then, as slurmdbd knows them, the first to end first."""
+        # sacct takes local times only, without a zone.
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_s))
         told = ("--allusers", "--allocations", "--duplicates", "--noheader", "--parsable2")
         # Both times, or sacct makes up one by SLURM_TIME_FORMAT and then can't read it.
@@ -99,6 +104,7 @@ class SlurmCommands:
 
     async def give_back(self, job_id: str, comment: str | None) -> None:
         """Lets Slurm compute a job's priority again. ``comment``: its AdminComment from now on; None: as it is."""
+        # This resets the priority as well: Slurm takes a held job and one with a priority of ours alike.
         await self._run("scontrol", "release", job_id)
         if comment is not None:
             await self._run("scontrol", "update", f"JobId={job_id}", f"AdminComment={comment}")
@@ -110,6 +116,7 @@ class SlurmCommands:
             raise Unavailable(f"{argv[0]}: is not there", hint="install Slurm's client programs") from error
         except PeerError as error:
             raise PeerError(f"{argv[0]} has not ended in {self._limit_s:g} s", hint="does slurmctld run?") from error
+        # Without is_essential the output decides: the reader finds that it is no JSON.
         if done.status and is_essential:
             raise PeerError(f"{' '.join(argv[:2])}: {_complaint(done.stderr, done.status)}")
         return done.stdout
@@ -117,6 +124,7 @@ class SlurmCommands:
 
 def _complaint(text: str, status: int) -> str:
     """The last line that Slurm said, without the name of the program."""
+    # Slurm prints warnings before the error that ended the command.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return f"exit status {status}"
@@ -138,6 +146,7 @@ def _calls(action: SlurmAction) -> tuple[tuple[str, ...], ...]:
             changed = f"Priority={action.priority}", f"AdminComment={action.comment}"
             return (("scontrol", "release", action.job_id), (*update, f"JobId={action.job_id}", *changed))
         case Requeue():
+            # First: a requeued job keeps its priority, and would be started again before the job that it made room for.
             lowest = (*update, f"JobId={action.job_id}", f"Priority={PRIORITY_LOW}")
             return (lowest, ("scontrol", "requeue", action.job_id))
         case PowerDown():

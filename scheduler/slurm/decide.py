@@ -100,14 +100,18 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
             estimator=ways.estimator, history=ways.histories.get(group.partitions),
         )  # fmt: skip
         one = _Turn(slurm_domain, memory, snapshot.at_s, ways)
+        # Groups have no job in common, so none is overwritten.
         pasts.update(one.pasts)
         actions += one.actions
         starting += one.starting
         queue += [job.job_id for job in one.queue]
+    # A stable sort: each kind keeps the order of the queue. Requeues come last, so that the winner has its priority
+    # before GPUs come free for it.
     ordered = sorted(actions, key=lambda action: _URGENCY.index(type(action)))
     chosen = _bounded(ordered, ways.most_actions)
     for action in chosen:
         if isinstance(action, Requeue):
+            # Only for those that are carried out in this turn.
             pasts[action.winner] = replace(pasts[action.winner], room_made_s=snapshot.at_s)
     return Decision(
         actions=tuple(chosen), left=len(ordered) - len(chosen), memory=replace(memory, jobs=pasts),
@@ -154,6 +158,7 @@ class _Turn:
         domain = self._slurm_domain.domain
         first = [one.row for one in started]
         if domain.reservation is not None and domain.reservation.row in domain.waiting:
+            # Backfill would otherwise give what is held for it to the best of the rest.
             first.append(domain.reservation.row)
         seen = set(first)
         rest = [row for row in self._slurm_domain.jobs if self._waits(row) and row not in seen]
@@ -163,6 +168,7 @@ class _Turn:
     def _places(self) -> list[JobAction]:
         """Holds, releases, and the priorities of all jobs that are not held."""
         let = {one.job_id for one in self.starting}
+        # Also those that are held already, so that they get no priority below.
         held = [job for job in self.queue if self._ways.is_gating and _may_be_held(job) and job.job_id not in let]
         actions: list[JobAction] = [
             Hold(
@@ -182,6 +188,7 @@ class _Turn:
     def _lowerings(self) -> list[JobAction]:
         """Nice values that make the order which `_places` makes by priorities."""
         owner = self._ways.owner
+        # A held job has priority 0, and nice does not change that.
         mine = [job for job in self.queue if job.priority and owner in ("", job.user)]
         found: list[JobAction] = []
         for at, nice in lowered([(job.priority, job.nice) for job in mine]):

@@ -96,6 +96,7 @@ class SlurmDomain:
         self.domain = Domain("", nodes, rules, JobTable(max(64, len(managed))), history=history)
         self._sit_down(managed, memory, most_gpus=sum(node.gpus for node in nodes))
         taking = {node.name for node in known if node.is_taking}
+        # After the running jobs have their places: a drained node keeps its jobs and takes no new ones.
         self.domain.resize(tuple(node for node in nodes if node.name in taking))
         for row, job in self.jobs.items():
             if memory.jobs[job.job_id].change_at_s <= self._now_s:
@@ -108,6 +109,7 @@ class SlurmDomain:
     def _sit_down(self, managed: list[SlurmJob], memory: Memory, *, most_gpus: int) -> None:
         """Adds all jobs, in the order of the last turn, newcomers behind them."""
         started: list[tuple[Rank, int]] = []
+        # By number in the end, as two jobs may be submitted in the same second.
         order = sorted(managed, key=lambda job: (memory.jobs[job.job_id].place, job.submit_s, int(job.job_id)))
         for job in order:
             past = memory.jobs[job.job_id]
@@ -184,11 +186,13 @@ def _nodes(known: list[SlurmNode], managed: list[SlurmJob], seen: Mapping[str, J
             ours[name] = (had + gpus, cpus + gpus * one.cpus_per_gpu, memory_bytes + gpus * one.memory_bytes_per_gpu)
     nodes: list[Node] = []
     there = {node.name for node in known}
+    # A node that has left Slurm while a job of ours runs there stays in the domain until the job is gone.
     for node in [*known, *(SlurmNode(name=name, flags=frozenset()) for name in sorted(ours.keys() - there))]:
         gpus, cpus, memory_bytes = ours.get(node.name, (0, 0.0, 0.0))
         nodes.append(
             Node(
                 name=node.name,
+                # What others use there is left out. The counts are of different moments: the rest is never negative.
                 gpus=gpus + max(0, node.gpus - max(node.gpus_used, gpus)),
                 cpus=cpus + max(0, node.cpus - node.cpus_used),
                 memory_bytes=memory_bytes + max(0.0, node.memory_bytes - node.memory_used_bytes),

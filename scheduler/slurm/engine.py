@@ -43,6 +43,7 @@ from farside.units import format_seconds
 
 # In a turn, so many refusals in a row mean that it is not the jobs: the rest waits for the next turn.
 MOST_REFUSALS = 3
+# Jobs of the queue in `farside slurm status`: enough to see the order, short enough for a terminal.
 SHOWN_JOBS = 20
 DAY_S = 86400.0
 NICE = "nice"
@@ -114,6 +115,7 @@ class Engine:
         self._slurm = slurm
         self._now_s = now_s
         self._rules = rules_of(config)
+        # Holding and requeueing ask for the rights that order_by = "nice" does without.
         if config.order_by == NICE and (config.gate or config.preempt):
             hint = "both need an operator's rights"
             raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
@@ -121,9 +123,11 @@ class Engine:
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)
         self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s)
+        # None until Slurm has answered for the first time: slurmctld may start after us.
         self._traits: Traits | None = None
         self._groups: tuple[Group, ...] = ()
         self._decision: Decision | None = None
+        # 0: Slurm answers.
         self._away_since_s = 0.0
         self._turns = 0
         self._done = 0
@@ -136,15 +140,18 @@ class Engine:
             ConfigError: Slurm has not what the settings name.
         """
         self._config.admin_socket.parent.mkdir(parents=True, exist_ok=True)
+        # Before the first turn, so that status answers also while slurmctld does not.
         async with admin.serve(self._config.admin_socket, {"status": self.status}):
             _log.info("ready", mode=self._mode, policy=self._rules.order.name, partitions=self._config.partitions)
             notify_systemd("READY=1")
             while not stop.is_set():
                 await self.turn()
+                # The pause between two turns ends early when the service is told to stop.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._config.turn_s):
                         await stop.wait()
         self._power.close()
+        # Only holds are given back. Priorities stay: the order is still good, and Slurm starts jobs by it.
         if self._mode is Mode.RUN and self._config.gate:
             await self._end_gate()
 
@@ -156,6 +163,7 @@ class Engine:
         """
         try:
             await self._turn()
+        # slurmctld restarts, or is overloaded: one line when that begins, one when it is over, none in between.
         except (PeerError, RemoteProtocolError) as error:
             if not self._away_since_s:
                 self._away_since_s = self._now_s()
@@ -174,6 +182,7 @@ class Engine:
             self._traits = traits
         snapshot = await self._slurm.look()
         self._groups = self._present_groups(snapshot)
+        # Ended jobs first, so that the decision below has learned from them.
         self._shadow_log.note(self._memory, snapshot, self._groups)
         # 2. Decide.
         ways = Ways(
@@ -187,13 +196,16 @@ class Engine:
         wishes = self._power.wishes(nodes, snapshot.at_s)
         # 3. Act, or say so.
         if self._mode is Mode.SHADOW:
+            # The decision of the turn before: what Slurm did since then answers that one.
             self._shadow_log.compare(self._memory, self._decision, snapshot)
             self._shadow_log.say((*decision.actions, *wishes))
             self._shadow_log.expect(snapshot, self._groups)
         else:
+            # An assertion that ends the service is better than a change to a partition that was never listed.
             _guard(decision.actions, self._groups)
             decision = replace(decision, memory=await self._act(decision, wishes))
         # 4. Write down.
+        # After acting: what Slurm refused is not in the memory, and is decided again.
         self._decision, self._memory = decision, decision.memory
         self._state_files.keep(MEMORY, self._memory)
         self._turns += 1
@@ -201,15 +213,18 @@ class Engine:
     @staticmethod
     def _owner(traits: Traits) -> str:
         """The user whose jobs Slurm lets us lower; empty: all users."""
+        # slurmctld goes by the uid of who calls, not by a name that is passed.
         uid = os.geteuid()
         try:
             me = pwd.getpwuid(uid).pw_name
         except KeyError:
+            # In a container the uid may have no name.
             me = str(uid)
         return "" if uid == 0 or me == traits.slurm_user else me
 
     async def _learn(self, traits: Traits) -> None:
         """Jobs that ended before the engine started, from slurmdbd; without it only observed jobs are known."""
+        # 0 switches it off.
         days = self._config.history_days
         if not days:
             return
@@ -230,6 +245,7 @@ class Engine:
         try:
             return groups_of(snapshot.partitions, listed(self._config))
         except ConfigError as error:
+            # At the start it is a wrong setting, which a person corrects; later it is a change of slurm.conf.
             if not self._turns:
                 raise
             raise PeerError(str(error)) from error
@@ -241,6 +257,7 @@ class Engine:
         memory, in_a_row = decision.memory, 0
         lines: list[Line] = []
         for action in (*decision.actions, *wishes):
+            # A refusal may take the whole command_limit_s: a Slurm that hangs would hold up the turn for each job.
             error = "left for the next turn"
             if in_a_row < MOST_REFUSALS:
                 error = await self._refusal(action)
@@ -248,6 +265,7 @@ class Engine:
                 lines.append(
                     Line(at_s=self._now_s(), mode=self._mode, what=told(action), reason=action.reason, error=error)
                 )
+            # It counted as tried; nobody was requeued, so the hour of waiting does not begin.
             if error and isinstance(action, Requeue):
                 memory = failed(memory, action)
         self._state_files.add(DONE, lines)
@@ -262,6 +280,7 @@ class Engine:
             _log.warning("Slurm refused an action", reason=error)
             return str(error)
         self._done += 1
+        # There may be hundreds of them in a turn; holds, requeues and power are what people ask about.
         tell = _log.debug if isinstance(action, SetPriority | SetNice) else _log.info
         tell(told(action), reason=action.reason)
         return ""

@@ -55,6 +55,7 @@ def recall(memory: Memory, jobs: Iterable[SlurmJob], now_s: float) -> Memory:
 
 
 def _first_seen(job: SlurmJob, now_s: float) -> Past:
+    # Slurm's clock may be ahead of ours.
     submit_s = min(now_s, job.submit_s)
     if not job.is_holding:
         return Past(since_s=_latest(submit_s, job.eligible_s, now_s), restarts=job.restarts)
@@ -72,6 +73,7 @@ def _moved_on(past: Past | None, job: SlurmJob, before_s: float, now_s: float) -
     if past is None:
         return _first_seen(job, now_s)
     start_s = job.start_s if not math.isnan(job.start_s) else now_s
+    # By the count of restarts as well: between two turns a job may be requeued and started again.
     is_anew = past.is_running and (not job.is_holding or job.restarts > past.restarts)
     if is_anew:  # its run interval has ended since the last turn
         past = replace(

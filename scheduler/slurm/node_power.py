@@ -29,6 +29,7 @@ def _moved_on(past: NodePower | None, node: SlurmNode, now_s: float) -> NodePowe
     since_s, stops_s = past.since_s, tuple(at_s for at_s in past.stops_s if now_s - at_s < DAY_S)
     if phase is not past.phase:
         since_s = now_s
+        # Also those that an administrator stops by hand: the daily limit protects the hardware.
         stops_s += (now_s,) if phase is Phase.DRAINING else ()
     is_busy = node.is_busy and phase is not Phase.OFF
     return NodePower(

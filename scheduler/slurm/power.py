@@ -66,10 +66,12 @@ class SlurmPower:
         """Which nodes are to change, by the policy, the floor and the rates."""
         nodes = tuple(nodes)
         self._fleet = power.fleet_of(self._fleet, nodes, now_s)
+        # Nodes count as asleep since the turn before. At the first turn that is infinity, of which max() makes 0.
         self._slept_node_s += len(self.asleep) * max(0.0, now_s - self._seen_s)
         self._seen_s = now_s
         if self._make_policy is None:
             return ()
+        # Made at the first turn: only Slurm says how many nodes there are.
         demand, fitter = self._demand, self._fitter
         if demand is None or fitter is None:
             demand, fitter = self._begin(len(nodes), now_s)
@@ -89,12 +91,14 @@ class SlurmPower:
         step_s, past = self._config.power_step_s, self._past(now_s)
         policy = self._make_policy(count)
         if isinstance(policy, LearningCes):
+            # Hours of the day and days of the week are of the time when the record begins.
             policy.begin(local_s(now_s - len(past) * step_s))
         self._demand = PolicyDemand(policy, step_s=step_s, past=past, kept=kept_steps(step_s))
         self._fitter = Fitter(policy)
         self._has_past = bool(past)
         self._since_s = self._kept_to_s = now_s
         if past:
+            # In a thread: 28 days take seconds, and a turn must not wait for them.
             self._fitter.learn(self._demand, float(count))
             _log.info("read the record of busy nodes", intervals=len(past))
         return self._demand, self._fitter

@@ -58,6 +58,7 @@ class ShadowLog:
         """Takes jobs that ended before anybody looked, the first to end first; how many of them are new."""
         new = [one for one in history if one.job_id not in self._ended]
         self._ended = kept({one.job_id: one for one in new}, self._ended.values(), MOST_ENDED)
+        # All anew: estimates depend on the order in which jobs ended, and these ended before the others.
         self._relearn(sorted(self._ended.values(), key=lambda one: one.end_s))
         return len(new)
 
@@ -93,6 +94,7 @@ class ShadowLog:
 
     def expect(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
         """Simulates the expected gain now and then. It may take seconds: nobody waits for a shadow."""
+        # Without a result it is tried each turn, which is quick as long as there are too few jobs.
         if self._now_s() - self._gain_at_s < GAIN_EVERY_S and self.gain is not None:
             return
         self._gain_at_s = self._now_s()
@@ -113,6 +115,7 @@ class ShadowLog:
         if order:
             lines[f"order {format_count(len(order), 'job')} anew, {order[0].job_id} the first"] = order[0]
         new = {text: action for text, action in lines.items() if text not in self._said}
+        # What is not so any more may be said again later.
         self._said = set(lines)
         for text, action in new.items():
             _log.info(f"would {text}", reason=action.reason)

@@ -64,6 +64,7 @@ class StateFiles:
         """
         try:
             with (self._folder / NODES).open("rb") as file:
+                # One byte more than allowed shows that there is more.
                 data = file.read(MOST_NODES_BYTES + 1)
             if len(data) > MOST_NODES_BYTES:
                 raise ConfigError("it is too large")
@@ -87,6 +88,7 @@ class StateFiles:
         for path in (self._folder / f"{ENDED}{OLD}", self._folder / ENDED):
             with suppress(OSError):
                 lines += path.read_bytes().splitlines()
+        # A kill may cut the last line off; a full disk any line.
         for line in lines[-MOST_ENDED:]:
             with suppress(*UNREADABLE):
                 one = msgspec.json.decode(line, type=Ended)
@@ -110,6 +112,7 @@ class StateFiles:
         try:
             yield
         except OSError as error:
+            # Once, until a write succeeds again: turns come every few seconds.
             if not self._is_full:
                 _log.error("can't write a state file; the engine goes on", folder=self._folder, reason=error.strerror)
             self._is_full = True
