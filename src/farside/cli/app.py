@@ -31,12 +31,14 @@ from farside.cli.unit import unit_app
 from farside.errors import FarsideError, first_of
 from farside.units import MIB
 
+# An environment variable. Where it is set, an error ends a command with its traceback instead of one line.
 DEBUG = "FARSIDE_DEBUG"
 
 app = typer.Typer(
     name="farside",
     help="Idle memory and GPUs of a cluster: lend and borrow memory as swap space, run jobs on GPUs.",
     no_args_is_help=True,
+    # The package has a completion script of its own (manual.py), which starts no Python.
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -56,6 +58,7 @@ app.command()(top)
 admin_commands(app)
 app.add_typer(power_app, name="power")
 app.command()(sizing)
+# Hidden, as only systemd units call it.
 app.add_typer(unit_app, name="unit", hidden=True)
 
 
@@ -63,8 +66,10 @@ def main() -> None:
     """Runs the command line: exit code 0, 1 for a failure, 2 for wrong arguments or settings."""
     try:
         _run()
+    # Before OSError, of which it is a subclass. The reader, such as `head`, has all that it wants: no message.
     except BrokenPipeError:
         sys.exit(1)
+    # 128 and the number of SIGINT, as a shell reports a program that Ctrl-C ended.
     except KeyboardInterrupt:
         sys.exit(130)
     except (FarsideError, OSError, ExceptionGroup) as error:
@@ -79,8 +84,10 @@ def _run() -> None:
     try:
         app()
     finally:
+        # Flush here, also after an error: at its own exit Python would report what cannot be written with lines of
+        # its own and exit code 120.
         with standard_output():
-            pass  # Python would find out after us, with lines of its own and exit code 120
+            pass
 
 
 def _ours(error: FarsideError | OSError | ExceptionGroup[Any]) -> FarsideError | None:
@@ -93,7 +100,8 @@ def _ours(error: FarsideError | OSError | ExceptionGroup[Any]) -> FarsideError |
 
 
 def _of_system(error: OSError) -> FarsideError:
-    # Of a file that could not be had, where nobody said more about it; or of printing without a buffer.
+    # A file could not be opened, and the code that wanted it said no more about it; or a print without a buffer
+    # failed, and then the error names no file.
     where = f"{error.filename}: " if error.filename else ""
     is_full = error.errno == errno.ENOSPC and not where
     hint = "the output is incomplete" if is_full else "`farside --debug ...` shows where"
@@ -137,6 +145,8 @@ def blockdev(
     from farside.config import BlockdevConfig, load_config
 
     told = options.overrides(settings)
+    # run_as_service reads the settings itself: a device that goes on keeps those that it was started with, also where
+    # their files have become unusable since.
     if fd_store:
         from farside.blockdev.main import run_as_service
 
@@ -217,6 +227,7 @@ def sandbox(
             slab_bytes=slab,
             restart_donors=restart_donors,
             cluster=cluster,
+            # An option that is not given is not passed on, so that the default is stated once, in the sandbox.
             **given,
         )
     )

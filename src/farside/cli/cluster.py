@@ -72,6 +72,8 @@ with_client = options.made(is_last=True, client=client_of)
 
 def cluster_commands(app: typer.Typer) -> None:
     """Adds these commands."""
+    # A program's own options are words of the command, so the parser lets unknown ones through; `_refuse_a_slip` finds
+    # those that were meant for submit.
     app.command(cls=_Submit, context_settings={"ignore_unknown_options": True})(with_client(submit))
     for command in (queue, show, cancel, hold, release, explain, logs, nodes, drain, undrain):
         app.command()(with_client(command))
@@ -168,6 +170,7 @@ def _submit(job: WantedJob, client: Client) -> Any:
 def _refuse_a_slip(context: typer.Context, before: Sequence[str], words: Sequence[str]) -> None:
     """Refuses unknown options in ``before``, the words before `--`: they would be run, or be lost, as words."""
     is_file = bool(before) and before[0].endswith(".toml")
+    # Without a job file only the first word can be a slip: later ones belong to the program that it names.
     slips = [word for word in (before if is_file else before[:1]) if word.startswith("-") and word != "-"]
     if slips:
         from farside.config.convert import nearest
@@ -203,7 +206,9 @@ def queue(
     from farside.cli.cluster_table import job_table
 
     does_one_wait = any(job["state"] == "waiting" for job in answer["jobs"])
-    why = client.get("overview")["why"] if does_one_wait else {}  # of the first of them: each has to be reckoned
+    # The overview explains the first of the waiting jobs only, as the manager has to compute each explanation; so it is
+    # not asked for where no job waits.
+    why = client.get("overview")["why"] if does_one_wait else {}
     print_table(job_table(answer["jobs"], why, time.time()))
 
 
@@ -255,7 +260,7 @@ def act_on_each(
 ) -> None:
     """Prints each result as it comes, and goes on after one that was refused; then the exit code is 1.
 
-    Of what is refused the parts are tried, where it has any: an array is none but its tasks.
+    Where one that is refused has parts, these are tried instead: an array is nothing but its tasks.
 
     Raises:
         PeerError: The manager does not answer, and the others are not tried.
@@ -268,10 +273,12 @@ def act_on_each(
             name = left.popleft()
             try:
                 done.append(act(name))
+            # No answer at all: each of the others would wait for the same time limit.
             except PeerError:
                 raise
             except FarsideError as error:
                 if parts := parts_of(name):
+                    # In front and in their order, so that results come in the order of the command line.
                     left.extendleft(reversed(parts))
                     continue
                 is_refused = True
@@ -279,6 +286,7 @@ def act_on_each(
             else:
                 if not as_json:
                     print(word(done[-1]), flush=True)
+    # Also when the manager stops answering: what was done before cannot be learned otherwise.
     finally:
         if as_json:
             print(json.dumps(done, indent=2))
@@ -344,4 +352,5 @@ def print_table(table: Any) -> None:
     """Prints it, cut to the terminal where there is one."""
     from rich.console import Console
 
+    # In a pipe rich would assume 80 columns and cut what programs are to read.
     Console(soft_wrap=not os.isatty(1)).print(table)

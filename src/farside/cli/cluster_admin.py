@@ -124,6 +124,7 @@ def audit(
         return
     from farside.cli.cluster_table import audit_table
 
+    # The manager answers newest first, as pages go back in time; a terminal shows the newest at its bottom.
     print_table(audit_table(reversed(found["entries"])))
     if found["before"] is not None:
         print(f"older ones: --before {found['before']}")

@@ -9,6 +9,7 @@ from typing import Any
 from farside.cli.terminal import note
 from farside.errors import FarsideError
 
+# The file is read on this machine; each question about the job is a request to the manager.
 LOOK_PERIOD_S = 0.2
 ASK_PERIOD_S = 1.0
 OVER = ("done", "failed", "cancelled", "timed_out")
@@ -29,6 +30,7 @@ def follow_output(show: Callable[[], Mapping[str, Any]], rank: int, *, is_follow
     if rank >= len(job["tasks"]):
         raise FarsideError(f"job {job['id']}: has no rank {rank}", hint=f"its ranks are 0 to {len(job['tasks']) - 1}")
     task = job["tasks"][rank]
+    # Without --follow the file is read once: the job counts as over, so that its end is not waited for.
     length = _copy(Path(task["output"]), task["node"], show if is_following else lambda: {"state": OVER[0]})
     causes = [task["cause"] for task in show()["tasks"] if task["rank"] == rank and task["cause"]]
     if causes and not length:  # it could not even be started
@@ -39,9 +41,11 @@ def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:
     """How many bytes there were."""
     offset, asked_s, is_over = 0, float("-inf"), False
     while True:
+        # The state comes before the file: what the job wrote before its end is then there for the last look.
         if time.monotonic() - asked_s >= ASK_PERIOD_S:
             is_over, asked_s = show()["state"] in OVER, time.monotonic()
         try:
+            # Opened at each look, as the file need not exist yet.
             with path.open("rb") as stream:
                 stream.seek(offset)
                 while data := stream.read(1 << 16):
@@ -50,6 +54,7 @@ def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:
             sys.stdout.buffer.flush()
         except FileNotFoundError as error:
             if is_over:
+                # While the job runs the file may still come.
                 hint = f"it was written on node {node}; look there, or keep output on shared storage"
                 raise FarsideError(f"{path}: not there", hint=hint) from error
         except OSError as error:

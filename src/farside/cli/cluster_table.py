@@ -26,6 +26,7 @@ def job_table(jobs: Sequence[Row], why: Mapping[str, str], now_s: float) -> Tabl
 
 
 def _spent_s(job: Row, now_s: float) -> float:
+    # A job that was cancelled before its first start has no start: its wait is shown.
     if job["end_s"]:
         return float(job["end_s"] - (job["start_s"] or job["submit_s"]))
     return now_s - float(job["submit_s"] if job["state"] in ("waiting", "held") else since_s(job))
@@ -139,7 +140,7 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     yield "  history"
     for entry in entries:
         told = {name: value for name, value in entry["event"].items() if name != "job_id" and value not in (None, "")}
-        # What is not one word, such as what it asked for, stands above; a user's environment is for --json only.
+        # Lists and tables are left out: the request is shown above, and the user's environment is for --json only.
         words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list | dict))
         yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
 

@@ -58,6 +58,7 @@ def drain(
     if no_wait:
         print(f"draining: {_lent(told)}")
         return
+    # Only a change is printed, so that a long drain does not fill the terminal.
     before = None
     while told["slabs"]:
         if told["slabs"] != before:
@@ -73,8 +74,10 @@ def _how_far(socket: Path) -> dict[str, Any]:
     from farside.errors import Unavailable
 
     told = admin.call(socket, "status")
+    # Otherwise the wait would not end: the donor lends again, and its slabs do not go.
     if not told["draining"]:
         raise Unavailable("the donor lends again: the drain was undone, or the donor restarted", hint="drain it again")
+    # Slabs that are ready are allocated ahead of time, and not lent.
     counts = told["slab_counts"]
     return {"slabs": sum(counts.values()) - counts["ready"], "slab_bytes": told["slab_bytes"]}
 

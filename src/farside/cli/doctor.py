@@ -66,6 +66,7 @@ def _settings(files: Sequence[Path], whose: Program | None) -> tuple[list[AnyCon
         try:
             config = effective(program, paths).config
             configs += [config] if isinstance(config, AnyConfig) else []
+        # A broken file is a failed check, so that the other checks are still made.
         except ConfigProblems as error:
             wrong += [_wrong(problem) for problem in error.problems]
     return configs, wrong

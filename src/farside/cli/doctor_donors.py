@@ -37,6 +37,7 @@ def transport_check(config: BlockdevConfig) -> Iterator[Check]:
 
 
 async def _ask_all(config: BlockdevConfig, keys: tuple[bytes, ...], addresses: Sequence[DonorAddress]) -> list[Check]:
+    # `_ask` makes a check of each failure, so that one donor does not end the questions to the others.
     return list(await asyncio.gather(*(_ask(config, keys, address) for address in addresses)))
 
 

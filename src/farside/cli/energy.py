@@ -252,4 +252,5 @@ def _named(files: list[Path]) -> str:
 
 
 def _text(value: object) -> str:
+    # Policies read their settings from text, where a flag is true or false (scheduler/settings.py).
     return str(value).lower() if isinstance(value, bool) else str(value)

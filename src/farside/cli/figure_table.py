@@ -15,6 +15,7 @@ def figure_table(*names: str | Text, title: str | None = None, texts: int = 1) -
 
 def print_plain(*parts: RenderableType) -> None:
     """Prints tables and lines; nothing in them is markup."""
+    # Rich would take [red] or :smile: in the name of a job for its own.
     console = Console(markup=False, emoji=False, highlight=False)
     for part in parts:
         console.print(part)

@@ -33,6 +33,7 @@ from pathlib import Path
 from farside.errors import ConfigError
 from farside.units import parse_bytes, parse_seconds
 
+# A larger file was named by mistake; it is not read into memory.
 _FILE_BYTES_MAX = 1 << 20
 _VARIABLE = "env."
 
@@ -79,7 +80,8 @@ def _keys(spoken: _Spoken, all_keys: Iterable[str]) -> Mapping[str, str]:
 # `gpus: ...`, `role ps: count: ...`, `cpus_per_gpu, memory_bytes_per_gpu: ...`, where the manager begins to say
 # something of a key; and what it says of one that it does not know.
 _SAID = re.compile(r"(?:^|(?<=; ))(role \S+: )?([a-z]\w*(?:\.[^:;, ]+)*(?:, [a-z]\w*)*): (no such key)?")
-# Of one login, not of a job; and what would tell a job that it runs in a terminal.
+# Prefixes of variables that belong to one login and not to a job, or from which a job would conclude that it runs in a
+# terminal.
 _NOT_PASSED_ON = ("DISPLAY", "SSH_", "XDG_", "DBUS_", "TERM", "LS_COLORS", "FARSIDE_", "_", "SHLVL", "OLDPWD", "PWD")
 
 
@@ -236,6 +238,7 @@ def _parsed(where: str, key: str, value: object, parse: Callable[[str], float] |
 def _read(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as stream:
+            # One byte more than allowed shows that there is more, also of a pipe, which has no size.
             data = stream.read(_FILE_BYTES_MAX + 1)
         if len(data) > _FILE_BYTES_MAX:
             raise ConfigError(f"{path}: is larger than 1 MiB", hint="this is not a job file")

@@ -53,10 +53,13 @@ def retire_key(path: Path) -> None:
 
 def _replace(path: Path, keys: tuple[bytes, ...]) -> None:
     # A reader sees the old file or the new one, whole, whenever it looks.
+    # In the same folder, as a rename is atomic within one file system only.
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.unlink(missing_ok=True)
         _write_new(beside, keys)
+        # A program that runs as a user of its own owns the file and reads it again at a change. With mode 0600 a file
+        # of root's would shut it out.
         status = path.stat()
         if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(beside, status.st_uid, status.st_gid)
@@ -67,11 +70,14 @@ def _replace(path: Path, keys: tuple[bytes, ...]) -> None:
 
 
 def _write_new(path: Path, keys: tuple[bytes, ...]) -> None:
+    # O_EXCL: never over a key that is there, nor through a link. The mode is given here, and not by chmod afterwards,
+    # so that no other user can open the file in between.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as stream:
         stream.write("# Farside cluster key: whoever has it can lend and borrow memory. The first line is preferred.\n")
         stream.writelines(f"{key.hex()}\n" for key in keys)
         stream.flush()
+        # Before the rename of `_replace`: after a crash the new name must not lead to an empty file.
         os.fsync(stream.fileno())
 
 

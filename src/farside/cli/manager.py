@@ -69,6 +69,7 @@ def _settings(
     return load_config(ManagerConfig, files, options.overrides(settings))
 
 
+# Gives a command of the store the options that say which manager's store is meant.
 with_settings = options.made(is_last=True, loaded=_settings)
 
 

@@ -149,6 +149,7 @@ def _paragraphs(text: str) -> str:
 
 
 def _plain(text: str) -> str:
+    # Roff prints a bare - as a hyphen, which a shell does not take for the dash of an option.
     return text.replace("\\", "\\e").replace("-", "\\-")
 
 

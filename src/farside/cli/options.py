@@ -42,6 +42,7 @@ def made(*, is_last: bool = False, **builders: Callable[..., object]) -> Callabl
         own = inspect.signature(command).parameters
         built = {name: inspect.signature(build).parameters for name, build in builders.items()}
         shown: dict[str, inspect.Parameter] = {}
+        # False sorts before True, and equal keys keep their order: with is_last only the builders' options move.
         for name in sorted(own, key=lambda name: is_last and name in built):
             shown |= {one: own.get(one, asked) for one, asked in built[name].items()} if name in built else {}
             shown |= {} if name in built or name in shown else {name: own[name]}
@@ -52,6 +53,7 @@ def made(*, is_last: bool = False, **builders: Callable[..., object]) -> Callabl
 
         keyword = inspect.Parameter.KEYWORD_ONLY  # typer calls by name; so arguments may follow options with defaults
         parameters = [asked.replace(kind=keyword) for asked in shown.values()]
+        # What typer reads of a command: its name, its help, and the parameters with their options.
         call.__name__, call.__doc__ = command.__name__, command.__doc__
         call.__annotations__ = {name: asked.annotation for name, asked in shown.items()}
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -120,5 +122,6 @@ def texts_by_name(
 def _value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
+    # RecursionError: tomllib calls itself for each bracket within a bracket.
     except (tomllib.TOMLDecodeError, KeyError, RecursionError):
         return text

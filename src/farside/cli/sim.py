@@ -140,6 +140,9 @@ class SpreadCommand(TyperCommand):
         return super().parse_args(ctx, list(self._spread(args)))
 
     def _spread(self, args: Sequence[str]) -> Iterator[str]:
+        # ``is_value``: the next word is the value of the option before it. ``last``: the repeatable option that a
+        # further word without a dash belongs to. ``missing``: arguments that have not come yet; until then such a word
+        # is one of them.
         options = {name: one for one in self.params if isinstance(one, TyperOption) for name in one.opts}
         missing = sum(isinstance(one, TyperArgument) for one in self.params)
         last, is_value = "", False

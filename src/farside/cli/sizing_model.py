@@ -133,7 +133,7 @@ def borrower_size(
     workers: int,
     pending_bytes: int,
 ) -> BorrowerSize:
-    """What a device needs that keeps each page at ``copies`` donors, and on a backup disk if there is one.
+    """What a device needs that keeps each page at ``replicas`` donors, and on a backup disk if there is one.
 
     ``pages_out_per_s``: page-outs at the busiest (`sar -W`, pswpout/s): each goes to the disk as well.
     """

@@ -98,5 +98,6 @@ def _gain_lines(gain: Mapping[str, Any]) -> list[str]:
     for key, note in (("slurm", "as it was"), ("control", "simulated"), ("policy", "simulated")):
         means = gain[key]
         name = f"  {means['name']}, {note}"
+        # The two columns of the heading are 14 characters each, 28 together.
         lines.append(f"{name:<{len(lines[0]) - 28}}{means['wait_s']:>12.0f} s{means['completion_s']:>12.0f} s")
     return lines

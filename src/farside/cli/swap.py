@@ -115,6 +115,7 @@ def detach(
     from farside.kmod_shim.swap.refusal import MEMORY_OUT
     from farside.units import format_bytes
 
+    # A socket without a device: the device that this blockdev serves, whichever number it got.
     of_socket = served_by(ROOT, socket) if socket is not None and device is None else ()
     if if_needed and not of_socket and (device is None and (socket is not None or not live_records(ROOT))):
         print("nothing is attached")
@@ -151,8 +152,10 @@ def watch() -> None:
     from farside.kmod_shim.nbd.netlink import NbdNetlink
     from farside.kmod_shim.swap.watch import watch as do
 
+    # This process must work while memory is short, as it replaces sockets that swap depends on.
     for failure in (*guard_family("watch"), *guard_memory()):
         _note(f"not safe from memory pressure: {failure.what}: {failure.reason}")
+    # Two sockets: one hears the kernel's notices only, so that none comes between a request and its answer.
     with NbdNetlink() as listener, NbdNetlink() as netlink:
         for index in do(ROOT, _note, listener=listener, netlink=netlink):
             _note(f"/dev/nbd{index} has a new socket")

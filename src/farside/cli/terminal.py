@@ -10,6 +10,8 @@ from farside.errors import FarsideError
 
 def printable(text: str) -> str:
     """One line with its control characters, marks of writing direction and broken characters as escapes."""
+    # Names of jobs, users and files are chosen by others. An escape code in one would reach the terminal, and a mark of
+    # writing direction would reorder what is read.
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
@@ -31,12 +33,14 @@ def standard_output() -> Iterator[None]:
     """
     try:
         yield
-        if sys.stdout is not None:  # it was closed before we started
+        # None: the program was started with its standard output closed, and prints nothing.
+        if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
         if sys.stdout is not None:
             # What is still in the buffer would fail once more when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Not worth a line: main() ends silently.
         if isinstance(error, BrokenPipeError):
             raise
         raise FarsideError(f"standard output: {error.strerror or error}", hint="the output is incomplete") from error

@@ -60,6 +60,8 @@ def _watch(client: Any, told: Any, every_s: float) -> None:
 
     console, problem = Console(highlight=False), ""
     try:
+        # The alternate screen, so that the terminal is as before at the end. No thread redraws: a picture changes only
+        # with an answer.
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(top_view(told, room_for(told, console.size.height), problem), refresh=True)

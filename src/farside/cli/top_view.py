@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 HELD, FREE, BROKEN = "■", "□", "×"
 # Lines that are no rows: figures, three heads of two lines, what was left out of each list, and room between.
 FRAME_LINES = 13
-# Before the other lists get what nodes do not need.
+# At most this share of the rows is for nodes; the other lists get what nodes do not need.
 NODES_SHARE = 0.4
 STYLES = {"running": "green", "busy": "green", "lost": "reverse", "failed": "reverse", "stopping": "yellow"}
 
@@ -40,6 +40,7 @@ def room_for(told: Row, lines: int) -> Room:
     left = max(3, lines - FRAME_LINES)
     nodes = max(1, min(len(told["node_names"]), int(left * NODES_SHARE)))
     left -= nodes
+    # Running jobs get half of what is left, and more where fewer jobs wait than there are rows for them.
     active = max(1, min(len(told["active"]), max(left // 2, left - len(told["waiting"]))))
     return Room(nodes=nodes, active=active, waiting=max(1, left - active))
 

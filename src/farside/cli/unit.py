@@ -28,6 +28,8 @@ def stop(
     """
     from farside import admin
 
+    # A service that is stopped cannot see what comes after. At a restart the server process serves on, and systemd
+    # holds its descriptors for the next supervisor: swap stays on and no request fails.
     if _job_of(unit) in ("restart", "try-restart"):
         admin.call(socket, "keep")
         return
@@ -45,6 +47,7 @@ def _job_of(unit: str) -> str:
         ["systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager"], capture_output=True, text=True, check=False
     )
     for line in listed.stdout.splitlines():
+        # Columns: number of the job, unit, type of the job, its state.
         match line.split():
             case [_, name, job, *_] if name == unit:
                 return job

@@ -74,6 +74,7 @@ def until_clients_transmit(
     Raises:
         PeerError: there were never so many.
     """
+    # Two looks in a row, as a connection that is counted may still be in its handshake.
     end_s, seen = time.monotonic() + limit_s, 0
     while seen < 2:
         if time.monotonic() > end_s:
@@ -97,6 +98,8 @@ def press(stage: Stage) -> str:
 
     def grow() -> bool:
         nonlocal used
+        # Less free than the HeadRoom, so that the donor recalls slabs, and more than nothing, so that there is time to
+        # move them. As slabs leave, the programs may grow: the most is what is reported.
         used = max(used, control.crowd(stage.state, name, stage.headroom_bytes // 3))
         return stage.slabs_at(name) <= left and stage.count("migrated_pages") > moved
 

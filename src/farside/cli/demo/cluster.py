@@ -100,6 +100,7 @@ def _submit(client: ManagerClient, jobs: Sequence[TraceJob], places: Path) -> li
     ids: list[str] = []
     begun_s = time.monotonic()
     for one in jobs:
+        # From the first submission on, so that what the requests take does not add up.
         time.sleep(max(0.0, begun_s + one.job.submit_s - time.monotonic()))
         body = {
             "argv": ["/bin/sh", "-c", cluster_jobs.SCRIPT, "job", str(round(1000 * one.duration_s))],

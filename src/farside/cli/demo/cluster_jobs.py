@@ -14,8 +14,10 @@ SEED = 5
 # The paper's two minutes to two hours [tiresias §3.5.1], in seconds, and its law of durations (workload/catalog.py).
 MIN_S, MAX_S = 1.0, 16.0
 LOAD = 1.5
-# Works for $1 milliseconds; told to stop, it keeps what is left of them. Almost nothing is done while it works, so that
-# thirty-two GPUs' worth of it fits on one machine.
+# Works for $1 milliseconds; at SIGTERM it saves what is left of them. It sleeps instead of computing, so that jobs on
+# thirty-two GPUs fit on one machine. The sleep runs in the background, as a shell runs a trap only after the command in
+# the foreground, while `wait` returns at once. The place is renamed when it is whole: a SIGKILL in between leaves the
+# old one.
 SCRIPT = """
 place="$PLACE/$FARSIDE_JOB.$RANK"
 left=$1

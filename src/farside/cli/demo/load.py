@@ -51,6 +51,7 @@ class FioLoad:
     def __init__(self, uri: str, folder: Path) -> None:
         self.uri = uri
         self.folder = folder
+        # Written by the thread alone and replaced as a whole, so that readers need no lock.
         self.tally = Tally()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fio")
@@ -69,6 +70,7 @@ class FioLoad:
         """Returns when this number of bytes is verified, a client saw an error, or time is up."""
         end_s = time.monotonic() + limit_s
         while self.tally.verified_bytes < count_bytes and not self.tally.error and time.monotonic() < end_s:
+            # A sleep that ends early when the thread ends.
             self._thread.join(LOOK_EVERY_S)
 
     def _run(self) -> None:
@@ -97,6 +99,7 @@ def fio_round(uri: str, folder: Path, *, seed: int) -> Tally:
     }  # fmt: skip
     _run(["fio", "--thread", *(f"--{name}={value}" for name, value in options.items())])
     text = report.read_text()
+    # What fio says before the first brace is no JSON.
     return fio_tally(text[text.index("{") :])
 
 
@@ -126,6 +129,7 @@ def copy_back_and_compare(uri: str, data: Path) -> Tally:
         WrongBytes: they differ.
     """
     size = data.stat().st_size
+    # nbdcopy reads a whole device: nbdkit shows it the area of the file alone.
     window = ["nbdkit", "--exit-with-parent", "--filter=offset", "nbd", f"uri={uri}", "offset=0", f"range={size}"]
     reader = ["nbdcopy", "--requests=64", "--", "[", *window, "]", "-"]
     with subprocess.Popen(reader, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as copy:

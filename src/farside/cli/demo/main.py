@@ -63,6 +63,7 @@ def _memory(console: Console, state: Path | None) -> int:
         folder = Path(spare)
         data = folder / "data"
         data.write_bytes(secrets.token_bytes(load.COPY_BYTES))
+        # A list, as the line of the display is drawn before fio starts and reads it from there.
         fio: list[FioLoad] = []
         with Show(console, lambda: _verified(fio[0].tally if fio else Tally())) as show:
             show.begin("three donors and a borrower start")
@@ -99,6 +100,7 @@ def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:
         show.end(complaint, is_good=False)
     finally:
         tally = fio.stop().plus(copied)
+    # The borrower's counters, before the sandbox ends with them.
     last = stage.status()
     took_s = show.took_s
     show.begin("the sandbox ends")

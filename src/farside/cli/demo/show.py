@@ -27,6 +27,7 @@ class Show:
         self._live = Live(get_renderable=self._line, console=console, refresh_per_second=LINES_PER_S, transient=True)
 
     def __enter__(self) -> Self:
+        # In a pipe each redrawn line would be one line more.
         if self._console.is_terminal:
             self._live.start()
         return self

@@ -70,6 +70,7 @@ def why(request: Request, job_id: str) -> int:
 def _simulate(
     request: Request, outputs: Outputs, policies: Sequence[str] | None = None
 ) -> tuple[Prepared, tuple[Outcome, ...]]:
+    # Whatever can be refused is refused before the simulation, which may take long.
     check_table(outputs.jobs)
     check_apart(
         {"--jobs-out": outputs.jobs, "--json": outputs.json, "--report": outputs.report},

@@ -1,7 +1,8 @@
 """Parallel simulations: one process each, as many as there are cores; a single one runs in this process.
 
 A child is a fork, so that the trace need not be sent to it. It sends its progress and then its outcome through a pipe;
-if it fails, its error. Children end with the parent: when it ends in order they are stopped, else their pipes break.
+if it fails, its error. Children end with the parent: when it ends in order they are stopped, otherwise their pipes
+break.
 """
 
 import multiprocessing
@@ -30,6 +31,7 @@ def run_all(
     Raises:
         FarsideError: One of them failed; the others are stopped.
     """
+    # Those that this process may use, which may be fewer than the machine has.
     cores = len(os.sched_getaffinity(0))
     if len(experiments) == 1 or cores == 1:
         return tuple(
@@ -48,6 +50,7 @@ def _interrupts() -> Iterator[Any]:
     """
     reading, writing = multiprocessing.Pipe(duplex=False)
     before = signal.getsignal(signal.SIGINT)
+    # Ignored, as for a background job of a script, it stays ignored.
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: writing.send_bytes(b"!"))
     with reading, writing:
@@ -87,6 +90,7 @@ class _Children:
                         done[at] = message
                     tell(at, message if isinstance(message, float) else 1.0)
         finally:
+            # After an error or Ctrl-C; when all went well none is left.
             for _, process in self._running.values():
                 process.terminate()
                 process.join()
@@ -96,8 +100,10 @@ class _Children:
         reading, writing = self._context.Pipe(duplex=False)
         args = (experiment, self._scene, self._is_keeping_segments, reading, writing)
         process = self._context.Process(target=_work, args=args, daemon=True)
+        # From the fork to the note of it nothing is raised, as Ctrl-C only writes to a pipe (`_interrupts`).
         process.start()
         self._running[reading] = at, process
+        # The child has the only writing end now: when it dies, reading here ends instead of waiting.
         writing.close()
 
     def _receive(self, ready: Any) -> tuple[int, _Message]:

@@ -60,6 +60,7 @@ def prepare(request: Request, policies: Sequence[str] | None = None) -> Prepared
     """
     policies = (request.policy,) if policies is None else policies
     experiments = make_experiments(policies, request.settings_by_name, placement=request.placement)
+    # Before the trace is read, which takes longest.
     _check_learners(experiments, request)
     sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
     trace = read_trace(request.trace, fmt=request.fmt, on_bad=request.on_bad, attempts=request.attempts)
@@ -175,6 +176,7 @@ def select(trace: Trace, request: Request) -> tuple[TraceJob, ...]:
     Raises:
         ConfigError: There is no such virtual cluster, a time is none, or no job is left.
     """
+    # A dict keeps the order of the trace, so that messages are the same at each run; a set would not.
     known = dict.fromkeys(entry.job.vc for entry in trace.jobs)
     for name in request.vcs:
         if name not in known:
