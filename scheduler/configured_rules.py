@@ -21,6 +21,7 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
     """
     told = named_settings("policy_settings", config.policy_settings)
     placement = make_placement(config.placement, {})
+    # Placements say this only through the ledger that they make; one without nodes is enough to ask.
     if placement.ledger(()).is_pooled:
         raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
     try:

@@ -3,9 +3,10 @@
 The simulator, the live manager and the engine over Slurm call `run_cycle` after something happened: a job came, ended,
 crossed a threshold. The steps are numbered there.
 
-With one job a class to look at, the cost does not grow with the queue. That preempting takes the last first and then
-lets the best of the victims stay gives, where only counts matter, the same result as filling an empty cluster in the
-order of the ranks [tiresias Pseudocode 2], but never moves a job that may stay.
+A cycle looks at the first job of each class only, so its cost does not grow with the queue. Preemption takes GPUs of
+the last running jobs first, and then lets the best of these victims stay. Where only counts of GPUs matter, this gives
+the same result as filling an empty cluster in the order of the ranks [tiresias Pseudocode 2], but it never moves a job
+that may stay.
 """
 
 import heapq
@@ -21,6 +22,7 @@ from farside.units import format_count
 
 _Head = tuple[Rank, int, int]  # the first of a class: its rank, its row, the class
 
+# Ranks are tuples and compared key by key: an infinite first key decides against any other rank.
 BEFORE_ALL: Rank = (-math.inf,)
 BEHIND_ALL: Rank = (math.inf,)
 
@@ -61,23 +63,25 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
 def _admit(domain: Domain, plan: "_Plan", heads: list[_Head]) -> None:
     """Start jobs in order. When the first job of a class has no room, the rest of the class is skipped.
 
-    Under a strict policy nobody has then. A job starts on free GPUs, otherwise on those of running jobs that stand
-    behind it (`_Plan.start`).
+    Under a strict policy no other job has room then either. A job starts on free GPUs, otherwise on those of running
+    jobs that stand behind it (`_Plan.start`).
     """
     full = set[int]()
     while heads:
         rank, row, group = heapq.heappop(heads)
         if domain.waiting.first(group) != (rank, row):
-            continue  # started already, or another of its class has come before it
+            continue  # started already, or another of its class goes before it now
         if domain.book.why_capped(row):
-            full.add(group)  # those of its class have the same caps, and block nobody else
+            full.add(group)  # the rest of its class has the same caps; other classes are not blocked
             continue
         if not plan.start(row, rank, domain.demands[domain.groups[row]]):
             if domain.traits.is_strict or plan.is_over():
                 break
             full.add(group)
             continue
-        if plan.take_displaced():  # victims may leave more free than the winner takes: all may look again
+        # Victims may leave more free than the winner takes, and wait again themselves: all classes look again, except
+        # those in ``full``.
+        if plan.take_displaced():
             heads = [head for head in domain.waiting.heads() if head[2] not in full]
             heapq.heapify(heads)
             continue
@@ -87,6 +91,7 @@ def _admit(domain: Domain, plan: "_Plan", heads: list[_Head]) -> None:
 
 
 def _promote(domain: Domain, now_s: float) -> list[Promote]:
+    # The queue names jobs that may have starved; the policy decides.
     rows = domain.queue.take_due()
     if not rows:
         return []
@@ -124,8 +129,9 @@ class _Plan:
         self._domain = domain
         self._now_s = now_s
         self._unread = domain.book.last_running(now_s)
-        self._read: list[_Victim] = []  # and still there
+        self._read: list[_Victim] = []  # taken from `_unread` before, and not displaced since
         self._is_displaced = False
+        # True: no running job stands behind the last one that looked, so none stands behind later ones.
         self._is_nobody_behind = False
         self._holds: Allocation = ()  # free GPUs that are booked for the reservation while this cycle plans
         self._winners: dict[int, _Winner] = {}
@@ -148,7 +154,8 @@ class _Plan:
         if victims:
             self._displace(victims, row)
         domain.admit(row, allocation, self._now_s)
-        if victims and domain.reservation is not None:  # they may leave more than he takes
+        # The victims may leave more free than this job takes, which the reservation may need.
+        if victims and domain.reservation is not None:
             self._unhold()
             self._hold()
         reason = f"{format_count(demand.gpus, 'GPU')} free"
@@ -200,6 +207,8 @@ class _Plan:
         has_started = False
         while True:
             reservation = domain.reservation
+            # A reserved job that has left, or that its account may not have now, is passed over: what is held for it
+            # would be idle.
             if reservation is not None and (
                 reservation.row not in domain.waiting or domain.book.why_capped(reservation.row)
             ):
@@ -212,12 +221,16 @@ class _Plan:
                 return has_started
             domain.reservation = None
             rank = BEFORE_ALL
-            if domain.traits.is_sparing_equals:  # behind the running jobs of its priority, before those that wait
+            # Behind the running jobs of its priority and before the waiting ones, whose second keys are 0 and 1
+            # (`TenantOrder.keys`).
+            if domain.traits.is_sparing_equals:
                 rank = (-domain.roster.priority_class(row).priority, 0.5)
             if not self.start(row, rank, domain.demands[domain.groups[row]]):
                 break
+            # It went before its rank: without this the next cycle would give its GPUs to jobs of a better rank.
             domain.book.leave_alone(row, now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s))
             has_started = True
+        # A plan of an earlier cycle stays: what it names has been held back since then.
         domain.reservation = reservation or plan_reservation(domain, row, now_s)
         self._hold()
         return has_started
@@ -240,6 +253,7 @@ class _Plan:
         self._unhold()
         allocation = domain.book.place(row, self._now_s)
         if allocation is not None:
+            # Booked only while the hold is taken again beside it; `Domain.admit` books it for good.
             domain.ledger.take(demand, allocation)
         self._hold()
         if allocation is not None:
@@ -260,6 +274,7 @@ class _Plan:
     def actions(self) -> list[Action]:
         """Apply the plan to the jobs' figures. A job that lost its GPUs and got the same ones back never stopped."""
         domain, now_s = self._domain, self._now_s
+        # A hold is for one cycle: the next one holds what is free by then.
         self._unhold()
         for row in self._victims.keys() & self._winners.keys():
             held = domain.running[row]
@@ -319,16 +334,18 @@ class _Plan:
                 break
             released.append(candidate)
             gpus += candidate.held.demand.gpus
+            # Too few in all: no placement needs to be tried, and the ledger is not touched yet.
             if gpus < demand.gpus:
                 continue
             while given < len(released):
                 ledger.give(released[given].held.demand, released[given].held.allocation)
                 claim.leave(released[given].row)
                 given += 1
+            # Tried after each victim, so that no more jobs than necessary are displaced.
             allocation = self._place_beside(claim, row)
             if allocation is not None:
                 break
-        # Whom the next one could displace stands behind it, and so behind this one.
+        # Jobs come in the order of their ranks: a running job behind a later one is behind this one as well.
         self._is_nobody_behind = not released
         return allocation, self._keep(released[:given], demand, allocation)
 
@@ -348,7 +365,8 @@ class _Plan:
         wanted = {at for at, _ in allocation or ()}
         victims: list[_Victim] = []
         for victim in reversed(released):
-            # Elsewhere it had its GPUs a moment ago: also on a node that has left, which has none to give.
+            # Only the nodes that the winner takes are contested. On the others the victim had its GPUs a moment ago,
+            # also on a node that has left, where `fits` would say no.
             contested = tuple(part for part in victim.held.allocation if part[0] in wanted)
             if ledger.fits(victim.held.demand, contested):
                 ledger.take_back(victim.held.demand, victim.held.allocation)

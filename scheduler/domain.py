@@ -34,7 +34,8 @@ from farside.scheduler.state import Allocation, Job, Node, Reservation
 from farside.scheduler.table import JobTable
 from farside.scheduler.waiting import Rank
 
-# Places in a queue's list. Who runs stands in front of who waits, newcomers at the tail; see `Domain.settle`.
+# Positions in a queue's list: running jobs count up from 0; waiting jobs count from 1e12, up at the tail and down at
+# the head. So running jobs are always in front, and floats hold all of these numbers exactly. See `Domain.settle`.
 RUNNING_FROM = 0.0
 WAITING_FROM = 1e12
 
@@ -155,6 +156,7 @@ class Domain:
     def finish(self, row: int) -> None:
         """Remove a job that ended and free its GPUs; `learn` takes its service."""
         if row in self.guests:
+            # The GPUs are this domain's; the figures of the job belong to its home.
             home, held = self.guests.pop(row)
             self.ledger.give(held.demand, held.allocation)
         else:
@@ -171,6 +173,7 @@ class Domain:
         """
         before = self.history.order
         self.history.add(service_gpu_s, expected_gpu_s)
+        # A policy that learned nothing returns itself, the same object.
         if self.history.order is not before:
             self.roster.use(self._as_learned(self.rules))
             self.book.rank_all_anew()
@@ -202,7 +205,9 @@ class Domain:
         """Seconds until each of these jobs, which started, stopped or crossed, has to `cross`; infinite: never."""
         jobs = self.roster.figures(rows, now_s)
         after_s = self.rules.order.next_change_s(jobs)
-        if not self._crossed:  # else a cycle will give them another place in the list before anybody asks
+        # Where jobs have crossed, the next cycle moves them in the list before it reads any rank: ranks of now would be
+        # wrong.
+        if not self._crossed:
             self.book.foresee_ranks(rows, jobs, now_s + after_s, now_s)
         listed: list[float] = after_s.tolist()
         for row, change_s in zip(rows, listed, strict=True):
@@ -215,6 +220,7 @@ class Domain:
         self.queue.touch()
         if row not in self.running:
             self.queue.note_due(row)
+        # Not if `notice` has let it fall already: its next threshold is later.
         elif self.book.is_crossing(row, now_s):
             self._fall(row)
 
@@ -227,8 +233,8 @@ class Domain:
     def notice(self, now_s: float) -> None:
         """Let running jobs cross thresholds that they have reached, before the owner of the clock calls `cross`.
 
-        Who has the clock may tell a little late, a whole second or a rounding error, and a job's keys do not wait for
-        it: a cycle in between would see a job in its new queue, and nobody look at those who go before it there.
+        The owner of the clock may be late by a second or a rounding error, while the keys of a job change at once. A
+        cycle in between would see the job in its new queue, and would not look at the jobs that go before it there.
         """
         early = self.book.take_crossing(now_s)
         if not early:
@@ -310,8 +316,8 @@ class Domain:
     def settle(self, started: list[tuple[Rank, int]], preempted: list[tuple[Rank, int]], now_s: float) -> None:
         """Restore the order of the lists: running jobs before waiting jobs.
 
-        Those who began to run, or came to another queue and run on, stand behind the others that run, in the order of
-        their ranks; those who were preempted stand in front of all who wait, unless they had just come to the tail.
+        Jobs that began to run, or that run on in another queue, go behind the other running jobs in the order of their
+        ranks. Preempted jobs go in front of all waiting jobs, unless they had just come to the tail.
         """
         at_tail, self._crossed = self._crossed, []
         crossed = [row for row in at_tail if row in self.running]
@@ -324,6 +330,7 @@ class Domain:
             position[row] = self._running_position
             self._running_position += 1
             self.book.rank_anew(row)
+        # The last first, as each goes in front of the one before.
         for _, row in sorted(preempted, reverse=True):
             if row not in self.running and row not in at_tail:
                 self._head_position -= 1

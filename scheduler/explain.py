@@ -110,6 +110,7 @@ class _Wait:
     def explanation(self) -> Explanation:
         """First cause that applies."""
         domain, reservation = self.domain, self.domain.reservation
+        # The causes in the order in which a cycle decides: caps, the reservation, the head of a strict line, room.
         capped = domain.book.why_capped(self.row)
         if capped:
             more = f"it needs {gpus_of(self.demand)}, and starts once others of these have ended"
@@ -218,6 +219,7 @@ class _Wait:
         limit_s = self.domain.jobs[self.row].limit_s
         return bool(closed_gpus(self.domain.book.maintenance_windows, self.domain.ledger.free, self.now_s, limit_s))
 
+    # Tried on the ledger itself, which is put back afterwards.
     def _has_room_without(self, others: list[Held]) -> bool:
         ledger = self.domain.ledger
         for held in others:

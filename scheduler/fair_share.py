@@ -9,7 +9,7 @@ How it works
   as within a queue of 2DAS: exact ratios would leave it nothing to decide.
 
   A job that runs keeps the level that it started with until it stops. So two accounts near their shares do not preempt
-  each other back and forth as the ratio crosses 1; and it is still who is behind that starts next.
+  each other back and forth as the ratio crosses 1, and the account that is behind still starts next.
 """
 
 import math
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 
 from farside.scheduler.tenancy import Tenancy
 
+# Beyond a factor of 16 accounts are not compared further; without use the logarithm would be infinite.
 LOWEST, HIGHEST = -4.0, 4.0
 
 
@@ -24,6 +25,7 @@ def faded_gpu_s(gpus: float, begin_s: float, end_s: float, now_s: float, half_li
     """Faded GPU seconds of GPUs held from one time to another, as of now."""
     if half_life_s == math.inf:
         return gpus * (end_s - begin_s)
+    # The integral of 2^(-(now - t) / half_life) over the time held.
     until_end = math.pow(2.0, -(now_s - end_s) / half_life_s)
     since_begin = math.pow(2.0, -(now_s - begin_s) / half_life_s)
     return gpus * (half_life_s / math.log(2)) * (until_end - since_begin)
@@ -65,6 +67,7 @@ class FairShare:
         if now_s <= self._at_s:
             return
         half_life_s = self._tenancy.half_life_s
+        # Before the first call nothing was used, and there is no time to fade from.
         left = math.pow(2.0, -(now_s - self._at_s) / half_life_s) if self._at_s > -math.inf else 0.0
         for account in self._used_gpu_s:
             self._used_gpu_s[account] *= left
@@ -85,6 +88,7 @@ class FairShare:
         """Level of an account; an account that was never compared makes a comparison due."""
         if account not in self._levels:
             self.due_s = -math.inf
+        # Until that comparison it counts as an account without use.
         return self._levels.get(account, LOWEST)
 
     def compare(self, active: Iterable[str], now_s: float) -> frozenset[str]:

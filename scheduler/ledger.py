@@ -128,6 +128,8 @@ class Ledger:
         before, after, bit = max(0, self.free[at]), max(0, free), 1 << at
         while len(self.buckets) <= after:
             self.buckets.append(0)
+        # A node is in one bucket: XOR takes it out of one and puts it into the other, or leaves it where both are the
+        # same. A node that owes GPUs counts as full.
         self.buckets[before] ^= bit
         self.buckets[after] ^= bit
         self.free[at] = free
@@ -135,6 +137,7 @@ class Ledger:
 
     def _move(self, at: int, gpus: int, demand: Demand, *, is_owed: bool = False) -> None:
         after = self.free[at] + gpus
+        # Only `take_back` may go below 0, on a node that has left.
         assert gpus > 0 or after >= 0 or is_owed, "over-committed"
         self._set_free(at, after)
         if not self.sets.is_counting_more:

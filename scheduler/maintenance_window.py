@@ -17,6 +17,7 @@ class MaintenanceWindow:
 
     def is_closed_to(self, now_s: float, limit_s: float) -> bool:
         """Whether a job that starts now, with this time limit, could run into the window."""
+        # A job without a limit has an infinite one, so it is kept off until the window is over.
         return now_s < self.end_s and now_s + limit_s > self.begin_s
 
 

@@ -29,6 +29,7 @@ class NodeSets:
         self._wanted: dict[str, int] = {"": -1}
         self._users: dict[str, int] = {"": -1}
         lists = _grouped(nodes, lambda node: node.users)
+        # The sets have no node in common, so that their sum is their union.
         self._open = sum(node_set for users, node_set in lists if not users)
         for users, node_set in lists:
             for user in users:
@@ -131,6 +132,7 @@ def _fewest(gpus: int, capacities: Capacities, within: int) -> int:
     nodes = 0
     for capacity, node_set in capacities:
         count = (node_set & within).bit_count()
+        # The largest nodes come first, so that no other choice takes fewer.
         if count * capacity >= gpus:
             return nodes + -(-gpus // capacity)
         nodes += count

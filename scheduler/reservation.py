@@ -40,6 +40,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
         (expected_free_s(domain, other, row, now_s), held.since_s, other, held)
         for other, held in domain.running.items()
     ]
+    # Ties by start and row, so that equal states give equal plans.
     leaving.sort(key=itemgetter(0, 1, 2))
     awaited: dict[int, float] = {}
     released: list[Held] = []
@@ -50,6 +51,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
             break
         ledger.give(held.demand, held.allocation)
         released.append(held)
+        # The time of the start as well: a job that was preempted and runs again has left (`_still_awaited`).
         awaited[other] = since_s
         at_s = free_s
         allocation = domain.book.place(row, now_s)
@@ -61,8 +63,8 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
 class Claim:
     """Claim of a reservation on free GPUs, beyond those held for it, while jobs are preempted in a plan.
 
-    Of each node that is what those who are awaited there will not leave it later. So who leaves one of its places
-    leaves it to the reservation, and who leaves another leaves that to anybody. Without a reservation it is nothing.
+    On each node the claim is what the jobs that are awaited there will not leave to it later. So an awaited job leaves
+    its GPUs to the reservation, and any other job leaves its GPUs to all. Without a reservation the claim is empty.
     """
 
     def __init__(self, domain: Domain, held: Allocation) -> None:

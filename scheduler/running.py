@@ -105,6 +105,8 @@ class RunningOrder:
     def _drop_left(self) -> None:
         left, self._left = self._left, []
         if len(left) > MANY:
+            # By identity: each ranking makes a tuple of its own, so an old entry of a job never counts as its present
+            # one.
             self._entries = [entry for entry in self._entries if self._ranks.get(entry[1]) is entry[0]]
             return
         for entry in left:
@@ -113,7 +115,7 @@ class RunningOrder:
                 del self._entries[at]
 
     def _expire(self, now_s: float) -> None:
-        # One that stands there no longer, or again, is ranked once more for nothing: that does no harm.
+        # An old entry, of a job that has left or was ranked again since, costs one more ranking and changes nothing.
         while self._expiries and self._expiries[0][0] <= now_s:
             _, row = heapq.heappop(self._expiries)
             if row in self._ranks or row in self._shelf_of:
@@ -193,6 +195,7 @@ class RunningOrder:
             rank, row = entry = self._entries[at - 1]
             if self._as_of_s.get(row, now_s) < now_s:
                 at = self._bring_up_to_date(max(0, at - batch), at, order, figures, now_s)
+                # Twice as many each time: a reading that goes far makes few calls, one that stops soon ranks few.
                 batch *= 2
                 continue
             at -= 1
@@ -233,5 +236,6 @@ def _merged(first: Iterator[_Entry], second: Iterator[_Entry]) -> Iterator[_Entr
 
 
 def _descending(rows: Sequence[int], keys: Sequence[Floats]) -> Iterator[_Entry]:
+    # lexsort takes its last key as the first to sort by.
     for at in np.lexsort(keys[::-1])[::-1].tolist():
         yield tuple(key.item(at) for key in keys), rows[at]

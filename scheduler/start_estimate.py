@@ -85,6 +85,7 @@ class _Play:
 
     def _ends_of_closures(self) -> Iterator[_Leaving]:
         for number, window in enumerate(self._domain.book.maintenance_windows, 1):
+            # Negative numbers are before rows: at one instant windows end before jobs leave.
             if window.end_s > self.now_s:
                 yield window.end_s, -number, -1, ()
 

@@ -87,6 +87,7 @@ class JobTable:
             return
         self._block = np.zeros((max(row + 1, 2 * len(old)), len(self._COLUMNS)))
         self._block[: len(old)] = old
+        # The views are of the new block: nobody may keep a column over a `submit`.
         for at, name in enumerate(self._COLUMNS):
             setattr(self, name, self._block[:, at])
         for name, value in (("first_start_s", np.inf), ("remaining_s", np.nan), ("predicted_gpu_s", np.nan)):

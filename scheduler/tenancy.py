@@ -40,7 +40,7 @@ class Qos:
         max_gpus_per_user: The most GPUs that the jobs of one user hold at once under it.
         max_jobs_per_user: The same of jobs.
         may_preempt: Its jobs may take GPUs of jobs that stand behind them and may be preempted: of those with a lower
-            priority, and of others where the policy says so. Else they wait until GPUs are free.
+            priority, and of others where the policy says so. Otherwise they wait until GPUs are free.
         accounts: Whose jobs may have it; empty: those of all.
     """
 
@@ -88,7 +88,7 @@ class Tenancy:
     """All accounts and qualities of service.
 
     Attributes:
-        accounts: By name; none: a job is charged to whatever it names, else to its user.
+        accounts: By name; none: a job is charged to whatever it names, otherwise to its user.
         qualities: By name; a job that names none has neither priority nor limits.
         default_account: Of users who belong to none; empty: these may not submit.
         default_qos: Of jobs that name none.

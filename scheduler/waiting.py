@@ -9,7 +9,7 @@ How it works
 import heapq
 from collections.abc import Iterable
 
-# Entries of who is gone that do not matter, however few wait.
+# Entries of jobs that have left, up to this number, stay in the heaps, however few jobs wait.
 SPARE = 1000
 
 # The policy's keys, then submit time, then sequence.
@@ -46,6 +46,7 @@ class Waiting:
             for row, group, rank in ranked:
                 self.add(row, group, rank)
             return
+        # All that wait are ranked: to build heaps at once takes linear time, and leaves no old entries.
         self._heaps = {}  # nobody else waits
         for row, group, rank in ranked:
             self._heaps.setdefault(group, []).append((rank, row))
@@ -84,6 +85,7 @@ class Waiting:
         heap = self._heaps.get(group)
         while heap:
             rank, row = heap[0]
+            # By identity, as a job that was ranked again has a new tuple and its old entry is void.
             if self._ranks.get(row) is rank:
                 return rank, row
             heapq.heappop(heap)
