@@ -4,15 +4,17 @@ When a job ends, what each estimator had expected of it at its submission is hel
 those (`queue_saving`) the choice falls on
 
 * the model, if it is better than the number of GPUs alone by ``margin``, and not by accident;
-* else the rolling estimate, if that is;
-* else the number of GPUs, which needs no history;
-* nobody, so that jobs go in order of arrival, if even that is worse than chance, and not by accident.
+* otherwise the rolling estimate, if that is;
+* otherwise the number of GPUs, which needs no history;
+* no estimator, so that jobs go in order of arrival, if even the number of GPUs is worse than chance, and not by
+  accident.
 
 What is an accident the spread says: the newest jobs are cut into `BLOCKS`, one after the other, and a difference counts
 when its mean over the blocks is more than `SURE` of its standard errors. GPU times count by their square root here:
-else a handful of the longest jobs decides what an order is worth, and the difference between any two is an accident.
+otherwise a handful of the longest jobs would decide what an order is worth, and the difference between any two would be
+an accident.
 
-Who is in use need only be better by half of that: else two would take turns.
+The estimator in use needs to be better by half of that only; otherwise two would take turns.
 """
 
 import math
@@ -33,6 +35,7 @@ JUDGED_EVERY = 50  # ended jobs
 RECENT = 500  # jobs, whose errors tell of drift
 BLOCKS = 10
 SURE = 2.5
+# Of GPU times, where estimators are compared.
 POWER = 0.5
 
 
@@ -111,6 +114,7 @@ class Judge:
             name: np.array([worth(column[block], true[block]) for block in blocks]) for name, column in columns.items()
         }
         self.savings = {name: float(values.mean()) for name, values in by_block.items()}
+        # The number of GPUs is compared with chance, whose saving is 0; the others with the number of GPUs.
         chance = {"gpus": np.zeros(BLOCKS)}
         self.errors = {
             name: float(np.std(values - chance.get(name, by_block["gpus"]), ddof=1)) / math.sqrt(BLOCKS)
@@ -127,6 +131,7 @@ class Judge:
         """Choose by the savings."""
         model, rolling = (self._lead(name) for name in ("model", "rolling"))
         by_gpus, error = self.savings.get("gpus", 0.0), self.errors.get("gpus", math.inf)
+        # The model contains the rolling estimate: it is believed unless it is worse than that by the margin.
         if has_model and model >= 0 and model + self.margin >= rolling:
             self.source = "model"
         elif rolling >= 0:
@@ -137,5 +142,6 @@ class Judge:
     def _lead(self, name: str) -> float:
         """By how much it is better than it must be; negative: it isn't good enough."""
         needed = max(self.margin, SURE * self.errors.get(name, math.inf)) * (0.5 if name == self.source else 1.0)
+        # Where nothing is known the comparisons are with NaN, and the answer is: not good enough.
         lead = self.savings.get(name, math.nan) - self.savings.get("gpus", math.nan) - needed
         return -math.inf if math.isnan(lead) else lead

@@ -44,12 +44,13 @@ def quality(expected: Floats, true: Floats) -> Quality:
 def queue_saving(expected: Floats, true: Floats) -> float:
     """Saving of a job order in a queue: 1 for the true order, 0 for a random one, negative for worse than random.
 
-    If all these jobs stood in one queue, who goes first makes all behind him wait for his service. The sum of that is
-    compared with what it is by the truth and by chance. So to put a long job first counts as much as it costs, and how
-    jobs of nearly the same length are ordered hardly matters; a rank correlation counts both alike. It is the
-    normalised Gini coefficient. Jobs that are expected to take the same share their places.
+    In one queue, each job makes all jobs behind it wait for its service. The sum of these waits is compared with those
+    of the true order and of chance. So a long job that is put first counts as much as it costs, and the order of jobs
+    of nearly the same length hardly matters; a rank correlation counts both alike. The figure is the normalised Gini
+    coefficient. Jobs with equal expectations share their places.
     """
     best = _waits(true, true)
+    # In a random order half of the other jobs are behind each job, on average.
     chance = float(np.sum(true)) * (len(true) - 1) / 2
     return 1.0 if chance <= best else (chance - _waits(expected, true)) / (chance - best)
 

@@ -1,7 +1,7 @@
 """Estimates of jobs' GPU time: one interface for the simulator, the manager and Slurm. PURE.
 
 Which policies need one is in the catalog of orders (order/catalog.py). Behind the door is an oracle or a service that
-learns (sim/estimator.py), what similar jobs took as sacct knows it (live/slurm/foretell.py), or the time limit alone.
+learns (sim/estimator.py), what similar jobs took as sacct knows it (slurm/expected_time.py), or the time limit alone.
 """
 
 from collections.abc import Mapping

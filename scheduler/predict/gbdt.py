@@ -25,6 +25,8 @@ Tables = Mapping[str, Mapping[int, int]]
 
 ROUNDS, PATIENCE_ROUNDS = 300, 30
 _ROLLING = FEATURES.index("rolling_log_s")
+# One thread, deterministic and row-wise: LightGBM chooses the way by a measurement otherwise, and sums in another
+# order.
 PARAMS: Mapping[str, object] = {
     "objective": "regression", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "cat_smooth": 20.0,
     "num_threads": 1, "deterministic": True, "force_row_wise": True, "seed": 1, "verbosity": -1,
@@ -41,6 +43,7 @@ class Gbdt:
     def duration_s(self, rows: Floats) -> Floats:
         """What they expect of each row, a row of `FEATURES` each, in seconds."""
         predicted = np.asarray(self.booster.predict(encoded(rows, self.tables), num_threads=1), dtype=np.float64)
+        # From 1 s to far above what counts as a run time (rolling_estimate.MOST_S), so that exp stays finite.
         found: Floats = np.exp(np.clip(predicted + rows[:, _ROLLING], 0.0, 30.0))
         return found
 

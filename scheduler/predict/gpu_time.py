@@ -204,10 +204,11 @@ class GpuTimeService:
             return
         ran_s = bounded_s(fact.ran_s)
         self.rolling.add(fact.job, ran_s)
-        if seen is None:  # it came before we did
+        if seen is None:  # it came before this service was made
             return
         self._learned += 1
         self._ended.append((seen, ran_s))
+        # By the estimates of its submission: what was learned since was not known then.
         self._spread["rolling"].add(seen.kind, math.log(ran_s / seen.rolling_median_s))
         if not math.isnan(seen.model_median_s):
             self._spread["model"].add(seen.kind, math.log(ran_s / seen.model_median_s))
@@ -220,13 +221,16 @@ class GpuTimeService:
             return None
         rows = np.array([seen.row for seen, _ in self._ended])
         ran_s = np.array([seconds for _, seconds in self._ended])
+        # 1. Trees of the older part; the newer part says how many are enough.
         cut = int(len(rows) * (1 - HELD_SHARE))
         trial = fit_gbdt(rows[:cut], ran_s[:cut], held=(rows[cut:], ran_s[cut:]))
         before, held = [seen for seen, _ in self._ended][:cut], [seen for seen, _ in self._ended][cut:]
         of_rolling = Spread()  # until the model's own errors are seen, those of what it stands on
         for seen, seconds in zip(before, ran_s.tolist(), strict=False):
             of_rolling.add(seen.kind, math.log(seconds / seen.rolling_median_s))
+        # 2. Lambda by the newer part, to which these trees are not fitted.
         found = self._learn_weight(held, trial.duration_s(rows[cut:]), ran_s[cut:], of_rolling)
+        # 3. As many trees of all jobs.
         self._trees = fit_gbdt(rows, ran_s, rounds=max(1, trial.trees))
         self.judge.expect_error(found.log_error)
         self.judge.judge(has_model=True)

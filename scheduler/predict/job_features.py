@@ -21,6 +21,7 @@ FEATURES = (
 )  # fmt: skip
 MOST_CATEGORIES = 1000  # of each kind: the most frequent
 
+# 1970-01-01 was a Thursday; Monday is 0.
 _DAY_S, _THURSDAY = 86400, 3
 
 
@@ -62,5 +63,6 @@ class Codes:
 def frequent(column: Floats) -> dict[int, int]:
     """Categories for the most frequent numbers of a column, by number, the most frequent is 0."""
     values, counts = np.unique(column[~np.isnan(column)], return_counts=True)
+    # Stable: of equally frequent numbers the lower one is kept, so that equal logs give equal tables.
     chosen = np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
     return {int(values[at]): category for category, at in enumerate(chosen.tolist())}

@@ -36,6 +36,7 @@ def replay(past: Iterable[Past]) -> Iterator[JobSubmitted | JobEnded]:
             yield _ended(heapq.heappop(running))
         yield JobSubmitted(at_s=job.submit_s, job=job)
         end_s = job.submit_s + ran_s
+        # A run time that is negative or NaN ends the job at once; services count such an end as refused.
         heapq.heappush(running, (end_s if end_s >= job.submit_s else job.submit_s, at, job, ran_s))
     while running:
         yield _ended(heapq.heappop(running))

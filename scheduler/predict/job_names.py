@@ -100,5 +100,6 @@ class NameBuckets:
 def _pieces(form: str) -> tuple[int, ...]:
     """The lowest hashes of its pieces of three characters; those of its ends have a mark in front or behind."""
     raw = f"\x02{form}\x03".encode(errors="replace")
+    # crc32, as Python's own hash of text differs from process to process.
     hashes = {zlib.crc32(raw[at : at + 3]) for at in range(len(raw) - 2)}
     return tuple(sorted(hashes)[:PIECES])

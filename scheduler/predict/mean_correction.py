@@ -36,6 +36,7 @@ class Spread:
     def add(self, kind: int, log_error: float) -> None:
         """A job of a kind has ended, and its estimate was off by this."""
         square = log_error * log_error
+        # -1 is the record of all kinds together.
         for at, (total, weight) in ((kind, self._kinds.get(kind, (0.0, 0.0))), (-1, self._all)):
             now = total * _KEPT + square, weight * _KEPT + 1.0
             if at < 0:

@@ -67,6 +67,8 @@ class ModelStore:
                 metrics=record.metrics, **_facts(record),
             )  # fmt: skip
             told = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+            # The text before the manifest that names it, and old texts last: at each moment the manifest leads to a
+            # text.
             write_whole(self.folder / name, text, mode=0o666)
             write_whole(self._manifest(record.service), told, mode=0o666)
             self._remove_old(record.service, version)
@@ -105,6 +107,7 @@ class ModelStore:
         manifest = _decoded(path, _read(path))
         if manifest.service != service:
             raise ConfigError(f"{path}: is of service '{manifest.service}', not {service}", hint="fit it again")
+        # A manifest must not lead to a file elsewhere.
         if Path(manifest.text_file).name != manifest.text_file:
             raise ConfigError(f"{path}: text_file '{manifest.text_file}' is no name of a file", hint="fit it again")
         text = _read(self.folder / manifest.text_file)
@@ -153,6 +156,7 @@ def _text(path: Path, raw: bytes) -> str:
 
 def _decoded(path: Path, raw: bytes) -> Manifest:
     try:
+        # The format first, so that another one is named as such, and not by the fields that it lacks.
         version = msgspec.json.decode(raw, type=_Version)
         if version.format != FORMAT:
             raise ConfigError(f"{path}: has format {version.format}; this version reads {FORMAT}", hint="fit it again")
@@ -169,6 +173,7 @@ class _Version:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
+            # The open file, so that what is checked is what is read.
             found = os.fstat(file.fileno())
             _check_owner(path, found)
             if found.st_size > MOST_BYTES:

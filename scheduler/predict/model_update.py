@@ -39,6 +39,7 @@ class UpdateEngine:
 
     def check(self, now_s: float) -> Update | None:
         """Fits if the rule says so; at once for all that is new."""
+        # The first fact starts the clock of ``every_s``.
         if math.isnan(self._fitted_s):
             self._fitted_s = now_s
         reason = self._reason(now_s)
@@ -64,6 +65,7 @@ class UpdateEngine:
 def due(rule: UpdateRule, *, known: int, fitted_on: int, since_fit_s: float, drift: float) -> str:
     """Why a model trained on ``fitted_on`` facts should be trained again now; empty: it should not."""
     new = known - fitted_on
+    # Before the reasons, which share this condition.
     if new < rule.new_facts:
         return ""
     if since_fit_s >= rule.every_s:

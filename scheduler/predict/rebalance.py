@@ -1,6 +1,6 @@
 """Rebalancing service: lends idle nodes to virtual clusters that lack nodes. PURE.
 
-[helios §3.1.3, Implication 3]: who could have lent to whom.
+[helios §3.1.3, Implication 3]: which virtual cluster could have lent to which.
 
 How it works
   Static virtual clusters leave nodes idle in one while jobs wait in another. Nobody may be preempted here, so a node is
@@ -61,6 +61,7 @@ class RebalanceService:
 
     def _note(self, at_s: float, sample: VcSample) -> None:
         needed = self._needed.setdefault(sample.vc, deque())
+        # A sample that is later than now is from before the clock jumped back.
         while needed and (needed[0][0] < at_s - self.params.look_back_s or needed[0][0] > at_s):
             needed.popleft()
         needed.append((at_s, sample.running_gpus + sample.waiting_gpus))
@@ -71,6 +72,7 @@ class RebalanceService:
         for sample in samples:
             for node in sample.idle_nodes:
                 owner = self.owners[node]
+                # Back where the owner waits, and as soon as the borrower does not need it any more.
                 if owner != sample.vc and (owner in waiting or not sample.waiting_gpus):
                     moves.append(MoveNode(node=node, from_vc=sample.vc, to_vc=owner, reason="goes back to its owner"))
                     del self.lent[node]

@@ -115,7 +115,7 @@ class RollingEstimator:
                 continue
             total, weight, count = mean
             log_means.append(total / weight)
-            # before the widest group there is nothing to start with
+            # The widest group has no wider one to start from.
             prior = self._prior_jobs(last, at) if nearest else 0.0
             expected = (total + prior * expected) / (weight + prior)
             nearest, jobs = at + 1, count
@@ -125,6 +125,7 @@ class RollingEstimator:
     def _group_means(self, keys: tuple[Hashable | None, ...]) -> list[_Mean | None]:
         """Sum of logarithms, weight and jobs of each group; None: it is empty."""
         return [
+            # The first four levels are not by name.
             None if key is None else (self._means if level < 4 else self._named).get(key)
             for level, key in enumerate(keys)
         ]
@@ -156,6 +157,8 @@ class RollingEstimator:
         for at, key in enumerate(keys):
             if key is None:
                 continue
+            # Groups by name decay, and are as many as names: they are kept apart, in the order of their last job. A
+            # group is taken out and put in again for that, as a dict keeps the order of insertion.
             if at < 4:
                 total, weight, count = self._means.get(key, (0.0, 0.0, 0))
                 self._means[key] = (total + value, weight + 1.0, count + 1)
@@ -163,6 +166,7 @@ class RollingEstimator:
                 total, weight, count = self._named.pop(key, (0.0, 0.0, 0))
                 self._named[key] = (total * decay + value, weight * decay + 1.0, count + 1)
         if len(self._named) > MOST_NAMED:
+            # Two, as many as a job can add: its bucket and its form.
             del self._named[next(iter(self._named))], self._named[next(iter(self._named))]
 
     def groups(self, most_named: int) -> tuple[list[list[object]], list[list[object]]]:
@@ -199,6 +203,7 @@ def _keys(job: Job, form: str, bucket: int) -> tuple[Hashable | None, ...]:
     user = job.user
     if not user:
         return "", ("", job.gpus), None, None, None, None
+    # The last element, "" or 0, keeps groups by bucket and by form apart.
     similar = (user, bucket, "") if bucket != UNKNOWN else None
     return "", ("", job.gpus), (user,), (user, job.gpus), similar, (user, form, 0) if form else None
 

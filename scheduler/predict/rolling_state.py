@@ -13,6 +13,7 @@ from farside.scheduler.predict.mean_correction import Spread
 from farside.scheduler.predict.rolling_estimate import RollingEstimator
 
 SAVED_NAMED = 100_000
+# Behind the trees, where `tree_text.checked` would drop it: the parts are separated before that.
 _MARK = "\n===== what the rolling estimate knows =====\n"
 
 

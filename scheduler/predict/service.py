@@ -2,8 +2,7 @@
 
 How it works
   A service has features, a model, a rule for when the model is fitted anew, and actions. It hears facts in the order
-  in which they happen: jobs that come and end, samples of virtual clusters. To each it may answer with
-  advice.
+  in which they happen: jobs that come and end, samples of virtual clusters. To each it may answer with advice.
   The Model Update Engine (model_update.py) has it fitted; the Resource Orchestrator there hands facts to all
   services and their advice to whoever carries it out: the simulator, or the live manager.
 

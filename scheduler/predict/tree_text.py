@@ -65,6 +65,7 @@ def checked(text: str, features: int) -> str:
 
 
 def _checked(text: str, features: int) -> str:
+    # Sizes of trees are in bytes and the text is cut by characters: in ASCII these are the same.
     if not text.isascii():
         raise ValueError("it has letters that none has")
     head, gap, rest = text.partition("\n\n")
