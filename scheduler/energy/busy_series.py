@@ -14,9 +14,9 @@ from farside.scheduler.table import Floats
 
 STEP_S = 600.0  # decisions are made every ten minutes [helios §4.3.2]
 DAY_S = 86400.0
-# A total that falls to less than this share of what it was is a monitoring fault (Philly, November 5: 174 of 420)...
+# A total that falls to less than this share of what it was is a monitoring fault (Philly, November 5: 174 of 420).
 LOST_SHARE = 0.5
-# ... unless it stays like that.
+# After this time a lower total is believed: the cluster has shrunk.
 BELIEVED_AFTER_S = DAY_S
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -113,6 +113,7 @@ def _drop_lost(active: Floats, total: Floats, believed_after: int) -> None:
     """Makes gaps of intervals in which much of the cluster was not monitored."""
     seen, lost = total[0], 0
     for step, here in enumerate(total.tolist()):
+        # NaN: nothing was seen in this interval anyway.
         if here != here:
             continue
         if here >= LOST_SHARE * seen or lost >= believed_after:
@@ -123,6 +124,7 @@ def _drop_lost(active: Floats, total: Floats, believed_after: int) -> None:
 
 
 def _carried(values: Floats) -> Floats:
+    # For each interval the index of the newest one that has a value.
     last = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))
     carried: Floats = values[last]
     return carried

@@ -25,7 +25,7 @@ from farside.scheduler.energy.tune_two_line import tuned_rule
 from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.table import Floats
 
-# The paper's code's.
+# As in the paper's code.
 MEAN_HORIZON_S = 5 * 3600.0
 
 
@@ -200,7 +200,7 @@ def _mean_outcome(question: Question, *, is_used: bool, remark: str) -> Outcome:
     steps = question.steps(MEAN_HORIZON_S)
     try:
         values = forecast_mean(question.series, steps, question.train_to, question.holidays).values
-    except ValueError:  # too little to train on, and nobody needs it
+    except ValueError:  # too little to train on; no decision depends on this forecast
         values = np.full(len(question.series), np.nan)
     return _outcome(question, steps, values, is_used=is_used, remark=remark)
 

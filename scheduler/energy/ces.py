@@ -7,8 +7,8 @@ How it works
   not the best tomorrow, and three of different kinds err less than one.
 
   The risk that a rule may have is the one asked for, times a factor that spends what is left of it: a rule chosen on
-  the past is wrong about the future now by a factor of two, now by a half. Whoever is behind his budget may risk more,
-  who is ahead risks less, gently: rules of very little risk cost many nodes.
+  the past is wrong about the future by a factor of two or a half. A policy that has spent less than its budget may risk
+  more, and one that has spent more risks less, gently: rules of very little risk cost many nodes.
 
 Where it differs from the paper
   The paper sleeps and wakes by the mean of a forecast [helios §4.3.2, Algorithm 2]; its risk is what comes of it. Here
@@ -163,6 +163,7 @@ class Ces:
         self._in_charge += 1
         if not len(self._members):
             return Target(nodes=seen.total, reason="too little is known yet to promise anything")
+        # An average of whole numbers may be a rounding error above one, which would cost a node.
         kept = math.ceil(float(self._bank.levels(self._signals, self._members).mean()) - 1e-9)
         level = min(seen.total, max(seen.active, kept))
         if short:
@@ -175,7 +176,7 @@ class Ces:
     def _ahead(self, powered: float, level: float) -> Target:
         """Wakes what jobs will lack more likely than not, and lets sleep only what they will hardly need.
 
-        Between the two lies a gap, the lowest quantile and the highest: else nodes would go off and on by turns.
+        Between the two, the lowest quantile and the highest, is a gap; otherwise nodes would go off and on by turns.
         """
         assert self.forecast is not None
         step = self._seen.step
@@ -186,6 +187,7 @@ class Ces:
         hours = self.settings.forecast_s / 3600
         if likely > powered:
             self._wakeups += 1
+            # Counted against the operator's budget like a wake-up for jobs that lack nodes.
             return Target(nodes=most, reason=f"{likely:.0f} nodes expected within {hours:.3g} h", is_forecast=True)
         reason = f"at most {most:.0f} expected within {hours:.3g} h"
         if level >= most:
@@ -195,6 +197,7 @@ class Ces:
     def _review(self) -> None:
         """Choose the rules of the committee again."""
         asked = self.settings.risk
+        # A risk of 0 is none that a rule which sleeps could keep: without members all nodes stay on.
         if self._bank.days.max() < FIRST_DAYS or not min(asked.wakeups_per_day, asked.short_nodes_per_day):
             self._members = np.zeros(0, dtype=np.intp)
             return

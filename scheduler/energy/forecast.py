@@ -139,6 +139,7 @@ def forecast_max(
         columns.append(series.active + np.maximum(0.0, calibrated(predicted, rise, quantile, steps, train_to)))
     # A higher quantile is never below a lower one, whatever its trees say.
     levels = np.minimum(np.maximum.accumulate(np.column_stack(columns), axis=1), series.total[:, None])
+    # No forecast before the trees were trained.
     levels[:train_to] = np.inf
     told = levels - series.active[:, None]
     proven = _proven(told, rise, steps, train_to)
@@ -149,6 +150,7 @@ def _proven(told: Floats, came: Floats, steps: int, begin: int) -> Flags:
     """Whether the loss of the newest `RECENT` horizons that were over was below persistence's; of `LEAST_PROOF`."""
     gain = np.zeros(len(came))
     gain[begin:] = max_loss(0 * told[begin:], came[begin:]) - max_loss(told[begin:], came[begin:])
+    # Shifted by the horizon, as the worth of a forecast is known only when its horizon is over.
     sums = np.concatenate([np.zeros(1 + steps), np.cumsum(np.nan_to_num(gain))])[: len(came) + 1]
     after = np.arange(1, len(came) + 1)
     gained = sums[after] - sums[np.maximum(0, after - RECENT)]
@@ -192,8 +194,11 @@ def calibrated(predicted: Floats, came: Floats, quantile: float, steps: int, beg
     offset = 0.0
     for step in range(begin, len(predicted)):
         known = step - steps
+        # NaN, where the series ends before the horizon does, teaches nothing.
         if known >= begin and came[known] == came[known]:
             is_miss = came[known] > moved[known]
+            # Adaptive conformal inference: up by a large step after a miss, down by a small one otherwise, in the ratio
+            # that leaves misses at 1 - quantile.
             offset += ACI_RATE * width * ((1.0 if is_miss else 0.0) - (1 - quantile))
         moved[step] = predicted[step] + offset
     return moved

@@ -134,6 +134,7 @@ def _mean_and_deviation(values: Floats, steps: int) -> tuple[Floats, Floats]:
 def _days(series: NodeSeries, last: int = 0) -> tuple[Floats, Floats]:
     """Days since 1970 and seconds of the day; of the ``last`` intervals alone, or of all."""
     time_s = series.start_s + np.arange(len(series) - last if last else 0, len(series)) * series.step_s
+    # A sum of fractional steps may be a rounding error below midnight, and so on the day before.
     time_s = time_s.round()
     day = np.floor(time_s / DAY_S)
     return day, time_s - day * DAY_S

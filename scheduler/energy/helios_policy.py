@@ -82,14 +82,16 @@ class Paper:
         if self._is_new:  # the published code begins like this, whatever the trends
             self._is_new = False
             return Target(nodes=wanted, reason="the first interval")
+        # JobArrivalCheck: wake what lacks, and hold that.
         if seen.active > powered:
             self._held_to = seen.step + round(settings.hold_s / self.step_s)
             return Target(nodes=wanted, reason=f"{seen.active - powered:.0f} nodes short")
         if seen.step < self._held_to:
             return Target(nodes=powered, reason="held after a wake-up")
+        # PeriodicCheck: sleep only where the recent trend and the forecast one fall.
         near, far = float(self.outlook.near[seen.step]), float(self.outlook.far[seen.step])
         past_trend = float(np.mean(self._past)) - seen.active if self._past else 0.0
-        # A forecast that does not exist compares as false: nobody sleeps.
+        # NaN, where there is no forecast, compares as false: no node is put to sleep.
         is_falling = past_trend >= settings.past_threshold and seen.active - near >= settings.future_threshold
         if is_falling and near >= far and powered - wanted >= settings.cut_nodes:
             return Target(nodes=wanted, reason="fewer were busy, and fewer are expected")

@@ -2,9 +2,8 @@
 
 How it works
   Interval by interval it is shown what was seen, as any policy. When trees should be fitted, `lesson` has what to: at
-  first as soon as enough is known, then by the rule of the services (predict/model_update.py). Whoever asks has them
-  fitted, beside all else that he does, and hands in what came of it; until then the trees before, or at first none,
-  decide.
+  first as soon as enough is known, then by the rule of the services (predict/model_update.py). The caller has them
+  fitted beside its other work and hands in the result (`take`); until then the old trees decide, or at first none.
 
   A past that is known from the start (`recall`) is gone through as in a replay: trees are fitted to the older four
   fifths, and forecast the rest. So it is known at once how good they are, and the decisions that follow are the
@@ -77,6 +76,7 @@ class LearningCes:
         """Take the result of training. After a failure the old trees stay until training is due again."""
         self._tried_on = len(self.forecast)
         if isinstance(learned, str):
+            # The old trees stay. `_tried_on` has moved, so that the next try waits until a fit is due again.
             self._problem = learned
             return
         self.forecast.use(learned)

@@ -164,6 +164,7 @@ class OnlineForecast:
         self._seen += 1
         if not self._trees:
             return
+        # First what this interval shows of an old forecast, as that moves the one that is made now.
         self._judge(active)
         row = causal_row(self._series()).reshape(1, -1)
         rise = np.array([_rises(trees, row).item() for trees in self._trees]) + self._offset
@@ -177,6 +178,7 @@ class OnlineForecast:
         if len(self._told) < self.steps:
             return
         told, shown = self._told[0], self._shown[0]
+        # The oldest forecast was made ``steps`` intervals ago; newest[-1] is what was busy then. A deque has no slices.
         newest = list(islice(reversed(self._active), self.steps + 1))
         came = max(newest[:-1]) - newest[-1]
         misses = np.where(came > told, 1.0, 0.0) - (1 - np.array(QUANTILES))
@@ -195,6 +197,8 @@ class OnlineForecast:
         """Forecasts by these trees from the next interval on."""
         self._trees, self._widths = learned.trees, learned.widths
         self._loss_then = learned.metrics.get("loss", math.nan)
+        # Losses belong to the trees. Gains stay: they judge the forecast, whichever trees it had, so that new trees
+        # need not prove themselves for half a day.
         self._losses.clear()
 
     def _series(self) -> NodeSeries:

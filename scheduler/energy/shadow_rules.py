@@ -6,8 +6,8 @@ How it works
   how many would have been missing, how many would have slept. The sums fade with a half-life, so they say what each
   member has cost *lately*. Nothing is fitted, and nothing of the future is seen.
 
-  A member's risk a day is an estimate from few events. Half an event is added to what was seen: who was never caught in
-  a short past has not shown that he never will be.
+  A member's risk a day is an estimate from few events. Half an event is added to what was seen: a member that never
+  lacked nodes in a short past has not shown that it never will.
 """
 
 from dataclasses import dataclass, field
@@ -62,10 +62,13 @@ class Bank:
 
     def __post_init__(self) -> None:
         buffers = np.unique(np.round(np.array(BUFFER_SHARES) * self.total))
+        # The buffer varies fastest, then the signal, then the margin: `best` cuts the members into groups of one signal
+        # and margin by this order.
         self.buffer = np.tile(buffers, self.signals * len(MARGIN_SHARES))
         self.margin = np.repeat(np.round(np.array(MARGIN_SHARES) * self.total), self.signals * len(buffers))
         self.signal = np.tile(np.repeat(np.arange(self.signals), len(buffers)), len(MARGIN_SHARES))
         self._asleep = np.zeros(len(self.buffer))
+        # Rows: nodes asleep, wake-ups, nodes short, and the weight of the intervals that count.
         self._sums = np.zeros((4, len(self.buffer)))
         self._share = 0.5 ** (self.step_s / self.half_life_s)
 
@@ -123,6 +126,7 @@ class Bank:
         asleep = np.where(within, self.asleep, -1.0).reshape(self.groups, -1)
         best = asleep.argmax(axis=1)
         found = asleep[np.arange(self.groups), best]
+        # Stable, so that of equal members the same ones are taken on every machine.
         order = np.argsort(-found, kind="stable")[:count]
         order = order[found[order] >= 0]
         return np.asarray(order * asleep.shape[1] + best[order])

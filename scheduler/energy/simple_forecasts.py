@@ -86,6 +86,7 @@ def _filtered(
 
 
 def _takes_disp(model: Callable[[Floats], Any]) -> bool:
+    # Only some models of statsmodels can be told to print nothing.
     return "disp" in type(model(np.arange(60.0))).fit.__code__.co_varnames
 
 

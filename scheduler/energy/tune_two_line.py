@@ -36,6 +36,7 @@ def tuned_rule(series: NodeSeries, end: int, risk: Risk) -> Tuned:
         bank.watch(Seen(step=step, active=active, total=float(series.total[step])), recent.values)
     if bank.days.max() < 1:
         raise ValueError("a rule is tuned on at least a day and a half before --from")
+    # The two-line rule has no margin.
     within = (bank.margin == 0) & (bank.wakeups_per_day <= risk.wakeups_per_day)
     within &= bank.short_nodes_per_day <= risk.short_nodes_per_day
     best = int(np.argmax(np.where(within, bank.asleep, -1.0)))
