@@ -67,6 +67,7 @@ class Distribution:
         if len(attained_gpu_s) <= FEW:
             few = zip(attained_gpu_s.tolist(), delta_gpu_s.tolist(), strict=True)
             return np.array([self._index_of_one(attained, delta) for attained, delta in few])
+        # Beyond the last sample nothing ends and nothing is served; an infinite quantum ends there as well.
         after_gpu_s = np.minimum(attained_gpu_s + delta_gpu_s, self.samples[-1])
         (ended, served), (ended_after, served_after) = self._at(attained_gpu_s), self._at(after_gpu_s)
         return _slope(served_after - served, ended_after - ended)
@@ -93,6 +94,7 @@ class Distribution:
         def slope(to: Rows) -> Floats:
             return _slope(hulls.served[to] - served, hulls.ended[to] - ended)
 
+        # The longest jump first: on, as long as the next link of the hull is steeper than the slope from here.
         for jump in reversed(hulls.jumps):
             there = jump[at]
             at = np.where(slope(there) < hulls.slope_on[there], there, at)

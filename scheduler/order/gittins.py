@@ -60,6 +60,7 @@ class Gittins(Las):
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Gittins":
         """The policy with a new distribution of the prior and these jobs, if there are enough new ones."""
+        # How many ended jobs the present fit has; the prior does not count as growth.
         known = len(self.distribution) - len(self.prior)
         enough = max(self.first_fit_jobs, known + 1, known * (1 + self.refit_share))
         if not self.is_learning or len(ended_gpu_s) < enough:
@@ -77,6 +78,8 @@ class Gittins(Las):
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Queue, then the index unless it is the last, then the place in it."""
+        # By the name of the class: dataclass(slots=True) makes a new class, of which super() without arguments does not
+        # know.
         queue, *place = Las.keys(self, jobs)
         if not len(self.distribution):
             return queue, *place

@@ -89,6 +89,7 @@ class Las(PlainOrder):
         """Queue, then the place in it; without queues, attained service."""
         if self.is_continuous:
             return (jobs.executed_s * jobs.gpus,)
+        # An infinite first start puts jobs that never ran behind all others; submit time decides between them.
         place = jobs.position if self.within == "running_first" else jobs.first_start_s
         return self.level(jobs), place
 
@@ -102,6 +103,8 @@ class Las(PlainOrder):
         level = self.level(jobs)
         demotion: Floats = uppers[level.astype(int)] / jobs.gpus - jobs.executed_s
         if self.is_continuous and self.interval_s < np.inf:
+            # While a job still resumes its slice is negative: the first interval ends after its first progress, not
+            # before.
             intervals = np.maximum(np.floor((jobs.slice_s + EDGE_S) / self.interval_s) + 1, 1.0)
             np.minimum(demotion, intervals * self.interval_s - jobs.slice_s, out=demotion)
         promotion: Floats | float = np.inf

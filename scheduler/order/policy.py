@@ -3,7 +3,7 @@
 A policy answers for many jobs at once: columns of figures in, columns of keys out. The job with the smallest keys goes
 first, compared from the first column to the last; equal ones go by submit time, then by sequence. What a key may depend
 on is what `JobColumns` has, so a waiting job's keys stand still until something happens to it; a running job's may move
-with the time. What a policy learns from jobs that ended makes it another policy, and all who wait are ranked again.
+with the time. What a policy learns from jobs that ended makes it another policy, and all waiting jobs are ranked again.
 """
 
 from collections.abc import Sequence

@@ -121,8 +121,8 @@ class Qssf(PlainOrder):
 
 
 def _is_aged(jobs: JobColumns) -> Flags:
-    # Nothing else makes a job that waits count from later than its submission: nobody is preempted. A guest that was
-    # (lent nodes go back to their owner) has waited before, and counts as well.
+    # A waiting job counts from its submission until a promotion sets `since_s`, as this policy preempts no job. The
+    # exception is a guest that lost its lent nodes to their owner: it has waited before, and counts as aged as well.
     found: Flags = jobs.since_s > jobs.submit_s
     return found
 

@@ -16,7 +16,7 @@ class Smallest(PlainOrder):
     Attributes:
         is_preemptive: A small job takes the GPUs of larger ones that run, as where Table 3.1 has it and in the authors'
             simulator. Otherwise a running job is left alone.
-        is_strict: The smallest job that has no room blocks all behind it. Else others that have room pass it.
+        is_strict: The smallest job that has no room blocks all behind it. Otherwise others that have room pass it.
     """
 
     name = "sf"

@@ -23,6 +23,7 @@ class Srtf(PlainOrder):
 
     def motion(self, jobs: JobColumns) -> Motions:
         """Keys fall: less is left as a job makes progress."""
+        # NaN compares with nothing, so no bound holds for it.
         return np.where(np.isnan(jobs.remaining_s), FREE, FALLING).astype(np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
