@@ -60,9 +60,11 @@ class Consolidate(OnNodes):
         remaining = demand.gpus
         for capacity, nodes in ledger.sets.capacities(demand):
             nodes &= idle & within
+            # One node of those that it may take is left for the remainder.
             while nodes and len(taken) + 1 < most:
                 at = lowest(nodes)
                 nodes ^= 1 << at
+                # So that the remainder does not go to a node that is taken.
                 within ^= 1 << at
                 taken.append((at, capacity))
                 remaining -= capacity

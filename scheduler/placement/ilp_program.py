@@ -72,6 +72,7 @@ def solve(problem: TrafficProblem, *, time_limit_s: float = 10.0, node_limit: in
     if sum(problem.free_gpus) < problem.workers:
         return None
     program = _Program(problem)
+    # HiGHS would stop within a ten-thousandth of the best: a reference must be exact.
     options: dict[str, float] = {"time_limit": time_limit_s, "mip_rel_gap": 0.0}
     if node_limit:
         options["node_limit"] = node_limit
@@ -86,7 +87,10 @@ def solve(problem: TrafficProblem, *, time_limit_s: float = 10.0, node_limit: in
 
 
 class _Program:
-    """Columns: w_i, then p_ji and z_ji a server after the other, then the greatest traffic, in units of M."""
+    """Columns: w_i, then p_ji and z_ji a server after the other, then the greatest traffic.
+
+    Traffic is in units of M, as the tolerances of the solver are absolute.
+    """
 
     def __init__(self, problem: TrafficProblem) -> None:
         self._problem = problem

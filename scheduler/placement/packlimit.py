@@ -53,6 +53,7 @@ def learn_packlimit(history: Sequence[Sample], *, current: float, tolerance: flo
         current: What PACKLIMIT is, and stays if the history does not say.
         tolerance: The loss of speed that counts as suffering, a share; above what measuring scatters.
     """
+    # Sums of floats depend on their order; sorted, the result does not depend on that of the jobs.
     history = sorted(history, key=lambda sample: (sample.skew, sample.spread, sample.speed))
     suffers = np.array([sample.speed < 1 - tolerance for sample in history], dtype=bool)
     spread = np.array([sample.spread for sample in history])

@@ -49,6 +49,8 @@ class TrafficLedger(Ledger):
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__(nodes)
         self.traffic_bytes = [0.0] * len(nodes)
+        # Nodes of the servers: as planned, by what `take` will be called with, and as booked. Jobs of equal demand on
+        # equal GPUs share a list.
         self._planned: dict[tuple[Demand, Allocation], tuple[int, ...]] = {}
         self._booked: dict[tuple[Demand, Allocation], list[tuple[int, ...]]] = {}
 

@@ -65,6 +65,7 @@ def _whole_nodes(ledger: Ledger, demand: Demand, rack: int) -> Allocation | None
             remaining -= gpus
             if not remaining:
                 return tuple(taken)
+        # Less than the smallest node holds: no further whole node can be taken.
         if remaining < capacity_of[-1][0]:
             break
     last = _first_fit(ledger, demand, remaining, rack & ~used)
