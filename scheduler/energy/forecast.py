@@ -197,8 +197,8 @@ def calibrated(predicted: Floats, came: Floats, quantile: float, steps: int, beg
         # NaN, where the series ends before the horizon does, teaches nothing.
         if known >= begin and came[known] == came[known]:
             is_miss = came[known] > moved[known]
-            # Adaptive conformal inference: up by a large step after a miss, down by a small one otherwise, in the ratio
-            # that leaves misses at 1 - quantile.
+            # Adaptive conformal inference: up after a miss and down otherwise, in the ratio that leaves misses at 1 -
+            # quantile.
             offset += ACI_RATE * width * ((1.0 if is_miss else 0.0) - (1 - quantile))
         moved[step] = predicted[step] + offset
     return moved

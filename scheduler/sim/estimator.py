@@ -121,9 +121,11 @@ class Learner:
         self._source_of: dict[int, str] = {}
         self._sources = Counter[str]()
         if record is not None:
+            # With a history, the rolling estimate learns from that instead of the state in the file.
             self.service.use(replace(record, text=without_memory(record.text)) if history else record)
         if history:
             tell_all(self.orchestrator, history, is_fitting=record is None)
+            # The numbers of history's jobs may be those of jobs in the trace.
             self.service.forget_pending()
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:

@@ -27,7 +27,7 @@ from farside.scheduler.slowdown import SLOWDOWNS, Slowdown, make_slowdown
 from farside.scheduler.tenancy import Account, Tenancy
 
 PLACEMENT = "consolidate"
-# The other half of a scheduler whose order is only one half.
+# Where a scheduler is order and placement together, the placement that belongs to its order.
 _PLACEMENT_OF: Mapping[str, str] = {"yarn-cs": "yarn"}
 
 
@@ -238,6 +238,7 @@ class _Parts:
     def settings(self, names: Sequence[str], cls: type) -> dict[str, str]:
         """Those of one part, which has these names; what names the part goes over what only names the field."""
         own: dict[str, str] = {}
+        # The plain name first, so that one with a part goes over it.
         for before in ("", *(f"{name}." for name in names)):
             for field_name in settings_of(cls):
                 if before + field_name in self._given:

@@ -36,6 +36,7 @@ class Oracle:
 
     def _deviations(self, job_id: str) -> float:
         """A draw from the normal distribution that belongs to this job."""
+        # A hash and not a generator: the draw does not depend on which jobs were asked about before.
         drawn = hashlib.blake2b(f"{self.seed}:{job_id}".encode(), digest_size=6).digest()
         share = (int.from_bytes(drawn) + 0.5) / 2.0**48  # inside of 0 and 1, and exact
         return NormalDist().inv_cdf(share)

@@ -45,9 +45,11 @@ def _check(path: Path) -> None:
             raise ConfigError(f"{path}: cannot be written", hint=_OTHER_FILE)
         return
     if path.exists():
+        # Opened for writing without a change: neither truncated nor written.
         with path.open("ab"):
             pass
     beside = _beside(path)
+    # Tried, as a folder may be read-only, full, or of another owner.
     with beside.open("xb"):
         pass
     beside.unlink()
@@ -77,6 +79,7 @@ def _identity(path: Path) -> tuple[int, int] | Path:
         found = path.stat()
     except OSError:
         return path.resolve()  # not there yet
+    # By device and inode, so that two links to one file are found.
     return found.st_dev, found.st_ino
 
 
@@ -90,6 +93,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield beside
         if place.exists():
+            # The rights of the file that is replaced.
             shutil.copymode(place, beside)
         beside.replace(place)
     finally:

@@ -65,6 +65,7 @@ class _Driver:
         self._every_s, self._next_s = every_s, first_s + every_s
 
     def _observe(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
+        # The first instant after the period has passed: a simulation has no instants of its own.
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._every_s
@@ -73,6 +74,7 @@ class _Driver:
         moves = [one for one in advice if isinstance(one, MoveNode)]
         for move in moves:
             self._at[move.to_vc][move.node] = self._at[move.from_vc].pop(move.node)
+            # Returns are not counted.
             if self._owners[move.node] == move.from_vc:
                 self.moves[move.from_vc, move.to_vc] += 1
         for vc in dict.fromkeys(name for move in moves for name in (move.from_vc, move.to_vc)):

@@ -76,7 +76,7 @@ class Simulation:
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
         observers: Called after each instant at which something happened in a domain, with what its cycle decided, if
-            it ran and decided anything. Who needs the simulation for it joins them afterwards.
+            it ran and decided anything. One that needs the simulation itself is appended afterwards.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class Simulation:
         self._heap: list[tuple[float, int, int, int]] = []
         self._starts = [0] * len(jobs)
         self._segment_s = [0.0] * len(jobs)
-        self._progress_from_s = [0.0] * len(jobs)  # not the table's: that is ahead, by all that the cycle decided
+        # Kept here as well: the table has all that a cycle decided before its actions are handled one by one.
+        self._progress_from_s = [0.0] * len(jobs)
         self._ticking: set[str] = set()
         self._names = tuple(self.domains)
         self._is_lending = is_lending
@@ -139,6 +140,7 @@ class Simulation:
             now_s = jobs[arrived].job.submit_s if arrived < len(jobs) else math.inf
             if heap and heap[0][0] < now_s:
                 now_s = heap[0][0]
+            # 1. All that happens now, in the order of `Kind`: GPUs that become free are there for jobs that come.
             touched: dict[str, Domain] = {}
             while heap and heap[0][0] == now_s and heap[0][1] == Kind.END:
                 self._end(now_s, touched)
@@ -148,9 +150,11 @@ class Simulation:
             ticked: dict[str, Domain] = {}
             while heap and heap[0][0] == now_s:
                 self._later(now_s, touched, ticked)
+            # 2. The domains whose cycle runs now.
             due = self._at_ticks(touched, ticked, now_s) if self._tick_s else touched
             if self._is_lending and due:
-                due = dict(self.domains)  # what is idle in one may be of use to any
+                due = dict(self.domains)  # idle nodes of one may be of use to jobs of any
+            # 3. One cycle for each of them; the others only tell their observers.
             for domain in due.values():
                 self._cycle(domain, now_s)
             for name, domain in touched.items():
@@ -174,6 +178,7 @@ class Simulation:
 
     def _end(self, now_s: float, touched: dict[str, Domain]) -> None:
         _, _, row, start = heapq.heappop(self._heap)
+        # The end of a start that was preempted since.
         if start != self._starts[row]:
             return
         self.events += 1
@@ -186,6 +191,7 @@ class Simulation:
         run.end_s = now_s
         run.held_s += now_s - self._segment_s[row]
         domain.finish(row)
+        # The domain that the job belongs to learns from it, also where it ran as a guest.
         home = self.domains[self.jobs[row].job.vc]
         home.learn(run.held_s * self.jobs[row].job.gpus, self.table.predicted_gpu_s.item(row))
         if self._estimator is not None:
@@ -214,6 +220,7 @@ class Simulation:
             predicted_gpu_s = self._estimator.predicted_gpu_s(trace.job, trace.job.submit_s)
         # What is left is the truth, whoever estimates: by it the job will end.
         domain.submit(row, trace.job, remaining_s=trace.duration_s, predicted_gpu_s=predicted_gpu_s)
+        # A cycle when the job may have waited too long: nothing else need happen at that time.
         self._wake(domain.name, trace.job.submit_s + self._rules.reserve_after_s)
         if domain.traits.is_ageing:
             self._watch(domain, [row], trace.job.submit_s)
@@ -268,12 +275,13 @@ class Simulation:
                 self._starts[row] += 1
                 self.runs[row].preemptions += 1
                 self.runs[row].held_s += now_s - self._segment_s[row]
-                # who is preempted again before it made progress has not paid all of the last one
+                # A job that is preempted before it made progress has not paid all of its last resumption.
                 unpaid_s = self._progress_from_s[row] - now_s
                 self.runs[row].cost_s -= max(0.0, unpaid_s)
                 self._has_progressed = self._has_progressed or unpaid_s < -EDGE_S
                 self._wake(domain.name, now_s + self._rules.reserve_after_s)
                 if self._hosts.pop(row, None) is not None:
+                    # A guest waits again in its own domain, whose cycle may have run already.
                     self._wake(self.jobs[row].job.vc, now_s)
         if changed:
             self._watch(domain, list(dict.fromkeys(changed)), now_s)
@@ -294,6 +302,7 @@ class Simulation:
         end_s = now_s + delay_s + float(table.remaining_s[row]) / float(table.speed[row])
         heapq.heappush(self._heap, (end_s, Kind.END, row, self._starts[row]))
         domain = self.domains[self.jobs[row].job.vc]
+        # A cycle when the job may be preempted again.
         if domain.traits.is_preemptive and row in domain.running and domain.running[row].until_s > now_s:
             self._wake(domain.name, domain.running[row].until_s)
 
@@ -302,6 +311,8 @@ class Simulation:
         if not domain.traits.has_thresholds:
             return
         for row, change_s in zip(rows, domain.watch(rows, now_s), strict=True):
-            if EDGE_S < change_s < math.inf:  # what is nearer the policy takes for reached, in the cycle that follows
+            # What is nearer than the edge counts as reached in the cycle that follows; an event for it would not move
+            # the clock.
+            if EDGE_S < change_s < math.inf:
                 after_s = math.ceil(change_s - EDGE_S) if self._is_in_whole_seconds else change_s
                 heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))

@@ -80,6 +80,7 @@ def pattern(days: Floats) -> float:
 
     ``days``: a row a day, a column an hour. [helios §3.1.1 sees the pattern by eye; the statistic is ours]
     """
+    # Within days: a busy week does not count as a pattern.
     within = days - days.mean(axis=1, keepdims=True)
     total = float((within**2).sum())
     if len(days) < 2 or total <= 0:
@@ -95,6 +96,7 @@ def months(log: JobLog, sizes: Sizes | None) -> tuple[Month, ...]:
     first, last = _month(first_s), _month(last_s)
     starts = np.arange(first, last + 2).astype("datetime64[M]")
     bounds_s = starts.astype("datetime64[s]").astype(float)
+    # The outer months are cut to the log; just after its last submission, so that this lies within.
     bounds_s[0], bounds_s[-1] = first_s, np.nextafter(last_s, np.inf)
     is_single = log.gpus == 1
     single, multi = (np.histogram(log.submit_s[rows], bounds_s)[0] for rows in (is_single, ~is_single))

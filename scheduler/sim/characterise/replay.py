@@ -73,6 +73,7 @@ def busiest(found: Stage, most: int) -> Stage:
     if len(log) <= most:
         return found
     asked = np.concatenate(([0.0], np.cumsum(log.gpus * log.duration_s)))
+    # A tenth of the stretch apart: near enough to the busiest one.
     firsts = np.arange(0, len(log) - most + 1, max(1, most // 10))
     span_s = log.submit_s[firsts + most - 1] - log.submit_s[firsts]
     best = int(firsts[np.argmax((asked[firsts + most] - asked[firsts]) / np.maximum(span_s, 1.0))])

@@ -106,6 +106,7 @@ def imbalance(log: JobLog, sizes: Sizes) -> Imbalance:
     steps_s = edges(first_s, last_s, step_s)
     waiting, idle = np.zeros(len(steps_s) - 1), np.zeros(len(steps_s) - 1)
     wait_s = np.nan_to_num(log.wait_s)
+    # Sorted once by virtual cluster, as a comparison with each of a thousand would read the log a thousand times.
     order = np.argsort(log.vc, kind="stable")
     bounds = np.searchsorted(log.vc[order], np.arange(len(log.vcs) + 1))
     for code, name in enumerate(log.vcs):

@@ -32,6 +32,8 @@ def _staircase(start_s: Floats, duration_s: Floats, amount: Floats) -> tuple[Flo
     order = np.argsort(times_s, kind="stable")
     times_s = times_s[order]
     level = np.cumsum(np.concatenate((amount, -amount))[order])
+    # Of changes at one instant only the level after all of them counts, so that a use that ends as another begins does
+    # not overlap it.
     is_last = np.append(np.diff(times_s) > 0, True) if len(times_s) else np.zeros(0, dtype=bool)
     return times_s[is_last], level[is_last]
 

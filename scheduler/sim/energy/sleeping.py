@@ -126,6 +126,7 @@ class SleepingSimulation(Simulation):
         lacking = self._lacking(domain, pool)
         needed = min(len(pool.nodes), self._busy(domain, pool) + lacking)
         pool.needed = max(pool.needed, needed)
+        # Nodes that boot already will serve: only what is lacking beyond them is woken.
         self._boot(domain, pool, lacking - len(pool.booting), now_s)
         if now_s >= pool.next_check_s:
             self._check(domain, pool, now_s)

@@ -25,6 +25,7 @@ class Digest:
         self.actions += len(actions)
         for action in actions:
             told = (domain.name, now_s, self._id(action.row), *self._told(action))
+            # repr of a float is exact, and the same on every machine.
             self._hash.update(f"{told!r}\n".encode())
 
     @property

@@ -166,6 +166,7 @@ class _Lanes:
 
     def _keep(self, segment: Segment) -> None:
         self._count += 1
+        # Of equally long segments the later ones are dropped first.
         entry = (segment.end_s - segment.start_s, -self._count, segment)
         if len(self._kept) < SEGMENTS:
             heapq.heappush(self._kept, entry)

@@ -146,6 +146,7 @@ class LogBuilder:
         gpus, status, user, vc = self._numbers
         gpus.append(row.gpus)
         status.append(row.status)
+        # The empty name is -1 and in the dict already, so that the first other one is 0.
         user.append(self._users.setdefault(row.user, len(self._users) - 1))
         vc.append(self._vcs.setdefault(row.vc, len(self._vcs) - 1))
 

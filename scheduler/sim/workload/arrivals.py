@@ -70,7 +70,7 @@ def submissions(arrivals: Arrivals, jobs: int, rng: np.random.Generator) -> NDAr
     if not arrivals.burst_share:
         return np.arange(jobs)
     is_sweep = rng.random(jobs) < arrivals.burst_share
-    # 2 and more, with the mean asked for
+    # Geometric from 2 on, with the mean asked for. For a mean of 2 the chance would be 1, whose logarithm is infinite.
     more = np.floor(np.log1p(-rng.random(jobs)) / np.log1p(-1 / max(arrivals.burst_jobs - 1, 1 + 1e-9)))
     sizes = np.where(is_sweep, 2 + more, 1).astype(int)
     return np.repeat(np.arange(jobs), np.minimum(sizes, jobs))[:jobs]

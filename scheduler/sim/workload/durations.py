@@ -104,7 +104,7 @@ PRESETS: Mapping[str, Service] = MappingProxyType(
         "helios": Lognormal(median_s=206.0, sigma=2.69, max_s=50 * DAY_S),
         # Mean 28,329 s, at most 60 days [helios Table 2]; a median of 25 minutes, of Philly's jobs made public.
         "philly": Lognormal(median_s=1510.0, sigma=2.54, max_s=60 * DAY_S),
-        # From 2 minutes to 2 hours [tiresias §3.5.1]; the power is ours, see workload.py.
+        # From 2 minutes to 2 hours [tiresias §3.5.1]; the power is ours, see catalog.py.
         "tiresias": BoundedPareto(alpha=1.0, min_s=120.0, max_s=7200.0),
     }
 )

@@ -187,6 +187,8 @@ def _durations(workload: Workload, kind: Whole, gpus: Whole, rng: np.random.Gene
     score += np.sqrt(1 - workload.recurrence) * rng.standard_normal(jobs)
     score += workload.growth * np.log2(gpus)
     rank = np.empty(jobs)
+    # The order of the scores decides which job is long, and the quantiles how long: so scores of any kind leave the
+    # distribution as it is.
     rank[np.argsort(score, kind="stable")] = np.arange(jobs)
     return workload.service.quantile_s((rank + rng.random(jobs)) / jobs)
 

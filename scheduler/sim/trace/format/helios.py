@@ -17,6 +17,7 @@ from farside.scheduler.state import Job
 
 MAX_CPUS = 1e7  # of a job
 
+# One object for all rows: there are millions, and notes are counted by their text.
 _NO_GPU = LeftOut("left out: ask for no GPU")
 _NEVER_RAN = LeftOut("left out: never started")
 

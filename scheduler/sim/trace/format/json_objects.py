@@ -49,6 +49,7 @@ def read_objects(source: Source) -> Iterator[tuple[int, object]]:
         elif is_at_end:
             break
         text, at = text[at:], 0
+        # As much again as is in hand: reading an object takes linear time in all, however long it is.
         wanted, more = max(len(text), _CHUNK), []
         while wanted > 0 and (chunk := next(chunks, "")):
             more.append(chunk)

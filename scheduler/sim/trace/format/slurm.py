@@ -126,6 +126,7 @@ def _job_id(row: Row) -> str:
 
 
 def _state(row: Row) -> str:
+    # "CANCELLED by 1000" has a user behind the word, and a + ends a word that sacct cut.
     return row.cell("state").upper().rstrip("+").partition(" ")[0]
 
 
@@ -134,6 +135,7 @@ def _left_out(row: Row, job_id: str, state: str) -> LeftOut | None:
         return _STEP
     if state in _UNFINISHED:
         return _RUNNING
+    # Brackets: the tasks of an array that were cancelled before they became jobs.
     if state in _UNSTARTED or "[" in job_id or ("start" in row.columns and not row.has("start")):
         return _NEVER_RAN
     return None
@@ -142,6 +144,7 @@ def _left_out(row: Row, job_id: str, state: str) -> LeftOut | None:
 def _gpus(row: Row) -> int:
     for column in ("alloctres", "reqtres"):
         if found := _TRES_GPU.findall(row.cell(column)):
+            # A count without a type is the sum of those with one, where both are given.
             untyped = [int(count) for model, count in found if not model]
             return _bounded(row, column, untyped[0] if untyped else sum(int(count) for _, count in found))
     for column in ("allocgres", "reqgres"):
@@ -195,7 +198,7 @@ def clock_s(column: str, text: str) -> float:
     days = int(found.group(1) or 0) if found else 0
     if found is None or (len(parts) == 1 and found.group(1) is None):
         raise BadRow(column, f"{shown(text)} is not a duration", "give [DAYS-]HH:MM:SS as sacct prints it")
-    # With days in front the parts begin with hours, else they end with seconds.
+    # With days in front the parts begin with hours; otherwise they end with seconds.
     units = (3600, 60, 1) if found.group(1) is not None or len(parts) == 3 else (60, 1)
     seconds = days * 86400.0 + sum(part * unit for part, unit in zip(parts, units, strict=False))
     if seconds > MAX_DURATION_S:
