@@ -6,7 +6,7 @@ manager or the engine over Slurm, tells it what happened and carries out what th
 How it works
   A domain has three parts, in the folder admission/: the roster of all its jobs, the queue of those that wait, and the
   book of those that run and what they hold. What concerns one part alone is asked of that part. What moves a job from
-  one to another is here, and nobody else writes the figures of its jobs.
+  one to another is here, and no other module writes the figures of its jobs.
 """
 
 import math

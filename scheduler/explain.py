@@ -160,7 +160,7 @@ class _Wait:
         return f"held for job {self.domain.jobs[reservation.row].job_id}, reserved{self._from(reservation.at_s)}"
 
     def _from(self, at_s: float) -> str:
-        # Without time limits of jobs nobody knows when.
+        # Infinite where running jobs have no time limits: the start is not known then.
         return f" from {self.clock(at_s)}" if at_s < math.inf else ""
 
     def _first_in_line(self) -> int:

@@ -1,7 +1,7 @@
 """Fair share: accounts above their share of GPU time go after accounts below theirs. PURE.
 
 How it works
-  Of each account the GPU seconds that its jobs have held are kept, and fade by half in ``half_life_s``. Every
+  For each account the GPU seconds that its jobs have held are kept, and fade by half in ``half_life_s``. Every
   ``period_s`` the accounts that have jobs now are compared: an account's part of all that these have used, over its
   part of all their shares. That is what Slurm's simple factor, 2^(-use/share), rests on; there is one level of accounts
   and no fair tree. The ratio is taken in whole steps, its `level`: 0 where use is share, 1 from twice the share on, -1

@@ -1,14 +1,14 @@
 """Running jobs of one domain by rank: the last ones are found without a look at the others. PURE.
 
 How it works
-  Who may have to go is asked at nearly every cycle, and mostly the last few answer. So ranks are kept, in a sorted
-  list, for as long as they are good. How long that is the policy says, a job at a time:
+  Nearly every cycle asks which running jobs may have to stop, and mostly the last few are the answer. So ranks are
+  kept in a sorted list for as long as they are good. How long that is the policy says, a job at a time:
 
   * STILL: as good as new until the time that ``next_change_s`` told;
   * FALLING: until then no more than an upper bound. As the list is read from its end, bounds there are replaced by
     ranks as of now, some at a time, and sink to where they belong; a rank as of now that is at the end is the greatest;
   * INNER: of no use a moment later, but for the first key. These jobs stand on a shelf for each first key, and a shelf
-    is ranked when a reading comes that far: whoever has a greater first key is read without it;
+    is ranked when a reading comes that far: jobs with a greater first key are read without it;
   * FREE: of no use a moment later. These jobs, and those of which nothing is known yet, are ranked at each reading, and
     merged in.
 

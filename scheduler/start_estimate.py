@@ -2,10 +2,10 @@
 
 How it works
   The plan is played forward on the domain's own ledger, which is put back afterwards: running jobs leave when their
-  limits end, those who stand before the job start in their order as soon as there is room, each runs for all of its
-  limit, and then it is the job's turn. Nobody passes another, so it is the latest time rather than the earliest: jobs
+  limits end, the jobs that stand before it start in their order as soon as there is room, each runs for all of its
+  limit, and then it is the job's turn. No job passes another, so it is the latest time rather than the earliest: jobs
   that end before their limits, and small ones that find room meanwhile, only make it earlier. Jobs that come later and
-  go before it make it later, and nobody knows of those.
+  go before it make it later; these are not known yet.
 """
 
 import heapq
@@ -28,8 +28,8 @@ _Leaving = tuple[float, int, int, Allocation]  # when, a number that breaks ties
 class StartEstimate:
     """Expected start of a job; infinite: unknown.
 
-    ``unlimited``: rows of jobs without a time limit that would have to end first. ``is_short``: it, or somebody before
-    it, would not start though all who run had ended. Neither: more than `AHEAD_MAX` stand before it.
+    ``unlimited``: rows of jobs without a time limit that would have to end first. ``is_short``: it, or a job before it,
+    would not start even if all running jobs had ended. Neither: more than `AHEAD_MAX` jobs stand before it.
     """
 
     at_s: float = math.inf

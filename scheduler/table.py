@@ -23,7 +23,7 @@ class JobColumns(NamedTuple):
         submit_s: When it was submitted.
         sequence: What breaks ties between jobs submitted in one second; unique.
         gpus: W_J, the GPUs it needs.
-        is_running: 1.0 while it holds GPUs, else 0.0.
+        is_running: 1.0 while it holds GPUs, otherwise 0.0.
         executed_s: t_J, seconds that it has held GPUs since it was submitted or last promoted.
         waited_s: delta_J, seconds that it has waited since then.
         since_s: Since when it waits or runs, as it does now; a promotion counts as a new wait.
@@ -31,7 +31,7 @@ class JobColumns(NamedTuple):
             resumes, 0 when it waits.
         first_start_s: When it was started first; infinite before that.
         position: Its place in the list of its queue; smaller stands before greater.
-        remaining_s: Run time that is left, at full speed; NaN where nobody knows.
+        remaining_s: Run time that is left, at full speed; NaN where it is not known.
         predicted_gpu_s: What an estimator expects of it in all, GPU seconds; NaN where there is none.
         priority: That of its QOS; 0 where it has none.
         share_level: Where its account stood among all when it was last ranked as waiting (fair_share.py).
@@ -87,7 +87,7 @@ class JobTable:
             return
         self._block = np.zeros((max(row + 1, 2 * len(old)), len(self._COLUMNS)))
         self._block[: len(old)] = old
-        # The views are of the new block: nobody may keep a column over a `submit`.
+        # The views are of the new block: a column that was kept from before a `submit` is an old one.
         for at, name in enumerate(self._COLUMNS):
             setattr(self, name, self._block[:, at])
         for name, value in (("first_start_s", np.inf), ("remaining_s", np.nan), ("predicted_gpu_s", np.nan)):

@@ -33,7 +33,7 @@ FADING_S = tuple(hours * 3600.0 for hours in (0, 1, 2, 3, 6, 12, 24, 48))
 REVIEW_S = 3600.0
 # Until a node that falls asleep now has earned its wake-up.
 FORECAST_S = 6 * 3600.0
-# Without a day of records nobody knows any risk.
+# Without a day of records no risk is known.
 FIRST_DAYS = 1.0
 
 
@@ -46,8 +46,8 @@ class CesSettings:
         short_nodes_per_day: Node-intervals that jobs may lack. With both given, both are kept.
         half_life_s: Records fade to a half in this time.
         committee: Rules whose average is kept.
-        aim: What is aimed at, by what is asked for. Above 1: half an event that nobody saw is added to each record, so
-            that aiming at 1 reaches less.
+        aim: What is aimed at, by what is asked for. Above 1: half an event that was not seen is added to each
+            record, so that aiming at 1 reaches less.
         pace_events: Over so many events a surplus or a debt is evened out.
         least, most: Bounds of the factor between the risk a rule may have and the risk asked for.
         forecast: Quantiles of the maximum ahead are signals too.

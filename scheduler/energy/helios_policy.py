@@ -27,7 +27,7 @@ class PaperSettings:
         future_s: The forecast trend: what is busy now, less the mean of this time ahead; and of twice this time.
         past_threshold, future_threshold: The least that the trends must be; xi.
         cut_nodes: Fewer are not worth it.
-        hold_s: Nobody sleeps for so long after a wake-up.
+        hold_s: No node is put to sleep for so long after a wake-up.
         features: Of the forecast. ``causal``: what was known then; ``lags``: the published code's, all of them 10 h
             earlier; ``artifact``: the published code's, whose forecast has seen hours of what it forecasts.
     """

@@ -2,7 +2,7 @@
 
 Every interval a policy is shown what was seen (`watch`), during the past that it learns from as well as later; once it
 is in charge it is also asked how many nodes to keep (`target`). It knows nothing of the future, and not which nodes:
-who switches takes idle ones.
+the caller that switches nodes takes idle ones.
 """
 
 from dataclasses import dataclass

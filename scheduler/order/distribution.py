@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 from farside.scheduler.table import Floats, Rows
 
-# Services are fractions of seconds times GPUs: samples are kept to a millionth, and who is nearer than half of that to
-# one has reached it.
+# Services are fractions of seconds times GPUs: samples are kept to a millionth, and a job that is nearer than half of
+# that to one has reached it.
 DECIMALS = 6
 EDGE_GPU_S = 5e-7
 # Up to so many are computed one by one.

@@ -33,7 +33,7 @@ class Gittins(Las):
         delta: The service quantum. ``limit``: Delta_i is Q_i's upper limit, as in the paper. ``best``: the supremum
             over all, the index by its definition. ``fixed``: ``delta_gpu_s`` in every queue.
         delta_gpu_s: See there.
-        is_learning: Ended jobs of the domain count. Else only ``prior`` does.
+        is_learning: Ended jobs of the domain count. Otherwise only ``prior`` does.
         first_fit_jobs: So many jobs must have ended before the first fit.
         refit_share: By how much the history has grown when it is fitted again.
         prior: Services of jobs before the first.

@@ -43,8 +43,8 @@ class Las(PlainOrder):
     Attributes:
         limits_gpu_s: Upper limits of all queues but the last. The paper's testbed: one, 3200 GPU s.
         within: Order in a queue, see above.
-        promote_knob: PROMOTEKNOB; infinite promotes nobody.
-        starve_limit_s: STARVELIMIT; infinite promotes nobody.
+        promote_knob: PROMOTEKNOB; infinite promotes no job.
+        starve_limit_s: STARVELIMIT; infinite promotes no job.
         interval_s: Without limits, how long a running job makes progress without being compared again, if nothing
             happens.
     """

@@ -57,7 +57,7 @@ class Qssf(PlainOrder):
 
     Attributes:
         is_strict: The first job that has no room blocks all behind it, as in Helios's simulator.
-        patience_s: Who has waited so long goes before all but short jobs; infinite: no guard, as in the paper.
+        patience_s: A job that has waited so long goes before all but short jobs; infinite: no guard, as in the paper.
         overtaking_share: The share of all work that short jobs may be.
         cut: What has been learned of that so far.
     """

@@ -8,7 +8,7 @@ from farside.units import format_seconds
 def why_first(order: OrderPolicy, first: JobColumns, second: JobColumns) -> str:
     """Why the first of two jobs goes before the second, both columns of one job at the same instant.
 
-    What the policy says, if its keys tell the two apart; else the tie-break: submit time, then sequence.
+    What the policy says, if its keys tell the two apart; otherwise the tie-break: submit time, then sequence.
     """
     mine, other = ([key.item() for key in order.keys(jobs)] for jobs in (first, second))
     if mine != other:

@@ -9,9 +9,9 @@ How it works
   2. jobs that wait, the longest wait first;
   3. jobs that run and have used their slices: each goes on until a waiting job can use its GPUs; longest turn first.
 
-  A slice begins when a job makes progress: what resuming takes is not of it, or nobody would get anywhere where that
-  takes as long. It belongs to a job, not to the clock, so the only event is its end: while nobody waits nothing happens
-  at all.
+  A slice begins when a job makes progress. The time that resuming takes is not part of it; otherwise no job would make
+  progress where that takes as long. A slice belongs to a job, not to the clock, so the only event is its end: while no
+  job waits nothing happens at all.
 
   As slices end one by one, GPUs for a gang never come free together if smaller jobs may take each of them; so the first
   in line holds the others up until it has room, a slice at most. ``is_strict`` False lets them pass.
@@ -38,7 +38,7 @@ class Timeshare(PlainOrder):
     Attributes:
         quantum_s: A slice. The authors' simulator has a minute, at no cost; but what a preemption costs, often a minute
             itself, is paid once a slice, and on a real trace the average JCT is the same with ten.
-        is_strict: Who has waited longest holds up all behind it.
+        is_strict: The job that has waited longest holds up all behind it.
     """
 
     name = "timeshare"

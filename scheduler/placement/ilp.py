@@ -35,7 +35,7 @@ def _program() -> ModuleType:
 class Ilp(OnNodes):
     """Placement by the integer program, for clusters of some ten nodes.
 
-    A job whose parameter servers nobody counted has as many as workers, "a common practice" [tiresias §3.3.3.1].
+    A job whose parameter servers are not given has as many as workers, "a common practice" [tiresias §3.3.3.1].
 
     Attributes:
         time_limit_s: For one job. When it ends the search, the best place found so far is taken; when there is none

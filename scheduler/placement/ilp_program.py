@@ -52,7 +52,7 @@ class TrafficSolution:
         workers: w_i, by node.
         hosts: The node of each server.
         most_bytes: The greatest T_i.
-        is_proven: Nothing better exists; else the limit ended the search, and this is the best that it had found.
+        is_proven: Nothing better exists; otherwise the limit ended the search, and this is the best that it had found.
     """
 
     workers: tuple[int, ...]

@@ -34,7 +34,7 @@ class Learned:
 
     Attributes:
         packlimit: From 0 to 1.
-        is_learned: Whether the history had both kinds of jobs; else this is the old one.
+        is_learned: Whether the history had both kinds of jobs; otherwise this is the old one.
         mistaken: Share of the samples on the wrong side of the line.
         reason: In words.
     """

@@ -44,8 +44,8 @@ class Skew(OnNodes):
     Attributes:
         packlimit: PACKLIMIT, a share of 1.
         relearn_jobs: PACKLIMIT is learned again after so many jobs of several GPUs have ended; 0: it stays.
-        unmeasured: What becomes of a job whose S_J nobody knows. The paper's profiler knows it of every job before its
-            first start; a trace often does not, and then nobody should be slowed by what is not known.
+        unmeasured: What becomes of a job whose S_J is not known. The paper's profiler knows it of every job before its
+            first start; a trace often does not, and then no job should be slowed by what is not known.
     """
 
     name = "skew"

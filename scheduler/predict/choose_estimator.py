@@ -58,7 +58,7 @@ class Judge:
     """Score of the estimators, and the choice between them.
 
     Attributes:
-        source: Who is believed.
+        source: The estimator that is believed.
         savings: `queue_saving` of each estimator's square roots, as far as known: the mean of blocks.
         errors: The standard error of each one's difference from the number of GPUs; of ``gpus``, from chance.
         drift: By what share the model's recent median error is greater than when it was fitted.

@@ -1,9 +1,9 @@
 """Correction from the median of a run time to its mean, by the errors of past estimates. PURE.
 
-Estimates made of logarithms are medians. Who should go first is decided by the mean: of two jobs with the same median
-the one of which little is known may take a hundred times as long, and all behind it would wait. For a log-normal the
-mean is the median times exp(variance / 2), and the variance is seen when jobs end. It differs by what is known of a
-job: small for a name that came often, large for one that never came.
+Estimates made of logarithms are medians. Which job should go first is decided by the mean: of two jobs with the same
+median, the one of which little is known may take a hundred times as long, and all jobs behind it would wait. For a
+log-normal the mean is the median times exp(variance / 2), and the variance is seen when jobs end. It differs by what is
+known of a job: small for a name that came often, large for one that never came.
 """
 
 import math

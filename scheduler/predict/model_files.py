@@ -3,13 +3,13 @@
 How it works
   A folder has one manifest a service, ``qssf.json``, and the texts of its newest models, ``qssf-7.txt``. A text is
   written first, under a name of its own, then the manifest that names it, each by renaming a file that is whole and
-  on the disk. So whoever reads finds the old model or the new one, whenever we are killed.
+  on the disk. So a reader finds the old model or the new one, whenever the writer is killed.
 
   The manifest has the text's size and SHA-256. A text that was cut short or changed is refused before LightGBM sees it,
   and so is a manifest of a format that this version does not know.
 
   A checksum that stands beside a text proves that it is whole, not who wrote it. So the folder and what is read of it
-  must belong to who reads it, or to root, and must not be writable by everybody.
+  must belong to the user who reads it, or to root, and must not be writable by everybody.
 """
 
 import hashlib

@@ -44,7 +44,8 @@ class Options:
         tick_s: The scheduler only acts at multiples of this; 0: whenever something happens.
         is_lending: Idle nodes of a virtual cluster where nobody waits run the others' jobs.
         in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
-        fair_share_half_life_s: Who has used less goes first, whatever the policy; use fades by half so fast. 0: no.
+        fair_share_half_life_s: Users who have used less go first, whatever the policy; use fades by half in this
+            time. 0: off.
         user_quota_gpus: The most GPUs that the jobs of one user hold at once; 0: any number.
         estimator: Where policies that go by expectations have them from: an ``oracle``, or a ``model``, the ``rolling``
             estimate or the number of ``gpus``, which learn as jobs end.

@@ -1,7 +1,7 @@
 """Output files: written completely or not at all, and never over an input or another output.
 
 A file is written beside its place and put there in one step. What is no regular file (a pipe, a terminal) is written as
-it stands, and never opened before: who reads a pipe would take that for the end.
+it stands, and never opened before: the reader of a pipe would take that for the end.
 """
 
 import os

@@ -19,7 +19,7 @@ class Sizes:
     Attributes:
         by_vc: Of each virtual cluster by time, as ``--vc-nodes`` has them; one nameless part where it is one pool.
         gpus_per_node: Of each node.
-        is_guess: Nobody told; it is the most that was in use at once, whole nodes.
+        is_guess: The size was not given; it is the most that was in use at once, in whole nodes.
         is_pool: Virtual clusters of the log share all nodes.
     """
 

@@ -35,7 +35,7 @@ class Survey:
         lacks: Of the names above.
         is_replayed: Starts are the simulator's: first come first served on this cluster.
         left_out: Jobs that were not replayed since they fit nowhere.
-        unsized: Virtual clusters of which nobody knows the size: their jobs count, what they use does not.
+        unsized: Virtual clusters whose size is not known: their jobs count, what they use does not.
         known_jobs: Of GPU jobs, the share whose final status is known; ``known_gpu_time``: of their GPU time. All
             shares of statuses are of these.
     """

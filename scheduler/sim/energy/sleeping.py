@@ -6,8 +6,8 @@ How it works
   In between, jobs that found no room wake what they lack at once [helios §4.3.2, JobArrivalCheck]; the policy's buffer
   follows with its next check. A node that runs a job, or is held for one, never sleeps.
 
-  Needed are the nodes where jobs run, and as many as all who wait would fill: the cycle has just placed whoever could
-  be placed. A policy that preempts does so before anybody wakes, as it would on a cluster of that size.
+  Needed are the nodes where jobs run, and as many as all waiting jobs would fill: the cycle has just placed every job
+  that could be placed. A policy that preempts does so before a node is woken, as it would on a cluster of that size.
 """
 
 import math

@@ -52,7 +52,7 @@ COLUMNS = (
         title="Jain", of=lambda f: f.jain, best=Best.GREATEST, digits=3, meaning="1 where rho is the same for all jobs"
     ),
 )
-# What is told of bins, groups and virtual clusters.
+# The columns for bins, groups and virtual clusters.
 FEW_COLUMNS = (
     Column(title="jobs", of=lambda f: f.jobs, best=Best.NONE),
     *(column for column in COLUMNS if column.title in {"avg JCT s", "p95 JCT s", "avg queue s", "queued", "preempted"}),

@@ -1,7 +1,7 @@
 """Why one job waited in a simulation: each period of its wait, with its cause and times. PURE.
 
 While the job waits, explain.py is asked after every event in its virtual cluster. Answers of one cause that follow each
-other are one stretch; of a stretch is told how many GPUs were free, and whom the job was behind for the longest time.
+other are one stretch; for each it is printed how many GPUs were free, and behind which job it was for the longest time.
 """
 
 import math
@@ -16,7 +16,7 @@ from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.state import Action, Preempt, Promote, Start
 from farside.units import format_moment, format_seconds
 
-# So many stretches are told, the longest ones; the others, and what was decided between them, are counted.
+# Number of stretches that are printed, the longest ones; the others, and what was decided between them, are counted.
 TOLD = 20
 
 

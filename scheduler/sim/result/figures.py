@@ -15,7 +15,7 @@ from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Resize, VirtualCluster
 from farside.scheduler.table import Floats
 
-# What is told apart of these is the rounding of sums, not a wait.
+# A shorter queueing delay is the rounding of sums, not a wait.
 QUEUED_S = 1e-3
 # Helios's groups by duration. [helios §4.2]
 HELIOS_SHORT_S, HELIOS_LONG_S = 15 * 60.0, 6 * 3600.0

@@ -55,7 +55,7 @@ def _parser(source: Source) -> Callable[[Row], Collection[float]]:
         return lambda row: (_gpu_s(row, column),)
     duration, gpus = _first(DURATIONS, names), _first(GPUS, names)
     if not duration or not gpus:
-        # Seconds alone are not GPU seconds, and nobody would notice the difference.
+        # Seconds alone are not GPU seconds, and the difference would not be noticed.
         raise ConfigError(
             f"{source.path}, line {source.first_line}: no column {' or '.join(COLUMNS)}, nor both of "
             f"{' or '.join(DURATIONS)} and {' or '.join(GPUS)}",

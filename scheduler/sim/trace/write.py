@@ -1,7 +1,7 @@
 """Write traces to files in Farside's own CSV, which `format/farside.py` reads again.
 
-Only columns that some job needs are written. Times are dates where the trace has a calendar, else seconds; both to the
-microsecond, which no log is finer than.
+Only columns that some job needs are written. Times are dates where the trace has a calendar, otherwise seconds; both to
+the microsecond, as no log is finer.
 """
 
 import csv

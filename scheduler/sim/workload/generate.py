@@ -56,7 +56,7 @@ class Workload:
         growth: How much longer jobs of many GPUs run, against chance, with each doubling. 0: as long as others.
         repeats: The share of submissions whose name recurs. The names of the others come once, and tell nothing.
         newcomers: The share of users of whom nothing comes in the first half of the trace.
-        is_sized_by_name: A name always asks for the same GPUs; else each submission with it draws anew.
+        is_sized_by_name: A name always asks for the same GPUs; otherwise each submission with it draws anew.
         naming: How names are written; none: as short as can be.
     """
 

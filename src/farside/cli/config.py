@@ -48,7 +48,7 @@ def check(
     for whose, paths in groups(files or (), program):
         read = paths or standard_files(whose)
         try:
-            # A program that nobody set up here is not checked: its defaults would complain of a missing disk.
+            # A program that is not set up here is not checked: its defaults would complain of a missing disk.
             if read or program:
                 loaded = effective(whose, paths)
                 for warning in loaded.warnings:

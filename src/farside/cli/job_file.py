@@ -17,7 +17,7 @@
     gpus = 0
     service = true                       # stopped when the others have ended
 
-Where a file does not say, a job runs in the folder and with the environment of who submits it. A file, ``--set`` and
+Where a file does not say, a job runs in the folder and with the environment of its user. A file, ``--set`` and
 options are each brought into the manager's keys before one goes before the other; what the manager refuses is told in
 the words that the user wrote.
 """

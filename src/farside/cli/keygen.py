@@ -1,7 +1,7 @@
 """The command `farside keygen`: makes and changes the cluster's key file.
 
-A change without a gap: `add` on one node, copy the file to all, then `retire` and copy again. Nobody is restarted: each
-process reads the file again when it has changed. While the change lasts, any key that both sides know is good.
+A change without a gap: `add` on one node, copy the file to all, then `retire` and copy again. No process is restarted:
+each reads the file again when it has changed. While the change lasts, any key that both sides know is good.
 """
 
 import os

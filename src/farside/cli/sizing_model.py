@@ -62,7 +62,7 @@ def benefit(
     """What lending ``lent_share`` of a machine's memory is worth, beside the rest, which is let at its full price.
 
     ``discount``: how much less lent memory is worth, 0.0 where nobody notices that it is remote ("regular pricing"),
-    else a preemptible machine's. The growth is 0.0 where nothing else is let.
+    otherwise a preemptible machine's. The growth is 0.0 where nothing else is let.
     """
     whole = memory_bytes / (1 << 30) * price_per_gib_month
     let = whole * (1 - lent_share)

@@ -67,7 +67,7 @@ def _no_json(source: Source, line: int, text: str, at: int, error: ValueError) -
     if isinstance(error, json.JSONDecodeError):
         line += text.count("\n", at, error.pos)
         return ConfigError(f"{source.path}, line {line}: is not JSON: {error.msg}", hint=_NO_LOG)
-    # All else that the decoder refuses is a number longer than Python takes.
+    # The only other thing that the decoder refuses is a number with more digits than Python converts.
     return ConfigError(
         f"{source.path}, line {line}: a number of thousands of digits", hint="no job has such; is the file damaged?"
     )

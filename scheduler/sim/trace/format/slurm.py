@@ -10,9 +10,9 @@ NNodes,AllocCPUS,Timelimit --starttime=...`` gives all of it.
     was left of an array when it was cancelled (``12_[4-9]``) never ran. Each part of a heterogeneous job (``12+0``) is
     taken for a job, though Slurm starts all parts at once.
   * Left out too: jobs without GPUs, jobs that never started, jobs that still run (nobody knows how long they would).
-  * GPUs are those of AllocTRES if it names any, else of ReqTRES: what a job really held, which on nodes given out whole
-    is more than it asked for. ``gres/gpu=4`` counts; without it ``gres/gpu:a100=2,gres/gpu:v100=2`` are added up. A
-    slice of a GPU (MIG) counts as one.
+  * GPUs are those of AllocTRES if it names any, otherwise of ReqTRES: what a job really held, which on nodes given out
+    whole is more than it asked for. ``gres/gpu=4`` counts; without it ``gres/gpu:a100=2,gres/gpu:v100=2`` are added up.
+    A slice of a GPU (MIG) counts as one.
   * A model of GPU binds a job only if it was asked for, so it comes from ReqTRES alone, and only if it is one.
   * Times are dates without a zone, or seconds since 1970 (SLURM_TIME_FORMAT=%s).
 """

@@ -131,7 +131,8 @@ def _unpacked(raw: io.BufferedReader) -> gzip.GzipFile | io.BufferedReader:
 def _as_text(stream: gzip.GzipFile | io.BufferedReader) -> io.TextIOWrapper:
     if stream.peek(2)[:2] in _UTF_16:
         return io.TextIOWrapper(stream, encoding="utf-16")
-    # What is not UTF-8 becomes characters that no name may have, so that the row is told, not the file refused.
+    # Bytes that are not UTF-8 become characters that no name may have, so that the row is reported and the file is not
+    # refused.
     return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape")
 
 
