@@ -95,6 +95,7 @@ def _ours(error: FarsideError | OSError | ExceptionGroup[Any]) -> FarsideError |
     if isinstance(error, ExceptionGroup):
         # Tasks of one scope fail together; the first to fail says why.
         ours, others = error.split(FarsideError)
+        # With one error in it that is not ours, the group is a fault of the program and is raised with its traceback.
         return first_of(ours) if ours is not None and others is None else None
     return _of_system(error) if isinstance(error, OSError) else error
 
@@ -103,6 +104,7 @@ def _of_system(error: OSError) -> FarsideError:
     # A file could not be opened, and the code that wanted it said no more about it; or a print without a buffer
     # failed, and then the error names no file.
     where = f"{error.filename}: " if error.filename else ""
+    # Without a file name it was a print: what a reader of the output must know is that some of it is missing.
     is_full = error.errno == errno.ENOSPC and not where
     hint = "the output is incomplete" if is_full else "`farside --debug ...` shows where"
     return FarsideError(f"{where}{error.strerror or error}", hint=hint)
@@ -266,6 +268,7 @@ def admin(
 
     from farside.admin import call, limit_of
 
+    # `timeout_s` is the argument of `call`; --limit sets it.
     told: dict[str, Any] = {name: value for name, value in options.overrides(arguments).items() if name != "timeout_s"}
     print(json.dumps(call(socket, command, timeout_s=limit or limit_of(command), **told), indent=2))
 

@@ -46,6 +46,7 @@ class _Submit(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses as usual, and counts the words after `--`."""
+        # Counted here, as the parser drops the `--` and no one can see afterwards which words came behind it.
         ctx.meta[_BEHIND] = len(args) - args.index("--") - 1 if "--" in args else 0
         return super().parse_args(ctx, args)
 
@@ -133,6 +134,7 @@ def submit(
         "--per-gpu": "gpu" if per_gpu else None, "--retries": retries, "--after": after or None, "--array": count,
         "--hold": True if held else None,
     }  # fmt: skip
+    # All words behind `--` are a command, also one that ends in .toml.
     is_file = False if behind >= len(words) else None
     job = read_job(words, _settings(settings), os.getcwd(), os.environ, options=_keys(said), is_file=is_file)
     answer = _submit(job, client)
@@ -164,6 +166,7 @@ def _submit(job: WantedJob, client: Client) -> Any:
     try:
         return client.post("jobs", body=job.body)
     except ConfigError as error:
+        # The manager knows its own keys only, not the file or the option that set them.
         raise ConfigError(job.in_own_words(str(error))) from error
 
 

@@ -22,6 +22,7 @@ def follow_output(show: Callable[[], Mapping[str, Any]], rank: int, *, is_follow
         FarsideError: The job has not started, has no such rank, or its file can't be read here.
     """
     job = show()
+    # With --follow a job may still wait: its tasks come with its start.
     while is_following and not job["tasks"] and job["state"] not in OVER:
         time.sleep(ASK_PERIOD_S)
         job = show()
@@ -33,7 +34,8 @@ def follow_output(show: Callable[[], Mapping[str, Any]], rank: int, *, is_follow
     # Without --follow the file is read once: the job counts as over, so that its end is not waited for.
     length = _copy(Path(task["output"]), task["node"], show if is_following else lambda: {"state": OVER[0]})
     causes = [task["cause"] for task in show()["tasks"] if task["rank"] == rank and task["cause"]]
-    if causes and not length:  # it could not even be started
+    # A cause and no output: the process could not even be started, and the agent said why.
+    if causes and not length:
         note(f"job {job['id']}, rank {rank}: {causes[0]}")
 
 

@@ -23,6 +23,7 @@ def daemon(context: typer.Context, config: options.ConfigFiles = None, settings:
 
     Runs until SIGTERM. `farside daemon drain` takes the donor out for maintenance.
     """
+    # `farside daemon drain`: this callback runs first for it as well, and must not start a daemon.
     if context.invoked_subcommand is not None:
         return
     from farside.config import DaemonConfig, load_config

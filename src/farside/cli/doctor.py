@@ -32,6 +32,7 @@ def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool)
     """
     configs, wrong = _settings(files, program)
     borrowers = [config for config in configs if isinstance(config, BlockdevConfig)]
+    # What needs settings is checked only for programs that have some; what concerns the machine always is.
     machine = preflight(ROOT, keys=key_checks(_key_files(configs)), disk=_disk(borrowers))
     checks = (
         *wrong,

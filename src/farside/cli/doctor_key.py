@@ -24,8 +24,10 @@ def key_check(key_file: Path) -> Check:
         status = key_file.stat()
     except OSError as error:
         return _failed(f"{key_file}: {error.strerror}", f"farside keygen {key_file}, or copy it from another node")
+    # The programs refuse such a file: whoever reads it can lend and borrow.
     if status.st_mode & 0o077:
         return _failed(f"{key_file}: mode {status.st_mode & 0o777:04o}", f"chmod 0600 {key_file}")
+    # Not a failure: doctor may run as a user who must not read keys.
     if not os.access(key_file, os.R_OK):
         found = f"{key_file}: there; what it holds can't be read by this user"
         return Check(name="key", outcome=Outcome.WARNING, found=found, advice="run `farside doctor` as root")

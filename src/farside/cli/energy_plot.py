@@ -15,7 +15,8 @@ from farside.scheduler.sim.output_files import written
 
 # Told apart by shape as well as by colour.
 _MARKS = {"ces": "o", "paper": "s", "rule": "^", "vanilla": "x", "none": "+"}
-# What an SVG would otherwise say of when it was made; and ids that do not change from run to run.
+# Ids that do not change from run to run, and text as text. With the date left out (`_save`), equal data give equal
+# bytes.
 _SVG: dict[str, Any] = {"svg.hashsalt": "farside", "svg.fonttype": "none"}
 
 

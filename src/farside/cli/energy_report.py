@@ -93,6 +93,7 @@ def give(value: ValueT, json_to: Path | None, show: Callable[[ValueT], None]) ->
     Raises:
         FarsideError: The file can't be written; what was there stays.
     """
+    # msgspec writes NaN as null, which is what JSON has for it.
     text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     if json_to == Path("-"):
         print(text.decode(), end="")

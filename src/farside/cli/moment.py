@@ -21,4 +21,5 @@ def parse_moment(text: str, now_s: float) -> float:
         at = datetime.fromisoformat(told)
     except ValueError:
         raise ValueError(f"'{text}' is no time; write 'now', +2h, -7d or 2026-11-22T08:00 (UTC)") from None
+    # Without a zone it is UTC, as in all that Farside prints.
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

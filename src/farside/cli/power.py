@@ -19,6 +19,7 @@ def power(
     state: State = None,
 ) -> None:
     """Show which nodes sleep, boot or are about to sleep, why, and the energy saved."""
+    # `farside power pardon`: this callback runs first for it as well, and must not print the list.
     if context.invoked_subcommand is not None:
         return
     told = client_of(manager, state).get("power")

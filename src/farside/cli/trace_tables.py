@@ -25,6 +25,7 @@ def tables(found: Description) -> Iterator[Table]:
         more = len(found.by_vc) - _VCS_SHOWN
         title = "by virtual cluster" + (f" (and {more} more)" if more > 0 else "")
         yield _shares(title, "vc", found.by_vc[:_VCS_SHOWN], found)
+    # Both cuts of the paper in one table (bins.py).
     bins = [replace(share, name=f"{cut} {share.name}") for cut, shares in found.by_bin for share in shares]
     yield _shares("by bin", "cuts, bin", bins, found)
     yield _hours(found)

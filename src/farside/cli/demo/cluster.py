@@ -90,6 +90,7 @@ def _round(state: Path, policy: str, jobs: Sequence[TraceJob], places: Path) -> 
             return all(states[job_id] in ("done", "failed", "cancelled", "timed_out") for job_id in ids)
 
         _until(are_over, f"the jobs under {policy} to end")
+    # By the log and the settings of this moment, before the next policy is written there.
     _, fidelity = replay(load_config(ManagerConfig, (sandbox_config(state),)), ids)
     done = sum(states[job_id] == "done" for job_id in ids)
     return Round(policy=policy, fidelity=fidelity, done=done)
@@ -118,6 +119,7 @@ def _submit(client: ManagerClient, jobs: Sequence[TraceJob], places: Path) -> li
 
 def _restart(state: Path, policy: str, policy_settings: str) -> None:
     """Gives the manager another policy: it reads its settings when it starts, and all it knows is in its log."""
+    # Killed, not stopped: the log alone must be enough to go on.
     control.kill_manager(state)
     config = sandbox_config(state)
     told: dict[str, settings.Value] = tomllib.loads(config.read_text())

@@ -62,6 +62,7 @@ class FioLoad:
 
     def stop(self) -> Tally:
         """Ends after the round that runs now, and returns what was seen."""
+        # The round is not interrupted: what it has not verified yet would be lost to the tally.
         self._stop.set()
         self._thread.join()
         return self.tally

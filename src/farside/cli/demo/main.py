@@ -39,6 +39,7 @@ def run(*, state: Path | None = None, part: Literal["all", "memory", "cluster"] 
     console = Console()
     status = 0
     if part != "cluster":
+        # Both parts are played, also when the first fails.
         status |= _memory(console, state)
     if part != "memory":
         status |= _cluster(console)
@@ -86,6 +87,7 @@ def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:
         show.begin("nbdcopy writes")
         copied = load.copy_in(fio.uri, data)
         show.end(f"{format_bytes(load.COPY_BYTES)} of random data")
+        # fio runs through all of the acts; each returns when its effect has been seen.
         for title, act in ACTS.items():
             show.begin(title)
             show.end(act(stage))

@@ -203,6 +203,7 @@ def _time(trace: Trace, option: str, text: str, default_s: float) -> float:
         at_s, is_date = moment(option, text.strip())
     except BadRow as bad:
         raise ConfigError(f"{option}: {bad.reason}", hint=bad.fix) from None
+    # Compared as numbers, a date on a time line of seconds would select nothing, or all.
     if is_date and not trace.has_calendar:
         raise ConfigError(f"{option}: the trace counts seconds and has no dates", hint="give seconds of its time line")
     if not is_date and trace.has_calendar and at_s < CALENDAR_FROM_S:
@@ -236,6 +237,7 @@ def _fitting(
 ) -> tuple[Scene, list[str]]:
     """Without the jobs that could never run, and a line about each."""
     found: dict[int, str] = {}
+    # Each placement once and in order, as experiments often share one.
     for placement in {experiment.placement: None for experiment in experiments}:
         for entry, reason in misfits(scene.jobs, scene.site.cluster, placement):
             found.setdefault(entry.job.sequence, f"{path}, line {entry.line}: job {entry.job.job_id}: {reason}")

@@ -55,6 +55,7 @@ def print_comparison(prepared: Prepared, outcomes: Sequence[Outcome]) -> None:
     _print_facts(console, prepared.facts)
     rows = [(outcome.experiment.name, outcome.results.all) for outcome in outcomes]
     table = _table("policy", rows, COLUMNS, is_marked=True)
+    # A table that is wider than the terminal would be broken into lines: it is turned instead.
     wanted = console.measure(table, options=console.options.update(max_width=_WIDTH_ELSEWHERE)).maximum
     console.print(table if wanted <= console.width else _turned(rows))
     if any(best_of(column, [column.of(figures) for _, figures in rows]) for column in COLUMNS):
