@@ -110,7 +110,6 @@ class _Wait:
     def explanation(self) -> Explanation:
         """First cause that applies."""
         domain, reservation = self.domain, self.domain.reservation
-        # The causes in the order in which a cycle decides: caps, the reservation, the head of a strict line, room.
         capped = domain.book.why_capped(self.row)
         if capped:
             more = f"it needs {gpus_of(self.demand)}, and starts once others of these have ended"
@@ -121,6 +120,7 @@ class _Wait:
         if ahead >= 0:
             return self._told(Cause.IN_LINE, ahead, f"the first in line is {self._before(ahead)}", self._waiters())
         has_room = domain.book.place(self.row, self.now_s) is not None
+        # Room without the maintenance windows, which `Book.place` takes away: then these are the cause.
         if not has_room and domain.rules.placement.place(domain.ledger, self.demand) is not None:
             first, *others = self._closed()
             return self._told(Cause.CLOSED, -1, first, (*others, *self._waiters()))

@@ -137,7 +137,7 @@ class Ledger:
 
     def _move(self, at: int, gpus: int, demand: Demand, *, is_owed: bool = False) -> None:
         after = self.free[at] + gpus
-        # Only `take_back` may go below 0, on a node that has left.
+        # Only `take_back` may book below 0, on a node that has left.
         assert gpus > 0 or after >= 0 or is_owed, "over-committed"
         self._set_free(at, after)
         if not self.sets.is_counting_more:

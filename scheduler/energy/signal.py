@@ -56,4 +56,5 @@ class FadingMax:
 
     def watch(self, active: float) -> None:
         """One more interval."""
+        # The present value is the floor: a signal never falls below what is busy now.
         np.maximum(active, active + (self.values - active) * self._kept_share, out=self.values)

@@ -85,6 +85,7 @@ class Gittins(Las):
             return queue, *place
         attained = jobs.executed_s * jobs.gpus
         if self.is_continuous:
+            # Negative, as the smallest keys go first and the highest index should.
             return (-self.index(attained, np.zeros(len(attained))),)
         early = (queue < len(self.limits_gpu_s)).nonzero()[0]  # on a busy cluster, few of those that run
         if len(early) == len(queue):

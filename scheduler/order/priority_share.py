@@ -30,6 +30,7 @@ class TenantOrder:
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Priority, then running before waiting if the policy never preempts, then level, then the policy's keys."""
+        # Smallest first, and a higher priority goes before.
         before: tuple[Floats, ...] = (-jobs.priority,)
         if not self.inner.traits.is_preemptive:
             before += (1.0 - jobs.is_running,)

@@ -50,8 +50,10 @@ class Consolidate(OnNodes):
         idle = ledger.idle()
         if not idle:
             return None
+        # `fewest` is of empty nodes: what the job could have once others have ended.
         most = int(self.most_nodes_factor * ledger.sets.fewest(demand))
         found = (self._whole_nodes(ledger, demand, idle, cell, most) for cell in ledger.sets.cells(demand))
+        # The first on ties, in the order of the cells, so that equal states give equal placements.
         return min((allocation for allocation in found if allocation), key=len, default=None)
 
     def _whole_nodes(self, ledger: Ledger, demand: Demand, idle: int, within: int, most: int) -> Allocation | None:

@@ -29,8 +29,10 @@ class Fragments(OnNodes):
         if ledger.free_gpus < demand.gpus:
             return None
         rooms, idle = ledger.rooms(demand), ledger.idle()
+        # Before nodes are chosen, as the job may use one cell only.
         cell = tightest(rooms, demand.gpus, ledger.sets.cells(demand))
         in_use = [nodes & cell & ~idle for nodes in rooms]
+        # Wholly free nodes are broken into only for what nodes in use cannot give.
         missing = demand.gpus - _room(in_use)
         opened = _open(ledger.sets.capacities(demand), idle & cell, missing) if missing > 0 else []
         if not cell or opened is None:
@@ -73,6 +75,7 @@ def _fill(rooms: Sequence[int], need: int) -> Places:
     """Take this many GPUs of nodes in use, which have at least as many free."""
     if not need:
         return []
+    # An exact fit leaves nothing on its node.
     if need < len(rooms) and rooms[need]:
         return [(lowest(rooms[need]), need)]
     taken: Places = []

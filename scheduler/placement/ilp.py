@@ -66,6 +66,7 @@ class Ilp(OnNodes):
         if job.gpus == 1:
             return demand
         servers = job.parameter_servers or job.gpus
+        # A model of unknown size counts as one byte, so that the program has some traffic to spread.
         return replace(demand, parameter_servers=servers, model_bytes=model_bytes_of(job) or 1, skew=skew_of(job))
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:

@@ -56,6 +56,7 @@ def _by_lot(left: dict[int, int], gpus: int, draws: Iterator[int]) -> Allocation
         at = nodes[place]
         taken[at] = taken.get(at, 0) + 1
         if taken[at] == left[at]:
+            # The last node takes the place of a full one: the order does not matter, and nothing is moved.
             nodes[place] = nodes[-1]
             nodes.pop()
     return tuple(sorted(taken.items()))

@@ -16,6 +16,7 @@ def servers_beside(workers: Allocation, servers: int) -> Allocation:
     if servers == 0:
         return ()
     total = sum(gpus for _, gpus in workers)
+    # In whole numbers, so that equal fractions are equal and ties are decided by place.
     shares = [divmod(gpus * servers, total) for _, gpus in workers]
     missing = servers - sum(whole for whole, _ in shares)
     favoured = sorted(range(len(shares)), key=lambda place: (-shares[place][1], place))[:missing]

@@ -74,6 +74,7 @@ class Skew(OnNodes):
 
     def learn(self, history: Sequence[Sample]) -> "Skew":
         """The policy with a PACKLIMIT learned from these jobs when learning is due; otherwise the policy itself."""
+        # Each time so many more have ended: the domain asks after every one.
         if not self.relearn_jobs or not history or len(history) % self.relearn_jobs:
             return self
         from farside.scheduler.placement.packlimit import (

@@ -276,7 +276,7 @@ def act_on_each(
             name = left.popleft()
             try:
                 done.append(act(name))
-            # No answer at all: each of the others would wait for the same time limit.
+            # No answer at all: the others would have none either.
             except PeerError:
                 raise
             except FarsideError as error:

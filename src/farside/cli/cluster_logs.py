@@ -55,8 +55,8 @@ def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:
                     offset += len(data)
             sys.stdout.buffer.flush()
         except FileNotFoundError as error:
+            # While the job runs the file may still come.
             if is_over:
-                # While the job runs the file may still come.
                 hint = f"it was written on node {node}; look there, or keep output on shared storage"
                 raise FarsideError(f"{path}: not there", hint=hint) from error
         except OSError as error:
