@@ -1,17 +1,18 @@
 """A change of the cluster's key, from `keygen --add` to `keygen --retire`, while everybody goes on working."""
 
 import asyncio
+import errno
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from farside.cli.keygen import add_key, retire_key
+from farside.cli.keygen import add_key, make_key, retire_key
 from farside.daemon.control import messages as m
-from farside.daemon.control.keys import KeyRing
+from farside.daemon.control.keys import KeyRing, read_keys
 from farside.daemon.control.protocol import Connection, Side
-from farside.errors import PeerError
+from farside.errors import ConfigError, PeerError
 from tests.daemon.plane import KEY, Plane, running
 
 MACHINES = ("donor", "b1", "b2")
@@ -71,6 +72,19 @@ def test_a_key_file_that_became_unusable_leaves_the_keys_of_before(tmp_path: Pat
             await connects(plane, "b1", (KEY,))
 
     asyncio.run(scenario())
+
+
+def test_a_key_that_can_not_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            make_key(tmp_path / "key")
+
+    make_key(tmp_path / "key")
+    assert len(read_keys(tmp_path / "key")) == 1
 
 
 def test_a_change_while_the_file_is_read_for_the_first_time_is_not_missed(

@@ -11,6 +11,8 @@ from pathlib import Path
 from farside.daemon.control.keys import KEY_BYTES, KEYS_MAX, read_keys
 from farside.errors import ConfigError
 
+_HEAD = "# Farside cluster key: whoever has it can lend and borrow memory. The first line is preferred.\n"
+
 
 def make_key(path: Path) -> None:
     """Writes a new key file of mode 0600.
@@ -73,12 +75,16 @@ def _write_new(path: Path, keys: tuple[bytes, ...]) -> None:
     # O_EXCL: never over a key that is there, nor through a link. The mode is given here, and not by chmod afterwards,
     # so that no other user can open the file in between.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as stream:
-        stream.write("# Farside cluster key: whoever has it can lend and borrow memory. The first line is preferred.\n")
-        stream.writelines(f"{key.hex()}\n" for key in keys)
-        stream.flush()
-        # Before the rename of `_replace`: after a crash the new name must not lead to an empty file.
-        os.fsync(stream.fileno())
+    try:
+        with os.fdopen(fd, "w") as stream:
+            stream.write(_HEAD)
+            stream.writelines(f"{key.hex()}\n" for key in keys)
+            stream.flush()
+            # Before the rename of `_replace`: after a crash the new name must not lead to an empty file.
+            os.fsync(stream.fileno())
+    except OSError:
+        path.unlink()  # part of a key would be taken for one, and keep the next attempt from writing
+        raise
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
