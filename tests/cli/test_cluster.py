@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -151,6 +152,18 @@ def test_a_job_that_could_not_be_started_says_why_instead_of_its_output(
     follow_output(lambda: {"id": "7", "state": "failed", "tasks": [task]}, 0, is_following=False)
 
     assert capsys.readouterr().err == "farside: job 7, rank 0: ./x: Permission denied\n"
+
+
+def test_a_reader_of_output_that_leaves_is_no_fault_of_the_jobs_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").write_text("much\n")
+    closed = Mock(**{"buffer.write.side_effect": BrokenPipeError})
+    monkeypatch.setattr(sys, "stdout", closed)
+    task = {"rank": 0, "node": "n0", "output": str(tmp_path / "out"), "cause": ""}
+
+    with pytest.raises(BrokenPipeError):
+        follow_output(lambda: {"id": "7", "state": "completed", "tasks": [task]}, 0, is_following=False)
 
 
 def test_which_manager_is_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,12 +48,7 @@ def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:
             is_over, asked_s = show()["state"] in OVER, time.monotonic()
         try:
             # Opened at each look, as the file need not exist yet.
-            with path.open("rb") as stream:
-                stream.seek(offset)
-                while data := stream.read(1 << 16):
-                    sys.stdout.buffer.write(data)
-                    offset += len(data)
-            sys.stdout.buffer.flush()
+            stream = path.open("rb")
         except FileNotFoundError as error:
             # While the job runs the file may still come.
             if is_over:
@@ -61,6 +56,14 @@ def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:
                 raise FarsideError(f"{path}: not there", hint=hint) from error
         except OSError as error:
             raise FarsideError(f"{path}: {error.strerror}") from error
+        else:
+            # Outside the try: a pipe that nobody reads, or a full disk, is not the fault of the job's file.
+            with stream:
+                stream.seek(offset)
+                while data := stream.read(1 << 16):
+                    sys.stdout.buffer.write(data)
+                    offset += len(data)
+            sys.stdout.buffer.flush()
         if is_over:
             return offset
         time.sleep(LOOK_PERIOD_S)
