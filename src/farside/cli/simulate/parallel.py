@@ -110,7 +110,7 @@ class _Children:
         at, process = self._running[ready]
         try:
             message: _Message = ready.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the pipe ended between two messages, or in the middle of one
             process.join()
             name = self._experiments[at].name
             hint = "the kernel kills what takes too much memory" if process.exitcode == -signal.SIGKILL else ""
