@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from farside.cli import options
+from farside.cli.terminal import note
 
 ROOT = Path("/")
 
@@ -80,9 +81,9 @@ def attach(
         keep_sysctl=keep_sysctl,
         forced=tuple(name for name, given in told.items() if given),
     )
-    result = do(wish, ROOT, _note)
+    result = do(wish, ROOT, note)
     for refusal in result.overruled:
-        _note(f"WARNING, overruled by {refusal.force}: {refusal_line(refusal)}")
+        note(f"WARNING, overruled by {refusal.force}: {refusal_line(refusal)}")
     made = result.attached
     what = "block device" if block else f"swap, priority {made.priority}"
     print(f"{made.device}: {made.export}, {format_bytes(made.size_bytes)}, {made.connections} connections, {what}")
@@ -121,7 +122,7 @@ def detach(
         print("nothing is attached")
         return
     attached = of_socket[0] if of_socket else choose(ROOT, device)
-    done = detach_patiently(attached, ROOT, _note, wait_s=wait, forced=(MEMORY_OUT,) if memory_out else ())
+    done = detach_patiently(attached, ROOT, note, wait_s=wait, forced=(MEMORY_OUT,) if memory_out else ())
     print(f"{done.attached.device}: detached, {format_bytes(done.bytes_back)} brought back in {done.seconds:.1f} s")
 
 
@@ -154,14 +155,8 @@ def watch() -> None:
 
     # This process must work while memory is short, as it replaces sockets that swap depends on.
     for failure in (*guard_family("watch"), *guard_memory()):
-        _note(f"not safe from memory pressure: {failure.what}: {failure.reason}")
+        note(f"not safe from memory pressure: {failure.what}: {failure.reason}")
     # Two sockets: one hears the kernel's notices only, so that none comes between a request and its answer.
     with NbdNetlink() as listener, NbdNetlink() as netlink:
-        for index in do(ROOT, _note, listener=listener, netlink=netlink):
-            _note(f"/dev/nbd{index} has a new socket")
-
-
-def _note(text: str) -> None:
-    import sys
-
-    print(f"farside: {text}", file=sys.stderr, flush=True)
+        for index in do(ROOT, note, listener=listener, netlink=netlink):
+            note(f"/dev/nbd{index} has a new socket")
