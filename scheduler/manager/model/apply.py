@@ -281,7 +281,7 @@ def _forgotten(state: LiveState, event: log.HistoryForgotten, entry: log.Entry) 
 
 
 def _wanted(state: LiveState, event: log.NodesWanted, entry: log.Entry) -> None:
-    state.wanted, state.wanted_s = event, entry.at_s
+    state.wanted = event
 
 
 def _closed(state: LiveState, event: log.NodeClosed, entry: log.Entry) -> None:

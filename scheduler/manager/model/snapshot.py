@@ -59,7 +59,6 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     closing: tuple[str, ...] = ()
     slept: tuple[SleepPoint, ...] = ()
     wanted: NodesWanted | None = None
-    wanted_s: float = 0.0
     submit_rates: Mapping[str, tuple[tuple[float, int], ...]] = field(name="hourly", default_factory=dict)
 
 

@@ -68,7 +68,6 @@ class LiveState:
         self.closing: dict[str, None] = {}  # nodes to close that the scheduler process has not closed yet
         self.slept = SleepRecord()
         self.wanted: NodesWanted | None = None  # the last; None: nobody has decided how many nodes shall be on
-        self.wanted_s = 0.0  # since when
 
     def live_jobs(self) -> Iterator[LiveJob]:
         """Those that are not over, in the order of submission."""
