@@ -124,6 +124,7 @@ class Session:
             except Exception as error:
                 problem = _problem(error, self._manager.url)
             was_connected, self.is_connected = self.is_connected, False
+            # One line for each reason: attempts go on for as long as the manager is away.
             if problem != self.last_problem or was_connected:
                 _log.warning("no connection to the manager", manager=self._manager.url, why=problem)
             self.last_problem = problem
@@ -133,6 +134,7 @@ class Session:
 
     async def _connect_once(self) -> None:
         file = self._manager.token_file
+        # Read at each attempt, so that a token can be changed without a restart.
         headers = {"Authorization": f"Bearer {read_token(file)}"} if file.is_absolute() else {}
         async with connect(
             self._manager.url.rstrip("/") + PATH,
@@ -152,6 +154,7 @@ class Session:
     async def _converse(self, connection: ClientConnection) -> None:
         side = AgentSide(seen_generation=self._node.seen_generation())
         try:
+            # HELLO names every task, so the manager learns what it missed before it sends commands.
             await connection.send(side.send(self._node.hello()))
             async with asyncio.timeout(WELCOME_LIMIT_S):
                 side.receive(await connection.recv())
@@ -195,10 +198,13 @@ class Session:
         await connection.send(frame)
 
     async def _report(self, connection: ClientConnection, side: AgentSide) -> None:
+        # The manager may have written them before the connection broke: their numbers show it, and it counts none
+        # twice.
         for old in self._outbox.unacked:
             await connection.send(side.send(old))
         while True:
             report = self._outbox.compose(await self._node.read())
+            # Too many reports are under way: the next one waits until the manager has acknowledged one of them.
             if report is None:
                 self._acked.clear()
                 await self._acked.wait()
