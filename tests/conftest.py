@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 settings.register_profile("farside", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("random", settings.get_profile("farside"), derandomize=False, print_blob=True)
 settings.load_profile("farside")
+
+# A shell starts what it puts into the background with SIGINT ignored, and programs that tests start would inherit that:
+# Ctrl-C would not end them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -447,7 +447,7 @@ def test_that_no_files_are_left_is_said_once_a_minute_and_without_a_trace(
         for _ in range(1000):
             loop.call_exception_handler(said)
 
-    with caplog.at_level("DEBUG"):
+    with caplog.at_level("DEBUG", logger="farside"):
         asyncio.run(run())
 
     assert [record.levelname for record in caplog.records if record.name.startswith("farside")] == ["ERROR"]
