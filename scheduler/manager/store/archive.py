@@ -52,6 +52,7 @@ class Archive:
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Whether the last entry that is here is this one of a log, and not of another log."""
         last = max(self._files(), key=lambda found: found[1], default=None)
+        # gzip has no index: the last line is found by reading all of the file, and only that line is kept in memory.
         lines = deque(_lines(last[2]) if last is not None else (), maxlen=1)
         return bool(lines) and msgspec.to_builtins(lines[0]) == dict(row)
 
@@ -66,11 +67,14 @@ class Archive:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with part.open("wb") as file:
+                # Without name and time in its header the same entries always give the same bytes.
                 with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
                     for row in rows:
                         packed.write(_ENCODER.encode(row) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+            # The content is synced before the name, and the folder after it: a crash leaves a whole file or none. Only
+            # then may the log lose these entries.
             part.replace(path)
             sync_folder(self.folder)
         except OSError as error:
@@ -87,6 +91,7 @@ class Archive:
         """
         seen = 0
         for _, last, path in sorted(self._files()):
+            # Files may overlap where a run was killed before the log lost what it had archived.
             if last <= seen:
                 continue
             for line in _lines(path):

@@ -79,8 +79,10 @@ def compact(store: EventStore, archive: Archive | None, now_s: float, keep_s: fl
     state = first_state(store)
     read_on(store, state)
     forgotten = _forget(store, state, now_s - keep_s) if keep_s else 0
+    # Step 2. Without new entries the snapshot is written already, and it may be large.
     if state.seq > store.extent().snapshot_seq:
         store.keep_snapshot(state.seq, state.at_s, encode_state(state))
+    # Step 3 comes after the snapshot, as entries that a start still needs must stay in the log.
     archived = 0
     if keep_s and archive is not None:
         while count := _archive_some(store, archive, now_s - max(keep_s, YOUNGEST_S)):
@@ -92,6 +94,7 @@ def _forget(store: EventStore, state: LiveState, before_s: float) -> int:
     known = len(state.jobs)
     if not any(job.is_over and job.end_s < before_s for job in state.jobs.values()):
         return 0
+    # At most once a day: each time adds an entry that all followers apply.
     if before_s - state.forgotten_s < DAY_S and state.forgotten_s:
         return 0
     store.append([Draft(event=HistoryForgotten(before_s=before_s), cause=CAUSE)], state.at_s)
@@ -102,6 +105,7 @@ def _forget(store: EventStore, state: LiveState, before_s: float) -> int:
 def _archive_some(store: EventStore, archive: Archive, before_s: float) -> int:
     """One file's worth; how many entries left the log."""
     extent = store.extent()
+    # An earlier run that was killed between archive and drop is finished first; its file has these entries already.
     last = _in_both(store, archive, extent)
     if not last:
         every = _rows(store, extent.first_seq - 1)
@@ -111,6 +115,7 @@ def _archive_some(store: EventStore, archive: Archive, before_s: float) -> int:
             return 0
         last = rows[-1]["seq"]
         archive.add(rows, rows[0]["seq"], last)
+    # One transaction for each page, so that writers get the lock in between.
     while store.drop(last):
         pass
     return last - extent.first_seq + 1
@@ -125,6 +130,7 @@ def _in_both(store: EventStore, archive: Archive, extent: Extent) -> int:
     last = archive.last_seq()
     if last < extent.first_seq:
         return 0
+    # One row is compared as a proof that both are from the same log: places alone would also agree with another log.
     rows = store.rows(last - 1, limit=1)
     if not rows or not archive.holds(rows[0]):
         raise ConfigError(
@@ -157,4 +163,5 @@ def whole_log(store: EventStore, archive: Archive | None) -> Iterator[Entry]:
         where = archive.folder if archive is not None else "the archive"
         raise FarsideError(f"entries {seen + 1} to {first - 1} have left the log, and are not in {where}",
                            hint="name their folder by archive_dir")  # fmt: skip
+    # Entries that are in the archive and still in the log are given once.
     yield from (entry for entry in store.read_all() if entry.seq > seen)

@@ -159,6 +159,8 @@ class EventStore:
         """
         with self.writing() as connection:
             lock(connection)
+            # Another run of the compaction may have come further; an older snapshot must not replace it, as entries up
+            # to the newer one may have left the log.
             if (connection.execute(sa.select(image.c.seq)).scalar() or 0) >= seq:
                 return False
             connection.execute(sa.delete(image))
@@ -177,6 +179,7 @@ class EventStore:
             first = connection.execute(sa.select(sa.func.min(log.c.seq))).scalar()
             if first is None or first > last:
                 return 0
+            # The places have no gaps, so the number of entries follows from the places and nothing has to be counted.
             last = min(last, first + limit - 1)
             connection.execute(sa.delete(log).where(log.c.seq <= last))
             return int(last - first + 1)
@@ -190,6 +193,8 @@ class EventStore:
         if self.engine.dialect.name != "sqlite":
             return
         try:
+            # A raw connection: SQLAlchemy would begin a transaction first (`_begin`), and SQLite refuses a checkpoint
+            # in one. PASSIVE waits for no reader and no writer; the pages that are in use stay for the next call.
             with closing(self.engine.raw_connection()) as connection:
                 connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
         except (SQLAlchemyError, sqlite3.Error) as error:
@@ -242,6 +247,7 @@ class EventStore:
 
     def _read(self, query: Any, values: Mapping[str, int] | None = None) -> Sequence[Any]:
         try:
+            # `_begin` sees this mark: in write-ahead mode readers need no lock, and must not take the writers' lock.
             with self.engine.connect().execution_options(is_reading=True) as connection:
                 return connection.execute(query, values).all()
         except SQLAlchemyError as error:
@@ -288,12 +294,15 @@ class EventStore:
         """
         if self.engine.url.get_backend_name() == "sqlite":
             parts = (Path(f"{self.engine.url.database}{end}") for end in ("", "-wal"))
+            # The write-ahead log counts too: it holds what is committed and not yet moved into the database.
             return sum(part.stat().st_size for part in parts if part.exists())
         return int(self._first(sa.text("SELECT pg_database_size(current_database())"))[0])
 
     def told_by_people(self, *, actor: str = "", before: int | None = None, limit: int = PAGE) -> list[Entry]:
         """The entries that users and operators brought about (one of them: ``actor``), the newest first."""
         names = [f"{role} {escaped(actor)}" for role in ("user", "operator", "node")] if actor else []
+        # A cause is "ROLE NAME", and may go on after a comma. Without the comma the pattern of ann would find anna as
+        # well.
         patterns = [p for name in names for p in (name, f"{name}, %")] or ["user %", "operator %"]
         by_people = sa.or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
         by_people = sa.or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
@@ -335,6 +344,7 @@ def open_engine(url: str) -> sa.Engine:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite":
             return _open_sqlite(parsed)
+        # pool_pre_ping: a pooled connection may be from before a restart of the server; it is tried before it is used.
         return sa.create_engine(parsed, pool_pre_ping=True, connect_args=alive_args(parsed))
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(f"store_url: {str(error).splitlines()[0]}", hint=hint) from error
@@ -366,6 +376,8 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
         raise ConfigError("store_url: needs the absolute path of a file", hint="sqlite:////var/lib/farside/manager.db")
     if not Path(parsed.database).parent.is_dir():
         raise ConfigError(f"store_url: {Path(parsed.database).parent}: no such folder", hint="make it")
+    # check_same_thread: asyncio.to_thread runs each call in any thread of its pool, so a connection is used by several,
+    # one after the other.
     engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
 
     @event.listens_for(engine, "do_connect")
@@ -377,6 +389,8 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
         connection.isolation_level = None  # else the driver begins transactions by itself, and too late
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
+        # FULL syncs the write-ahead log at each commit. With NORMAL a power failure could take entries that were
+        # acknowledged.
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         cursor.close()
@@ -395,6 +409,8 @@ def _keep_private(file: Path) -> None:
     """Makes it for its owner only, or tightens it: jobs' environments have secrets. SQLite's files beside it follow."""
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # SQLite gives the files beside it the mode of the database when it makes them; older ones keep the mode they
+        # have.
         for one in (file, *(file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))):
             if one.exists() and one.stat().st_mode & 0o077:
                 one.chmod(0o600)
@@ -409,12 +425,14 @@ def _begin_writing(connection: sa.Connection) -> None:
     who has waited longest has the least chance.
     """
     cursor, end_s = connection.connection.cursor(), time.monotonic() + BUSY_S
+    # SQLite's own wait is off while this loop waits in its place.
     cursor.execute("PRAGMA busy_timeout=0")
     try:
         while time.monotonic() < end_s:
             try:
                 cursor.execute(_BEGIN_WRITING)
             except sqlite3.OperationalError as error:
+                # The low byte is the primary code: extended ones, such as SQLITE_BUSY_SNAPSHOT, mean busy as well.
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     break
                 _NEVER.wait(LOOK_S)
@@ -422,6 +440,7 @@ def _begin_writing(connection: sa.Connection) -> None:
                 return
         connection.exec_driver_sql(_BEGIN_WRITING)  # again, as the errors that callers know are this one's
     finally:
+        # A pooled connection is used again, and a reader may still meet a short exclusive lock.
         cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1e3:.0f}")
         cursor.close()
 

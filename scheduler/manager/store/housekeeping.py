@@ -36,6 +36,7 @@ async def _keep_level(store: EventStore) -> None:
     while True:
         await asyncio.sleep(CHECKPOINT_S)
         with suppress(FarsideError):  # a full disk: who writes says so
+            # In a thread, as the checkpoint syncs the disk; the event loop of the parent also has to notify systemd.
             await asyncio.to_thread(store.checkpoint)
 
 
@@ -47,11 +48,14 @@ async def _keep_short(store: EventStore, config: ManagerConfig) -> None:
             extent = await asyncio.to_thread(store.extent)
         except FarsideError:
             continue  # the parts say so themselves
+        # Of several managers on one store only one compacts: that on the node whose scheduler process leads.
         if extent.holder.startswith(f"{config.node}:") and is_due(extent, time.time(), config.keep_history_s):
             await _run_beside(config)
 
 
 async def _run_beside(config: ManagerConfig) -> None:
+    # spawn, not fork: a forked child would inherit open SQLite connections, which SQLite forbids to use after a fork,
+    # and the locks of other threads.
     process = multiprocessing.get_context("spawn").Process(target=_work, args=(config,), name="farside-compact")
     process.start()
     try:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from farside.log import get_log
 from farside.scheduler.manager.store.event_store import EventStore
 
+# Neither lock tells a waiting process that it is free, so the process tries again and again.
 TRY_PERIOD_S = 0.5
 # Any number will do as long as no other program that shares the database takes it: "farside" in ASCII.
 _ADVISORY = int.from_bytes(b"farside")
@@ -43,6 +44,8 @@ async def leading(store: EventStore) -> AsyncIterator[None]:
 
 
 def _of_file(store: EventStore) -> _Lock:
+    # A file of its own: SQLite has POSIX locks on the database file, and a process that closes any descriptor of that
+    # file loses all of them. O_CLOEXEC: the lock lasts as long as any process has this open file.
     fd = os.open(f"{store.engine.url.database}.lead", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def try_lead() -> bool:
@@ -52,6 +55,8 @@ def _of_file(store: EventStore) -> _Lock:
             return False
         return True
 
+    # The file stays. If it were removed, one process could lock the old file and another one a new file of the same
+    # name.
     return try_lead, lambda: os.close(fd)
 
 
@@ -60,10 +65,13 @@ def _of_session(store: EventStore) -> _Lock:
 
     def try_lead() -> bool:
         try:
+            # AUTOCOMMIT: the lock belongs to the session. In a transaction this session would be idle as long as it
+            # leads, and a server may end such sessions (idle_in_transaction_session_timeout), and the lock with them.
             connection = store.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             if connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY}).scalar_one():
                 held.append(connection)
                 return True
+            # A connection without the lock goes back to the pool; otherwise each attempt would keep one more open.
             connection.close()
         except SQLAlchemyError as error:  # a database that restarts comes back
             _log.warning("the store does not answer", reason=str(error).splitlines()[0])

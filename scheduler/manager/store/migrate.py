@@ -30,15 +30,20 @@ def upgrade(store: EventStore) -> None:
     try:
         with store.engine.begin() as connection:
             config = _config()
+            # alembic itself would only report that it cannot find the revision; an older manager has to say why it
+            # refuses.
             known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
             found = MigrationContext.configure(connection).get_current_revision()
             if found is not None and found not in known:
                 raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
+            # migrations/env.py takes this connection, so all steps and the check above are one transaction: all or
+            # nothing.
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except SQLAlchemyError as error:
         first = str(error).splitlines()[0]
         raise FarsideError(f"store_url: {first}", hint="is the database there, and may this user write it?") from error
+    # Tables may be unchanged while the entries in them have a later version.
     check_version(store.newest_version())
 
 
@@ -73,6 +78,7 @@ def backup(store: EventStore, to: Path) -> int:
         count = _copy(store, target)
         with closing(sqlite3.connect(part)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log beside it
+        # The file has its name only when it is whole.
         part.replace(to)
     finally:
         for left in (part, part.with_name(part.name + "-wal"), part.with_name(part.name + "-shm")):
@@ -93,6 +99,7 @@ def restore(source: Path, store: EventStore) -> int:
     """
     if not source.is_file():
         raise ConfigError(f"{source}: no such file", hint="name what `farside store backup` has written")
+    # The backup is checked before anything is written, so a damaged one leaves the target empty.
     if not _is_whole(source):
         hint = "nothing was written; name another that `farside store backup` has written"
         raise ConfigError(f"{source}: is damaged, cut short, or no backup of a store", hint=hint)
@@ -124,9 +131,12 @@ def _copy(source: EventStore, target: EventStore) -> int:
     try:
         upgrade(target)
         with source.engine.connect().execution_options(is_reading=True) as reading, target.engine.begin() as writing:
+            # One read transaction: the row of `lead`, the entries and the snapshot are from the same moment while
+            # managers write.
             leading = reading.execute(select(lead)).one()
             rows = reading.execute(select(log).where(log.c.seq <= leading.last_seq).order_by(log.c.seq))
             count = 0
+            # In parts, so that the insert of a long log does not have to be in memory at once.
             for part in rows.partitions(1000):
                 writing.execute(insert(log), [row._asdict() for row in part])
                 count += len(part)

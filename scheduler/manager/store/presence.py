@@ -9,6 +9,7 @@ from farside.scheduler.manager.model.presence import Presence
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.table import presence
 
+# Each process of an API has a new random name, so rows of ended processes stay behind; they go after a day.
 FORGOTTEN_S = 86_400.0
 
 

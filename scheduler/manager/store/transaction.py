@@ -24,6 +24,8 @@ from farside.scheduler.manager.store.table import lead, log
 # Entries that are read at once: some megabytes.
 PAGE = 5000
 
+# PostgreSQL locks the row by FOR UPDATE. SQLite has no such lock, and SQLAlchemy leaves the words out for it: there the
+# transaction has begun with the lock of the whole database (`_begin_writing` in event_store.py).
 _LOCK = select(lead).with_for_update()
 _ADD = insert(log)
 _MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("at_s"))
@@ -51,6 +53,7 @@ class Turn:
 
     def __init__(self, connection: Connection, generation: int, after: float = math.inf) -> None:
         row = lock(connection)
+        # This is the fence: the row is locked, so no other process can take the lead between this check and the commit.
         if generation and generation != row.generation:
             raise LeadLost(f"{row.holder} leads as generation {row.generation}, this process has {generation}")
         self._connection = connection
@@ -58,6 +61,7 @@ class Turn:
         self._last_seq, self._last_at_s = int(row.last_seq), float(row.last_at_s)
         self._rows: list[Mapping[str, object]] = []
         self.unread: list[Entry] = []
+        # Read under the lock, so nothing can come between these entries and those that this turn adds.
         while after < self._last_seq:
             self.unread += map(entry_of, connection.execute(READ_ON, {"after": after, "most": PAGE}))
             after = self.unread[-1].seq
@@ -65,6 +69,7 @@ class Turn:
     def add(self, drafts: Sequence[Draft], now_s: float) -> list[Entry]:
         """The next entries, as all will read them. Their time is never before that of the last entry."""
         assert self._generation or not any(is_decided(draft.event) for draft in drafts), "only a leader decides"
+        # Managers on several machines write with their own clocks; readers rely on times that never go back.
         at_s = max(now_s, self._last_at_s)
         entries = [
             Entry(seq=seq, at_s=at_s, generation=self._generation, cause=draft.cause[:CAUSE_MAX], event=draft.event)
@@ -77,6 +82,7 @@ class Turn:
 
     def write(self) -> None:
         """Says what was added to the database, which has it for good once the transaction is committed."""
+        # The rows are written at the end, in one statement for all of them; a turn that added nothing writes nothing.
         if self._rows:
             self._connection.execute(_ADD, self._rows)
             self._connection.execute(_MOVE_ON, {"seq": self._last_seq, "at_s": self._last_at_s})
