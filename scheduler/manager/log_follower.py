@@ -37,6 +37,8 @@ class LiveLog:
         self.clock = WallClock(folder)
         self.store = store
         self._folder = folder
+        # Two tasks move the state on: the loop that reads and the writer. Without the lock both could apply the same
+        # entries, as each waits for a thread between reading its place and applying.
         self._reading = asyncio.Lock()
         self._pending: list[_Part] = []
         self._is_pending = asyncio.Event()
@@ -48,9 +50,11 @@ class LiveLog:
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Reads and writes until it is cancelled; ``on_ready`` is called once all of the log is read."""
+        # The socket is there before the first read, so an entry that is written during the read wakes the loop.
         with sleeping_at(self._folder / API_WAKE) as sleeper:
             self.state = await asyncio.to_thread(first_state, self.store)
             await self.catch_up()
+            # The clock of this machine may be behind that of the machine which wrote the last entry.
             self.clock.not_before(self.state.at_s)
             on_ready()
             async with asyncio.TaskGroup() as group:
@@ -65,12 +69,14 @@ class LiveLog:
             while True:
                 entries = await asyncio.to_thread(self.store.read, self.state.seq)
                 await self._follow(entries)
+                # Fewer than a page means that the log ended there; an empty read is saved.
                 if len(entries) < PAGE:
                     return
 
     async def _catch_up_with(self, written: Sequence[Entry]) -> None:
         """Follows the log when its last entries are known: only earlier entries of other writers are read."""
         async with self._reading:
+            # The entries just written need not be read again; this holds only if no other writer came in between.
             if written and self.state.seq == written[0].seq - 1:
                 await self._follow(written)
                 return
@@ -85,6 +91,8 @@ class LiveLog:
                 for watcher in self._watchers.get(node, ()):
                     watcher.set()
             if time.perf_counter() - since_s > SLICE_S:
+                # A request that is answered here sees the state between two entries of a page, which is a state that
+                # the log had.
                 await asyncio.sleep(0)
                 since_s = time.perf_counter()
 
@@ -114,6 +122,8 @@ class LiveLog:
         """
         if not events:
             return range(0)
+        # All waiting writers share one transaction: a commit syncs the disk, and costs the same for one entry and for
+        # many.
         done: asyncio.Future[range] = asyncio.get_running_loop().create_future()
         self._pending.append(([Draft(event=event, cause=cause) for event in events], done))
         self._is_pending.set()
@@ -124,6 +134,7 @@ class LiveLog:
             await self._is_pending.wait()
             batch, count = [], 0
             while self._pending and count < BATCH:
+                # A writer's events are never split: they are all in one transaction, even where it exceeds BATCH.
                 batch.append(self._pending.pop(0))
                 count += len(batch[-1][0])
             if not self._pending:
@@ -133,6 +144,7 @@ class LiveLog:
     async def _write_batch(self, batch: list[_Part]) -> None:
         try:
             batch, entries = await self._append(batch)
+            # The scheduler process is woken before this state is moved on, so both work at the same time.
             wake(self._folder / WAKE)
             await self._catch_up_with(entries)
         except Exception as error:  # each writer gets it: the store is full, or gone
@@ -142,6 +154,7 @@ class LiveLog:
             return
         first = entries[0].seq if entries else 0
         for part, done in batch:
+            # A writer whose request was cancelled no longer waits; its entries are in the log all the same.
             if not done.done():
                 done.set_result(range(first, first + len(part)))
             first += len(part)
@@ -149,8 +162,10 @@ class LiveLog:
     async def _append(self, batch: list[_Part]) -> tuple[list[_Part], list[Entry]]:
         """The entries that a batch has become; requests that the log has already get `AskedBefore`."""
         while True:
+            # Each round removes those that the log has by now, so the loop ends.
             batch = [part for part in batch if not self._is_repeat(part)]
             drafts = [draft for part, _ in batch for draft in part]
+            # Only requests with a key can be repeats; for all others the store is not asked to read anything.
             read_to = self.state.seq if any(keyed_request_of(draft.event) for draft in drafts) else None
             try:
                 return batch, await asyncio.to_thread(self.store.append, drafts, self.clock.now_s(), read_to=read_to)
