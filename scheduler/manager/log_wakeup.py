@@ -29,6 +29,8 @@ class Sleeper:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(seconds, LOOK_PERIOD_S))):
                 await self._called.wait()
+        # A call during the caller's work stays set until the next sleep, so no call is lost between looking and
+        # sleeping.
         self._called.clear()
 
 
@@ -39,6 +41,7 @@ def sleeping_at(path: Path) -> Iterator[Sleeper]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as receiver:
         path.unlink(missing_ok=True)  # of a process that was killed; one process at a time has this folder
         receiver.bind(os.fspath(path))
+        # bind makes the socket by the umask, and any user who may write it could keep the process busy.
         os.chmod(path, 0o600)
         loop = asyncio.get_running_loop()
         loop.add_reader(receiver, _drain, receiver, sleeper)
@@ -51,6 +54,7 @@ def sleeping_at(path: Path) -> Iterator[Sleeper]:
 
 def _drain(receiver: socket.socket, sleeper: Sleeper) -> None:
     with suppress(BlockingIOError):
+        # All that wait are read: many calls mean one look.
         while True:
             receiver.recv(1)
             sleeper.call()

@@ -60,9 +60,11 @@ class Parts:
     def __init__(self, config: ManagerConfig, parts: Mapping[str, Part]) -> None:
         self._config = config
         self._parts = parts
+        # spawn: each part begins as a new interpreter. A forked one would inherit the event loop and its descriptors.
         self._context = multiprocessing.get_context("spawn")
         self._running: dict[str, SpawnProcess] = {}
         self._beats: dict[str, Beat] = {}
+        # Set by a signal, or by a part that cannot be configured: starting it again would fail in the same way.
         self._stop = asyncio.Event()
         self._failure = 0
 
@@ -75,6 +77,8 @@ class Parts:
             async with asyncio.TaskGroup() as group:
                 others = [group.create_task(self._watch()), group.create_task(beside)]
                 keeping = [group.create_task(self._keep(name)) for name in self._parts]
+                # The watch and the work beside go on until the last part has ended, so a part that hangs while it ends
+                # is killed too.
                 await asyncio.wait(keeping)
                 for other in others:
                     other.cancel()
@@ -90,6 +94,8 @@ class Parts:
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
             begun_s = time.monotonic()
+            # A new one for each start, at 0: the last beat of an ended process must not count against its successor. It
+            # needs no lock: one process writes it, and an aligned double is written at once.
             beat = self._beats[name] = self._context.Value("d", 0.0, lock=False)
             process = self._context.Process(
                 target=_part, args=(name, self._parts[name].work, self._config, beat), name=f"farside-{name}"
@@ -100,15 +106,19 @@ class Parts:
             code = await self._end_of(process)
             if self._stop.is_set():
                 return
+            # The same settings fail again, so all parts are ended and systemd gets the exit code.
             if code == ConfigError.exit_code:
                 self._failure = code
                 self._stop.set()
                 return
+            # A part that fails at once is started less and less often; one that ran for a while is started again at
+            # once.
             pause_s = FIRST_PAUSE_S if time.monotonic() - begun_s > LONG_ENOUGH_S else pause_s
             _log.error(
                 "a process of the manager ended and is started again", part=name, exit_code=code, pause_s=pause_s
             )
             with suppress(TimeoutError):
+                # Waiting for the stop and not for the time alone: a manager that is ended during a pause ends at once.
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
@@ -117,10 +127,13 @@ class Parts:
         """Kills parts that hang, and notifies systemd that this process does not."""
         while True:
             if watchdog_period_s() > 0:
+                # Sent from this loop, so that systemd also notices when the parent's own loop hangs.
                 notify_systemd("WATCHDOG=1")
             for name, process in self._running.items():
                 beat_s = self._beats[name].value  # 0: it is still being loaded
                 silent_s = time.monotonic() - beat_s
+                # SIGKILL: a loop that does not turn would not handle SIGTERM either. `_keep` sees the end and starts it
+                # again.
                 if beat_s and process.is_alive() and silent_s > self._parts[name].hang_s:
                     _log.error("a process of the manager hangs and is killed", part=name, silent_s=silent_s)
                     process.kill()
@@ -130,6 +143,7 @@ class Parts:
         """Exit code of a part that has ended, by itself or because all parts are stopped."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
+        # The sentinel is a descriptor that becomes readable when the process ends, so no thread has to wait in join.
         loop.add_reader(process.sentinel, ended.set)
         try:
             stopping = asyncio.ensure_future(self._stop.wait())
@@ -145,6 +159,7 @@ class Parts:
             ending.cancel()
         finally:
             loop.remove_reader(process.sentinel)
+        # It has ended already: this collects the exit code and leaves no zombie.
         process.join()
         return process.exitcode or 0
 
@@ -161,6 +176,8 @@ def _part(name: str, work: Work, config: ManagerConfig, beat: Beat) -> None:
     start_logging(config.log_level)
     try:
         asyncio.run(_until_told(work(config), beat))
+    # TaskGroup wraps errors in groups. os._exit skips the interpreter's own end, which would wait for threads in
+    # blocking calls to the database.
     except* FarsideError as several:
         error = first_of(several)
         _log.error("ends", part=name, reason=error)
@@ -176,6 +193,8 @@ async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
     parent = multiprocessing.parent_process()
     loop = asyncio.get_running_loop()
     if parent is not None:
+        # The read end of a pipe whose write end only the parent has: the kernel closes it even when the parent is
+        # killed by SIGKILL.
         loop.add_reader(parent.sentinel, stop.set)
     with on_end_signals(stop.set):
         async with asyncio.TaskGroup() as group:
