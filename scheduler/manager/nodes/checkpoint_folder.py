@@ -60,6 +60,7 @@ class Asker:
         self._open[probe.probe_id] = future
         self._unsent.append(probe)
         self._call()
+        # The connection may have ended before this question was added, and nobody would answer it.
         if self._is_closed:
             self.close()
         try:
@@ -70,6 +71,7 @@ class Asker:
         except PeerError as error:
             return m.Probed(probe_id=probe.probe_id, problem=str(error))
         finally:
+            # A late answer then meets no question, and `answered` passes it over.
             del self._open[probe.probe_id]
 
 
@@ -89,6 +91,7 @@ async def folder_problem(askers: Mapping[str, Asker], user: str, path: str) -> s
         written = await ask(first, "write")
         if written.problem:
             return _line(path, first, written)
+        # This node runs nothing of the user, so another one has to make the folder.
         if written.is_refused:
             continue
         seen = await asyncio.gather(*(ask(node, "see") for node in others))

@@ -48,8 +48,10 @@ class AgentLine:
         self.node = hello.node
         self._address = address
         self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
+        # Commands that were sent on this connection, by their kind.
         self._told: set[tuple[str, TaskKey]] = set()
         self._meter = PowerMeter()
+        # No list of donors has this version, so the first comparison always looks.
         self._ring_version = -1
         self._donors: tuple[m.Donor, ...] | None = None
         self._move_s = move_s  # borrowers get so long to move what they have
@@ -69,6 +71,7 @@ class AgentLine:
         events: list[log.Event] = [event] if node is None or _is_news(node, event) else []
         events += self._changes(state, hello.tasks)
         events += self._service_changes(state, self._read, None)
+        # After a reboot none of the old processes lives; `NodeJoined` with another boot says so for all of them.
         if node is not None and node.boot_id == hello.boot_id:
             events += self._forgotten(state, node)
         return events
@@ -79,6 +82,7 @@ class AgentLine:
             task = state.task(key)
             if task is None or self._knows(state, key):
                 continue
+            # ASSIGNED: no agent has reported it yet, so its START command may have been lost on the way.
             is_new = task.phase is log.TaskPhase.ASSIGNED
             if is_new and _is_wanted(state.jobs[task.job_id], task):
                 continue  # it will be told to start it
@@ -157,6 +161,7 @@ class AgentLine:
             is_ready = told.ready_at_s is not None
             if task.phase == told.state and is_ready <= task.is_ready:
                 continue
+            # The meter is emptied at the end only, so that the energy of a process is in the log once.
             energy_j, metered_gpu_s = self._meter.take(key) if told.state in ENDED else (0.0, 0.0)
             events.append(
                 log.TaskChanged(
@@ -180,6 +185,7 @@ class AgentLine:
             if task is not None:
                 found += self._about(state, task)
         found += self._leftovers(state)
+        # A job may change before the next look, so they are valid for one look only.
         self._meetings.clear()
         return found
 
@@ -313,6 +319,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
     swap_bytes = spec.swap_bytes_per_gpu * len(task.gpus)
     first = meeting.masters.get(task.role, task)
     role_variables = {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **meeting.hosts}
+    # What earlier starts held counts against the limit. At least a second, as 0 means that there is no limit.
     limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
     return m.Start(
         task_id=task_id_of(job.job_id, task.rank),

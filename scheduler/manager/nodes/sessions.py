@@ -29,6 +29,7 @@ from farside.units import format_seconds
 
 # Close codes of RFC 6455 §7.4.1.
 GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
+# An accepted connection that says nothing is closed after so long.
 HELLO_LIMIT_S = 10.0
 LEAD_LIMIT_S = 30.0
 WATCH_PERIOD_S = 1.0
@@ -77,7 +78,10 @@ class AgentSessions:
         self._move_s = move_s
         self._sessions: dict[str, _Session] = {}
         self._heard_s: dict[str, float] = {}
+        # The list of donors and when it was made; -inf: the first look makes it anew if the log has moved on.
         self._ring, self._ring_s = DonorRing(log.state), -math.inf
+        # After a restart nobody has been heard yet: each node gets a whole timeout from now on before it is called
+        # lost.
         self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
@@ -120,6 +124,8 @@ class AgentSessions:
             try:
                 caller = self._callers.of(socket)
             except HTTPException as error:
+                # A close before accept is an HTTP 403 to the agent, without the reason; RFC 6455 §5.5 limits the reason
+                # to 123 bytes.
                 await socket.close(POLICY_VIOLATION, str(error.detail)[: protocol.REASON_BYTES_MAX])
                 return
             await socket.accept()
@@ -147,6 +153,8 @@ class AgentSessions:
             try:
                 if now_s >= next_beat_s:
                     beat, next_beat_s = beat + 1, now_s + self._node_timeout_s / BEATS
+                    # Before the check for lost nodes: a node may have moved to another manager of this store, which
+                    # then says so.
                     said = await asyncio.to_thread(tell, self._log.store, self._name, beat, list(self._sessions), now_s)
                     self._remote_presence.told(said, now_s)
                 await self._log.write(list(self._lost(now_s)), "silence")
@@ -190,6 +198,8 @@ class AgentSessions:
         assert isinstance(hello, m.Hello)
         self._admit(hello, caller)
         line, changed = AgentLine(hello, _address_of(socket), move_s=self._move_s), asyncio.Event()
+        # The new session takes the place of the older one before anything is awaited; otherwise two of one node could
+        # both believe to be the only one.
         older = self._sessions.get(hello.node)
         session = self._sessions[hello.node] = _Session(
             socket=socket, side=side, line=line, changed=changed, asker=checkpoint.Asker(changed.set),
@@ -199,12 +209,14 @@ class AgentSessions:
             if older is not None:
                 with suppress(RuntimeError):
                     await older.socket.close(GOING_AWAY, "another connection of this node")
+            # In the log and in the state before WELCOME: the first commands rest on what the agent has just said.
             await self._log.write(line.joined(self._log.state), f"node {line.node}")
             await self._wait_for_lead()
             await socket.send_text(side.send(m.Welcome(generation=self._log.state.generation)))
             _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
             await self._both_ways(session)
         finally:
+            # A session that was replaced must not remove its successor, nor say that the node fell silent.
             if self._sessions.get(hello.node) is session:
                 del self._sessions[hello.node]
                 self._heard_s[hello.node] = self._log.clock.now_s()
@@ -259,6 +271,7 @@ class AgentSessions:
                 finally:
                     sending.cancel()
         except ExceptionGroup as several:
+            # The route above handles single errors; the group has the one of the receiver or of the sender.
             raise several.exceptions[0] from None
         finally:
             self._log.unwatch(session.changed, node)
@@ -277,6 +290,8 @@ class AgentSessions:
             session.sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
             self._note_problems(session)
             await self._log.write(events, f"node {line.node}")
+            # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
+            # not in the log.
             await session.socket.send_text(session.side.send(m.Ack(seq=report.seq)))
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
@@ -293,6 +308,7 @@ class AgentSessions:
     async def _send(self, session: _Session) -> None:
         line = session.line
         while True:
+            # Cleared before the state is read: a change during the sends sets it again, and the loop looks once more.
             session.changed.clear()
             state = self._log.state
             to_services = (*line.donors(state, self.ring), *line.lending(state), *line.orders(state))
