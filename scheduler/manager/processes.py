@@ -77,8 +77,7 @@ class Parts:
             async with asyncio.TaskGroup() as group:
                 others = [group.create_task(self._watch()), group.create_task(beside)]
                 keeping = [group.create_task(self._keep(name)) for name in self._parts]
-                # The watch and the work beside go on until the last part has ended, so a part that hangs while it ends
-                # is killed too.
+                # The watch goes on until the last part has ended, as systemd's watchdog must be notified until then.
                 await asyncio.wait(keeping)
                 for other in others:
                     other.cancel()
@@ -176,8 +175,7 @@ def _part(name: str, work: Work, config: ManagerConfig, beat: Beat) -> None:
     start_logging(config.log_level)
     try:
         asyncio.run(_until_told(work(config), beat))
-    # TaskGroup wraps errors in groups. os._exit skips the interpreter's own end, which would wait for threads in
-    # blocking calls to the database.
+    # TaskGroup raises groups; the first error in one says why the part ends, and its exit code tells the parent.
     except* FarsideError as several:
         error = first_of(several)
         _log.error("ends", part=name, reason=error)
