@@ -68,6 +68,7 @@ def figures_of(job: LiveJob, seen: Job, now_s: float, *, share_level: float | No
     is_leaving = job.phase in ACTIVE and not is_holding(job)
     if is_leaving:
         since_s, executed_s = now_s, executed_s + now_s - job.since_s
+    # The first start has nothing to load; each later one begins from a checkpoint.
     is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
     return Figures(
         remaining_s=_ESTIMATOR.remaining_s(seen, job.held_s),

@@ -38,6 +38,7 @@ class Decider:
         # got a place since the last look at who can start.
         self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
         self._just_allocated: dict[str, str] = {}
+        # A heap by time. An entry whose job has ended stays until its time: the next step of that job is then none.
         self._limits: list[tuple[float, str]] = []
         for job in state.live_jobs():
             self._note_limit(job)
@@ -74,10 +75,12 @@ class Decider:
         touched = {job_id: cause for job_id, cause in self._touched.items() if job_id in self.state.jobs}
         self._touched = {}
         followed = self._drafts(consequences(self.state, touched, now_s), touched)
+        # One kind at a time: each later kind rests on a state that has the earlier events in it.
         followed = followed or self._drafts(late_allocations(self.state, now_s), {})
         followed = followed or self._drafts(self._closings(), {})
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
+        # Starts come after the cycle: they are possible only for jobs that have an allocation in the log.
         return self._planner.plan(now_s) or self._launches()
 
     def _drafts(self, events: Iterable[Event], causes: Mapping[str, str]) -> tuple[Draft, ...]:

@@ -77,6 +77,7 @@ class _Room:
         Raises:
             FarsideError: It can't be started as long as it is what it is.
         """
+        # A new dict: `_tasks` takes devices out of it, and a failed start must not change what others see.
         free = {place.node: self._devices[place.node] for place in job.places}
         tasks = tuple(_tasks(job, free))
         counts = self._counts(job, tasks)
@@ -89,6 +90,7 @@ class _Room:
             tasks = tuple(
                 structs.replace(task, address=at, port=one) for task, (at, one) in zip(tasks, others, strict=True)
             )
+        # Taken only now, when all of the job fits: a job that can't start leaves everything to the next one.
         self._devices.update(free)
         self._tasks.update(counts)
         self._taken_ports.update(met)
@@ -120,6 +122,7 @@ class _Room:
 
     def _free_ports(self, job: LiveJob, address: str) -> Iterator[int]:
         """Those that nobody has there. Not first those of the start before, which may linger."""
+        # Different jobs, and the starts of one job, begin their search at different ports.
         first = job.sequence + job.start * 101
         for more in range(PORTS):
             port = FIRST_PORT + (first + more) % PORTS

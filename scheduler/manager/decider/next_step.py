@@ -80,6 +80,7 @@ def _cancelled(job: LiveJob, exit_code: int | None = None) -> log.JobEnded:
 
 
 def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
+    # Checked before a cancellation: work that is done stays done, even if somebody cancels the job at the same moment.
     if all(task.phase is log.TaskPhase.EXITED and task.exit_code == 0 for task in job.workers):
         if all(task.is_gone for task in job.tasks):
             return _done(job)
@@ -102,6 +103,7 @@ def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
         node = state.nodes[task.node]
         if not task.is_gone and not node.is_up:
             return _stop(job, log.StopCause.NODE_LOST, f"node {node.name} was lost: {node.lost_reason}")
+    # Agents enforce the limit too, and report it as an end of kind TIME_LIMIT (above).
     limit_s = limit_at_s(job)
     if limit_s is not None and limit_s <= now_s:
         return _stop(job, log.StopCause.TIME_LIMIT, _over_limit(job))
@@ -125,6 +127,7 @@ def _over_limit(job: LiveJob) -> str:
 
 
 def _of_stopping(state: LiveState, job: LiveJob) -> Step | None:
+    # Processes on a node that is down can't be waited for; its agent stops them when it comes back.
     if any(not task.is_gone and state.nodes[task.node].is_up for task in job.tasks):
         return None
     code = _exit_code(job)
@@ -141,6 +144,7 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Step | None:
             return log.JobEnded(job_id=job.job_id, ending=log.Ending.FAILED, reason=job.reason, exit_code=code)
         reason = f"{job.reason}; failure {job.failures + 1}, of which {job.spec.retries} are forgiven"
         return log.JobRequeued(job_id=job.job_id, start=job.start, reason=reason, is_failure=True)
+    # All starts that ended neither by a preemption nor by a failure of the job itself.
     losses = job.start - job.preemptions - job.failures
     if job.stop_cause in (log.StopCause.NODE_LOST, log.StopCause.NODE_UNFIT) and losses > MAX_LOSSES:
         reason = f"{job.reason}; that was the {MAX_LOSSES + 1}th time, and it is not started again"

@@ -42,8 +42,10 @@ class Pending:
         """Note that the log has an event; it may be one of ours."""
         if not isinstance(event, _Own):
             return
+        # Only a preemption is a decision of the cycle; other stops are consequences, which `send` was not told of.
         if isinstance(event, log.JobStopping) and event.cause is not log.StopCause.PREEMPTED:
             return
+        # A job may have several on their way, such as a release and a new allocation in one cycle, so they are counted.
         self._ahead[event.job_id] -= 1
         if self._ahead[event.job_id] <= 0:
             del self._ahead[event.job_id]

@@ -73,6 +73,7 @@ class Planner:
         event, self._heard = entry.event, by_entry(entry.seq)
         if isinstance(event, log.JobEnded):
             job = self._state.jobs[event.job_id]
+            # A job that never held GPUs says nothing about how long jobs of its kind run.
             if job.held_s > 0:  # what is learned does not depend on the domain: another may be built by then
                 self.domain.learn(service_gpu_s(job))
         self._pending.arrive(event)
@@ -107,6 +108,8 @@ class Planner:
         return bool(self._woken_by) or self._is_to_be_built() or self.next_wake_s() <= now_s + EDGE_S
 
     def _is_to_be_built(self) -> bool:
+        # Rows are never used again while a domain lives; not while decisions are pending, as these are forgotten by
+        # `_build`.
         is_sparse = self._next_row > 2 * len(self.domain.jobs) + SPARE_ROWS
         return self._is_stale or (is_sparse and not self._pending)
 
@@ -198,6 +201,7 @@ class Planner:
     # ------------------------------------------------------------------ in step
 
     def _reconcile(self, job: LiveJob, now_s: float) -> None:
+        # Rule 1 of the module: what others wrote meanwhile is looked at when the planner reads its own entry.
         if self._pending.is_ahead(job.job_id):
             return
         row, domain = self._rows.get(job.job_id, -1), self.domain
@@ -325,12 +329,14 @@ class Planner:
         self._next_row = 0
         self._timers.clear()
         self._pending.clear()
+        # The timers were cleared, so the comparison of accounts has to be noted again.
         self._compare_s = -math.inf
         self.domain = Domain(
             "", tuple(nodes), self._rules, JobTable(max(64, len(order))), is_counting_limits=True,
             fair_share=self._fair_share, history=self._history,
         )  # fmt: skip
         self._close(now_s)
+        # None makes the `_resize` below report the nodes to the new ledger in any case.
         self._taking = None
         started: list[tuple[tuple[float, ...], int]] = []
         for job in order:

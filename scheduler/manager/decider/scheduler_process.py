@@ -79,18 +79,22 @@ class SchedulerProcess:
             LeadLost: Another scheduler process leads.
             StoreError: The store can't be read or written.
         """
+        # Observe, decide, act and record are one turn of the loop below: `_decide` reads on (1), asks the decider (2),
+        # writes its decisions (3), and wakes the API (4); then the loop sleeps (5).
         async with leading(self._store):
             with sleeping_at(self._folder / WAKE) as sleeper:
                 self._lead()
                 handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
                 async with admin.serve(self._folder / ASK, handlers):
                     while True:
+                        # After a decision there may be another at once, so it sleeps only when nothing was decided.
                         if not await self._try_to_decide():
                             await sleeper.sleep(self._next_wake_s - self._clock.now_s())
 
     def _lead(self) -> None:
         state = whole_state(self._store)
         self._clock.not_before(state.at_s)
+        # What others write between this read and the new generation is read by the first cycle.
         self._generation = self._store.take_lead(self._holder, self._clock.now_s())
         self._read_state = state
         _log.info(
@@ -108,6 +112,7 @@ class SchedulerProcess:
         failures = self._failures
         try:
             is_more = await self._decide()
+        # Neither is repaired by a new try with the same state: the process ends, and its successor reads the log anew.
         except (LeadLost, StoreError):
             raise
         except Exception as error:  # a policy's fault, or one job that nobody has foreseen
@@ -116,6 +121,7 @@ class SchedulerProcess:
             pause_s = failures.pause_s
             _log.error("a cycle failed", reason=failures.last, in_a_row=failures.in_a_row, again_in_s=pause_s)
             _log.debug("where it failed", cause=error)
+            # After the note and the log line, so the last failure is reported too before the process ends.
             failures.refuse_more()
             await asyncio.sleep(pause_s)
             return True
@@ -124,6 +130,8 @@ class SchedulerProcess:
 
     def _sound_decider(self) -> Decider:
         if self._decider is None or self._is_spoilt:
+            # The state that was read at the start is used once; after a failure all is read again, as the decider
+            # changes it.
             state, self._read_state = self._read_state or whole_state(self._store), None
             self._decider = Decider(self._rules, state, self._now_s(state))
             self._is_spoilt = False
@@ -151,12 +159,15 @@ class SchedulerProcess:
         """Writes what was decided, and what follows from it."""
         async with _in_threads(self._store.turn(self._generation, decider.state.seq)) as turn:
             begun_s = time.monotonic()
+            # Other writers' entries that came after `_read` are heard first, in the order of the log: the log's lock is
+            # held, so these are all.
             for entry in turn.unread:
                 decider.hear(entry)
             while drafts:
                 for entry in turn.add(drafts, self._clock.now_s()):
                     decider.hear(entry)
                     _tell_of(entry.event)
+                # Only cheap consequences are added here: `may_plan=False` keeps a whole cycle out of the transaction.
                 is_long = time.monotonic() - begun_s > HOLD_S
                 drafts = () if is_long else decider.next_events(self._now_s(decider.state), may_plan=False)
 
@@ -228,6 +239,8 @@ def _tell_of(event: Event) -> None:
 @asynccontextmanager
 async def _in_threads(context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
     """A context whose beginning and end block; both in threads, and what is done in it is done here."""
+    # SQLite's lock and the commit's sync block; the work inside stays in the event loop, as the decider is not
+    # thread-safe.
     entered = await asyncio.to_thread(context.__enter__)
     try:
         yield entered

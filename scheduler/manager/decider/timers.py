@@ -15,6 +15,8 @@ class Timers:
     """Times to look at all jobs again, and times at which one job comes to a threshold of its policy."""
 
     def __init__(self) -> None:
+        # Timers are never searched for in the heap: `end_turn` raises the row's number, and old ones are passed over
+        # when they come up.
         self._heap: list[tuple[float, int, int, Timer]] = []  # (when, row or -1, the row's turn, why)
         self._turns: dict[int, int] = {}
 
