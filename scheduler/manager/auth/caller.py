@@ -43,6 +43,7 @@ from farside.scheduler.manager.auth.certificate import named_in
 from farside.scheduler.manager.auth.munge_user import uid_of
 from farside.scheduler.manager.auth.web_session import COOKIE, WebSessions, marks_of
 
+# struct ucred of socket(7): pid, uid, gid.
 _UCRED = struct.Struct("3i")
 _PEER = "uid:"
 _MET = "farside.caller"  # in the scope of a request whose credential was opened
@@ -96,6 +97,7 @@ class PeerProtocol(HttpToolsProtocol):
         peer = self.transport.get_extra_info("socket")
         if peer is not None and peer.family == socket.AF_UNIX:
             _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            # SO_PEERCRED is who called connect(2), not who holds the descriptor now: it can't be changed later.
             self.client = (peer_host(uid), 0)
         secured = self.transport.get_extra_info("ssl_object")
         if secured is not None and (certificate := secured.getpeercert()):
@@ -145,6 +147,7 @@ class Callers:
         if client is not None and client.host.startswith(_PEER):
             refuse_other_sites(connection)
             return self._of_uid(int(client.host.removeprefix(_PEER)), Proof.KERNEL)
+        # A token that is shown wins over certificate and cookie, as both are sent without being asked for.
         if "authorization" not in connection.headers:
             by_certificate = self._of_certificate(connection)
             if by_certificate is not None:
@@ -152,6 +155,7 @@ class Callers:
             cookie = connection.cookies.get(COOKIE, "")
             if cookie:
                 return self._of_cookie(connection, cookie)
+        # munged refuses a credential that was decoded before, so the answer of the first time is kept in the scope.
         met = connection.scope.get(_MET)
         if isinstance(met, Caller):
             return met
@@ -211,6 +215,7 @@ class Callers:
         caller = self._tokens.get(self._marks.get(mark or "", ""))
         if caller is None:
             raise unknown_caller("you are not signed in any more: give your token again")
+        # A WebSocket has no method, so a cookie does not open an agent's session either.
         if connection.scope.get("method") not in ("GET", "HEAD"):
             raise HTTPException(403, "the page's cookie is read-only; make changes by the command line")
         return caller
@@ -239,6 +244,7 @@ class Callers:
         except FileNotFoundError:
             self._stamp, self._tokens, self._marks = None, {}, {}
             return
+        # Both, as two writes may fall into one tick of the file system's clock.
         stamp = status.st_mtime_ns, status.st_size
         if stamp != self._stamp:
             self._tokens = read_tokens(self._file)

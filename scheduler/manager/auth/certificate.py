@@ -27,6 +27,7 @@ def named_in(certificate: Mapping[str, object]) -> tuple[str, str] | None:
         raise ValueError(f"your certificate says who you are more than once: {', '.join(found)!a:.200}")
     told = _WHO.fullmatch(found[0])
     name = "" if told is None else unquote(told["name"])
+    # Percent-decoding may have brought line breaks into the name, which would forge lines of logs.
     if told is None or not name.isprintable():
         wanted = "farside://node/NAME, user/NAME or operator/NAME"
         raise ValueError(f"your certificate is for {found[0]!a:.200}, which is not of the kind {wanted}")

@@ -19,6 +19,7 @@ async def uid_of(request: Request, credential: str, socket: Path) -> int:
         HTTPException: 401, it proves nothing; 503, munged does not answer.
     """
     try:
+        # The timeout ends the wait and not the thread: a thread can not be cancelled.
         async with asyncio.timeout(OPEN_LIMIT_S):
             opened = await asyncio.to_thread(open_credential, credential, socket)
     except MungeError as error:
@@ -28,6 +29,7 @@ async def uid_of(request: Request, credential: str, socket: Path) -> int:
     query = request.scope.get("query_string", b"")
     target = request.scope["raw_path"] + (b"?" + query if query else b"")
     mark = request_mark(request.method, target.decode(), request.headers.get(IDEMPOTENCY_KEY, ""), await request.body())
+    # A credential is bound to method, path, key and body: a stolen one can't be used for another request.
     if opened.payload != mark:
         raise HTTPException(401, "munge: this credential was made for another request")
     return opened.uid

@@ -42,8 +42,10 @@ class WebSessions:
         """The mark of the token that a cookie was made for; None: it is none of ours, or over."""
         mark, _, rest = cookie.partition(".")
         until, _, mac = rest.partition(".")
+        # isdigit accepts digits of other scripts, and compare_digest raises TypeError for text that is not ASCII.
         if not (until.isascii() and until.isdigit() and len(until) < 16 and mac.isascii()):
             return None
+        # compare_digest takes the same time wherever the two differ, so a MAC can't be guessed digit by digit.
         is_ours = hmac.compare_digest(mac, self._mac(mark, int(until)))
         return mark if is_ours and now_s < int(until) else None
 
