@@ -56,8 +56,10 @@ class BodyLimit:
         body = _Body(self._callers, self._large, scope, receive)
         headers = Headers(scope=scope)
         told = headers.get("content-length", "")
+        # Twenty digits are beyond any limit; int of a header of 64 KiB of digits would raise ValueError.
         told_bytes = int(told[:20]) if told.isdecimal() else 0
         try:
+            # Refused by the declared length before a byte of the body is read.
             body.admit(told_bytes)
             if told_bytes > NOBODY_BYTES or "transfer-encoding" in headers:
                 await body.unseal()
@@ -100,6 +102,8 @@ class _Body:
             return
         request = Request(self._connection.scope, self.receive)
         await self._callers.meet(request)
+        # The mark that a credential is made for covers the whole body, so all of it is read before the caller is known;
+        # `_count` bounds how many large ones are read so.
         self._whole = await request.body()
         self._admitted_bytes = NOBODY_BYTES
         self.admit(len(self._whole))
@@ -116,6 +120,7 @@ class _Body:
         limit_bytes = LIMITS_BYTES.get(path, COMMON_BYTES)
         if size_bytes > limit_bytes:
             raise HTTPException(413, too_large(limit_bytes))
+        # Beyond what anybody may send the caller has to be known: `of` raises 401 otherwise.
         caller = None if self._callers.is_sealed(self._connection) else self._callers.of(self._connection)
         if path in OPERATORS_ROUTES and caller is not None and not caller.is_operator:
             limit_bytes = COMMON_BYTES

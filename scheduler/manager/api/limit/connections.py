@@ -47,6 +47,7 @@ class Connections:
         self._unlimited = unlimited
         self._counts: dict[Owner, int] = {}
         self._waiting: dict[Owner, dict[object, Close]] = {}
+        # Dicts keep the order of insertion, so the first key is the oldest and no clock is needed.
         self._shaking: dict[int, tuple[Owner, Close]] = {}  # by descriptor, the longest first
 
     @property
@@ -88,6 +89,7 @@ class Connections:
     def admit(self, owner: Owner, limit: int) -> bool:
         """Whether one more may come; another may have been closed for it."""
         if owner in self._unlimited:
+            # Counted all the same, so that `leave` needs no exception for them.
             limit = 1 << 30
         if self._counts.get(owner, 0) >= limit:
             waiting = self._waiting.get(owner)
@@ -95,6 +97,7 @@ class Connections:
                 return False
             one = next(iter(waiting))
             close = waiting[one]
+            # Counted out before it is closed: closing may call back here, and must find nothing left to count.
             self.leave(owner, one)
             close()
         self._counts[owner] = self._counts.get(owner, 0) + 1
@@ -126,6 +129,7 @@ def say_rarely(loop: asyncio.AbstractEventLoop) -> None:
     def handle(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         nonlocal next_s
         if context.get("message") != _OUT_OF_FILES:
+            # All other errors of the loop are reported as usual.
             loop.default_exception_handler(dict(context))
         elif loop.time() >= next_s:
             next_s = loop.time() + SAY_PERIOD_S

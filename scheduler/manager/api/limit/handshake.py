@@ -38,6 +38,8 @@ class CountedListener(socket.socket):
         fd = accepted.fileno()
         if not self._connections.shake(address[0], fd, accepted.hang_up):
             accepted.close()
+            # accept(2) gives this error too, for a client that hung up before; asyncio passes it over and goes on
+            # listening.
             raise ConnectionAbortedError(f"{address[0]} has too many connections")
         accepted.on_close = lambda: self._connections.shaken(fd)
         return accepted, address
@@ -49,9 +51,12 @@ class _Accepted(socket.socket):
     def hang_up(self) -> None:
         """Whoever reads from it, which is asyncio, finds its end."""
         with suppress(OSError):  # its client was faster
+            # Not close: asyncio still has the descriptor registered, and the kernel could give its number to a new
+            # connection.
             self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        # Once only: close may be called twice, and by then the descriptor's number may be another connection's.
         told, self.on_close = self.on_close, None
         if told is not None:
             told()

@@ -24,6 +24,7 @@ class LimitedProtocol(PeerProtocol):
         """Counts it."""
         super().connection_made(transport)
         owner = self.client[0] if self.client is not None else "nobody"
+        # The handshake counted it by its descriptor until now; from here on it counts as this object.
         self._connections.shaken(transport.get_extra_info("socket").fileno())
         most = limits.CONNECTIONS_A_USER if is_peer(owner) else limits.CONNECTIONS_AN_ADDRESS
         if not self._connections.admit(owner, most):
@@ -44,6 +45,7 @@ class LimitedProtocol(PeerProtocol):
             self._expect(limits.HEADER_LIMIT_S, limits.HEADER_BYTES_MAX)
         self._bytes += len(data)
         super().data_received(data)
+        # Checked after the parser has seen the bytes: they may have completed the request, and then there is no limit.
         if self._late is not None and self._bytes > self._bytes_max:
             self.transport.abort()
 
@@ -68,6 +70,7 @@ class LimitedProtocol(PeerProtocol):
     def on_response_complete(self) -> None:
         """Another request may follow, or not."""
         super().on_response_complete()
+        # With a pipelined request behind it the client waits for the manager, and not the other way round.
         if self._owner and not self.pipeline:
             self._connections.waits(self._owner, self, self._evict)
 
