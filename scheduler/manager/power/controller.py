@@ -70,6 +70,8 @@ class LivePower:
                 continue
             generation = await self._own_generation()
             names = self._known_names()
+            # Both have to agree: the scheduler process may lead already while this log has not been read so far, or the
+            # other way round.
             if not names or generation != self._live.state.generation:
                 await asyncio.sleep(BEAT_PERIOD_S)
                 continue
@@ -102,6 +104,7 @@ class LivePower:
             demand = Wishes(await self._demand(policy, fitter, names, self._live.now_s()))
             await self._keep_by(demand, fitter, generation, names)
         finally:
+            # The thread that learns ends with the loop; the next one begins with a policy of its own.
             fitter.close()
             self._fitter = None
 
@@ -124,7 +127,10 @@ class LivePower:
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(controller.run())
+                # One turn of the loop, so that the controller has begun before it gets its first beats.
                 await asyncio.sleep(0)
+                # Steps each second: learn, pass on who is up, write the wish; the loop is left when another leads, or
+                # nodes come or go.
                 while state.generation == generation and self._known_names() == names:
                     fitter.look()
                     for name, boot_id in inventory.beats().items():
@@ -147,8 +153,11 @@ class LivePower:
         setup, jobs = self.setup, list(self._live.state.jobs.values())
         first_s = jobs[0].submit_s if jobs else now_s
         begin_s = past_begin_s(first_s, now_s, setup.step_s)
+        # In a thread, with a list of its own: the log goes on while the past of many jobs is added up.
         past = await asyncio.to_thread(busy_nodes, jobs, names, begin_s, now_s, setup.step_s)
         told = self._live.state.wanted
+        # Goes on from the last wish in the log, so that a restart does not wake every node until the policy has
+        # decided.
         first = None if told is None or setup.is_dry_run else Wish(nodes=told.nodes, reason=told.reason)
         if isinstance(policy, LearningCes):
             policy.begin(local_s(begin_s))

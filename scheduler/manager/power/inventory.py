@@ -65,6 +65,7 @@ class Wishes:
         last, told = self._last, state.wanted
         if last is None or last is self._on_its_way or (told is not None and told.nodes == last.nodes):
             return []
+        # Each wish is a new object, so `is` says whether this very one was given out.
         self._on_its_way = last
         return [last]
 
@@ -90,11 +91,14 @@ class Inventory:
         self._look()
         known = self._live.state.nodes[node]
         sensed = self._agents.sensed().get(node)
+        # Without a report the node may lend memory that others still use, so it must not go off.
         if sensed is None and (known.power is None or known.power.may_be_told_to_stop):
             raise PeerError(f"{node}: its agent is not connected here")
         sensed = sensed or Sensed()
         return Holdings(
             closed_by=known.closed_by,
+            # The larger one: jobs that have a place but no process yet, and processes of jobs that have left their
+            # place.
             jobs=max(self._jobs[node], len(known.tasks)),
             foreign_slabs=sensed.slabs,
             reservations=int(node in self._reserved),
@@ -130,6 +134,7 @@ class Inventory:
         self._reserved = frozenset(
             name for one in state.maintenance.values() if one.is_pending(now_s) for name in one.nodes
         )
+        # Reservations begin and end by time, without an entry; jobs change only with one.
         if state.seq == self._seq:
             return
         self._seq = state.seq
@@ -191,6 +196,8 @@ class LiveInventory(Inventory):
             event = PowerChanged(node=node.name, generation=self._generation, note=note)
             # The wish goes first: who begins anew goes on from it, and does not wake all until it has decided.
             await self._live.write([*self._wishes.untold(state), event], CAUSE)
+            # `PowerChanged` of an older generation changes nothing when it is applied, so the order must not be carried
+            # out.
             if state.generation != self._generation:
                 raise PeerError("another scheduler process leads by now")
 

@@ -52,6 +52,7 @@ def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tup
             continue
         quota_use.take(priority_class, job.spec.gpus)  # it is thought to get its GPUs, whoever gives them
         fits = rooms.fits(job, now_s)
+        # All nodes that it could use together are too few: waking some of them would help nobody.
         if rooms.most(fits) < job.spec.gpus:
             continue
         left = rooms.fill(fits, job.spec.gpus, rooms.free)
