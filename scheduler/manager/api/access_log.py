@@ -45,6 +45,7 @@ class AccessLog:
         target = target or " ".join(map(str, connection.path_params.values()))
         note = AccessRecorded(action=action[:60], target=target[:TARGET_MAX], result=result[:RESULT_MAX])
         written = self._gate.admitted(caller.told, note, self._log.now_s())
+        # The gate passes repeats over, so that one caller can't fill the log with refusals.
         if written is None:
             return
         try:

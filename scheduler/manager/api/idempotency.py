@@ -36,6 +36,7 @@ class Idempotency:
 
     def __init__(self, log: LiveLog) -> None:
         self._log = log
+        # Weak: a lock goes when the last request that holds or awaits it is over, so keys do not pile up.
         self._locks: WeakValueDictionary[RequestKey, asyncio.Lock] = WeakValueDictionary()
 
     def seq_of(self, request: RequestKey) -> int | None:

@@ -49,12 +49,16 @@ class Whys:
 
     async def of(self, job_ids: list[str]) -> Mapping[str, str]:
         """A line for each job that the scheduler process has a reason for; none if it does not answer here."""
+        # One question at a time: the scheduler process answers in its own loop, and whoever waited here finds the
+        # answers of the one before in the cache.
         async with self._asking:
             now_s = self._now_s()
             self._known = {job: told for job, told in self._known.items() if now_s - told[0] < WHY_AGE_S}
             unknown = [job for job in job_ids if job not in self._known]
             if unknown:
                 found = await self._ask(unknown)
+                # No answer is kept too, as "": a scheduler process that does not answer is not asked by every stream in
+                # turn.
                 self._known |= {job: (now_s, found.get(job, "")) for job in unknown}
         return {job: self._known[job][1] for job in job_ids if self._known[job][1]}
 
@@ -85,6 +89,7 @@ class OverviewStreams:
 
     async def of(self, caller: Caller) -> Overview:
         """The overview that this caller may see now."""
+        # All readers of one entry share the survey, which looks at every job.
         if self._survey is None or self._survey.seq != self._log.state.seq:
             self._survey = Survey(self._log.state)
         overview = self._survey.overview(None if caller.is_operator else caller.name)
@@ -124,11 +129,13 @@ class OverviewStreams:
         before: Overview | None = None
         try:
             while is_valid():
+                # Cleared before the state is read, so a change during the send is seen in the next round.
                 changed.clear()
                 now = await self.of(caller)
                 shown = self.show(now, before)
                 yield b"event: %b\ndata: %b\n\n" % (b"all" if before is None else b"change", _ENCODER.encode(shown))
                 before = now
+                # First the shortest time between two events, whatever happens; then the wait for news.
                 await asyncio.sleep(PERIOD_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REFRESH_S - PERIOD_S):

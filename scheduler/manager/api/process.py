@@ -39,6 +39,7 @@ from farside.scheduler.manager.scheduler_watch import keep_asking
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scrape import serve_metrics
 
+# How long a thread of Python may run before another gets the interpreter.
 SWITCH_S = 5e-4
 MOVE_SHARE = 0.5  # of the time to empty a node: for its borrowers to move what they have
 _FRAME_BYTES = 1 << 20
@@ -68,6 +69,7 @@ async def serve(config: ManagerConfig) -> None:
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(context.log.run(ready.set))
+            # Before that the state is not the whole log, and answers would be wrong.
             await ready.wait()
             group.create_task(context.sessions.watch_silence())
             group.create_task(context.power.run())
@@ -81,6 +83,7 @@ async def serve(config: ManagerConfig) -> None:
                     server = _server(app, connections, secure if kind == "tcp" else None)
                     group.create_task(server.serve(sockets=listeners))
             _log.info("ready", listen=", ".join(config.listen), entries=context.log.state.seq)
+            # Sent each time that the API has begun, also after a restart by its parent.
             notify_systemd("READY=1")
 
 

@@ -64,6 +64,7 @@ class TlsReload:
                 if self._known.get(paths) != stamp:
                     take_up()
                     self._known[paths] = stamp
+            # The stamp is not kept, so a half-written file is tried again at the next look.
             except (OSError, ConfigError) as error:  # the old one is as good as it was
                 _log.warning("a certificate can't be reloaded", file=paths[0], reason=error)
 
