@@ -48,6 +48,7 @@ def apply(state: LiveState, entry: log.Entry) -> Touched:
     Raises:
         LocalProtocolError: It is not the next, or was decided against what stands before it.
     """
+    # Places have no gaps, so each entry is applied once and in order, or the reader fails.
     if entry.seq <= state.seq:
         raise LocalProtocolError(f"entry {entry.seq} comes after entry {state.seq} of the log")
     if entry.seq > state.seq + 1:
@@ -171,6 +172,7 @@ def _joined(state: LiveState, event: log.NodeJoined, entry: log.Entry) -> Touche
     if before is not None and before.boot_id != event.boot_id:
         touched = _forget_processes(state, before)
         before = state.nodes[event.node]
+    # Readers compare this number in place of the lists of donors (`DonorRing`).
     state.donors_version += event.donor is not None or (before is not None and before.donor is not None)
     facts = fields_of(NodeFacts, event)
     if before is None:
@@ -259,6 +261,7 @@ def _powered(state: LiveState, event: log.PowerChanged, entry: log.Entry) -> Tou
 
 def _forgotten(state: LiveState, event: log.HistoryForgotten, entry: log.Entry) -> None:
     """Forgets jobs that are over, but for those that others wait for or that may still have a process somewhere."""
+    # A job that waits for a forgotten one would be cancelled as waiting for a job that is not known.
     named = {other for job in state.live_jobs() for other in job.spec.after}
     named.update(job_id for job_id, _, _ in state.stale)
     named.update(key[0] for node in state.nodes.values() for key in node.tasks)

@@ -99,6 +99,7 @@ _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 def encode_state(state: LiveState) -> bytes:
     """The snapshot of a state."""
+    # By identity, as jobs of one submission share one object.
     specs = {id(job.spec): job.spec for job in state.jobs.values()}
     places = {one: at for at, one in enumerate(specs)}
     spec_of = tuple(places[id(job.spec)] for job in state.jobs.values())
@@ -126,6 +127,7 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
         setattr(state, name, form.unpack(getattr(snapshot, name)))
     for job, at in zip(snapshot.jobs, snapshot.spec_of, strict=True):
         structs.force_setattr(job, "spec", snapshot.specs[at])  # it was just made, and nobody else has it
+    # What follows from other fields is not stored, and is computed anew here.
     state.jobs = JobTable(snapshot.jobs)
     for at, count in Counter(job.submitted_at for job in state.live_jobs()).items():
         first = state.jobs[next(job_id for job_id in snapshot.submitted[at] if job_id in state.unfinished)]
