@@ -30,12 +30,14 @@ def run(config: ManagerConfig) -> int:
         FarsideError: The store cannot be brought up to date.
     """
     start_logging(config.log_level)
+    # Each part would find a wrong setting as well; here it is one error, before any process is started.
     rules_of(config)
     power_setup(config)
     tls_of(config)
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     store = EventStore(config.store_url)
     upgrade(store)
+    # Closed before the parts are spawned: each opens connections of its own.
     store.close()
     works = {"brain": _scheduler, "api": _api}
     parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}

@@ -38,6 +38,7 @@ class SchedulerWatch:
         except FarsideError:
             self.latest = None
             return
+        # A new scheduler process has no failure to report; the time of an earlier one's is kept.
         self.latest, self.failed_s = told, told.get("cycle_failed_s") or self.failed_s
 
 

@@ -40,6 +40,7 @@ class WallClock:
 
     def now_s(self) -> float:
         """Seconds since the epoch."""
+        # CLOCK_MONOTONIC begins anew at each boot, so an offset is valid for one boot only (`_read`).
         return time.monotonic() + self._offset_s
 
     def not_before(self, at_s: float) -> None:
