@@ -340,6 +340,7 @@ def _time_start(state: LiveState, job_id: str, now_s: float) -> None:
     job = state.jobs[job_id]
     if job.phase is not Phase.RUNNING or job.is_ready:
         return
+    # The first figure is when all processes ran; it is corrected once one of them reports progress.
     is_ready = any(task.is_ready for task in job.tasks)
     if not is_ready and not math.isnan(job.resume_s):
         return
@@ -357,11 +358,13 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
     """Puts what is now known of a process in its place, and gives its GPUs back when it is gone."""
     if task.is_gone:
         node = state.nodes[task.node]
+        # A set for the comparison below; GPUs go back only here, so no GPU is given twice while a process may use it.
         gone = {*task.shares}
         shares = tuple(share for share in node.shares if share not in gone) if gone else node.shares
         tasks_there = tuple(key for key in node.tasks if key != task.key)
         state.nodes[node.name] = replace(node, shares=shares, tasks=tasks_there)
     job = state.jobs[task.job_id]
+    # A report may be about an earlier start, whose processes are in `stale` and not in the job.
     is_latest = job.start == task.start and bool(job.tasks)
     if is_latest:
         tasks = (*job.tasks[: task.rank], task, *job.tasks[task.rank + 1 :])
@@ -371,6 +374,7 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
         state.jobs[job.job_id] = job
     if task.is_gone:
         state.stale.pop(task.key, None)
+    # Kept until its agent reports it gone: the job goes on without it, and its GPUs are still held.
     elif not is_latest or job.phase not in ACTIVE:
         state.stale[task.key] = task
 
@@ -379,6 +383,7 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
 
 
 def _lead(state: LiveState, event: log.SchedulerTookLead, entry: log.Entry) -> None:
+    # Generations only grow; an equal one would mean that two processes led at once.
     if event.generation <= state.generation:
         raise _misfit(entry, f"generation {state.generation} has led already")
     state.generation = event.generation
@@ -431,6 +436,7 @@ def _started(state: LiveState, event: log.JobStarted, entry: log.Entry) -> Touch
         is_profiled=event.is_profiled,
     )
     ports = ((task.address, task.port) for task in tasks if task.port)
+    # Addresses and ports that no other start may get while this job has them.
     state.meetings[job.job_id] = ((event.master_addr, event.master_port), *ports)
     del state.allocated[job.job_id]
     return _put(state, _waited(started, job, entry.at_s))
@@ -494,6 +500,7 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     state.drop_allocation(job)
     state.meetings.pop(job.job_id, None)
     state.allocated.pop(job.job_id, None)
+    # Jobs that wait for this one are touched too, as they may start now, or never.
     return (job.job_id, *state.dependents.pop(job.job_id, ()))
 
 
