@@ -48,6 +48,7 @@ class Blocks(Generic[Record]):
         if block is None:
             block = self._blocks[number] = _Block()
         before = block.records.get(place)
+        # Identity is enough: records are frozen, so a changed one is another object.
         if before is record:
             return False
         block.records[place] = record
@@ -97,6 +98,7 @@ class Blocks(Generic[Record]):
         """``{what: [...]}`` of the ``last`` records, in pieces; no block may be stale."""
         assert not self._stale
         found: list[bytes] = []
+        # From the newest block backwards, until there are enough; the pieces are turned round at the end.
         for number in sorted(self._blocks, reverse=True):
             block = self._blocks[number]
             if len(block.rows) > last:
@@ -108,6 +110,7 @@ class Blocks(Generic[Record]):
         if not found:
             return (head + tail,)
         found.reverse()
+        # Each body begins with a comma; the first one of the answer is cut off.
         found[0] = head + found[0][1:]
         found[-1] += tail
         return tuple(found)

@@ -141,6 +141,7 @@ class Survey:
     def _make(self, user: str | None) -> Overview:
         state = self._state
         jobs = [job for job in state.live_jobs() if user is None or job.user == user]
+        # Bounded: the table has all jobs that are kept, and this runs in the API's event loop.
         newest = islice(reversed(state.jobs.values()), LOOKED_BACK)
         ended = [job for job in newest if job.end_s == job.end_s and (user is None or job.user == user)]  # not NaN
         return Overview(
