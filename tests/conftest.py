@@ -1,12 +1,15 @@
 """What all tests share."""
 
+import logging
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from farside.log import ROOT
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -23,6 +26,16 @@ settings.load_profile("farside")
 # Ctrl-C would not end them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Logs go where they went before: a program that a test runs within itself sends them to a stream of that test."""
+    root = logging.getLogger(ROOT)
+    handlers, level, propagate = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = handlers, propagate
+    root.setLevel(level)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,16 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from farside.log import BEHIND_MAX, ROOT, get_log, is_journal, start_logging, write_behind
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    root = logging.getLogger(ROOT)
-    handlers, level, propagate = root.handlers[:], root.level, root.propagate
-    yield
-    root.handlers[:], root.propagate = handlers, propagate
-    root.setLevel(level)
+from farside.log import BEHIND_MAX, get_log, is_journal, start_logging, write_behind
 
 
 def test_a_line_is_time_level_component_message_and_fields() -> None:
