@@ -38,14 +38,17 @@ class Channel:
         self.connection = connection
         self._sock = sock
         self._loop = asyncio.get_running_loop()
+        # A donor never asks recvmsg(2) for descriptors: the kernel then closes those that a borrower sends.
         self._takes_fds = sock.family == socket.AF_UNIX and connection.side is Side.BORROWER
         self._fds_in: deque[int] = deque()
+        # Frames, or the rest of the first one, with the descriptors that go with its next byte.
         self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._out_bytes = 0
         self._drained = asyncio.Event()
         self._drained.set()
         self._broken: OSError | None = None
         self._is_closed = False
+        # What next_event waits for; close() ends the wait by it.
         self._reading: asyncio.Future[None] | None = None
 
     @property
@@ -165,6 +168,7 @@ class Channel:
             raise PeerError(f"connection lost: {self._broken.strerror}")
         if self.connection.unread:
             raise RemoteProtocolError("bytes came before the data connection was handed over")
+        # close() below must leave the socket alone that goes to the engine: it gets an unconnected one to close.
         sock, self._sock = self._sock, socket.socket(self._sock.family)
         self.close()
         sock.setblocking(True)
@@ -195,11 +199,13 @@ class Channel:
         self._check_open()
         fd, future = self._sock.fileno(), self._loop.create_future()
         self._reading = future
+        # Registered only while next_event waits: what nobody asks for stays in the kernel's buffer and slows the peer.
         self._loop.add_reader(fd, _wake, future)
         try:
             await future
         finally:
             self._reading = None
+            # close() has taken it out itself; by now the number may be another file's.
             if not self._is_closed:
                 self._loop.remove_reader(fd)
 
@@ -213,13 +219,16 @@ class Channel:
         self.connection.receive(data)
 
     def _recvmsg(self) -> bytes:
+        # As much as the kernel passes with one sendmsg (LEASES_MAX).
         room = socket.CMSG_SPACE(m.LEASES_MAX * array.array("i").itemsize)
         data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
+                # What was cut may end within a descriptor's number.
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
                 self._fds_in.extend(fds)
+        # The kernel closes descriptors that find no room, and says so by MSG_CTRUNC only.
         if flags & socket.MSG_CTRUNC or len(self._fds_in) > 2 * m.LEASES_MAX:
             raise RemoteProtocolError("more descriptors than one message may have")
         return data
@@ -234,6 +243,7 @@ class Channel:
             raise PeerError("the other side does not read its answers")
         self._out.append((memoryview(data), self._duplicates(fds)))
         self._out_bytes += len(data)
+        # Tried at once: in most cases the socket takes the frame, and nothing waits for the loop.
         self._drained.clear()
         self._flush()
 
@@ -256,6 +266,7 @@ class Channel:
             while self._out:
                 self._send_first()
         except BlockingIOError:
+            # Harmless when it is registered already: asyncio replaces the callback.
             self._loop.add_writer(self._sock.fileno(), self._flush)
             return
         except OSError as error:
@@ -267,8 +278,10 @@ class Channel:
     def _send_first(self) -> None:
         data, fds = self._out[0]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        # MSG_NOSIGNAL: a peer that is gone is an error here, and no SIGPIPE.
         sent = self._sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
         self._out_bytes -= sent
+        # The kernel has its own references from the first byte on, so the rest of the frame goes without descriptors.
         for fd in fds:
             os.close(fd)
         self._out.popleft()
@@ -284,6 +297,7 @@ class Channel:
         self._drained.set()
 
 
+# The future may be done already: the waiting task was cancelled, or the channel closed, in the same turn of the loop.
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

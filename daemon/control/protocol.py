@@ -60,6 +60,7 @@ VERSION_MAX = 1
 
 _HEADER = struct.Struct("<IHHI")
 _LENGTH_BYTES = 4
+# The length counts all that follows it, so at least the rest of the header.
 _LENGTH_MIN = _HEADER.size - _LENGTH_BYTES
 
 LENGTH_MAX = 65536
@@ -143,6 +144,7 @@ _DECODERS = {kind: msgspec.msgpack.Decoder(kind) for kind in m.TYPE_NUMBERS}
 _ENCODER = msgspec.msgpack.Encoder()
 
 
+# Frame as it was cut out of the bytes, before its body is decoded.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
     kind: int
@@ -183,9 +185,11 @@ class Connection:
         self._key = b""
         self._hello_body = b""
         self._said = b""  # transcript of both bodies
+        # None until the key is proved: frames go, and are taken, without a code before.
         self._codes_out: Codes | None = None
         self._codes_in: Codes | None = None
         self._last_seq = 0
+        # Of the peer's requests, without the top bit.
         self._peer_seq = 0
         self._asked: dict[int, type[m.Message]] = {}  # by us, not answered
         self._owed: dict[int, type[m.Message]] = {}  # by the peer, not answered
@@ -229,6 +233,7 @@ class Connection:
 
     def receive(self, data: bytes) -> None:
         """Takes bytes from the peer; empty means that it closed. After a farewell nothing more is kept."""
+        # recv(2) returns nothing at the end of the stream, and never otherwise.
         if not data:
             self._eof = True
         elif self.phase not in (Phase.CLOSED, Phase.BROKEN):
@@ -295,6 +300,7 @@ class Connection:
     def _accept(self, frame: _Frame) -> Event:
         if self.phase is Phase.OPEN:
             return self._accept_open(frame)
+        # Only the handshake comes here: each phase expects one kind of frame, and an ERROR ends it in any phase.
         message = self._decode(frame)
         if isinstance(message, m.Error):
             self._close()
@@ -317,10 +323,12 @@ class Connection:
         if version < max(VERSION_MIN, hello.version_min):
             theirs = f"{hello.version_min} to {hello.version_max}"
             raise _fault(m.ErrorCode.VERSION, f"you speak version {theirs}, we {VERSION_MIN} to {VERSION_MAX}")
+        # In the order of our own keys: that is how the operator says which of two is preferred.
         common = next((name for name in self._keys if name in hello.key_ids), None)
         if common is None:
             raise _fault(m.ErrorCode.AUTH, "no common key")
         self._key, self.hello, self._hello_body = self._keys[common], hello, body
+        # The proof covers the other fields as they are sent, so it is filled in last.
         unproved = m.HelloReply(
             version=version,
             features=hello.features & int(self._features),
@@ -332,12 +340,14 @@ class Connection:
         reply = msgspec.structs.replace(unproved, proof=self._donor_proof(unproved))
         out = self._frame(reply, 0)
         self._said = transcript(body, _ENCODER.encode(reply))
+        # Only now: HELLO_REPLY itself goes in the oldest version's frame, all later ones in the agreed version's.
         self.reply = reply
         self.phase = Phase.AUTH
         return Output(data=out)
 
     def _accept_reply(self, reply: m.HelloReply, body: bytes) -> Event:
         assert self.hello is not None
+        # HELLO_REPLY is not proved yet: what it names must have been in our HELLO, whoever wrote it.
         if reply.key_id not in self._keys:
             raise _fault(m.ErrorCode.AUTH, "the donor chose a key that was not offered")
         if not VERSION_MIN <= reply.version <= VERSION_MAX or reply.features & ~self.hello.features:
@@ -348,6 +358,7 @@ class Connection:
         self.reply = reply
         self._said = transcript(self._hello_body, body)
         out = self._frame(m.Auth(proof=proof(self._key, Side.BORROWER, self._said)), 0)
+        # AUTH went without a code: the donor believes none before it has verified the proof in AUTH.
         self._start_codes()
         self.phase = Phase.DECISION
         return Output(data=out)
@@ -365,6 +376,7 @@ class Connection:
             self._close()
             return Received(seq=0, message=message)
         expected_answers = ANSWERS[self.side.other]
+        # The type says whether it is a request or an answer: no type is both for one sender.
         if type(message) in expected_answers:
             self._note_request(frame.seq, type(message), bool(expected_answers[type(message)]))
         else:
@@ -373,6 +385,7 @@ class Connection:
 
     def _note_request(self, seq: int, kind: type[m.Message], wants_answer: bool) -> None:
         top_bit = _NOTICE if self.side is Side.BORROWER else 0
+        # The message code keeps others from changing the order; this finds a peer that counts wrongly itself.
         if seq != top_bit + self._peer_seq + 1:
             raise _fault(m.ErrorCode.MALFORMED, f"{kind.__name__} has sequence {seq:#x} out of order")
         self._peer_seq += 1
@@ -382,6 +395,7 @@ class Connection:
             self._owed[seq] = kind
 
     def _note_answer(self, seq: int, kind: type[m.Message]) -> None:
+        # Taken out first: a second answer to one request finds nothing, and is a fault.
         asked = self._asked.pop(seq, None)
         if asked is None or (kind is not m.Error and kind not in ANSWERS[self.side][asked]):
             what = asked.__name__ if asked else "nothing"
@@ -405,6 +419,7 @@ class Connection:
         if ANSWERS[self.side][kind] and len(self._asked) >= IN_FLIGHT_MAX:
             raise LocalProtocolError(f"{IN_FLIGHT_MAX} requests wait for an answer")
         top_bit = _NOTICE if self.side is Side.DONOR else 0
+        # The top bit is no part of the count, and is put on again for what a donor asks.
         self._last_seq = top_bit + (self._last_seq & ~_NOTICE) + 1
         if ANSWERS[self.side][kind]:
             self._asked[self._last_seq] = kind
@@ -422,6 +437,7 @@ class Connection:
 
     def _frame(self, message: m.Message, seq: int) -> bytes:
         body = _ENCODER.encode(message)
+        # The header's length counts the code, and the code covers the header: so the length comes first.
         code_bytes = CODE_BYTES if self._codes_out else 0
         length = _LENGTH_MIN + len(body) + code_bytes
         if length > LENGTH_MAX:
@@ -435,11 +451,13 @@ class Connection:
         if len(self._buffer) < _LENGTH_BYTES:
             return None
         length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
+        # Refused by its length alone, before its bytes come: a stranger can't make us keep more than the smaller limit.
         limit = LENGTH_MAX if self.phase is Phase.OPEN else LENGTH_MAX_STRANGER
         if not _LENGTH_MIN <= length <= limit:
             raise _fault(m.ErrorCode.MALFORMED, f"a frame of {length} bytes; {_LENGTH_MIN} to {limit} may be")
         if len(self._buffer) < _LENGTH_BYTES + length:
             return None
+        # The code is verified first: but for the ERROR below, nothing of a frame without one is used.
         data = bytes(self._buffer[: _LENGTH_BYTES + length])
         del self._buffer[: _LENGTH_BYTES + length]
         _, version, kind, seq = _HEADER.unpack_from(data)
@@ -456,6 +474,7 @@ class Connection:
         return _Frame(kind=kind, seq=seq, body=body, is_proved=is_proved)
 
     def _is_coded(self, data: bytes, codes: Codes) -> bool:
+        # A frame that is shorter than a header and a code has none.
         content, code = data[:-CODE_BYTES], data[-CODE_BYTES:]
         return len(content) >= _HEADER.size and is_same(code, codes.code(content))
 
@@ -471,6 +490,7 @@ class Connection:
     # ---- keys
 
     def _donor_proof(self, reply: m.HelloReply) -> bytes:
+        # All fields but the proof itself.
         chosen = _ENCODER.encode((reply.version, reply.features, reply.node, reply.key_id, reply.nonce))
         return proof(self._key, Side.DONOR, transcript(self._hello_body, chosen))
 
