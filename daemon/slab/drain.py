@@ -73,6 +73,7 @@ class Drain:
             _log.info("donor drains", lent=len(lender.ledger.loans), deadline_s=deadline_s, by=by)
         lender.drained_by = tuple(dict.fromkeys((*lender.drained_by, by)))
         loans = [loan for loan in lender.ledger.loans if loan.state is LoanState.LENT]
+        # Marked at once, in this turn of the loop: no other batch recalls them a second time.
         self._recaller.begin(loans, deadline_s)
         self._tasks.start(lender.pool.release_ready(lender.pool.ready), "freeing ready slabs")
         self._tasks.start(self._recaller.finish(loans), "draining")

@@ -119,6 +119,7 @@ class Lender:
             SlabCounts(
                 unmapped=self.pool.ready - self.pool.huge_ready,
                 mapped=mapped,
+                # Slabs that are being made or freed have memory, but no recall brings it back: they count as recalled.
                 recalled=len(loans) - huge_mapped - mapped + self.pool.changing,
                 migrating=sum(loan.state is LoanState.MIGRATING for loan in loans),
                 huge_unmapped=self.pool.huge_ready,
@@ -138,6 +139,7 @@ class Lender:
         """
         if not self.lends:
             raise Refused(ErrorCode.NOT_NOW, "this donor is stopping")
+        # Refused with its own code here; a quota that is used up on the way ends the loop with what was lent so far.
         self.ledger.check_quota(session.node)
         loans: list[Loan] = []
         while len(loans) < count and self._may_lend(session) and (slab := await self._slab()) is not None:
@@ -153,12 +155,16 @@ class Lender:
 
     def end(self, loan: Loan, how: Ending) -> None:
         """Ends a loan; its slab is freed in the background."""
+        # 1. No thread of the engine uses the memory any more.
         if loan.transport is Transport.NETWORK:
             self.exporter.revoke(loan.lease)
+        # 2. Nobody is answered about it any more.
         self.ledger.end(loan)
         self.counters.ended[how] += 1
         _log.info("loan ended", lease=loan.lease, borrower=loan.session.node, how=how)
+        # 3. The memory goes, in the background: it takes milliseconds.
         self._tasks.start(self.pool.take_back(loan.slab, keep=self._is_wanted(how)), "freeing a slab")
+        # Whoever waits for this loan to end looks again.
         self.loans_changed.set()
 
     def expire(self) -> None:
@@ -168,10 +174,12 @@ class Lender:
             self.end(loan, Ending.EXPIRED)
         for session in self.ledger.expired_sessions(now_s):
             _log.warning("borrower silent, session ended", borrower=session.node, loans=len(session.loans))
+            # First of all its connections end: no write of it can land in a slab that is freed next.
             self.fence(session)
             for loan in tuple(session.loans.values()):
                 self.end(loan, Ending.EXPIRED)
             self.ledger.close(session)
+            # The connection may be open though nothing was heard on it, as when the borrower hangs.
             if session.channel is not None:
                 session.channel.farewell(ErrorCode.SESSION, "silent for too long")
 
@@ -199,6 +207,7 @@ class Lender:
             token=self._token(),
             now_s=self.clock.now_s(),
         )
+        # A borrower on this host needs no lease of the engine: it maps the memfd.
         if transport is Transport.NETWORK:
             self.exporter.lease(loan.lease, session.number, loan.token, slab.address, slab.length_bytes)
         self.counters.lent += 1
@@ -207,6 +216,7 @@ class Lender:
 
     def _is_wanted(self, how: Ending) -> bool:
         """Whether a slab that comes back should be kept ready."""
+        # A recalled slab was recalled because its memory is wanted elsewhere: one in its place would be recalled next.
         if not self.lends or how in (Ending.MIGRATED, Ending.EVICTED, Ending.REVOKED):
             return False
         params = self.memory.params

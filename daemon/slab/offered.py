@@ -26,6 +26,7 @@ class OfferedMemory:
         address = self._memory.map(fd, length_bytes)
         try:
             with self._lock:
+                # The exporter is gone by the end of the donor, while threads of the pool may still make and free slabs.
                 if not self._is_closed:
                     self._exporter.offer(address, length_bytes)
         except EngineError:

@@ -43,6 +43,7 @@ _log = get_log("daemon.pool")
 # linux/falloc.h: FS_IOC_UNRESVSP64 takes a struct space_resv, and is fallocate(PUNCH_HOLE) on every file system since
 # Linux 5.5. Python has no such fallocate.
 _PUNCH_HOLE = 0x4030_582B
+# Fields: type, whence, start, length, sysid and pid of struct space_resv, and its padding.
 _SPACE_RESV = struct.Struct("@hhqqiI16x")
 
 _T = TypeVar("_T")
@@ -128,6 +129,7 @@ class Pool:
 
     async def release_ready(self, count: int) -> int:
         """Frees up to ``count`` slabs that nobody has, none on huge pages; returns how many it was."""
+        # All leave the deque before the first await: a slab on its way out must not be lent meanwhile.
         going = [slab for slab in self._ready if not slab.is_huge][:count]
         for slab in going:
             self._ready.remove(slab)
@@ -140,6 +142,7 @@ class Pool:
 
         Nobody may touch its memory any more (Exporter.revoke); or, where the memfd was passed out, rely on it.
         """
+        # Before the first await, too: `close` would free it a second time.
         self._lent.remove(slab)
         new = await self._changed(lambda: self._replace(slab) if keep else self._free(slab))
         if new is not None:
@@ -147,6 +150,7 @@ class Pool:
 
     def close(self) -> None:
         """Frees every slab that is not being made or freed now; those are freed when they are done."""
+        # What a thread is making now ends after this: `_keep_ready` frees it.
         self._closed = True
         for slab in (*self._ready, *self._lent):
             self._free(slab)
@@ -187,6 +191,7 @@ class Pool:
         return Slab(fd=fd, address=address, length_bytes=self.slab_bytes, is_huge=is_huge)
 
     def _replace(self, slab: Slab) -> Slab | None:
+        # In this order the old slab and the new one never have memory at the same time: one of them is counted.
         self._free(slab)
         return self._make(is_huge=slab.is_huge)
 

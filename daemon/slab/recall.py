@@ -55,6 +55,7 @@ class Recaller:
         mapped = tuple(MappedSlab(lease=loan.lease, leased_at_s=loan.since_s) for loan in loans.values())
         asked = candidates(mapped, count=count, extra=self._extra, rng=self._rng)
         activity: dict[int, float] = {}
+        # The answers take up to a deadline, in which programs wait for their memory.
         if is_asking_needed(asked, count):
             activity = await self._activity([loans[slab.lease] for slab in asked])
         victims = choose(asked, activity, count=count)
@@ -74,10 +75,13 @@ class Recaller:
 
     async def finish(self, loans: Sequence[Loan]) -> None:
         """Ask back the loans that ``begin`` marked, and return when all of them have ended."""
+        # 1. Tell their borrowers, and wait until each has let go or is late.
         self._tell(loans)
         await self._until_due(loans)
+        # 2. Those that had time to move pages get the shorter time. `hasten` may have done so already.
         self._evict([loan for loan in loans if self._stands(loan) and loan.state is LoanState.MIGRATING])
         await self._until_due(loans)
+        # 3. Take what is left, whatever its borrower does.
         for loan in filter(self._stands, loans):
             _log.warning("slab taken from a borrower that was late", lease=loan.lease, borrower=loan.session.node)
             self._lender.end(loan, Ending.REVOKED)
@@ -110,6 +114,7 @@ class Recaller:
         for session, leases in _by_session(loans):
             for part in _parts(leases):
                 asked += ((part, answer) for answer in _ask(session, CheckActivity(leases=part)))
+        # One deadline for all answers together: one borrower that is silent must not cost more than that.
         timer = asyncio.ensure_future(self._clock.sleep_until_s(self._clock.now_s() + self._evict_deadline_s))
         everybody = asyncio.gather(*(answer for _, answer in asked), return_exceptions=True)
         try:
@@ -138,12 +143,14 @@ class Recaller:
         now_s = self._clock.now_s()
         for state in (LoanState.MIGRATING, LoanState.EVICTING):
             for session, leases in _by_session([loan for loan in loans if loan.state is state and self._stands(loan)]):
+                # One notice has one deadline: the earliest of its slabs.
                 due_s = min(session.loans[lease].due_s for lease in leases)
                 for part in _parts(leases):
                     _notify(session, state, part, max(0.0, due_s - now_s))
 
     async def _until_due(self, loans: Sequence[Loan]) -> None:
         """Returns when each of the loans has ended or is past its time."""
+        # No await lies between this look and the wait below, so no change in between is missed.
         while waiting := [loan.due_s for loan in loans if self._stands(loan) and loan.due_s > self._clock.now_s()]:
             self._lender.loans_changed.clear()
             await wait_first(self._lender.loans_changed.wait(), self._clock.sleep_until_s(min(waiting)))
@@ -164,6 +171,7 @@ def _by_session(loans: Sequence[Loan]) -> Iterator[tuple[Session, list[int]]]:
         yield session, [loan.lease for loan in loans if loan.session is session]
 
 
+# As many leases as one message may name.
 def _parts(leases: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for start in range(0, len(leases), LEASES_MAX):
         yield tuple(leases[start : start + LEASES_MAX])

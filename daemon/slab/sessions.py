@@ -95,6 +95,7 @@ class Ledger:
         """``quota_slabs`` bounds what one node may hold; 0 does not."""
         self.lease_expiry_s = lease_expiry_s
         self._quota = quota_slabs
+        # Dictionaries keep the order of insertion: the oldest is first.
         self._sessions: dict[int, Session] = {}
         self._loans: dict[int, Loan] = {}
         self._next_lease = 0
@@ -133,6 +134,7 @@ class Ledger:
         session = self._of_node(number, node)
         if epoch < session.data_epoch:
             raise Refused(ErrorCode.SESSION, f"data epoch {epoch} is fenced; {session.data_epoch} is in force")
+        # The first connection of a session (-1) finds no older one, and one of the same epoch is a further worker's.
         must_fence = session.data_epoch >= 0 and epoch > session.data_epoch
         session.data_epoch = epoch
         return session, must_fence
@@ -201,6 +203,7 @@ class Ledger:
         held = []
         for lease, token in named:
             loan = session.loans.get(lease)
+            # The token, too: the number may be another slab's by now.
             if loan is not None and loan.token == token and loan.transport is transport:
                 loan.unconfirmed_s = None
                 held.append(loan)
@@ -230,6 +233,7 @@ class Ledger:
         )
 
     def _free_lease(self) -> int:
+        # From where the last search ended, round to the start: a number comes again after all others.
         for lease in chain(range(self._next_lease, LEASE_NUMBERS), range(self._next_lease)):
             if lease not in self._loans:
                 self._next_lease = (lease + 1) % LEASE_NUMBERS
