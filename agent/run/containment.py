@@ -36,6 +36,7 @@ class Cgroup:
     def enter(self) -> None:
         """Move the calling process in, and with it all that it starts."""
         self.folder.mkdir(exist_ok=True)  # in a scope only the supervisor can: systemd makes the rest at its start
+        # 0 is the process that writes.
         (self.folder / "cgroup.procs").write_text("0")
 
     def pids(self) -> Sequence[int]:
@@ -161,6 +162,7 @@ def cgroup_root(setting: str) -> CgroupRoot | None:
         return None
     try:
         base.mkdir(exist_ok=True)
+        # Tried and not computed: a folder that can be made may still have no cgroup's files, or no controllers.
         probe = base / f"probe-{os.getpid()}"
         probe.mkdir()
         has_kernel_files = (probe / "cgroup.procs").exists()
@@ -188,6 +190,7 @@ def task_cgroup_of(home: CgroupRoot, name: str, spec: m.TaskSpec, *, processes: 
     limits = [
         ("memory", "memory.max", str(spec.memory_bytes) if spec.memory_bytes else ""),
         ("memory", SWAP_LIMIT, str(spec.swap_bytes)),
+        # The kernel refuses a quota below 1 ms.
         ("cpu", "cpu.max", f"{max(1000, int(spec.cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}" if spec.cpus else ""),
         ("pids", PROCESS_LIMIT, str(processes) if processes else ""),
     ]
@@ -200,6 +203,7 @@ def task_cgroup_of(home: CgroupRoot, name: str, spec: m.TaskSpec, *, processes: 
 
 
 def _scope(home: CgroupRoot, name: str, spec: m.TaskSpec, processes: int) -> TaskCgroup:
+    # Delegate: systemd leaves what is below the scope to the supervisor, which makes the task's folder there.
     limits = ["Delegate=yes", f"MemorySwapMax={spec.swap_bytes}"]
     limits += [f"MemoryMax={spec.memory_bytes}"] if spec.memory_bytes else []
     limits += [f"CPUQuota={max(1, round(spec.cpus * 100))}%"] if spec.cpus else []
@@ -241,6 +245,8 @@ def _below_own(mount: Path | None) -> Path | None:
 
 def _limit(base: Path, controller: str, file: Path, value: str) -> bool:
     try:
+        # The file is there only once the parent gives the controller to its children. That fails where the parent has
+        # processes of its own (cgroup v2 has them in leaves only), or was not given the controller itself.
         if not file.exists():
             (base / "cgroup.subtree_control").write_text(f"+{controller}")
         file.write_text(value)

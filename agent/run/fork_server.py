@@ -61,6 +61,7 @@ class ForkServer:
             os.waitpid(self._pid, 0)
 
     def _start(self) -> None:
+        # SEQPACKET: one message is one request with its descriptor, and the end of the other side is an empty message.
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_LIMIT_S)
         with other:
@@ -81,6 +82,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for task supervisors: the kernel takes them away
     with socket.socket(fileno=int(sys.argv[1])) as agent:
         while True:
+            # An empty message: the agent has ended, or closed its side.
             path, descriptors, _, _ = socket.recv_fds(agent, _PATH_BYTES_MAX, 1)
             if not path or not descriptors:
                 return
@@ -88,6 +90,7 @@ def main() -> None:
             pid = os.fork()
             if pid == 0:
                 _become_supervisor(Path(os.fsdecode(path)), lock, agent)
+            # The lock is held as long as any copy of its descriptor is open: only the supervisor may keep one.
             os.close(lock)
             agent.send(_PID.pack(pid))
 
@@ -95,8 +98,11 @@ def main() -> None:
 def _become_supervisor(folder: Path, lock: int, agent: socket.socket) -> None:
     status = 1
     try:
+        # Otherwise the agent would see no end of this socket when the fork server dies.
         agent.close()
+        # Signals to the fork server's session, and its end, are not the supervisor's.
         os.setsid()
+        # While it is ignored, the kernel reaps children itself, and the exit code of the task would be gone.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         task_supervisor.connect_output(folder)
         task_supervisor.keep(folder, lock)

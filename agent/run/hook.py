@@ -110,6 +110,7 @@ def run_hook(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # A process group of its own, which is killed as a whole at the end.
                 start_new_session=True,
                 preexec_fn=_as_a_child,
                 **(identity(hooks.user, entry.pw_uid, entry.pw_gid) if entry is not None else {}),
@@ -134,6 +135,7 @@ def run_hook(
 
 
 def _has_ended(pid: int) -> bool:
+    # WNOWAIT: it stays a zombie, so that its number belongs to no other process before its group is killed.
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -70,20 +70,24 @@ def launch(
     ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here. ``given_up`` is asked again and again
     while the user's files and folders keep us waiting, and says why to end that; empty: go on.
     """
+    # execve(2) closes the new process's end (O_CLOEXEC): an end of the pipe without a word means that the program runs.
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         _run(partial(_become_the_program, start, account, held_by, mark, ready_fd, profiled_by), theirs)
+    # Our copy must go, or the end of the pipe would never be seen.
     os.close(theirs)
     os.close(ready_fd)
     with os.fdopen(ours, "rb") as said:
         fault = ""
         while not fault and not select.select([said], [], [], LOOK_EVERY_S)[0]:
             fault = given_up()
+        # Given up: its own word, if there is one, does not count any more.
         if fault:
             os.kill(pid, signal.SIGKILL)
         else:
             fault = said.read(FAULT_BYTES_MAX).decode(errors="replace")
+    # Once the program runs, its parent waits for it; a process that did not come so far is reaped here.
     if not fault:
         return Launched(pid=pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -97,6 +101,7 @@ def _run(become_the_program: Callable[[], None], report: int) -> None:
     except BaseException as error:  # whatever it was: this process must never return into the task supervisor's code
         if isinstance(error, _NotExecuted):
             code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
+        # At most 512 bytes: a pipe takes up to PIPE_BUF (4096) at once and whole.
         os.write(report, _fault(error).encode()[:FAULT_BYTES_MAX])
     finally:
         os._exit(code)
@@ -106,6 +111,7 @@ def _become_the_program(
     start: m.Start, account: Account, held_by: Containment, mark: str, ready_fd: int, profiled_by: Preload | None
 ) -> None:
     spec = start.spec
+    # A session of its own: what signals the supervisor's process group does not reach the task.
     os.setsid()
     held_by.enter()
     if account.becomes:
@@ -115,6 +121,7 @@ def _become_the_program(
     # Set after the change of identity, which clears it: a task supervisor that is killed takes the program along.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.umask(0o022)
+    # From here on every file is touched as the user, and may hang; the supervisor can still end this process.
     os.chdir(spec.cwd or account.home)
     _check_checkpoint_folder(spec.checkpoint_dir)
     _connect_output(spec)
@@ -148,6 +155,7 @@ def _connect_output(spec: m.TaskSpec) -> None:
 def _open_output(path: str) -> int:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
+        # Before opening for a plain reason, and after it for what was opened: the path may name another file by then.
         _check_kind(os.stat(path), path)
     # A pipe that was put there just now must not keep us waiting for its reader, nor a terminal become the task's.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

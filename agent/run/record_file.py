@@ -27,6 +27,7 @@ def write_record(path: Path, record: object) -> None:
         OSError: it cannot be written; the old one stands.
     """
     body = msgspec.json.encode(record)
+    # The rename guards against a crash while it is written; the checksum finds what is damaged later.
     write_whole(path, b"%08x %s\n" % (zlib.crc32(body), body))
 
 

@@ -120,6 +120,7 @@ class Runner:
         Raises:
             OSError: it could not be written down, and was not done; it may be said again.
         """
+        # Judged before the ledger is asked, as that is pure: it does not look at users and devices.
         objection, account = self._judged(command) if isinstance(command, m.Start) else ("", None)
         self._step(rules.Asked(command=command, at_s=time.time(), objection=objection), account)
 
@@ -135,6 +136,7 @@ class Runner:
                 if key not in self._unseen:
                     _log.error("a task's state cannot be read", task=files.folder_name(key), why=error.strerror)
                 self._unseen.add(key)
+        # Only those that were started without the fork server are our children; each is reaped once it has ended.
         self._children = {pid for pid in self._children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
 
     async def run(self) -> None:
@@ -142,6 +144,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         with self._notified() as ear:
             while True:
+                # What a supervisor says is only that there is something to see: a lost or doubled word changes nothing.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await loop.sock_recv(ear, 64)
@@ -227,6 +230,8 @@ class Runner:
         key = rules.key_of(start)
         folder = self._at(key)
         folder.mkdir(mode=0o700)
+        # Locked before the supervisor exists: at no moment does a task that is being started look like one that has
+        # ended.
         lock = files.lock(folder)
         assert lock is not None
         try:
@@ -235,6 +240,7 @@ class Runner:
                 start=start,
                 account=account,
                 cgroup=os.fspath(cgroup.folder) if cgroup is not None else "",
+                # Random: no process of another task has it in its environment.
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
                 hooks=self.policy.hooks,
@@ -276,6 +282,7 @@ class Runner:
     def _after_its_supervisor(self, key: Key, status: files.Status | None) -> m.TaskState:
         """The end of a task whose supervisor is gone: kills its processes; how they ended is not known."""
         recipe = self._read(files.Recipe, key)
+        # No recipe or no state: the supervisor never came as far as to run anything. Its log may say why.
         if recipe is None or status is None:
             said = last_line(self._at(key) / "shepherd.log")
             unstarted = "the agent ended before the task was started"
@@ -303,6 +310,8 @@ class Runner:
         if not pid:
             return
         try:
+            # The descriptor names one process for good; a number alone may be given to another between check and
+            # signal.
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
             return
@@ -348,6 +357,8 @@ class Runner:
 
     def _restored_task(self, key: Key) -> Task:
         status, recipe = self._status(key), self._recipe(key)
+        # The agent was killed before it wrote what to run, or that is damaged: the next look finds no lock, and calls
+        # it lost.
         if recipe is None:
             return Task(state=status.state if status is not None else rules.state_of(key, "starting", 0, ""))
         task = rules.fresh(recipe.start, 0)
@@ -361,6 +372,7 @@ class Runner:
 
     @contextmanager
     def _notified(self) -> Iterator[socket.socket]:
+        # Left behind by an agent that was killed: a socket's name can't be bound twice.
         self._socket.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as ear:
             ear.setblocking(False)
@@ -378,6 +390,7 @@ def _worth_keeping(ledger: Ledger) -> _Kept:
 
 def _kill_all(recipe: files.Recipe) -> None:
     held = Cgroup(Path(recipe.cgroup)) if recipe.cgroup else None
+    # Bounded, as the event loop waits here: a process in an uninterruptible wait may take any time to die.
     end_s = time.monotonic() + KILL_LIMIT_S
     while time.monotonic() < end_s:
         pids = held.pids() if held is not None else leftovers(recipe.mark)

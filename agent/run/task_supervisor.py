@@ -46,6 +46,9 @@ DEAF_S = 1.0  # after what a program said by FARSIDE_READY: one that goes on wri
 LAUNCH_LIMIT_S = 60.0
 """For the user's files and folders to be there: an automounter needs seconds, a server that is gone never answers."""
 _READY_BYTES = 65536  # all that a pipe holds
+# Blocked by `keep`, and taken by sigtimedwait(2) only: none is lost between a look and the wait, and no handler runs in
+# the middle of something. One that comes while another of its kind is pending is merged with it, so after each signal
+# everything is looked at.
 _WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
 
@@ -91,6 +94,7 @@ class TaskSupervisor:
         )
         self._pid = launched.pid
         if launched.fault:
+            # Before the end is written: GPUs of a task with an end are given to the next.
             self._clear()  # it may have begun just before it was given up
             self._end_profile(self._state)
             code = launched.exit_code
@@ -101,8 +105,11 @@ class TaskSupervisor:
             )
             self._finish(ended)
             return
+        # What the prolog and the start took does not count.
         deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
         self._say(state="running", at_s=time.time())
+        # 1. Reap, and see whether it is over. 2. Order its end at its limit. 3. Kill what had its grace. 4. Read the
+        # profile. 5. Wait for a signal, or for the next of these moments.
         while not self._is_over():
             if deadline_s is not None and time.monotonic() >= deadline_s and self._kill_at_s is None:
                 self._end(f"{m.TIME_LIMIT} of {spec.time_limit_s:g} s", spec.grace_s, m.EndKind.TIME_LIMIT)
@@ -127,6 +134,7 @@ class TaskSupervisor:
             return True
         told = hook_environment(recipe.start, recipe.account.name)
         problem = run_hook(hooks.prolog, hooks, self._folder, told, wait=self._is_given_up)
+        # The kernel adds up all children that were waited for: what the prolog used is taken off at the end.
         self._used_s = _children_s()
         if not problem:
             return True
@@ -198,6 +206,8 @@ class TaskSupervisor:
         self._reap()
         if self._exit is None:
             return False
+        # After an order to stop, children may use the grace, as for a checkpoint. Without one, the program's end is the
+        # task's.
         is_waiting = self._kill_at_s is not None and time.monotonic() < self._kill_at_s
         return not is_waiting or not self._held.pids()
 
@@ -222,6 +232,7 @@ class TaskSupervisor:
             self._hear_ready()
 
     def _hear_ready(self) -> None:
+        # The pipe is emptied each time: a program that goes on writing must not wait for room in it.
         with suppress(BlockingIOError):
             if os.read(self._ready, _READY_BYTES) and self._state.ready_at_s is None:
                 self._say(ready_at_s=time.time())
@@ -238,6 +249,8 @@ class TaskSupervisor:
         send(self._held.pids(), signal.SIGTERM)
 
     def _reap(self) -> None:
+        # As a subreaper this process is the parent of every orphan of the task: all of them are reaped, not the program
+        # alone.
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -248,6 +261,7 @@ class TaskSupervisor:
 
     def _clear(self) -> None:
         """Kills what the program left behind; returns when the kernel has taken all of it away."""
+        # One that was just being started may be missed by a look: look and kill until none is left.
         while self._held.pids():
             self._held.kill()
             signal.sigtimedwait((signal.SIGCHLD,), LOOK_EVERY_S)
@@ -259,6 +273,8 @@ class TaskSupervisor:
         code = os.waitstatus_to_exitcode(self._exit)
         cause = self._state.cause
         largest_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of one process, not of all together
+        # For want of memory the kernel may kill any process of the cgroup, and the program then ends with any code: the
+        # cgroup's count says why.
         if self._held.oom_kills():
             cause = f"out of memory: its limit is {self._recipe.start.spec.memory_bytes} bytes"
             self._kind = m.EndKind.OTHER
@@ -314,6 +330,7 @@ def _children_s() -> float:
 def _ready_pipe() -> tuple[int, int]:
     """A pipe whose reader gets SIGIO when something is written, so that the supervisor waits for signals only."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
+    # SIGIO goes to the owner of the descriptor.
     fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
     _tell_of(reader, is_wanted=True)
     return reader, writer
@@ -331,12 +348,17 @@ def keep(folder: Path, lock: int) -> None:
         SystemExit: no task is here, or another task supervisor has it.
     """
     try:
+        # O_EXCL: of two supervisors that the agent and a late fork server started, one makes it. It is never removed: a
+        # task starts once, also after its supervisor has died.
         os.close(os.open(folder / "claimed", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         sys.exit(f"{folder}: another task supervisor has this task")
+    # The program must not inherit the lock, or the folder would look alive for as long as any process of it runs.
     os.set_inheritable(lock, False)
+    # No mount is kept busy by this process, however long the task runs.
     os.chdir("/")
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    # Before the program exists, so that no orphan of it goes to init.
     adopt_orphans()
     recipe = files.read(folder, Recipe)
     if recipe is None:
