@@ -21,6 +21,7 @@ from farside.daemon.slab.sessions import Loan, LoanState, Refused, Session, Tran
 from farside.daemon.tasks import Tasks
 from farside.errors import PeerError
 
+# What a DONE means depends on what was asked last; without any question it is a RELEASE.
 _ENDING_OF_DONE = {
     LoanState.LENT: Ending.RELEASED,
     LoanState.MIGRATING: Ending.MIGRATED,
@@ -38,7 +39,7 @@ class Conversation:
         self._session = session
         self._channel = channel
         self._tasks = tasks
-        self._mapping = asyncio.Lock()  # fair: who waits first is first
+        self._mapping = asyncio.Lock()  # fair: the first that waits is the first that gets it
         self._handlers: dict[type[m.Message], Callable[[int, m.Message], None]] = {
             m.QueryMem: self._on_query_mem,
             m.KeepAlive: self._on_query_mem,
@@ -62,8 +63,10 @@ class Conversation:
             if isinstance(event, PeerClosed):
                 return
             assert isinstance(event, Received)
+            # Sequence 0: a farewell. The socket may stay open, but nothing after it counts.
             if isinstance(event.message, m.Error) and event.seq == 0:
                 return
+            # Any frame is a sign of life, and puts the expiry off.
             self._session.heard_s = self._lender.clock.now_s()
             try:
                 self._handlers[type(event.message)](event.seq, event.message)
@@ -89,11 +92,14 @@ class Conversation:
     def _on_resume(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Resume)
         self._answer_leases(seq, self._lender.ledger.confirm(self._session, request.leases, self._transport))
+        # What was recalled while it was away: the notices went nowhere, and their deadlines run.
         self._recaller.overdue_notices(self._session)
 
     def _on_release(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Release)
+        # Those that it does hold are released all the same: they are of no use to it.
         unknown = [lease for lease in request.leases if lease not in self._session.loans]
+        # A lease that is named twice ends once.
         for lease in dict.fromkeys(request.leases):
             if lease not in unknown:
                 self._lender.end(self._session.loans[lease], Ending.RELEASED)
@@ -114,7 +120,7 @@ class Conversation:
     async def _map(self, seq: int, request: m.Map) -> None:
         try:
             async with self._mapping:
-                # Else the borrower has gone, or come back on a newer connection, while an earlier MAP was answered.
+                # Otherwise the borrower is gone, or is back on a newer connection, while an earlier MAP was answered.
                 if self._session.channel is self._channel:
                     await self._lend(seq, request)
         except PeerError:
@@ -158,6 +164,7 @@ class Conversation:
 
     def _answer_leases(self, seq: int, loans: tuple[Loan, ...]) -> None:
         leases = tuple(_lease(loan) for loan in loans)
+        # In the order of the leases: that is how the borrower tells which is which.
         fds = [loan.slab.fd for loan in loans if loan.transport is Transport.SHM]
         self._channel.answer(seq, m.MrInfo(leases=leases), fds)
 

@@ -44,6 +44,8 @@ class Cycle:
         while True:
             # Never more than one step behind: after a suspend there is nothing to catch up with.
             next_s = max(next_s + self._period_s, self._clock.now_s())
+            # A slab that came or went within the last half of a period makes the sample doubtful: /proc/meminfo and our
+            # own count may be of different moments.
             await self._clock.sleep_until_s(next_s - self._period_s / 2)
             before = self._lender.pool.changes
             await self._clock.sleep_until_s(next_s)
@@ -71,12 +73,14 @@ class Cycle:
 
     def _observe(self, *, is_settled: bool) -> None:
         self._unsettled = 0 if is_settled else self._unsettled + 1
+        # Bounded, as slabs may come and go without end, and programs must get their memory then, too.
         if 0 < self._unsettled <= UNSETTLED_MAX:
             return
         try:
             reading = self._sense.read()
         except Unavailable as error:
             self._lender.counters.bad_samples += 1
+            # Logged once for each time that it fails, not in each period.
             if self._is_sensing:
                 _log.error("memory use cannot be read; the last sample is used", error=error)
             self._is_sensing = False
@@ -98,4 +102,5 @@ class Cycle:
                 loans = await self._recaller.choose(action.count)
                 _log.info("slabs recalled", count=len(loans), deadline_s=action.deadline_s, reason=action.reason)
                 self._recaller.begin(loans, action.deadline_s)
+                # In a task of its own: borrowers get seconds, and the next sample must not wait for them.
                 self._tasks.start(self._recaller.finish(loans), "recalling slabs")

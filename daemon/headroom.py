@@ -9,7 +9,7 @@ Where we differ from the paper, and why (docs/papers.md):
 * U starts as the first sample, not as 0: from 0 the average needs ten seconds to reach the truth, and a donor that
   starts on a full machine would lend memory in that time that is not there.
 * U comes from MemAvailable, which knows that page cache can be dropped; the paper's code uses MemFree.
-* Growing needs HeadRoom and a hysteresis, giving back only HeadRoom; else a slab could come and go every second.
+* Growing needs HeadRoom and a hysteresis, giving back only HeadRoom; otherwise a slab could come and go every second.
 * Growing looks at the larger of the average and the newest sample, so that a sudden use of memory stops it at once.
   Giving back does so too once half of HeadRoom is really gone: then it is no peak that the average should hide.
 * Not all that is free is made into slabs ahead of time, only ``preallocate_slabs``: a slab made is memory that the page
@@ -129,8 +129,10 @@ def free_bytes(snapshot: MemorySnapshot, slab_bytes: int, used_bytes: float) -> 
 def slabs_to_give_back(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
     """How many standing slabs must go for HeadRoom to be free, beyond those that are already recalled."""
     free = _free_that_counts_bytes(snapshot, params) + snapshot.recalled * params.slab_bytes
+    # Rounded up: no part of a slab can be given back.
     shortage = params.headroom_bytes - free
     by_memory = max(0, -int(-shortage // params.slab_bytes))
+    # One at a time: the next only when that one is back.
     by_pressure = 1 if _is_stalling(snapshot, params) and not snapshot.recalled else 0
     return min(max(by_memory, by_pressure), snapshot.unmapped + snapshot.mapped)
 
@@ -141,6 +143,7 @@ def slabs_to_grow(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
         return 0
     used = max(snapshot.used_bytes, snapshot.used_now_bytes)
     spare = free_bytes(snapshot, params.slab_bytes, used) - params.headroom_bytes - params.hysteresis_bytes
+    # Rounded down. Huge pages are set aside already, so that slabs on them cost programs nothing.
     bearable = max(0, int(spare // params.slab_bytes)) + snapshot.huge_free
     return min(bearable, max(0, params.max_slabs - _standing(snapshot))) if params.max_slabs else bearable
 
@@ -163,6 +166,7 @@ def move_deadline_s(snapshot: MemorySnapshot, params: HeadroomParams) -> float:
     if _is_stalling(snapshot, params):
         return 0.0
     free = free_bytes(snapshot, params.slab_bytes, snapshot.used_now_bytes)
+    # Without a HeadRoom there is no share of it: all of the time while anything is free.
     share = min(1.0, max(0.0, free / params.headroom_bytes)) if params.headroom_bytes else float(free > 0)
     return min(params.migrate_deadline_s, max(params.evict_deadline_s, share * params.migrate_deadline_s))
 
@@ -188,6 +192,7 @@ def decide(snapshot: MemorySnapshot, params: HeadroomParams) -> tuple[Action, ..
 def _give_back(snapshot: MemorySnapshot, params: HeadroomParams, back: int) -> tuple[Action, ...]:
     reason = _shortage_reason(snapshot, params)
     actions: list[Action] = []
+    # Nobody waits for these, and no pages have to move.
     if unmapped := min(back, snapshot.unmapped):
         actions.append(ReleaseUnmapped(count=unmapped, reason=reason))
     if mapped := back - unmapped:
@@ -203,6 +208,7 @@ def _shortage_reason(snapshot: MemorySnapshot, params: HeadroomParams) -> str:
 
 
 def _free_that_counts_bytes(snapshot: MemorySnapshot, params: HeadroomParams) -> float:
+    # The average hides peaks. Once half of HeadRoom is really gone it is none, and the newest sample counts.
     smoothed = free_bytes(snapshot, params.slab_bytes, snapshot.used_bytes)
     now = free_bytes(snapshot, params.slab_bytes, snapshot.used_now_bytes)
     return min(smoothed, now) if now < params.headroom_bytes / 2 else smoothed
@@ -214,5 +220,6 @@ def _is_stalling(snapshot: MemorySnapshot, params: HeadroomParams) -> bool:
 
 
 def _standing(snapshot: MemorySnapshot) -> int:
+    # ``max_slabs`` bounds all slabs, so those on huge pages count here.
     ordinary = snapshot.unmapped + snapshot.mapped + snapshot.recalled
     return ordinary + snapshot.huge_unmapped + snapshot.huge_mapped

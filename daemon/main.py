@@ -103,6 +103,7 @@ class Donor:
     async def run(self) -> None:
         """Lends until ``stop`` is called."""
         with ExitStack() as stack:
+            # Called in the reverse order: signals first, the pool last.
             stack.callback(self._pool.close)
             stack.callback(self._exporter.destroy)  # before the pool: its threads touch slabs
             stack.callback(self._slab_memory.close)  # before the exporter: slabs may still be made and freed
@@ -140,6 +141,7 @@ class Donor:
             evict_extra=config.evict_extra,
             evict_deadline_s=config.evict_deadline_s,
         )
+        # Before anybody can ask: the metrics show the last picture, and there must be one.
         self._publish(lender)
         drain = Drain(lender, recaller, Tasks(group))
         handlers = {"status": self._on_status(lender), **drain.handlers}
@@ -151,6 +153,7 @@ class Donor:
                 )
                 await stack.enter_async_context(scraped)
             await self._serve(group, lender, recaller, listeners)
+        # A task group ends its tasks only when its body fails.
         raise _Ended
 
     async def _serve(
@@ -175,10 +178,12 @@ class Donor:
             has_rdma=self._has_rdma,
             rdma_address=self._config.rdma_address,
         )
+        # A first round before borrowers come, so that slabs are ready for the first of them.
         await cycle.step()
         group.create_task(cycle.run())
         group.create_task(self._keep_publishing(lender))
         group.create_task(self._feed_watchdog())
+        # Last of all: from here on borrowers are answered.
         for listener in listeners:
             group.create_task(server.accept(listener))
         _log.info(
@@ -250,7 +255,7 @@ def _listening(endpoint: str) -> Iterator[socket.socket]:
 
 
 def _may_lend_by_rdma() -> bool:
-    # Else borrowers would get queue pairs here, and no key to anything.
+    # Without that, borrowers would get queue pairs here, and no key to anything.
     if may_pin_memory():
         return True
     _log.warning("no RDMA: this process may not pin what it lends; `ulimit -l unlimited`, or LimitMEMLOCK=infinity")

@@ -51,6 +51,7 @@ class MemoryWatch:
 
     def note(self, reading: MemoryReading, *, slabs_bytes: int) -> None:
         """Takes a sample; `slabs_bytes` is what our slabs had at that moment."""
+        # What our slabs have is taken off: it is no use by others, and would count twice.
         self._reading = reading
         self._used_bytes = used_by_others_bytes(
             total_bytes=reading.total_bytes, available_bytes=reading.available_bytes, slabs_bytes=slabs_bytes
@@ -60,6 +61,7 @@ class MemoryWatch:
     def huge_slabs_free(self) -> int:
         """Slabs for which there are reserved huge pages; 0 where a page is larger than a slab."""
         page_bytes = self._reading.huge_page_bytes
+        # A slab is made of whole pages: pages that are larger than it, or do not divide it, carry none.
         if self._hugepages == "off" or not page_bytes or self._slab_bytes % page_bytes:
             return 0
         return self._reading.huge_pages_free * page_bytes // self._slab_bytes

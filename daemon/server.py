@@ -54,7 +54,7 @@ class Server:
     ) -> None:
         """``tasks`` is where connections are served, and slabs mapped for them.
 
-        ``has_rdma`` offers queue pairs, at ``rdma_address`` or else at the address that a borrower came to.
+        ``has_rdma`` offers queue pairs, at ``rdma_address``, or otherwise at the address that a borrower came to.
         """
         self._node = node
         self._keys = keys
@@ -68,7 +68,7 @@ class Server:
         self._refusals_told_s: dict[m.ErrorCode, float] = {}
 
     async def accept(self, listener: socket.socket) -> None:
-        """Serves who connects to a listening socket, until cancelled."""
+        """Serves each connection to a listening socket, until cancelled."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         while True:
@@ -87,7 +87,9 @@ class Server:
     async def serve(self, sock: socket.socket) -> None:
         """Serves one connection to its end. Never raises for what a peer does."""
         if sock.family != socket.AF_UNIX:
+            # Frames are small, and most wait for an answer: Nagle's algorithm would hold them back.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The keys are looked at for each connection: a changed key file counts from the next one on.
         channel = Channel(sock, self._connection())
         self._open += 1
         try:
@@ -114,6 +116,7 @@ class Server:
         )
 
     async def _serve(self, channel: Channel) -> None:
+        # The limit ends with the handshake: a borrower that has proved the key may be silent until its session expires.
         async with asyncio.timeout(HANDSHAKE_LIMIT_S):
             hello = await channel.accept()
         if hello.role == "data":
@@ -133,6 +136,7 @@ class Server:
         try:
             await Conversation(self._lender, self._recaller, session, channel, self._tasks).run()
         finally:
+            # Otherwise a newer connection has taken its place, and what was asked on that one stands.
             if session.channel is channel:
                 session.channel = None
                 for future in session.asked.values():
@@ -146,6 +150,7 @@ class Server:
             return ledger.rejoin(number=hello.session, node=hello.node, now_s=now_s)
         if self._lender.is_closing:
             raise Refused(m.ErrorCode.NOT_NOW, "this donor is stopping")
+        # The last bit is set, as 0 in HELLO asks for a new session.
         # 63 bits: not guessable, and fits what every language calls an integer.
         return ledger.open(number=secrets.randbits(63) | 1, node=hello.node, now_s=now_s)
 
@@ -163,11 +168,14 @@ class Server:
     async def _serve_data(self, channel: Channel, hello: m.Hello) -> None:
         ledger = self._lender.ledger
         session, must_fence = ledger.admit_data(number=hello.session, node=hello.node, epoch=hello.epoch)
+        # Before WELCOME: the successor sends nothing before it reads that, so nothing of its predecessor lands after
+        # it.
         if must_fence:
             _log.info("older data connections fenced", borrower=session.node, epoch=hello.epoch)
             self._lender.fence(session)
         self._welcome(channel, session)
         sock = await channel.hand_over()
+        # hand_over waits, and other tasks run meanwhile.
         if not ledger.is_open(session) or session.data_epoch != hello.epoch:
             sock.close()  # expired or fenced while the last bytes of WELCOME waited
             return
@@ -182,6 +190,7 @@ class Server:
             _log.warning("the engine took no data connection", borrower=session.node, error=error)
             return
         session.carrier = "rdma" if is_rdma else "tcp"
+        # The descriptor is the engine's now: Python must not close it.
         sock.detach()
 
     def _refuse(self, channel: Channel, code: m.ErrorCode, text: str) -> None:

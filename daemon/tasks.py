@@ -16,6 +16,7 @@ class Tasks:
 
     def start(self, work: Coroutine[object, object, object], what: str) -> None:
         """Run `work`; `what` names the task in the log if it fails."""
+        # A fault that reached the group would cancel all its tasks.
         self._group.create_task(self._record(work, what))
 
     async def _record(self, work: Coroutine[object, object, object], what: str) -> None:

@@ -282,7 +282,7 @@ class Runner:
     def _after_its_supervisor(self, key: Key, status: files.Status | None) -> m.TaskState:
         """The end of a task whose supervisor is gone: kills its processes; how they ended is not known."""
         recipe = self._read(files.Recipe, key)
-        # No recipe or no state: the supervisor never came as far as to run anything. Its log may say why.
+        # No recipe or no state: the supervisor has not said that anything ran. Its log may say why.
         if recipe is None or status is None:
             said = last_line(self._at(key) / "shepherd.log")
             unstarted = "the agent ended before the task was started"

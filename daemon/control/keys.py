@@ -40,7 +40,9 @@ def read_keys(path: str | Path) -> tuple[bytes, ...]:
     except OSError as error:
         raise ConfigError(f"key file {path}: {error.strerror}; let this process's user read it") from error
     try:
+        # Of the open file, not of the path, which could name another file by then.
         _check_access(path, os.fstat(fd))
+        # One byte more than may be there shows that the file is too long.
         text = os.read(fd, _FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
@@ -58,6 +60,7 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when there is no usable key at the start."""
         self._path = path
+        # The stamp before the text: a change in between is then seen as one, and read again.
         self._seen = file_stamp(self._path)
         self._keys = read_keys(path)
         self._refused = ""  # what was last said of it

@@ -8,8 +8,8 @@ Every loan begins in ``lend`` and ends in ``end``, whatever the reason. The orde
 2. the ledger forgets the loan, so that nobody is answered about it any more,
 3. the pool frees the slab, and makes a new one where one should be ready.
 
-A slab on this host has no step 1: its borrower maps the memfd itself. Punching it out takes its content away from who
-did not let go; that borrower reads zeros where it expects data, and its page checksums tell it so.
+A slab on this host has no step 1: its borrower maps the memfd itself. Punching it out takes its content away from a
+borrower that did not let go; it reads zeros where it expects data, and its page checksums tell it so.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Lender:
     """The donor's loans.
 
     Attributes:
-        loans_changed: Set whenever a loan ends, or has less time than before; who waits for that clears it.
+        loans_changed: Set whenever a loan ends, or has less time than before; a task that waits for that clears it.
         is_closing: True once this donor ends: it lets no borrower in any more.
         drained_by: Who asked that no more is lent; nobody: it lends. What comes back is not made again then; borrowers
             that are here stay.

@@ -90,7 +90,7 @@ class Recaller:
         """Ends the time to move of every slab that has some; returns how many they were."""
         loans = [loan for loan in self._lender.ledger.loans if loan.state is LoanState.MIGRATING]
         self._evict(loans)
-        self._lender.loans_changed.set()  # who waits for them waits shorter
+        self._lender.loans_changed.set()  # those that wait for them wait shorter
         return len(loans)
 
     async def recall_all(self, deadline_s: float) -> None:
@@ -119,7 +119,7 @@ class Recaller:
         everybody = asyncio.gather(*(answer for _, answer in asked), return_exceptions=True)
         try:
             await asyncio.wait((timer, everybody), return_when=asyncio.FIRST_COMPLETED)
-            # Of a borrower's own slabs only: it must not make another's look idle.
+            # Only what is said of a borrower's own slabs counts: it must not make another's look idle.
             return {
                 lease: rate
                 for part, answer in asked
@@ -161,7 +161,7 @@ class Recaller:
 
 def _can_migrate(loan: Loan) -> bool:
     channel = loan.session.channel
-    # Who is not connected would not hear of it: it gets the shorter time, to come back and let go.
+    # A borrower that is not connected would not hear of it: it gets the shorter time, to come back and let go.
     return channel is not None and Feature.MIGRATE in channel.connection.features
 
 
