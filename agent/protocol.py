@@ -56,6 +56,7 @@ class CloseCode(IntEnum):
     VERSION = 4426  # no common version
 
 
+# Decoded first and alone: a frame of another version is refused as that, and not for a field that it has otherwise.
 class _Head(msgspec.Struct, frozen=True):
     v: int
     type: str
@@ -103,6 +104,7 @@ def encode(message: m.AgentMessage | m.ManagerMessage) -> str:
         body = _ENCODER.encode(message)
         # {"type": ...} becomes {"v": 1, "type": ...}
         frame = b'{"v":%d,%s' % (VERSION_MAX, body[1:])
+        # msgspec checks bounds when it decodes, and not when it encodes: so the frame is read as the peer will read it.
         if isinstance(message, m.AgentMessage):
             decode_from_agent(frame)
         else:
@@ -129,6 +131,8 @@ class AgentSide:
         """``seen_generation`` is the highest this node ever took a command of."""
         self.generation = 0
         self.acked = 0
+        # Over all connections, unlike `generation`: a manager that was replaced must not get through by a new
+        # connection.
         self._seen = seen_generation
         self._said_hello = False
         self._sent = 0
@@ -150,6 +154,7 @@ class AgentSide:
         elif isinstance(message, m.Probed):
             if not self.is_open:
                 raise LocalProtocolError("PROBED answers a PROBE")
+        # Reports that come again after reconnection keep their numbers, so these only grow within one connection.
         elif not self.is_open or message.seq <= self._sent:
             raise LocalProtocolError(f"REPORT {message.seq} cannot be sent now, after {self._sent}")
         frame = encode(message)
@@ -169,6 +174,7 @@ class AgentSide:
         elif not self.is_open:
             raise _fault(CloseCode.MALFORMED, f"{type(message).__name__.upper()} before WELCOME")
         elif isinstance(message, m.Ack):
+            # An acknowledgement of what the manager can't have would drop reports that it never got.
             if message.seq > self._sent:
                 raise _fault(CloseCode.MALFORMED, f"ACK of report {message.seq}, which was not sent on this connection")
             self.acked = max(self.acked, message.seq)
@@ -185,6 +191,7 @@ class AgentSide:
         self.generation = message.generation
 
     def _check_generation(self, generation: int) -> None:
+        # Equal is fine: one manager says many things in its generation.
         obeyed = max(self._seen, self.generation)
         if generation < obeyed:
             raise _fault(CloseCode.FENCED, f"generation {generation} is over, this node obeys {obeyed}")
@@ -232,6 +239,7 @@ class ManagerSide:
             raise _fault(CloseCode.MALFORMED, f"{type(message).__name__.upper()} before WELCOME")
         if isinstance(message, m.Probed):
             return message
+        # Greater, and not by one: a connection may begin with any number, after reports that are acknowledged.
         if message.seq <= self._last_seq:
             raise _fault(CloseCode.MALFORMED, f"REPORT {message.seq} after {self._last_seq}")
         self._last_seq = message.seq
@@ -265,4 +273,5 @@ def _length(frame: Text) -> int:
 
 
 def _fault(code: CloseCode, text: str, *, hint: str = "") -> RemoteProtocolError:
+    # One line, whatever a peer wrote into the text that is quoted.
     return RemoteProtocolError(" ".join(text.split())[:400], code=code, hint=hint)

@@ -21,9 +21,11 @@ def read_token(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"token_file {path}: {error.strerror}", hint="the manager's operator makes one") from error
     try:
+        # Of the open file: the path may name another one by then.
         told = os.fstat(fd)
         if stat.S_IMODE(told.st_mode) & 0o077:
             raise ConfigError(f"token_file {path}: others may read it", hint=f"chmod 600 {path}")
+        # One byte more than may be there shows that it is too long.
         text = os.read(fd, TOKEN_BYTES_MAX + 1)
     finally:
         os.close(fd)

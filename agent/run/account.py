@@ -40,6 +40,7 @@ def account_of(user: str, *, run_as: str, allowed: Collection[str]) -> Account:
         found = pwd.getpwnam(user)
     except KeyError:
         raise Refused(f"no user {user} on this node") from None
+    # Asked of the number: an account of any name may have uid 0.
     if found.pw_uid == 0:
         raise Refused(f"user {user} is uid 0, and no task runs as uid 0")
     if allowed and user not in allowed:
@@ -80,7 +81,9 @@ def become(account: Account) -> None:
     """
     if not account.becomes:
         return
+    # Groups first: once the user is changed, the kernel allows none of this any more.
     os.initgroups(account.name, account.gid)
+    # Real, effective and saved: a saved uid of 0 would be a way back to root.
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     # Not an assert: python -O must not turn a job into root.

@@ -42,6 +42,7 @@ def see_mark(folder: str, mark: str) -> str:
             return problem
         if not os.path.exists(os.path.join(folder, mark)):
             return "is another folder than on the other nodes: it must be on storage that all nodes share"
+        # A name that no other process uses: several nodes look at one folder at a time.
         own = os.path.join(folder, f"{mark}.{os.getpid()}-{os.urandom(4).hex()}")
         _touch(own)
         os.unlink(own)
@@ -64,6 +65,7 @@ def _missing(folder: str) -> list[str]:
     """The folders to make, the topmost first."""
     found: list[str] = []
     at = os.path.normpath(folder)
+    # lexists: a link to nowhere is something that is there, and is not made.
     while not os.path.lexists(at) and at != os.path.dirname(at):
         found.append(at)
         at = os.path.dirname(at)
@@ -88,6 +90,7 @@ def _touch(path: str) -> None:
 
 def _remove_empty(folder: str, made: str) -> None:
     at = os.path.normpath(folder)
+    # From the folder up to the topmost one that was made; rmdir(2) refuses one that has something in it.
     while made and len(at) >= len(made):
         try:
             os.rmdir(at)

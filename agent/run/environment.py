@@ -42,6 +42,7 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
         ours["FARSIDE_RESUME"] = "1"
     # What a job that submits others passes on of its own environment does not say so of them.
     job = {name: value for name, value in spec.env.items() if name not in _OF_SOME}
+    # The later ones win.
     return {**account, **job, **ours}
 
 

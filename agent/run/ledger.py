@@ -140,6 +140,8 @@ def step(ledger: Ledger, event: Event) -> tuple[Ledger, tuple[Action, ...]]:
     command = event.command
     if isinstance(command, m.Forget):
         return _forget(ledger, command)
+    # A manager that was replaced may still be connected, and its commands late. FORGET has no generation: only what has
+    # ended is forgotten.
     if command.generation < ledger.generation:
         return ledger, ()
     ledger = replace(ledger, generation=command.generation)
@@ -161,6 +163,7 @@ def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[
     if known is not None:
         # How that one ended, or goes on, says nothing of this one, which gets other numbers at its next start.
         return ledger, (Tell(state=_answer(start, "lost", event.at_s, "another job has this number on this node")),)
+    # How it ended, if it ever ran, is not known here any more.
     if key in ledger.forgotten:
         return ledger, (Tell(state=_answer(start, "lost", event.at_s, "this start is over")),)
     if len(ledger.tasks) >= m.TASKS_MAX:
@@ -203,6 +206,7 @@ def _stop(ledger: Ledger, stop: m.Stop, event: Asked) -> tuple[Ledger, tuple[Act
     if not known.is_live:
         return ledger, (Tell(state=known.state),)
     signal = Signal(key=key, cause=stop.cause, grace_s=stop.grace_s)
+    # Signalled again: a later STOP may shorten the grace.
     if known.state.state == "stopping":
         return ledger, (signal, Tell(state=known.state))
     stopping = msgspec.structs.replace(known.state, state="stopping", at_s=event.at_s, cause=stop.cause)
@@ -214,6 +218,7 @@ def _forget(ledger: Ledger, forget: m.Forget) -> tuple[Ledger, tuple[Action, ...
     known = ledger.tasks.get(key)
     if known is None:
         return ledger, ()
+    # It is not over here, whatever the manager has in its store: the manager hears its state.
     if known.is_live:
         return ledger, (Tell(state=known.state),)
     rest = {other: task for other, task in ledger.tasks.items() if other != key}
@@ -222,10 +227,13 @@ def _forget(ledger: Ledger, forget: m.Forget) -> tuple[Ledger, tuple[Action, ...
 
 def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action, ...]]:
     known = ledger.tasks.get(key_of(state))
+    # An older state may be read after a newer one was known, as after a STOP: states only go forward.
     if known is None or not known.is_live or RANK[state.state] < RANK[known.state.state]:
         return ledger, ()
+    # Supervisors of older versions do not write it, nor does the runner for a task that was lost.
     if state.submitted_s is None:
         state = msgspec.structs.replace(state, submitted_s=known.state.submitted_s)
+    # A supervisor writes its state more often than the manager has to hear of it.
     is_ready_now = state.ready_at_s is not None and known.state.ready_at_s is None
     is_profiled_now = state.profile is not None and state.profile != known.state.profile
     is_news = state.state != known.state.state or is_ready_now or is_profiled_now
@@ -250,5 +258,6 @@ def _with(ledger: Ledger, task: Task) -> Ledger:
 
 
 def _remember(ledger: Ledger, key: Key) -> Ledger:
+    # To the end, also if it is there already: the oldest go first.
     kept = tuple(other for other in ledger.forgotten if other != key)
     return replace(ledger, forgotten=(*kept, key)[-FORGOTTEN_MAX:])

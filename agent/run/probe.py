@@ -34,6 +34,7 @@ class Prober:
     def __init__(self, *, run_as: str, allowed: Collection[str]) -> None:
         """``run_as`` and ``allowed`` as in `account_of`."""
         self._run_as, self._allowed = run_as, allowed
+        # Weak: a user's entry goes with the last that waits or looks.
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def answer(self, probe: m.Probe) -> m.Probed:
@@ -95,6 +96,7 @@ async def _answer_of(process: asyncio.subprocess.Process, reader: asyncio.Stream
         async with asyncio.timeout(LIMIT_S):
             while len(told) <= ANSWER_BYTES_MAX and (more := await reader.read(ANSWER_BYTES_MAX)):
                 told += more
+            # Read on until it ends or is too long: the process may say anything, for as long as it likes.
             is_too_long = len(told) > ANSWER_BYTES_MAX
             if is_too_long:
                 with suppress(ProcessLookupError):

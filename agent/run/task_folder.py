@@ -89,5 +89,6 @@ def notify(path: str) -> None:
     """Wakes the agent, if one is there; it looks by itself too, so that a lost word costs a second at most."""
     if path:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            # An agent that hangs must not hold a task's end up: its queue may be full.
             sock.setblocking(False)
             sock.sendto(b"!", path)
