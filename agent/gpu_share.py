@@ -65,6 +65,7 @@ def free_devices(devices: Iterable[Device], held: Iterable[Share]) -> Iterator[D
     taken = {share.device for share in held}
     gpus = {device.gpu for device in taken}
     for device in devices:
+        # Where a part is held, other parts are free, and the whole is not.
         is_free = device.gpu not in gpus
         if is_free or (device.part and not {device, Device(device.gpu)} & taken):
             yield device

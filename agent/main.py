@@ -54,6 +54,7 @@ from farside.whole_file import lock_file
 
 PUBLISH_EVERY_S = 1.0
 """How old the picture may be that Prometheus gets."""
+# For tasks of an agent that ends with them (a sandbox): less than the limit below, in which they must be gone.
 END_GRACE_S = 2.0
 END_LIMIT_S = 6.0
 IDENTITY_BYTES_MAX = 64
@@ -119,6 +120,7 @@ class Agent:
         """Works until ``stop`` is called."""
         config = self._config
         async with AsyncExitStack() as stack:
+            # Called in the reverse order: the lock goes last, when nothing of this agent works in the folder any more.
             stack.callback(os.close, self._lock)
             stack.callback(self._gpus.close)
             stack.callback(self._fork_server.close)
@@ -146,7 +148,9 @@ class Agent:
                 notify_systemd("STOPPING=1")
                 if self._config.on_stop == "end":
                     await self._end_tasks()
+                # Only now: until here the session can still report the ends of tasks.
                 session.cancel()
+                # A task group ends its tasks only when its body fails.
                 raise _Ended
         except* _Ended:
             pass
@@ -196,6 +200,7 @@ class Agent:
 
     async def _power_off(self, order: m.PowerOff) -> None:
         drained = self.sense.latest.drained
+        # A donor that still has slabs out is not closed yet, whatever it was told.
         closed_by = 0 if drained is None or drained.slabs else drained.number
         has_tasks = self.runner.has_live_tasks
         objection = why_not(order, closed_by=closed_by, has_tasks=has_tasks, holding=self.services.holding())
@@ -222,6 +227,7 @@ class Agent:
 
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""
+        # A task is named JOB.RANK, and services know jobs.
         job = command.task_id.rpartition(".")[0]
         env = {**command.spec.env, **self.services.variables(job, command.start)}
         return replace(command, spec=replace(command.spec, env=env))
@@ -234,6 +240,7 @@ class Agent:
     async def _keep_publishing(self) -> None:
         while True:
             self._latest = self._status()
+            # Without a manager the last list of donors counts, however old it is.
             if self.session.is_connected:
                 self._borrower.refresh()
             if watchdog_period_s() > 0:
@@ -275,6 +282,7 @@ class Agent:
         folder = self._config.state_dir
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Held until the agent ends, and let go by the kernel if it is killed.
             fd = lock_file(folder / "agent.lock")
         except OSError as error:
             raise ConfigError(f"state_dir {folder}: {error.strerror}") from error

@@ -1,8 +1,8 @@
 """Outbox: reports to the manager, numbered, kept until acknowledged, and sent again in order. PURE.
 
-States wait here until a report takes them; of one task only the newest waits. What a service tells of a start of a job
-is a state, too. Not more than `IN_FLIGHT_MAX` reports are
-without acknowledgement: behind a manager that does not answer, states gather here, one a task, and nothing grows.
+States wait here until a report takes them; of one task only the newest waits. What a service says about a start of a
+job is a state, too. At most `IN_FLIGHT_MAX` reports are without acknowledgement: behind a manager that does not answer,
+states gather here, one a task, and nothing grows.
 """
 
 from farside.agent import messages as m

@@ -32,6 +32,7 @@ def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -
         replace(one, missed_s=now_s) if one.missed_s is None else one for one in known if one.address.node not in found
     ]
     held = [one for one in missed if one.missed_s is not None and now_s - one.missed_s < HOLD_S]
+    # Those missed last come first, so that the longest missed are cut off.
     held.sort(key=lambda one: -(one.missed_s or 0.0))
     for one in held[: max(0, KNOWN_MAX - len(found))]:
         found[one.address.node] = one

@@ -51,6 +51,7 @@ class PeersFile:
         after = merged(self._known, told, now_s)
         before = [one.address for one in self._known]
         addresses = [one.address for one in after]
+        # Written only when it changes, as the borrower reads it again each time; after a failure it is tried again.
         if addresses != before or self.problem:
             self._write(addresses)
         if addresses != before:
@@ -62,8 +63,10 @@ class PeersFile:
     def _write(self, addresses: Iterable[DonorAddress]) -> None:
         text = HEAD + peers_text({address.node: address.control for address in addresses})
         try:
+            # 0644: the borrower may run as another user, and there is no secret in it.
             write_whole(self._path, text.encode(), mode=0o644)
         except OSError as error:
+            # Logged once for a row of failures.
             if not self.problem:
                 _log.warning("the peers file can't be written", file=self._path, why=error.strerror)
             self.problem = f"{self._path}: {error.strerror}"

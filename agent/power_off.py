@@ -27,6 +27,7 @@ def why_not(order: m.PowerOff, *, closed_by: int, has_tasks: bool, holding: Sequ
 
 async def power_off(program: str) -> None:
     """Run the operator's program, which shuts the machine down; log its failure."""
+    # No shell: the setting is quoted as for one, but nothing in it is expanded.
     argv = shlex.split(program)
     try:
         process = await asyncio.create_subprocess_exec(

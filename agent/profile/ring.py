@@ -99,6 +99,7 @@ def parse(head: bytes, lane: Callable[[int], bytes], *, processes_max: int = 8) 
     magic, version, lanes, events, _, attached, claimed, problems, _ = _HEAD.unpack_from(head)
     if (magic, version, lanes, events) != (MAGIC, VERSION, LANES, EVENTS):
         raise ValueError("it was overwritten")
+    # More lanes were asked for than there are, or the job wrote any number there.
     found = [_lane_at(head, number) for number in range(min(claimed, LANES))]
     totals: dict[tuple[int, int], int] = {}
     for one in found:
@@ -139,6 +140,7 @@ def _events(data: bytes, head: int) -> list[Event]:
     """Events before ``head``, without the oldest of a full lane, which the next event overwrites."""
     if len(data) < LANE_BYTES:
         raise ValueError("it was cut")
+    # One less than there are: the oldest may be overwritten while it is copied.
     count = min(head, EVENTS - 1)
     start = (head - count) % EVENTS
     rows = [*_EVENT.iter_unpack(data)]

@@ -34,12 +34,14 @@ class RingFile:
         if not LIBRARY.is_file():
             raise Unavailable("the profiler's library was not built")
         self.path = path
+        # O_EXCL and O_NOFOLLOW: every user may write to the folder, and may have put a file or a link there.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags, 0o600)
         except OSError as error:
             raise Unavailable(f"{FOLDER}: {error.strerror}") from error
         try:
+            # All pages now: a write to a page for which there is no room kills the process that writes, with SIGBUS.
             os.posix_fallocate(self._fd, 0, ring.FILE_BYTES)
             os.pwrite(self._fd, ring.blank_head(), 0)
             if os.geteuid() == 0:

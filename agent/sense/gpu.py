@@ -91,6 +91,7 @@ class NvmlGpus:
                 handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             )
         except nvml.NVMLError as error:
+            # Any other error is taken to mean that it has no such counter.
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
                 self._blame(index, "the driver lost it")
                 return
@@ -122,6 +123,7 @@ class NvmlGpus:
         return events
 
     def _blame(self, index: int, reason: str) -> None:
+        # The first reason stays, and is logged once.
         if index not in self._broken:
             _log.error("a GPU is not healthy", gpu=index, reason=reason)
             self._broken[index] = reason

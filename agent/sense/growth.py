@@ -20,6 +20,8 @@ class HourlyGrowth:
 
     def of(self, counts: Mapping[str, int], now_s: float) -> Mapping[str, int]:
         """Growth of each counter within the hour; counters that did not grow are left out."""
+        # A counter that is seen for the first time has grown by nothing: what was before is not known to be of this
+        # hour.
         more = Counter({name: count - self._last.get(name, count) for name, count in counts.items()})
         self._last.update(counts)
         step = math.floor(now_s / STEP_S)
@@ -27,6 +29,7 @@ class HourlyGrowth:
             self._steps.popleft()
         if not self._steps or self._steps[-1][0] != step:
             self._steps.append((step, Counter()))
+        # The unary plus drops what fell: a counter that was set back.
         self._steps[-1][1].update(+more)
         return sum((grown for _, grown in self._steps), Counter())
 

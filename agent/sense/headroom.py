@@ -11,6 +11,7 @@ def headroom_bytes(
     *, total_bytes: int, available_bytes: int, lent_bytes: int, reserve_bytes: int, promised_bytes: int
 ) -> int:
     """Memory for further jobs: available and lent, less the operator's reserve and what is promised; never below 0."""
+    # The node may be said to have less memory than the machine, as the nodes of a sandbox share one.
     free_bytes = min(total_bytes, available_bytes + lent_bytes)
     return max(0, free_bytes - reserve_bytes - promised_bytes)
 

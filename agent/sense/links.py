@@ -58,6 +58,7 @@ class LinkSense:
         counts, now_s = read_counters(self._root, port), self._now_s()
         self._note_full(port, counts)
         grown = dict(self._growth.setdefault(port, HourlyGrowth()).of(counts, now_s))
+        # Times down are no errors in the sense of the limit, and have one of their own.
         unseen, errors = grown.pop(DOWNED, 0), problem_of(grown, self._limit)
         downs = self._downs.setdefault(port, HourlyGrowth()).of(counts, now_s).get(DOWNED, 0)
         broken = _times_down(downs) if downs > MOST_DOWNS else errors

@@ -73,6 +73,7 @@ class NodeSense:
 
     async def read(self) -> m.Reading:
         """The node now; what cannot be read keeps its last value, and is logged."""
+        # On the event loop, as it only waits for a socket; the rest blocks, and gets a thread.
         lent = await self._donor.read()
         tasks = self._tasks()
         try:

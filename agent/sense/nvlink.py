@@ -21,6 +21,7 @@ class NvLinkSense:
         self._limit, self._now_s = errors_per_hour, now_s
         self._worked: set[int] = set()
         self._growth = HourlyGrowth()
+        # The first reading asks.
         self._next_s = -math.inf
 
     def read(self) -> str:

@@ -25,6 +25,7 @@ def read_farside_swap(root: Path, tasks: Iterable[Path] = ()) -> m.Swap | None:
     if not areas:
         return None
     used_bytes = sum(area.used_bytes for area in areas)
+    # Not below 0: the table and the cgroups are read one after another.
     own_bytes = max(0, used_bytes - sum(map(_swapped_bytes, tasks)))
     return m.Swap(size_bytes=sum(area.size_bytes for area in areas), used_bytes=used_bytes, own_bytes=own_bytes)
 

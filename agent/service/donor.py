@@ -95,6 +95,8 @@ class DonorSense(NodeService):
             lent = await self._settled(self._socket)
         except FarsideError as error:
             _log.debug("the donor does not say what it has lent", why=error)
+            # A socket on which nobody listens is a donor that has ended, and has nothing lent. One that does not answer
+            # in time may have, so nothing is said of whether it is empty.
             nobody_listens = isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError)
             return self._without(_empty(closed_by) if nobody_listens else None)
         except (KeyError, TypeError, ValueError) as error:
@@ -109,6 +111,7 @@ class DonorSense(NodeService):
         wanted = self._wanted
         if wanted is None:
             return lent_of(told, self._control)
+        # Compared at each reading: a donor that was restarted has forgotten what it was told.
         if bool(wanted.closed_by) is not _is_closed(told):
             if wanted.closed_by:
                 await admin.ask(socket, "drain", timeout_s=ASK_LIMIT_S, deadline_s=wanted.deadline_s, by=BY)
@@ -118,6 +121,7 @@ class DonorSense(NodeService):
         lent = lent_of(told, self._control)
         if not (wanted.closed_by and _is_closed(told)):
             return lent
+        # Ready slabs are nobody's: the others are still lent.
         slabs = sum(count for state, count in told["slab_counts"].items() if state != "ready")
         return msgspec.structs.replace(lent, drained=m.Drained(number=wanted.closed_by, slabs=int(slabs)))
 
@@ -126,6 +130,7 @@ class DonorSense(NodeService):
         if self._last is None or self._clock.now_s() - self._heard_s > GONE_S:
             self._last = None
             return Lent(drained=drained)
+        # Still there by name, so that borrowers do not move their pages away, but with nothing to lend.
         gone = msgspec.structs.replace(self._last, lends=False, free_bytes=0, lent_bytes=0)
         return Lent(donor=gone, drained=drained)
 
@@ -144,6 +149,7 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
     Raises:
         KeyError, TypeError, ValueError: It is no donor's status.
     """
+    # The largest first: only LOANS_MAX of them are reported.
     sessions = sorted(((int(one["slabs"]), str(one["borrower"])[:64]) for one in told["sessions"]), reverse=True)
     slab_bytes = int(told["slab_bytes"])
     loans = tuple(

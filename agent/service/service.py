@@ -109,6 +109,7 @@ class NodeServices:
         if service is None:
             self._fault(order.name, "this node has no such service")
             return
+        # An equal age is taken: orders are whole states, and one that comes again is harmless.
         if age < self._newest.get(order.name, age):
             _log.debug("an old order is ignored", service=order.name, epoch=order.epoch)
             return
@@ -117,6 +118,7 @@ class NodeServices:
         except msgspec.MsgspecError as error:
             self._fault(order.name, f"this is no order of it: {error}")
             return
+        # Only after it was obeyed: an order that nobody understands does not make older ones old.
         self._newest[order.name] = age
 
     def metrics(self) -> dict[str, Mapping[str, float]]:
@@ -148,6 +150,7 @@ def _problem(said: bytes, room_bytes: int) -> str:
     if len(said) > room_bytes:
         return f"all services together say more than {m.SERVICES_BYTES_MAX} bytes"
     try:
+        # Decoded as Raw it is checked to be JSON, and nothing is built from it.
         msgspec.json.decode(said, type=Raw)
     except msgspec.DecodeError as error:
         return f"it does not say JSON: {error}"
