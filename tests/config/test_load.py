@@ -248,12 +248,15 @@ def test_a_problem_with_no_file_at_all_names_the_file_that_is_missing(
 
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     broken = written(tmp_path, "broken.toml", "node = \n")
+    deep = written(tmp_path, "deep.toml", "node = " + "[" * 100_000)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
 
     with pytest.raises(ConfigProblems, match=r"none.toml: No such file or directory; name a file"):
         load_config(DaemonConfig, [tmp_path / "none.toml"])
     with pytest.raises(ConfigProblems, match=r"broken.toml: Invalid value \(at line 1, column 8\); fix"):
         load_config(DaemonConfig, [broken])
+    with pytest.raises(ConfigProblems, match=r"deep.toml: maximum recursion depth exceeded.*; fix the TOML there"):
+        load_config(DaemonConfig, [deep])
     with pytest.raises(ConfigProblems, match=r"binary.toml: is not UTF-8"):
         load_config(DaemonConfig, [tmp_path / "binary.toml"])
 

@@ -171,5 +171,5 @@ def _read(file: Path) -> dict[str, object]:
         raise ConfigProblems([f"{file}: {error.strerror}; name a file that can be read"]) from error
     except UnicodeDecodeError as error:
         raise ConfigProblems([f"{file}: is not UTF-8 text; save it as UTF-8"]) from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigProblems([f"{file}: {error}; fix the TOML there"]) from error
