@@ -44,8 +44,8 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
         return None
     code, _, body = data.removesuffix(b"\n").partition(b" ")
     try:
-        if int(code, 16) != zlib.crc32(body):
+        if code != b"%08x" % zlib.crc32(body):
             raise ValueError("its checksum is wrong")
         return msgspec.json.decode(body, type=kind)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise Damaged(f"{path}: is damaged ({error})") from error
+        raise Damaged(f"{path}: is damaged ({error})", hint="restore a backup; without one, remove the file") from error
