@@ -133,6 +133,7 @@ def test_a_clock_that_was_set_back_does_no_harm(tmp_path: Path) -> None:
         (("time,active,total", "2017-11-15,three,10"), "line 2: 'three' is no number"),
         (("time,active,total", "2017-11-15,-3,10"), "line 2: -3 nodes"),
         (("time,active,total", "soon,3,10"), "'soon' is no date"),
+        (("time,active,total", "1600000000,3,10"), "'1600000000' is no date"),
         (("time,active,total", "2017-11-15,0,10"), "no sample has busy nodes"),
     ],
 )

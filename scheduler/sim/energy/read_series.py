@@ -7,6 +7,7 @@ a zone is the cluster's local time; one with a zone is counted in UTC.
 
 import csv
 import gzip
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -130,7 +131,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
             raise
-        raise ConfigError(f"{path}: {error.strerror or error}", hint="a series of busy nodes") from error
+        raise ConfigError(f"{path}: {error.strerror or error}", hint="name a series of busy nodes") from error
 
 
 def _columns(path: Path, header: list[str]) -> tuple[tuple[str, str], tuple[int, int, int]]:
@@ -185,8 +186,8 @@ def seconds_of(text: str, *, of: str = "time") -> float:
 def _seconds_of_month(text: str, of: str) -> float:
     """Time from text that only numpy reads, such as 2017-11."""
     try:
-        # It would read a zone with a warning, and words such as today by the clock.
-        is_date = text.strip().replace(" ", "").replace("-", "").isdigit()
+        # It would read a zone with a warning, words such as today by the clock, and seconds since 1970 as a year.
+        is_date = re.fullmatch(r"\d{4}(-\d\d)?", text.strip()) is not None
         found = int(np.datetime64(text.strip(), "s").astype(np.int64)) if is_date else _NO_TIME
     except ValueError:
         found = _NO_TIME
