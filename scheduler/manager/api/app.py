@@ -121,7 +121,7 @@ async def _refused(request: Request, error: Any) -> Response:
 
 async def _no_such_method(request: Request, _: Any) -> Response:
     allowed = ", ".join(sorted(_methods_at(request.app, request)))
-    detail = f"{request.method} is nothing that can be done here; {allowed} is"
+    detail = f"{request.method} is not allowed here; {allowed} is"
     response = answer(Refusal(detail=detail), 405)
     response.headers["Allow"] = allowed
     return response

@@ -52,7 +52,7 @@ def apply(state: LiveState, entry: log.Entry) -> Touched:
     if entry.seq <= state.seq:
         raise LocalProtocolError(f"entry {entry.seq} comes after entry {state.seq} of the log")
     if entry.seq > state.seq + 1:
-        hint = "they are in its archive; who begins anew goes on from the store's snapshot"
+        hint = "start the manager again: it begins at the store's snapshot; if that fails, restore a backup"
         raise LocalProtocolError(f"entries {state.seq + 1} to {entry.seq - 1} of the log are missing", hint=hint)
     touched = _APPLIERS[type(entry.event)](state, entry.event, entry) or ()
     state.seq, state.at_s = entry.seq, max(state.at_s, entry.at_s)
