@@ -2,7 +2,7 @@
 
 Three documents are written whole and two sections of others are, by the functions that the benchmarks use. In all
 others marks say where each figure is from (``benchmarks/cited.py``). ``--check`` writes nothing and names the documents
-that differ, as ``tests/test_figures.py`` does.
+that differ, as ``tests/benchmarks/test_documents.py`` does.
 """
 
 import argparse

@@ -116,7 +116,7 @@ def huge_page_check(root: Path) -> Check:
         return _ok("huge pages", f"transparent, for memory files: {shmem}")
     return _warning(
         "huge pages",
-        "none: slabs stand on small pages and map more slowly",
+        "none: slabs are made of small pages and map more slowly",
         "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
     )
 

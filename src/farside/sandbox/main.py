@@ -99,7 +99,7 @@ def _objections(plan: Plan) -> tuple[tuple[bool, str], ...]:
     return (
         (not 1 <= plan.donors <= DONORS_MAX, f"--donors {plan.donors}: from 1 to {DONORS_MAX}"),
         (plan.transport not in ("tcp", "shm", "rdma"), f"--transport {plan.transport}: tcp, shm or rdma"),
-        (plan.size_bytes <= 0 or plan.size_bytes % GRANULE_BYTES != 0, "--size: a multiple of 2MiB"),
+        (plan.size_bytes <= 0 or plan.size_bytes % GRANULE_BYTES != 0, "--size: must be a multiple of 2MiB, and not 0"),
         (plan.slab_bytes < GRANULE_BYTES or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
         (
             plan.donor_memory_bytes < plan.headroom_bytes + plan.slab_bytes,
