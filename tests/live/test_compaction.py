@@ -79,7 +79,7 @@ def test_an_entry_that_is_missing_is_told_and_not_passed_over() -> None:
     world = lived()
     state = state_of(world.log[:3])
 
-    with pytest.raises(LocalProtocolError, match=r"entries 4 to 5 of the log are missing; they are in its archive"):
+    with pytest.raises(LocalProtocolError, match=r"entries 4 to 5 of the log are missing; start the manager again"):
         apply(state, world.log[5])
 
 
