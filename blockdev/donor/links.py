@@ -24,7 +24,6 @@ from farside.log import get_log
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 SETTLE_S = 1.0  # a session that held so long, its pages in reach, was a good one
-PREFERRED_AGAIN_S = 60.0  # after a fallback; a fabric is down for minutes, and asking costs one connection
 
 log = get_log("blockdev.donor")
 
@@ -175,8 +174,9 @@ class Links:
         """Return when the links must be replaced: one broke, or the preferred carrier works again."""
         while True:
             try:
-                # Without a fallback only a break ends the wait.
-                async with asyncio.timeout(PREFERRED_AGAIN_S if self._fell_back else None):
+                # Without a fallback only a break ends the wait. A fabric is down for minutes, and asking costs one
+                # connection.
+                async with asyncio.timeout(self._parts.config.rdma_retry_s if self._fell_back else None):
                     await self._broken.wait()
             except TimeoutError:
                 if not await self._has_preferred_again():

@@ -17,7 +17,6 @@ import pytest
 from farside.blockdev.carrier.catalog import make_carriers
 from farside.blockdev.carrier.rdma import Rdma
 from farside.blockdev.donor import donor as donor_module
-from farside.blockdev.donor import links as links_module
 from farside.blockdev.donor.donor import Donor, DonorHealth
 from farside.blockdev.donor.parts import DonorParts
 from farside.blockdev.engine_port import Engine
@@ -266,6 +265,7 @@ class Scene:
         deadline_s: float = 0.4,
         grace_s: float = 0.8,
         transport: str = "tcp",
+        rdma_retry_s: float = 60.0,
         fabric: "Fabric | None" = None,
     ) -> None:
         fd = os.memfd_create("control")
@@ -279,6 +279,7 @@ class Scene:
             transport=transport,
             deadline_s=deadline_s,
             grace_s=grace_s,
+            rdma_retry_s=rdma_retry_s,
             key_file=folder / "key",
         )
         self.table = Table(StateFile(fd), extents=4)
@@ -699,8 +700,10 @@ def test_a_slab_given_back_and_not_confirmed_is_told_again(scene: Scene, reconne
 # ---- RDMA
 
 
-def with_rdma(folder: Path, fabric: Fabric, *, transport: str = "auto", donor_has_it: bool = True) -> Scene:
-    scene = Scene(folder, transport=transport, fabric=fabric)
+def with_rdma(
+    folder: Path, fabric: Fabric, *, transport: str = "auto", donor_has_it: bool = True, rdma_retry_s: float = 60.0
+) -> Scene:
+    scene = Scene(folder, transport=transport, fabric=fabric, rdma_retry_s=rdma_retry_s)
     if donor_has_it:
         scene.scripted.features |= m.Feature.RDMA
     return scene
@@ -757,10 +760,9 @@ def test_falling_back_can_be_forbidden(tmp_path: Path, fabric: Fabric, lacking: 
     assert scene.table.counters.rdma_fallbacks == 0
 
 
-def test_rdma_is_taken_again_when_it_is_back(tmp_path: Path, fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "PREFERRED_AGAIN_S", 0.02)
+def test_rdma_is_taken_again_when_it_is_back(tmp_path: Path, fabric: Fabric) -> None:
     fabric.works = False
-    scene = with_rdma(tmp_path, fabric)
+    scene = with_rdma(tmp_path, fabric, rdma_retry_s=0.02)
 
     async def body() -> None:
         await scene.is_up()

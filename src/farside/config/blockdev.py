@@ -68,6 +68,7 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
     grace_s: float = seconds(5.0, 0, 600, "Time that a donor may stay suspect before it is given up")
     hedge_s: float = seconds(0.005, 0, 60,
         "Floor: a read that is late for its donor and older than this is also sent to a second copy; 0: never")
+    rdma_retry_s: float = seconds(60.0, 1, 86_400, "After a fallback to tcp: time until rdma is tried again")
     spin_us: int = microseconds(50, 0, 10_000, "Maximum busy wait for the next request before a worker sleeps")
     hot_slab_pages_per_s_per_gib: float = rate(20.0, 0, 1e9,
         "HotSlab: page I/O above which a region of the device gets a slab")
