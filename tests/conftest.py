@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import logging
 import os
 import signal
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from farside.log import ROOT
 
@@ -21,6 +24,18 @@ if TYPE_CHECKING:
 settings.register_profile("farside", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("random", settings.get_profile("farside"), derandomize=False, print_blob=True)
 settings.load_profile("farside")
+
+# Hypothesis also tries the constants of the modules that are loaded. A test would get other examples in another worker,
+# beside other files or alone, and one that fails could not be repeated by itself.
+_constants_of_what_is_loaded = providers._get_local_constants
+
+
+def _constants() -> Constants:
+    random = settings.get_current_profile_name() == "random"
+    return _constants_of_what_is_loaded() if random else providers._local_constants
+
+
+providers._get_local_constants = _constants
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs that tests start would inherit that:
 # Ctrl-C would not end them.
@@ -54,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.support.side_by_side import rank
 
         items.sort(key=lambda item: rank(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """All modules are loaded now, and stay: the garbage collector need not go through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
