@@ -23,8 +23,12 @@ TOGETHER = {
 # order.
 FIRST = (
     "tests/vm/",
+    "tests/power/test_power_manager.py",
+    "tests/live/test_api_contract.py",
     "tests/live/test_manager_process.py",
     "tests/sandbox/",
+    "tests/live/test_cut_node.py",
+    "tests/power/",
     "tests/property/",
     "tests/predict/",
     "tests/fault/",
