@@ -79,13 +79,14 @@ demo: venv packages-demo
 
 # The guests' image is built meanwhile, by the system's Python: that needs neither pip nor the engine. An image that
 # can't be built fails or skips its own test, which waits for it, not all of them. `make` is not $(MAKE) here and below:
-# a line with that one is run by `make -n` too.
+# a line with that one is run by `make -n` too. The tests are compiled first, or each worker would compile all of them.
 test: packages-test
 	@mkdir -p build; \
 	{ test "$${FARSIDE_VM:-}" = none || PYTHONPATH=src:. exec $(SYSTEM_PYTHON) -B -m tests.vm.harness image; } \
 		>build/image.log 2>&1 & image=$$!; \
 	trap 'kill $$image 2>/dev/null || true' EXIT; \
 	make --no-print-directory venv-dev .venv/bin/promtool; \
+	echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
 
 test-all:

@@ -42,7 +42,7 @@ def attached(plane: Plane) -> Iterator[None]:
 def test_a_machine_swaps_by_rdma_and_the_donors_programs_do_nothing_for_a_page(
     plane: Plane, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    with load(tmp_path, limit_mib=6) as witness:
+    with load(tmp_path, limit_mib=6, times=2) as witness:
         until(lambda: not plane.told()["pages_disk_alone"], what="a donor of every page", deadline_s=LIMIT_S, every_s=1)
         page_ins, before, lent_before = vmstat("pswpin"), plane.told(), plane.donor_status("d1")["traffic"]
         seen = witness.tell()
