@@ -89,6 +89,7 @@ def _engine(path: Path, slab_bytes: int) -> Iterator["_Engine"]:
         spin_us=50,
         flush_wait_ms=30_000,
         encrypt_disk=0,
+        encrypt_remote=1,
     )
     with ExitStack() as stack:
         disk_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_DIRECT, 0o600)

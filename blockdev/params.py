@@ -43,6 +43,7 @@ def engine_params(config: BlockdevConfig) -> Params:
         spin_us=config.spin_us,
         flush_wait_ms=FLUSH_WAIT_MS,
         encrypt_disk=int(config.encrypt_disk and config.protection == "disk"),
+        encrypt_remote=int(config.encrypt_remote),
     )
 
 

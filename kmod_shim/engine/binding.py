@@ -90,6 +90,7 @@ class Params:
     spin_us: int
     flush_wait_ms: int
     encrypt_disk: int
+    encrypt_remote: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +225,10 @@ class Figures:
     def pages_disk_alone(self) -> int:
         """Pages that only the disk has; they are lost if it breaks."""
         return int(lib.ne_pages_disk_alone(self._handle()))
+
+    def pages_clear(self) -> int:
+        """Pages that donors have in the clear."""
+        return int(lib.ne_pages_clear(self._handle()))
 
 
 class Device:

@@ -9,7 +9,7 @@
  *   slots and staging. A process that dies, even by SIGKILL between two instructions, leaves it so that the next one
  *   goes on; nobody needs to have been told.
  *
- *   Page word a (one atomic):  bits 0-31 sequence | R0 R1 R2 | DISK | PEND | LOST | CLAIM | WIP | DBUSY
+ *   Page word a (one atomic):  bits 0-31 sequence | R0 R1 R2 | DISK | PEND | LOST | CLAIM | WIP | DBUSY | SEALED
  *   Page word b (one atomic):  bits 0-31 crc32c of the newest content | 32-63 pending slot (global number)
  *     - No source bit and not LOST: the page is zero.
  *     - CLAIM: one request (or the mover) owns changes to the page's homes. Taken by compare-and-swap, never waited
@@ -17,6 +17,9 @@
  *     - WIP: b and the sources do not fit together just now (nanoseconds; only ever set by the claim's owner).
  *     - PEND: the newest content is in a slot. It is the first source of a read, and goes when the disk has it.
  *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
+ *     - SEALED: donors have this content encrypted, by the page's number and this sequence (seal.h). It comes and goes
+ *       with a new sequence only. Version 2 of this state did not know it: what donors had then is in the clear, is read
+ *       so, and the mover writes it anew, sealed.
  *     - A page whose only source is one donor is exposed: a second copy was promised (unless protection is none) and is
  *       missing. Every change of a source goes through page_swap(), so that each cluster's count of them is exact; with
  *       replicas the mover writes the second copy again, at another donor, for all pages that a single donor has,
@@ -51,9 +54,11 @@
 #include "engine.h"
 #include "hedge.h"
 #include "link.h"
+#include "seal.h"
 
 #define STATE_MAGIC 0x3145544154534546ull /* "FESTATE1" */
-#define STATE_VERSION 2u
+#define STATE_VERSION 3u
+#define STATE_VERSION_CLEAR 2u		/* the same layout; adopted, and from then on a 3 */
 
 /* page word a */
 #define P_SEQ 0xffffffffull
@@ -66,6 +71,7 @@
 #define P_CLAIM (1ull << 38)
 #define P_WIP (1ull << 39)
 #define P_DBUSY (1ull << 40)
+#define P_SEALED (1ull << 41)
 #define P_SOURCES (P_RALL | P_DISK | P_PEND)
 
 /* home word */
@@ -198,6 +204,7 @@ struct wop {
 	uint32_t first, n;
 	uint32_t left;			/* ios in flight */
 	uint64_t rbits;			/* homes that have it */
+	uint64_t sealed_pos;		/* where it stands in the stage, sealed; UINT64_MAX: it is not */
 	struct wop *next;
 };
 
@@ -293,7 +300,9 @@ struct worker {
 
 	/* engine parts */
 	struct ring slots, stage;
-	uint32_t *stage_seq, *stage_crc;
+	uint64_t *stage_word;		/* of each staged page of a read: sequence and SEALED of what was asked for */
+	uint32_t *stage_crc;
+	struct ne_seal *seal;
 	struct ne_link *links[NE_DONORS_MAX];
 	uint32_t link_list[NE_DONORS_MAX], link_n;
 	struct ne_link *_Atomic link_mail[NE_DONORS_MAX];
@@ -355,6 +364,7 @@ struct job {
 struct ne_device {
 	struct ne_params params;
 	uint32_t clusters, pages;
+	uint64_t sealed;		/* P_SEALED where what is written from now on is, else 0 */
 	bool adopted, stopped;
 	int disk_fd, event_fd;
 	uint8_t *map;
@@ -367,6 +377,7 @@ struct ne_device {
 	_Atomic int32_t *exposed;	/* [clusters]: pages with one copy only; below 0 for a moment, between two threads */
 	_Atomic int32_t *single;	/* [clusters]: with replicas, pages that one donor has and no second; likewise */
 	_Atomic int32_t *disk_alone;	/* [clusters]: pages that the disk alone has; likewise */
+	_Atomic int32_t *clear;		/* [clusters]: pages that donors have in the clear; likewise */
 	_Atomic uint32_t lifting;	/* the mover copies those to donors */
 	struct slab_live *live;
 	_Atomic uint32_t donor_direct[NE_DONORS_MAX]; /* slabs are memory here */
@@ -461,6 +472,7 @@ static inline bool page_is_single(uint64_t a)
 }
 
 static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
+static inline bool page_is_clear(uint64_t a) { return a & P_RALL && !(a & P_SEALED); }
 
 /* One step of a compare-and-swap loop over a page's word: false, and the word in *a, when it was another. */
 static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t *a, uint64_t to)
@@ -468,6 +480,7 @@ static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t 
 	int32_t exposed = page_is_exposed(to) - page_is_exposed(*a);
 	int32_t single = page_is_single(to) - page_is_single(*a);
 	int32_t alone = page_is_on_disk_alone(to) - page_is_on_disk_alone(*a);
+	int32_t clear = page_is_clear(to) - page_is_clear(*a);
 	uint64_t cluster = (uint64_t)(p - dev->page) / NE_CLUSTER_PAGES;
 
 	if (!atomic_compare_exchange_weak(&p->a, a, to))
@@ -478,6 +491,8 @@ static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t 
 		atomic_fetch_add(&dev->single[cluster], single);
 	if (alone)
 		atomic_fetch_add(&dev->disk_alone[cluster], alone);
+	if (clear)
+		atomic_fetch_add(&dev->clear[cluster], clear);
 	return true;
 }
 

@@ -35,6 +35,9 @@ static int workers_make(struct ne_device *dev)
 		rc = state_adopt_pages(dev);
 		for (uint32_t i = 0; i < THREADS && !rc; i++)
 			conn_recover(dev->worker[i]);
+		if (!rc)
+			dev->head->version =
+				STATE_VERSION; /* an older engine would take sealed pages for damaged ones */
 	}
 	/* workers beyond params.workers run only if a larger predecessor left them payload or a connection */
 	for (uint32_t i = 0; i < THREADS && !rc; i++)
@@ -49,7 +52,7 @@ struct table {
 	uint64_t bytes;
 };
 
-enum { TABLES = 8 };
+enum { TABLES = 9 };
 
 static void tables_of(struct ne_device *dev, struct table ret[TABLES])
 {
@@ -58,6 +61,7 @@ static void tables_of(struct ne_device *dev, struct table ret[TABLES])
 		{(void **)&dev->exposed, dev->clusters * sizeof(*dev->exposed)},
 		{(void **)&dev->single, dev->clusters * sizeof(*dev->single)},
 		{(void **)&dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone)},
+		{(void **)&dev->clear, dev->clusters * sizeof(*dev->clear)},
 		{(void **)&dev->live, NE_SLABS_MAX * sizeof(*dev->live)},
 		{(void **)&dev->faults, NE_DONORS_MAX * sizeof(*dev->faults)},
 		{(void **)&dev->events, EVENTS * sizeof(*dev->events)},
@@ -101,6 +105,7 @@ int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, 
 	if (!dev)
 		return -ENOMEM;
 	dev->params = *params;
+	dev->sealed = params->encrypt_remote ? P_SEALED : 0;
 	dev->disk_fd = disk_fd;
 	dev->event_fd = -1;
 	dev->clusters = (uint32_t)(params->size_bytes / NE_CLUSTER_BYTES);

@@ -58,7 +58,7 @@ struct ne_params {
 	uint32_t spin_us;		/* longest busy wait before a worker sleeps; 0 never spins */
 	uint32_t flush_wait_ms;		/* a write that finds pending full waits this long, then fails with EIO */
 	uint32_t encrypt_disk;		/* 1: AES-256-XTS (OpenSSL), key made at creation, kept in the state memfd only */
-	uint32_t reserved;
+	uint32_t encrypt_remote;	/* 1: what donors are given is sealed (seal.h); a successor's may differ */
 };
 
 struct ne_device;
@@ -269,6 +269,8 @@ uint64_t ne_pages_exposed(const struct ne_device *dev);
 uint64_t ne_pages_single(const struct ne_device *dev);
 /* Pages that the disk alone has: what no donor was given, and what came back from one. A disk that breaks loses them. */
 uint64_t ne_pages_disk_alone(const struct ne_device *dev);
+/* Pages that donors have in the clear: all of them without encrypt_remote, else what the mover has still to seal. */
+uint64_t ne_pages_clear(const struct ne_device *dev);
 /*
  * Cumulative page I/O (in + out) per cluster since creation, wrapping at 2^32, summed over workers into ret[clusters].
  * Cheap: the caller reads it once a second for the EWMA.

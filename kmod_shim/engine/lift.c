@@ -18,7 +18,6 @@
  */
 #include "mover.h"
 
-#define LIFT_AT	      256u /* page of the stage; the mover's other runs stand before it */
 #define ROUND_NS      1000000000ull
 #define REST_MAX_NS   100000000ull
 #define FAILED_MAX_NS 1000000000ull

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mover.c - the mover: a thread that empties slabs and writes missing second copies (for pages that only the disk
- * has: lift.c). It claims pages in runs, copies them to the cluster's other writable homes or leaves them to the disk,
- * and gives the claims back; requests for other pages never notice.
+ * mover.c - the mover: a thread that empties slabs, writes missing second copies (for pages that only the disk has:
+ * lift.c), and seals pages that donors have in the clear since an older engine wrote them. It claims pages in runs,
+ * copies them to the cluster's other writable homes or leaves them to the disk, and gives the claims back; requests for
+ * other pages never notice.
  *
  * After a home has lost its writable bit nobody who claims a page later will write there (core.h), so a page seen
  * unclaimed and without that home's bit is finished; when all are, the home is cleared, and when every thread has let
@@ -17,7 +18,6 @@
 
 #include "mover.h"
 
-#define RUN_PAGES     128u
 #define CLUSTER_NS    5000000000ull /* a single cluster is never in a hurry */
 #define KEPT_MS	      5
 #define WIND_DOWN_NS  2000000000ull
@@ -158,8 +158,11 @@ static bool page_keep(struct drain *d, uint32_t page, const uint8_t *buf)
 bool copy_verify(struct worker *w, uint32_t page, uint32_t at, uint64_t from, uint32_t donor)
 {
 	struct ne_page *p = &w->dev->page[page];
+	uint8_t *mem = ring_at(&w->stage, at);
 
-	if (ne_crc32c(ring_at(&w->stage, at), NE_PAGE_BYTES) == (uint32_t)atomic_load(&p->b))
+	if (from != P_DISK && atomic_load(&p->a) & P_SEALED)
+		ne_open_page(w->seal, mem, mem, page, (uint32_t)atomic_load(&p->a));
+	if (ne_crc32c(mem, NE_PAGE_BYTES) == (uint32_t)atomic_load(&p->b))
 		return true;
 	w->stats.checksum_errors++;
 	dev_event(w->dev, NE_EVENT_CHECKSUM, donor, page, 0, 0);
@@ -175,13 +178,29 @@ static void run_verify(struct drain *d, uint32_t page, uint32_t n, bool good[RUN
 		good[i] = copy_verify(d->w, page + i, i, P_R(d->home), d->w->dev->slabs[H_SLAB(d->word)].donor);
 }
 
-/* The good ones of a staged run to one home. */
+/* What donors are given of the good pages of a staged run, in its own part of the stage. */
+static void run_outgoing(struct drain *d, uint32_t page, uint32_t n, const bool *good)
+{
+	struct worker *w = d->w;
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t a = atomic_load(&w->dev->page[page + i].a);
+		uint8_t *to = ring_at(&w->stage, OUTGOING_AT + i), *from = ring_at(&w->stage, d->at + i);
+
+		if (good[i] && a & P_SEALED)
+			ne_seal_page(w->seal, to, from, page + i, (uint32_t)a);
+		else if (good[i])
+			memcpy(to, from, NE_PAGE_BYTES);
+	}
+}
+
+/* The good ones of a run whose outgoing pages are made, to one home. */
 static bool good_to_home(struct drain *d, uint64_t word, uint32_t page, uint32_t n, const bool *good)
 {
 	for (uint32_t i = 0, k; i < n; i = k) {
 		for (k = i + 1; k < n && good[k] == good[i]; k++)
 			;
-		if (good[i] && home_io(d->w, NE_IO_WRITE, word, page + i, k - i, d->at + i))
+		if (good[i] && home_io(d->w, NE_IO_WRITE, word, page + i, k - i, OUTGOING_AT + i))
 			return false;
 	}
 	return true;
@@ -193,6 +212,7 @@ uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, 
 	const uint64_t needed = H_VALID | H_WRITE;
 	uint64_t bits = 0;
 
+	run_outgoing(d, page, n, good);
 	for (int h = 0; h < NE_HOMES; h++) {
 		/* The word that was looked at is the one that is used: while one home is written the next may go. */
 		uint64_t word = atomic_load(&c->home[h]);
@@ -467,27 +487,96 @@ static void cluster_heal(struct worker *w, uint32_t cluster)
 }
 
 /*
- * Second copies that are missing are written while nothing more urgent is to be done: a cluster at a time, and at most
- * half of the time, the rest of links and cores being the clients'. What can't be had now is looked at again each
- * second.
+ * Takes a claimed page, whose content stands in the stage at `buf`, away from its donors: into a slot, under a new
+ * sequence, sealed from now on. What the disk has of it stays. False: there is no slot.
  */
-static void heal(struct worker *w)
+static bool page_renew(struct worker *w, uint32_t page, const uint8_t *buf)
+{
+	struct ne_page *p = &w->dev->page[page];
+	uint64_t pos = ring_take(&w->slots, 1, HOLD_OLD), a, to;
+
+	if (pos == UINT64_MAX)
+		return false;
+	memcpy(ring_at(&w->slots, pos), buf, NE_PAGE_BYTES);
+	a = atomic_fetch_or(&p->a, P_WIP) | P_WIP;
+	atomic_store(&p->b, (uint64_t)slot_number(w, pos) << 32 | (uint32_t)atomic_load(&p->b));
+	do {
+		to = ((a + 1) & P_SEQ) | (a & (P_DISK | P_CLAIM | P_DBUSY)) | P_PEND | P_SEALED;
+	} while (!page_swap(w->dev, p, &a, to));
+	dop_make(w, NULL, page, 1, pos);
+	return true;
+}
+
+/*
+ * Writes a run of claimed pages, which donors have in the clear, to them anew. A page that no donor takes just now goes
+ * to the disk, or stays in its slot. False: the run could not be read, or there are no slots.
+ */
+static bool run_seal(struct drain *d, uint32_t page, uint32_t n)
+{
+	bool good[RUN_PAGES] = {false}, any = false;
+	uint64_t bits = 0;
+
+	if (!home_io(d->w, NE_IO_READ, d->word, page, n, 0)) {
+		run_verify(d, page, n, good);
+		for (uint32_t i = 0; i < n; i++) {
+			good[i] = good[i] && page_renew(d->w, page + i, ring_at(&d->w->stage, i));
+			any |= good[i];
+		}
+		bits = any ? run_copy(d, page, n, good, NE_HOMES) : 0;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		struct ne_page *p = &d->w->dev->page[page + i];
+		bool elsewhere = bits || atomic_load(&p->a) & P_DISK;
+
+		page_change(d->w->dev, p, good[i] ? bits : 0, P_CLAIM | (good[i] && elsewhere ? P_PEND : 0));
+	}
+	kept_turn(d->w); /* gives the slots back */
+	return any;
+}
+
+static void cluster_seal(struct worker *w, uint32_t cluster)
+{
+	const uint64_t mask = P_RALL | P_SEALED | P_PEND | P_DBUSY;
+	struct drain d = {.w = w, .cluster = cluster};
+	uint32_t page = cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES, n;
+	uint64_t reach = homes_in_reach(w, cluster, H_VALID);
+	bool well = reach;
+
+	for (; page < end && well && !atomic_load(&w->stop); page += n ? n : 1) {
+		uint64_t a = atomic_load(&w->dev->page[page].a), copies = a & P_RALL;
+
+		n = 0;
+		/* All of its donors at once: with one away, what that has would stay in the clear there. */
+		if (!copies || copies & ~reach || (a & mask) != copies)
+			continue;
+		d.home = (int)__builtin_ctzll(copies / P_R0);
+		d.word = atomic_load(&w->dev->cluster[cluster].home[d.home]);
+		n = run_claim(&d, page, end, mask, copies);
+		if (n)
+			well = run_seal(&d, page, n);
+	}
+}
+
+/*
+ * Goes through the clusters for which `counts` has pages, while nothing more urgent is to be done: at most half of the
+ * time, the rest of links and cores being the clients'. What can't be had now is looked at again each second.
+ */
+static void in_background(struct worker *w, const _Atomic int32_t *counts,
+			  void (*cluster_do)(struct worker *, uint32_t))
 {
 	struct ne_device *dev = w->dev;
 
-	if (!has_replicas(dev))
-		return;
 	for (uint32_t c = 0; c < dev->clusters && !atomic_load(&w->stop); c++) {
 		uint64_t begin_ns, spent_us;
 
-		if (atomic_load_explicit(&dev->single[c], memory_order_relaxed) <= 0)
+		if (atomic_load_explicit(&counts[c], memory_order_relaxed) <= 0)
 			continue;
 		if (atomic_load(&dev->job_head) < atomic_load(&dev->job_tail))
 			return;
 		begin_ns = now_ns();
 		worker_take_mail(w);
 		act_poll(w);
-		cluster_heal(w, c);
+		cluster_do(w, c);
 		spent_us = elapsed_ns(now_ns(), begin_ns) / 1000;
 		doze(w, spent_us < HEAL_PAUSE_US ? spent_us : HEAL_PAUSE_US);
 	}
@@ -578,7 +667,10 @@ void *mover_main(void *arg)
 				atomic_store(&dev->job_head, head + 1);
 			continue;
 		}
-		heal(w);
+		if (has_replicas(dev))
+			in_background(w, dev->single, cluster_heal);
+		if (dev->sealed)
+			in_background(w, dev->clear, cluster_seal);
 		kept_place(w);
 		rest(w, lift_turn(w));
 	}

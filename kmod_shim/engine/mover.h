@@ -6,6 +6,13 @@
 #include "core.h"
 
 /* Pages on their way out of one place of a cluster. */
+#define RUN_PAGES 128u
+
+/* Pages of the mover's stage: a run from a donor; what donors are given of a run; a run from the disk (lift.c). */
+#define OUTGOING_AT RUN_PAGES
+#define LIFT_AT	    (2 * RUN_PAGES)
+_Static_assert(LIFT_PAGES <= RUN_PAGES, "room for what donors are given of a run from the disk");
+
 struct drain {
 	struct worker *w;
 	uint32_t cluster, slab;

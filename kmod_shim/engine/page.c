@@ -70,7 +70,7 @@ static void publish(struct ne_device *dev, struct ne_page *p, uint64_t bits, uin
 	atomic_store_explicit(&p->b, (uint64_t)slot << 32 | crc, memory_order_release);
 	a = atomic_load_explicit(&p->a, memory_order_relaxed);
 	do {
-		to = ((a + 1) & P_SEQ) | bits | (a & P_DBUSY);
+		to = ((a + 1) & P_SEQ) | bits | dev->sealed | (a & P_DBUSY);
 	} while (!page_swap(dev, p, &a, to));
 }
 
@@ -133,7 +133,8 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 		       const struct target *t, int targets, uint64_t keep)
 {
 	struct ne_page *p = page_of(w, page);
-	uint32_t crc = 0, slot = 0;
+	uint32_t crc = 0, slot = 0,
+		 sequence = (uint32_t)atomic_load(&p->a) + 1; /* the claim's owner alone changes it */
 	uint64_t bits = keep;
 	bool have_crc = false;
 
@@ -152,7 +153,11 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 
 		if (!there)
 			continue;
-		if (have_crc)
+		if (w->dev->sealed && !have_crc)
+			crc = ne_crc32c(src, NE_PAGE_BYTES);
+		if (w->dev->sealed)
+			ne_seal_page(w->seal, there, src, page, sequence);
+		else if (have_crc)
 			memcpy(there, src, NE_PAGE_BYTES);
 		else
 			crc = ne_copy_crc32c(there, src, NE_PAGE_BYTES);
@@ -178,6 +183,8 @@ static void wop_end(struct worker *w, struct wop *wop)
 		rq->again |= !disk;
 		worker_hurry(w);
 	}
+	if (wop->sealed_pos != UINT64_MAX)
+		ring_drop(&w->stage, wop->sealed_pos, wop->n, HOLD_REQ);
 	rq->ops--;
 	wop->next = w->wop_free;
 	w->wop_free = wop;
@@ -205,14 +212,27 @@ void page_write_ended(struct worker *w, struct act *act)
 	}
 }
 
+/* What donors are given of a run that has its words and slots: sealed, at sealed_pos of the stage, unless that is none.
+ */
+static uint8_t *run_outgoing(struct worker *w, uint32_t first, uint32_t n, uint64_t slot_pos, uint64_t sealed_pos)
+{
+	if (sealed_pos == UINT64_MAX)
+		return ring_at(&w->slots, slot_pos);
+	for (uint32_t i = 0; i < n; i++)
+		ne_seal_page(w->seal, ring_at(&w->stage, sealed_pos + i), ring_at(&w->slots, slot_pos + i), first + i,
+			     (uint32_t)atomic_load(&page_of(w, first + i)->a));
+	return ring_at(&w->stage, sealed_pos);
+}
+
 /* A run of pages with slots, to homes behind links. The claims stay until all have answered. */
 static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos,
-			 const struct target *t, int targets)
+			 uint64_t sealed_pos, const struct target *t, int targets)
 {
+	uint8_t *outgoing = run_outgoing(w, first, n, slot_pos, sealed_pos);
 	struct wop *wop = w->wop_free;
 
 	w->wop_free = wop->next;
-	*wop = (struct wop){.req = rq, .first = first, .n = n, .left = 1};
+	*wop = (struct wop){.req = rq, .first = first, .n = n, .left = 1, .sealed_pos = sealed_pos};
 	rq->ops++;
 	for (int i = 0; i < targets; i++) {
 		struct act *act;
@@ -222,8 +242,7 @@ static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint3
 			continue;
 		}
 		atomic_fetch_add(&w->inflight[t[i].entered], 1); /* the target is entered, so this is safe */
-		act = act_make(w, NE_IO_WRITE, (uint8_t)t[i].home, t[i].word, first, n, ring_at(&w->slots, slot_pos),
-			       t[i].entered);
+		act = act_make(w, NE_IO_WRITE, (uint8_t)t[i].home, t[i].word, first, n, outgoing, t[i].entered);
 		act->wop = wop;
 		wop->left++;
 		act_post(w, act);
@@ -240,6 +259,17 @@ static bool write_room(const struct worker *w)
 		if (!a)
 			return false;
 	return w->wop_free != NULL;
+}
+
+/* Room in the stage for up to n pages to be sealed; how many. 0: none now. */
+static uint32_t sealed_room(struct worker *w, uint32_t n, uint64_t *pos)
+{
+	*pos = UINT64_MAX;
+	if (!w->dev->sealed)
+		return n;
+	for (; n && *pos == UINT64_MAX; n = *pos == UINT64_MAX ? n / 2 : n)
+		*pos = ring_take(&w->stage, n, HOLD_REQ);
+	return n;
 }
 
 /*
@@ -266,11 +296,12 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 		page_tell_wanted(w, cluster);
 	}
 	while (i < n) {
-		uint32_t at = rq->cursor, run = 0;
+		uint32_t at = rq->cursor, run = 0, most = n - i;
+		uint64_t sealed_pos = UINT64_MAX;
 
-		if (async && !write_room(w))
+		if (async && (!write_room(w) || !(most = sealed_room(w, n - i, &sealed_pos))))
 			break;
-		for (; i + run < n; run++) {
+		for (; run < most; run++) {
 			uint64_t pos = slots == UINT64_MAX ? slots : slots + at + run;
 			const uint8_t *src =
 				payload ? payload + (uint64_t)(at + run) * NE_PAGE_BYTES : ring_at(&w->slots, pos);
@@ -279,8 +310,10 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 				break;
 			write_page(w, first + i + run, src, pos, payload != NULL, t, targets, keep);
 		}
+		if (sealed_pos != UINT64_MAX)
+			ring_drop(&w->stage, sealed_pos + run, most - run, HOLD_REQ);
 		if (run && async)
-			write_remote(w, rq, first + i, run, slots + at, t, targets);
+			write_remote(w, rq, first + i, run, slots + at, sealed_pos, t, targets);
 		if (run && disk)
 			dop_make(w, rq, first + i, run, slots + at);
 		for (int k = 0; k < targets && !async; k++)
@@ -522,6 +555,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 {
 	struct ne_page *p = page_of(w, page);
 	struct ne_cluster *c = &w->dev->cluster[page / NE_CLUSTER_PAGES];
+	const uint8_t *there;
 	uint32_t crc, entered;
 
 	if (s->from == FROM_ZERO) {
@@ -539,7 +573,13 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	}
 	if (!slab_enter(w, c, s->home, s->word, &entered))
 		return false;
-	crc = ne_copy_crc32c(dst, s->base + extent_offset(s->word, page), NE_PAGE_BYTES);
+	there = s->base + extent_offset(s->word, page);
+	if (s->a & P_SEALED) {
+		ne_open_page(w->seal, dst, there, page, (uint32_t)s->a);
+		crc = ne_crc32c(dst, NE_PAGE_BYTES);
+	} else {
+		crc = ne_copy_crc32c(dst, there, NE_PAGE_BYTES);
+	}
 	slab_leave(w, entered);
 	if (crc == (uint32_t)s->b) {
 		count_page_in(w, s->home);
@@ -647,7 +687,7 @@ static void expect(struct worker *w, struct rio *rio, uint32_t i, const struct s
 {
 	uint32_t at = ring_index(&w->stage, rio->stage_pos + i);
 
-	w->stage_seq[at] = (uint32_t)s->a;
+	w->stage_word[at] = s->a & (P_SEQ | P_SEALED);
 	w->stage_crc[at] = (uint32_t)s->b;
 }
 
@@ -778,15 +818,17 @@ int page_read(struct worker *w, struct req *rq)
 static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 {
 	uint32_t at = ring_index(&w->stage, rio->stage_pos + i);
-	const uint8_t *mem = ring_at(&w->stage, rio->stage_pos + i);
+	uint8_t *mem = ring_at(&w->stage, rio->stage_pos + i);
 	struct ne_page *p = page_of(w, rio->first + i);
-	struct source s = {.home = rio->home, .a = w->stage_seq[at]};
+	struct source s = {.home = rio->home, .a = w->stage_word[at]};
 	uint64_t a;
 
+	if (s.a & P_SEALED && rio->home < NE_HOMES)
+		ne_open_page(w->seal, mem, mem, rio->first + i, (uint32_t)s.a);
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == w->stage_crc[at])
 		return true;
 	a = atomic_load(&p->a);
-	if ((a & P_SEQ) == s.a && !(a & P_WIP)) {
+	if ((a & P_SEQ) == (s.a & P_SEQ) && !(a & P_WIP)) {
 		if (rio->home < NE_HOMES)
 			s.word = atomic_load(&w->dev->cluster[(rio->first + i) / NE_CLUSTER_PAGES].home[rio->home]);
 		copy_drop(w, rio->first + i, &s);

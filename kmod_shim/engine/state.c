@@ -54,7 +54,7 @@ bool params_are_good(const struct ne_params *p)
 	       is_power_of_two(p->slab_bytes) && p->slab_bytes >= NE_CLUSTER_BYTES && p->slab_bytes <= 1ull << 30 &&
 	       is_power_of_two(p->pending_bytes) && p->pending_bytes >= 16ull << 20 && p->pending_bytes <= 1ull << 30 &&
 	       p->workers && p->workers <= NE_WORKERS_MAX && p->protection <= NE_PROTECT_BOTH && p->deadline_ms &&
-	       p->encrypt_disk <= 1 && !p->reserved;
+	       p->encrypt_disk <= 1 && p->encrypt_remote <= 1;
 }
 
 int64_t ne_state_bytes(const struct ne_params *p)
@@ -91,7 +91,8 @@ static bool params_fit(const struct ne_params *a, const struct ne_params *b)
 
 static bool head_fits(const struct ne_state_head *h, const struct ne_params *params)
 {
-	return h->magic == STATE_MAGIC && h->version == STATE_VERSION && params_fit(&h->params, params);
+	return h->magic == STATE_MAGIC && (h->version == STATE_VERSION || h->version == STATE_VERSION_CLEAR) &&
+	       params_fit(&h->params, params);
 }
 
 int ne_state_check(const struct ne_params *params, int state_fd)
@@ -158,6 +159,7 @@ int state_adopt_pages(struct ne_device *dev)
 		dev->exposed[i / NE_CLUSTER_PAGES] += page_is_exposed(to);
 		dev->single[i / NE_CLUSTER_PAGES] += has_replicas(dev) && page_is_single(to);
 		dev->disk_alone[i / NE_CLUSTER_PAGES] += page_is_on_disk_alone(to);
+		dev->clear[i / NE_CLUSTER_PAGES] += page_is_clear(to);
 		if (to & P_PEND) {
 			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
 

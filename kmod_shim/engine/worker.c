@@ -382,7 +382,8 @@ static void *worker_main(void *arg)
 	prctl(PR_SET_NAME, w->idx == NE_MOVER ? "fs-mover" : "fs-worker");
 	stack_touch();
 	pools_chain(w);
-	if (w->dev->disk_fd >= 0)
+	rc = ne_seal_create(w->dev->head->disk_key, &w->seal);
+	if (!rc && w->dev->disk_fd >= 0)
 		/* no registered buffers: they would make all of the arena resident, 128 MiB a worker */
 		rc = ne_disk_create(w->dev->disk_fd, 128, key, NULL, &w->dev->disk_faults, &w->disk);
 	atomic_store(&w->start_rc, rc ? rc : 1);
@@ -451,7 +452,7 @@ static void pools_make(struct worker *w)
 	w->slots.held = carve(w, w->slots.pages);
 	w->slots.stamp = carve(w, w->slots.pages * 4ull);
 	w->stage.held = carve(w, w->stage.pages);
-	w->stage_seq = carve(w, w->stage.pages * 4ull);
+	w->stage_word = carve(w, w->stage.pages * 8ull);
 	w->stage_crc = carve(w, w->stage.pages * 4ull);
 	w->inflight = carve(w, NE_SLABS_MAX * 8ull);
 	w->bounce = carve(w, RX_BYTES);
@@ -541,6 +542,7 @@ void worker_destroy(struct worker *w)
 			ne_link_discard(w->links[i]);
 	}
 	ne_disk_destroy(w->disk);
+	ne_seal_destroy(w->seal);
 	sock = atomic_exchange(&w->sock_mail, -1);
 	if (sock >= 0)
 		close(sock);

@@ -70,6 +70,7 @@ def default_params(**changes: int) -> Params:
         "spin_us": 0,
         "flush_wait_ms": 300,
         "encrypt_disk": 0,
+        "encrypt_remote": 1,
     }
     return Params(**(values | changes))
 

@@ -61,6 +61,8 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
         "Pages that donors hold in addition to the disk. hot: those used often; all: every page, so that a broken disk "
         "loses none (needs size_bytes at donors); twice: every page at two donors, so that any two of three may break")
     encrypt_disk: bool = flag(True, "Encrypt what is written to the disk, with a key that is never stored")
+    encrypt_remote: bool = flag(True,
+        "Encrypt pages that leave for donors: none of them, and nobody on the way, reads or changes one unseen")
     pending_bytes: int = size(64 * MIB, 16 * MIB, GIB,
         "Memory for writes that wait for the disk, per worker; a power of two")
     workers: int = count(4, 1, 16, "NBD connections served at once, one thread each")
