@@ -8,6 +8,7 @@ from farside.blockdev.context import Context
 from farside.blockdev.donor.donors import DonorList
 from farside.blockdev.mapping.mapper import Mapper
 from farside.blockdev.mapping.recall import Recaller
+from farside.geometry import GRANULE_BYTES, PAGE_BYTES
 from farside.kmod_shim.engine.binding import EngineEvent, EventKind
 from farside.log import get_log
 
@@ -94,8 +95,16 @@ class EngineEvents:
     def _on_checksum(self, event: EngineEvent) -> None:
         # UINT32_MAX in place of a donor's number means the disk (engine.h).
         source = "disk" if event.a == 0xFFFFFFFF else self._context.table.node(event.a)
+        if source != "disk" and not self._is_being_emptied(event):
+            self._donors.gave_damaged(source)
         if self._may_tell(source):
             log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
+
+    def _is_being_emptied(self, event: EngineEvent) -> bool:
+        # A donor of this host that waited for its slab in vain takes the memory, and zeros are read there: its right.
+        table = self._context.table
+        slabs = (table.slabs[number] for number in table.mappings(event.b * PAGE_BYTES // GRANULE_BYTES))
+        return any(slab.donor == event.a and slab.draining for slab in slabs)
 
     def _may_tell(self, what: str) -> bool:
         now_s = self._context.clock.now_s()

@@ -80,6 +80,12 @@ class DeviceCollector:
         yield _gauge("pages_single", text, figures.pages_single())
         text = "Pages that the backup disk alone has now; one that breaks loses them."
         yield _gauge("pages_disk_alone", text, figures.pages_disk_alone())
+        text = "Pages that donors have in the clear now; with encrypt_remote they are sealed one after the other."
+        yield _gauge("pages_clear", text, figures.pages_clear())
+        text = "Donors that are left out, as they gave damaged pages again and again."
+        yield _gauge("donors_left_out", text, len(table.distrusted))
+        text = "Copies of pages that a donor had and that were damaged."
+        yield _counter("donor_damaged_pages", text, sorted(table.damaged_pages.items()), ("donor",))
         slabs = Tally((table.node(slab.donor), slab_state(slab)) for slab in tuple(table.slabs.values()))
         yield _gauge("slabs", "Leased slabs by donor and state.", sorted(slabs.items()), ("donor", "state"))
         states = Tally(donor.health for donor in device.donors.all())

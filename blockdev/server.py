@@ -201,6 +201,7 @@ class Server:
         handlers: Mapping[str, admin.Handler] = {
             "status": reporter.status,
             "fault": reporter.fault,
+            "trust": reporter.trust,
             "replace": self._replace,
             "guard": self._guard,
             "keep": self._keep,

@@ -66,6 +66,7 @@ class Reporter:
             "pages_exposed": self._engine.figures.pages_exposed(),
             "pages_single": self._engine.figures.pages_single(),
             "pages_disk_alone": self._engine.figures.pages_disk_alone(),
+            "pages_clear": self._engine.figures.pages_clear(),
             "connections": self.connections,
             "workers": config.workers,
             "longest_request_s": totals[LONGEST] / 1e9,
@@ -81,6 +82,7 @@ class Reporter:
             "counters": asdict(table.counters) | {"lost_reads": totals["pages_lost"]},
             "errors": {name: totals[f"{name}_errors"] for name in ("checksum", "disk", "link")}
             | {"requests": totals["requests_error"], "pages_lost": totals["pages_lost"]},
+            "donors_left_out": sorted(table.distrusted),
             "donors": [self._donor(donor) for donor in self.device.donors.all()],
             "slabs": [self._slab(slab) for slab in islice(table.slabs.values(), SLABS_MAX)],
             "slabs_omitted": max(0, len(table.slabs) - SLABS_MAX),
@@ -99,6 +101,13 @@ class Reporter:
         if rule.donor != "disk" and rule.donor not in {donor.address.node for donor in self.device.donors.all()}:
             raise ConfigError(f"no donor {rule.donor!r} in the peers file")
         self.device.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
+        return {}
+
+    async def trust(self, arguments: Mapping[str, object]) -> object:
+        """Admin: uses a donor again that was left out for damaged pages. Raises ConfigError."""
+        if set(arguments) != {"donor"}:
+            raise ConfigError("trust takes one argument", hint="farside admin trust donor=NODE")
+        self.device.donors.trust(str(arguments["donor"]))
         return {}
 
     def _rates(self, stats: EngineStats) -> Mapping[str, float]:
@@ -124,6 +133,7 @@ class Reporter:
             **{name: getattr(donor.figures, name, 0) for name in _DONOR_FIGURES},
             "slabs": donor.view().slabs,
             "hedge_after_s": hedge_after_s(self.device, donor),
+            "damaged_pages": self.device.context.table.damaged_pages.get(donor.address.node, 0),
             "faults_hit": self._engine.fault_hits(donor.number),
         }
 

@@ -87,6 +87,7 @@ PURE = (
     "farside.blockdev.mapping.activity",
     "farside.blockdev.mapping.placement",
     "farside.blockdev.carrier.choice",
+    "farside.blockdev.donor.trust",
     "farside.blockdev.mapping.migration",
     "farside.config.check",
     "farside.kmod_shim.nbd.message",

@@ -3,7 +3,8 @@
 How it works. A donor that leaves the file is retired: nothing new is leased from it, its slabs move away, and when none
 is left it is forgotten. So is a donor whose address changes between unix: and tcp:, before it joins again at the new
 one: slabs that came as shared memory can't be reached over a network, nor the other way round. A successor process goes
-on with such donors where it finds slabs of theirs in the table.
+on with such donors where it finds slabs of theirs in the table. A donor that gave damaged copies of pages is sent away
+in the same way, and stays out until an operator trusts it again.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 from farside.blockdev.carrier.choice import is_shared
 from farside.blockdev.donor.donor import Donor, DonorHealth
 from farside.blockdev.donor.parts import DonorParts
+from farside.blockdev.donor.trust import Trust
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.placement import DonorView
 from farside.blockdev.peers_file import DonorAddress, read_peers
@@ -35,6 +37,7 @@ class DonorList:
         self._donors: dict[str, Donor] = {}
         self._named: dict[str, DonorAddress] = {}  # what the peers file says now
         self._seen: tuple[int, int, int] | None = None  # stamp of the file that was read last
+        self._trust = Trust()
         self._refused = ""  # the last error, so that the log has it once and not each second
 
     def start(self) -> None:
@@ -95,6 +98,33 @@ class DonorList:
         with suppress(PeerError):  # it has left
             self.get(donor).links_broke(error)
 
+    # ----------------------------------------------------------------- trust
+
+    def gave_damaged(self, node: str) -> None:
+        """Count a copy that the node's donor had and that was found damaged; too many, and the donor is left out."""
+        table = self._parts.table
+        table.damaged_pages[node] = table.damaged_pages.get(node, 0) + 1
+        if self._trust.found(node, self._parts.clock.now_s()) and node not in table.distrusted:
+            table.distrusted.add(node)
+            table.save()
+            log.error(
+                "a donor is left out: it gave damaged pages again and again; its other pages move away",
+                donor=node,
+                damaged_pages=table.damaged_pages[node],
+                to_use_it_again=f"farside admin trust donor={node}",
+            )
+            self._follow()
+
+    def trust(self, node: str) -> None:
+        """Use a donor again that was left out. Raises ConfigError when none of that name is."""
+        if node not in self._parts.table.distrusted:
+            raise ConfigError(f"no donor {node!r} is left out", hint="`farside status` shows those that are")
+        self._trust.forgive(node)
+        self._parts.table.distrusted.discard(node)
+        self._parts.table.save()
+        log.info("a donor that was left out is used again", donor=node)
+        self._follow()
+
     # ------------------------------------------------------------------ file
 
     async def _watch(self) -> None:
@@ -142,16 +172,17 @@ class DonorList:
         self._follow()
 
     def _follow(self) -> None:
+        named = {node: at for node, at in self._named.items() if node not in self._parts.table.distrusted}
         # A copy: _send_away removes donors.
         for node, donor in list(self._donors.items()):
-            address = self._named.get(node)
+            address = named.get(node)
             transport = self._parts.config.transport
             if address is not None and is_shared(address.control, transport) == donor.is_shared:
                 # An address of the same kind is only noted: the next connection goes there.
                 donor.retired, donor.address = False, address
             else:
                 self._send_away(donor)
-        for node, address in self._named.items():
+        for node, address in named.items():
             if node not in self._donors:
                 self._join(address)
 
@@ -161,7 +192,7 @@ class DonorList:
 
     def _send_away(self, donor: Donor) -> None:
         if not donor.retired:
-            log.info("donor left the peers file or changed its address; its slabs move", donor=donor.address.node)
+            log.info("donor is to leave, or has another address; its slabs move", donor=donor.address.node)
             donor.retired = True
         slabs = self._parts.table.slabs_of(donor.number)
         # Each look again: a MAP that was under way when the donor left may have brought one slab more.

@@ -86,6 +86,8 @@ class _Saved(msgspec.Struct, kw_only=True, rename={"listed": "peers", "region_ra
     totals: dict[str, int] = msgspec.field(default_factory=dict)
     region_rates: tuple[float, ...] = ()
     slab_rates: dict[int, float] = msgspec.field(default_factory=dict)
+    damaged_pages: dict[str, int] = msgspec.field(default_factory=dict)
+    distrusted: set[str] = msgspec.field(default_factory=set)
 
 
 class Table:
@@ -98,6 +100,8 @@ class Table:
         totals: The engine's counters over all processes, as of the last second (total.py).
         region_rates: Page I/O a second of each region, likewise; empty in a new device.
         slab_rates: Page I/O a second by slab, likewise.
+        damaged_pages: Copies that were found damaged, by node of their donor, since the device was made.
+        distrusted: Nodes whose donors are left out for that (donor/trust.py), by name.
         committed: The whole size once had its mappings, so the device was exported (replica and none).
     """
 
@@ -114,6 +118,8 @@ class Table:
         self.totals = saved.totals
         self.region_rates = saved.region_rates
         self.slab_rates: Mapping[int, float] = saved.slab_rates
+        self.damaged_pages = saved.damaged_pages
+        self.distrusted = saved.distrusted
         self._donors = {record.node: record for record in saved.donors}
         # Indexes of the slabs, made anew in each process: no tick, message or event may go through all slabs of a TiB.
         self._mappings: dict[int, dict[int, int]] = {}  # granule -> slab -> extent
@@ -138,6 +144,8 @@ class Table:
             totals=self.totals,
             region_rates=self.region_rates,
             slab_rates=dict(self.slab_rates),
+            damaged_pages=self.damaged_pages,
+            distrusted=self.distrusted,
         )
         self._file.write(msgspec.msgpack.encode(saved))
 

@@ -151,3 +151,36 @@ def test_a_file_that_could_not_be_used_is_looked_at_again(cast: Cast, monkeypatc
     play(cast, body)
 
     assert refusals == [cast.file]
+
+
+def test_a_donor_that_gives_damaged_pages_again_and_again_is_left_out_until_an_operator_trusts_it(cast: Cast) -> None:
+    """[H1]"""
+    at = "tcp:127.0.0.1:1"
+    cast.name(d1=at, d2=at)
+
+    async def body(donors: DonorList) -> None:
+        number = cast.lend("d1")
+        for _ in range(3):
+            donors.gave_damaged("d1")
+        assert cast.seen(donors) == {"d1": (at, False), "d2": (at, False)}
+
+        donors.gave_damaged("d1")
+
+        assert cast.seen(donors) == {"d1": (at, True), "d2": (at, False)}
+        assert cast.hooks.retired == [number]
+        (slab,) = cast.table.slabs_of(number)
+        cast.table.drop_slab(slab.slab)
+        await until(lambda: cast.seen(donors) == {"d2": (at, False)})
+        again = DonorList(cast.scene.parts, donors._tasks)  # a successor, which reads the same table
+        again.start()
+        assert cast.seen(again) == {"d2": (at, False)}
+
+        donors.trust("d1")
+
+        assert cast.seen(donors) == {"d1": (at, False), "d2": (at, False)}
+        with pytest.raises(ConfigError, match="no donor 'd1' is left out; `farside status` shows those that are"):
+            donors.trust("d1")
+
+    play(cast, body)
+
+    assert cast.table.damaged_pages == {"d1": 4}

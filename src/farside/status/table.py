@@ -62,6 +62,10 @@ def traffic_table(device: Row) -> Table:
         table.add_row("pages that one donor has, not two", f"{single:.0f}")
     if device.get("protection") == "disk":
         table.add_row("pages on the disk alone", f"{_number(device, 'pages_disk_alone'):.0f}")
+    if clear := _number(device, "pages_clear"):
+        table.add_row("pages that donors have in the clear", f"{clear:.0f}")
+    if left_out := device.get("donors_left_out"):
+        table.add_row("donors left out for damaged pages", ", ".join(left_out))
     for name, unit in (("reads_per_s", "reads"), ("writes_per_s", "writes")):
         table.add_row(f"{unit} a second", f"{_number(rates, name):.0f}")
     for direction, title in (("pages_in", "pages in from"), ("pages_out", "pages out to")):
