@@ -18,6 +18,7 @@ class Layout:
     name: str
     transport: str  # shm or tcp
     disk: bool  # with the backup disk behind it; else with no second copy
+    encrypts: bool = True
     donors: int = 1
     donor_memory_bytes: int = 0  # each; 0 is four times the device
 
@@ -63,6 +64,6 @@ def sandbox(layout: Layout, room: Path, device_bytes: int) -> Iterator[Sandbox]:
     command = [python_program("farside"), "sandbox", "--donors", str(layout.donors), "--transport", layout.transport]
     command += ["--donor-memory", str(memory_bytes), "--size", str(device_bytes), "--listen", f"unix:{path}"]
     command += ["--disk", str(room / "disk")] if layout.disk else ["--no-protection"]
-    command += ["--state", str(state)]
+    command += ([] if layout.encrypts else ["--clear-pages"]) + ["--state", str(state)]
     with process(command, log, lambda: "ready " in log.read_text(errors="replace")):
         yield Sandbox(socket=path, state=state)

@@ -96,10 +96,13 @@ def qemu_nbd(room: Path, device_bytes: int) -> Iterator[Server]:
 
 
 OURS_SHM, OURS_DISK, OURS_TCP = "farside-shm", "farside-shm-disk", "farside-tcp"
+CLEAR = "-clear"  # behind a name: pages are not encrypted
 LAYOUTS = (
     Layout(name=OURS_SHM, transport="shm", disk=False),
     Layout(name=OURS_DISK, transport="shm", disk=True),
     Layout(name=OURS_TCP, transport="tcp", disk=False),
+    Layout(name=OURS_SHM + CLEAR, transport="shm", disk=False, encrypts=False),
+    Layout(name=OURS_TCP + CLEAR, transport="tcp", disk=False, encrypts=False),
 )
 
 

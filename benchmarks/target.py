@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from benchmarks.result import Point, Run, Rw
 from benchmarks.summary import Summaries, p99_ratio, ratio, summarise
@@ -14,6 +15,8 @@ ADDED_MOST_US = 10.0  # over the floor, at depth 1
 SECOND_CONNECTION_LEAST = 1.8
 CORES_FOR_SECOND = 4  # two client threads and two of the server's
 RECALL_LEAST = 0.95
+CLEAR = "-clear"  # behind a name: pages are not encrypted
+SEALED_CPU_MOST, SEALED_SLOWER_MOST = 1.25, 1.1  # over clear pages: processor time a request, reads at depth 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ def verdicts(run: Run) -> tuple[Verdict, ...]:
     found += [_added(summaries, rw) for rw in Rw]
     found += [_second_connection(summaries, rw, run.machine.cores) for rw in Rw]
     found += [_ahead(summaries, OURS_TCP, FORWARD_PEER, points), _recall(run), _no_wrong_byte(summaries)]
+    found += [_sealed_cpu(summaries), _sealed_reads(summaries)]
     return tuple(found)
 
 
@@ -80,6 +84,31 @@ def _second_connection(summaries: Summaries, rw: Rw, cores: int) -> Verdict:
         why = f"{gain:.2f} times on {cores} cores, which one connection and its client fill already"
         return Verdict(target=target, reached=True if gain >= SECOND_CONNECTION_LEAST else None, measured=why)
     return Verdict(target=target, reached=gain >= SECOND_CONNECTION_LEAST, measured=f"{gain:.2f} times")
+
+
+def _sealed_cpu(summaries: Summaries) -> Verdict:
+    target = f"encryption: at most {SEALED_CPU_MOST} times the processor time a request by TCP"
+    points = [point for name, point in summaries if name == OURS_TCP and (OURS_TCP + CLEAR, point) in summaries]
+
+    def cpu_us(name: str, point: Point) -> float:
+        return sum(summaries[name, point].cpu_us_per_request.values())
+
+    times = [cpu_us(OURS_TCP, point) / cpu_us(OURS_TCP + CLEAR, point) for point in points]
+    if not times:
+        return Verdict(target=target, reached=None, measured="not measured")
+    middle = geometric_mean(times)
+    return Verdict(target=target, reached=middle <= SEALED_CPU_MOST, measured=f"{middle:.2f}, {_span(times)}")
+
+
+def _sealed_reads(summaries: Summaries) -> Verdict:
+    target = f"encryption: reads at depth 1 by TCP at most {SEALED_SLOWER_MOST} times slower"
+    point = Point(rw=Rw.READ, block_bytes=PAGE_BYTES, depth=1, connections=1)
+    ours, clear = summaries.get((OURS_TCP, point)), summaries.get((OURS_TCP + CLEAR, point))
+    if not ours or not clear:
+        return Verdict(target=target, reached=None, measured="not measured")
+    times = ours.p50_us.median / clear.p50_us.median
+    text = f"{times:.2f} times ({ours.p50_us.median:.1f} us against {clear.p50_us.median:.1f})"
+    return Verdict(target=target, reached=times <= SEALED_SLOWER_MOST, measured=text)
 
 
 def _recall(run: Run) -> Verdict:

@@ -195,6 +195,9 @@ def sandbox(
     no_protection: Annotated[
         bool, typer.Option("--no-protection", help="Use neither disk nor replica: pages of a lost donor are lost.")
     ] = False,
+    clear_pages: Annotated[
+        bool, typer.Option("--clear-pages", help="Do not encrypt pages at donors, to see what encryption costs.")
+    ] = False,
     state: Annotated[
         Path | None, typer.Option(help="Folder for sockets, logs and settings, new or empty; default: a temporary one.")
     ] = None,
@@ -225,6 +228,7 @@ def sandbox(
             disk=disk,
             replicas=replicas,
             no_protection=no_protection,
+            clear_pages=clear_pages,
             state=state,
             slab_bytes=slab,
             restart_donors=restart_donors,

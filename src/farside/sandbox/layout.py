@@ -61,6 +61,7 @@ class Plan:
     disk: Path | None
     workers: int
     restart_donors: bool
+    encrypt_remote: bool = True
     cluster: Shape | None = None
 
     @property

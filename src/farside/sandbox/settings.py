@@ -61,6 +61,7 @@ def blockdev_settings(plan: Plan, state: Path) -> dict[str, Value]:
         "peers_file": os.fspath(state / "peers.toml"),
         "transport": plan.transport,
         "protection": plan.protection,
+        "encrypt_remote": plan.encrypt_remote,
         "workers": plan.workers,
         "deadline_s": 1.0 * PATIENCE,
         "grace_s": 2.0 * PATIENCE,
