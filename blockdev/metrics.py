@@ -82,6 +82,8 @@ class DeviceCollector:
         yield _gauge("pages_disk_alone", text, figures.pages_disk_alone())
         text = "Pages that donors have in the clear now; with encrypt_remote they are sealed one after the other."
         yield _gauge("pages_clear", text, figures.pages_clear())
+        text = "Donors whose data connections by TCP carry no codes: they run an earlier version."
+        yield _gauge("donors_without_codes", text, sum(not donor.has_codes for donor in device.donors.all()))
         text = "Donors that are left out, as they gave damaged pages again and again."
         yield _gauge("donors_left_out", text, len(table.distrusted))
         text = "Copies of pages that a donor had and that were damaged."

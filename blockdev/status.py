@@ -130,6 +130,7 @@ class Reporter:
             "state": donor.health.value,
             "reason": donor.reason,
             "transport": donor.transport,
+            "has_codes": donor.has_codes,
             **{name: getattr(donor.figures, name, 0) for name in _DONOR_FIGURES},
             "slabs": donor.view().slabs,
             "hedge_after_s": hedge_after_s(self.device, donor),

@@ -62,7 +62,9 @@ class Server:
         self._recaller = recaller
         self._slab_bytes = slab_bytes
         self._tasks = tasks
-        self._features = m.Feature.SHM | m.Feature.MIGRATE | (m.Feature.RDMA if has_rdma else m.Feature.NONE)
+        self._features = (
+            m.Feature.SHM | m.Feature.MIGRATE | m.Feature.CODES | (m.Feature.RDMA if has_rdma else m.Feature.NONE)
+        )
         self._rdma_address = rdma_address
         self._open = 0
         self._refusals_told_s: dict[m.ErrorCode, float] = {}
@@ -184,7 +186,7 @@ class Server:
             if is_rdma:
                 self._lender.exporter.conn_rdma(session.number, sock.fileno(), self._rdma_address)
             else:
-                self._lender.exporter.conn(session.number, sock.fileno())
+                self._lender.exporter.conn(session.number, sock.fileno(), channel.connection.head_keys)
         except EngineError as error:
             sock.close()
             _log.warning("the engine took no data connection", borrower=session.node, error=error)

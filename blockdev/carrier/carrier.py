@@ -6,11 +6,11 @@ has ended those, and a late event of them must not count against the new ones.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from farside.blockdev.donor.dial import DataConnection
 from farside.blockdev.engine_port import Engine
 from farside.daemon.control import messages as m
 
@@ -29,7 +29,7 @@ class Target:
 
     donor: int
     workers: Sequence[int]
-    open_data: Callable[[int, m.Feature], Coroutine[object, object, socket.socket]]
+    open_data: Callable[[int, m.Feature], Coroutine[object, object, DataConnection]]
     deadline_s: float
     long_s: float
 

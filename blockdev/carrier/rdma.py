@@ -48,7 +48,8 @@ class Rdma:
         (await self._open_one(target, worker)).close()
 
     async def _open_one(self, target: Target, worker: int) -> RdmaLink:
-        return await self._make_pair(await target.open_data(worker, self.feature), limit_s=self.limit_s(target))
+        data = await target.open_data(worker, self.feature)
+        return await self._make_pair(data.sock, limit_s=self.limit_s(target))
 
     async def _make_pair(self, sock: socket.socket, *, limit_s: float) -> RdmaLink:
         # Made in a thread, because ne_rdma_connect blocks until the fabric has answered. A thread can't be cancelled: a

@@ -23,14 +23,14 @@ class Tcp:
 
     async def open(self, engine: Engine, target: Target) -> Callable[[], None]:
         """Connections for all workers. The engine closes those that they replace."""
-        socks = await open_all(target.workers, lambda worker: target.open_data(worker, self.feature))
+        made = await open_all(target.workers, lambda worker: target.open_data(worker, self.feature))
 
         def attach() -> None:
             # A descriptor is the engine's once the call has succeeded; those in `left` are still ours to close.
-            left = [sock.detach() for sock in socks]
+            left = [each.sock.detach() for each in made]
             try:
-                for worker in target.workers:
-                    engine.link_attach_tcp(target.donor, worker, left[0])
+                for worker, each in zip(target.workers, made, strict=True):
+                    engine.link_attach_tcp(target.donor, worker, left[0], each.head_keys)
                     del left[0]
             except EngineError:
                 for fd in left:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 from farside.daemon.control.channel import Channel
@@ -52,6 +53,18 @@ def make_channel(sock: socket.socket, *, keys: tuple[bytes, ...], node: str, fea
     return Channel(sock, connection)
 
 
+@dataclass(frozen=True, slots=True)
+class DataConnection:
+    """An authenticated data connection: a blocking socket at its first head, and the keys of the heads' codes."""
+
+    sock: socket.socket
+    head_keys: bytes
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
 async def open_data(
     endpoint: str,
     *,
@@ -61,21 +74,21 @@ async def open_data(
     worker: int,
     epoch: int,
     features: Feature = Feature.NONE,
-) -> socket.socket:
-    """An authenticated data connection of a session: a blocking socket, at the first byte of wire.h.
-
-    With ``Feature.RDMA`` the next byte is the first of verbs.h.
+) -> DataConnection:
+    """A data connection of a session, at the first byte of wire.h, or with ``Feature.RDMA`` of verbs.h.
 
     Raises:
         OSError, PeerError, RemoteProtocolError: it can't be had.
     """
-    channel = make_channel(await connect(endpoint), keys=keys, node=node, features=features)
+    # A donor of before has no codes, and is used without: pages are sealed in any case.
+    offered = features if Feature.RDMA in features else features | Feature.CODES
+    channel = make_channel(await connect(endpoint), keys=keys, node=node, features=offered)
     try:
         await channel.open(role="data", session=session, worker=worker, epoch=epoch)
         # The control session has agreed on them, but each connection agrees for itself.
         if features not in channel.connection.features:
             raise PeerError("the donor no longer offers RDMA")
-        return await channel.hand_over()
+        return DataConnection(await channel.hand_over(), channel.connection.head_keys)
     finally:
         # After hand_over the channel has no socket any more: this closes what an error has left.
         channel.close()

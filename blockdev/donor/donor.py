@@ -99,6 +99,11 @@ class Donor:
         """Carrier of its pages, or the last one; empty before the first."""
         return SHM if self.is_shared else self._links.transport
 
+    @property
+    def has_codes(self) -> bool:
+        """True where heads between us carry codes, or none travel: shared memory and RDMA have none."""
+        return self._links.has_codes or self.transport != "tcp"
+
     def view(self) -> DonorView:
         """The donor as the placement sees it."""
         figures = self.figures

@@ -7,12 +7,11 @@ may be there again, and makes the next set.
 
 import asyncio
 import os
-import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 from farside.blockdev.carrier.carrier import Carrier, Target
 from farside.blockdev.carrier.choice import Choice, Offer, asked, choose
-from farside.blockdev.donor.dial import open_data
+from farside.blockdev.donor.dial import DataConnection, open_data
 from farside.blockdev.donor.parts import EXPECTED, DonorParts, node_name
 from farside.blockdev.mapping.table import DonorRecord
 from farside.blockdev.peers_file import DonorAddress
@@ -34,6 +33,7 @@ class Links:
     Attributes:
         address: Where the donor is.
         transport: The carrier that pages travel by, or last did; empty before they could.
+        has_codes: Heads on its connections carry codes (wire.h): a donor of this version, by TCP.
         breaks_on: The connections broke again and again for all of ``grace_s``.
     """
 
@@ -43,6 +43,7 @@ class Links:
         """``on_up`` is called when the engine has a new set of connections."""
         self.address = address
         self.transport = ""
+        self.has_codes = False
         self.breaks_on = False
         self._parts = parts
         self._carriers = parts.carriers
@@ -159,8 +160,8 @@ class Links:
             long_s=self._parts.long_s,
         )
 
-    def _open_data(self, worker: int, features: m.Feature) -> Coroutine[object, object, socket.socket]:
-        return open_data(
+    async def _open_data(self, worker: int, features: m.Feature) -> DataConnection:
+        made = await open_data(
             self.address.control,
             keys=self._parts.keys.current(),
             node=node_name(self._parts.config),
@@ -169,6 +170,8 @@ class Links:
             epoch=self._record.epoch,
             features=features,
         )
+        self.has_codes = bool(made.head_keys)
+        return made
 
     async def _until_broken(self) -> None:
         """Return when the links must be replaced: one broke, or the preferred carrier works again."""

@@ -41,6 +41,7 @@ class Feature(IntFlag):
     SHM = 1  # passes slabs as memfds; only ever used over a unix socket
     MIGRATE = 2  # moves a recalled slab to another donor (a borrower without it gets EVICT at once)
     RDMA = 4  # pages by queue pairs beside data connections (verbs.h); named on a data connection, it asks for one
+    CODES = 8  # each head on a data connection by TCP carries a code (wire.h)
 
 
 class ErrorCode(IntEnum):

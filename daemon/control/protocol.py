@@ -27,8 +27,7 @@ covered without being understood. Two keys may be in force: the donor picks the 
 
 After that each frame ends with a code, HMAC-SHA256 cut to 16 bytes, over (frame counter, header, body) under a key of
 its own for each direction. A frame that is changed, dropped, repeated, reordered or reflected does not verify, and
-ends the connection. Contents are not secret: a lease token on the wire can be read by who can read the wire (who can
-read that can read the pages too; docs/operating.md says when to put a VPN below).
+ends the connection. Contents are not secret: whoever can read the wire can read a lease token.
 
 Sequences: a borrower's request carries a number that grows by one; the answer repeats it. What a donor asks has its
 own numbers with the top bit set. An answer to nothing, or of a type that does not answer that request, is a fault.
@@ -37,7 +36,8 @@ anybody's: it ends the connection, and its text is for people, but its code is p
 borrower in WELCOME's place has the transcript, and gives that ERROR a message code.
 
 A data connection ("data" in HELLO) ends after WELCOME: the socket then carries wire.h's requests. The borrower sends
-none before it has read WELCOME, so the donor never has bytes of them in here; ``unread`` proves it.
+none before it has read WELCOME, so the donor never has bytes of them in here; ``unread`` proves it. Where both named
+CODES each of wire.h's heads has a code as well, under keys of this handshake; pages are sealed (engine/seal.h).
 
 Rejected: TLS (a certificate per node, and a key in user space that the engine's sockets would need too), Noise (no
 library among our dependencies), one connection for control and data as in the paper (the data socket belongs to C).
@@ -52,7 +52,7 @@ import msgspec
 
 from farside.daemon.control import messages as m
 from farside.errors import LocalProtocolError, RemoteProtocolError
-from farside.proof import CODE_BYTES, Codes, is_same, key_id, proof, transcript
+from farside.proof import CODE_BYTES, Codes, head_keys, is_same, key_id, proof, transcript
 from farside.proof import Side as Side  # callers name their side; they need nothing else of proof.py
 
 VERSION_MIN = 1
@@ -205,6 +205,11 @@ class Connection:
     def features(self) -> m.Feature:
         """What both sides can do."""
         return m.Feature(self.reply.features) if self.reply else m.Feature.NONE
+
+    @property
+    def head_keys(self) -> bytes:
+        """Keys of the heads that this data connection carries (wire.h); empty where they have no codes."""
+        return head_keys(self._key, self._said) if m.Feature.CODES in self.features else b""
 
     @property
     def last_seq(self) -> int:

@@ -42,7 +42,7 @@ class Exporter(Protocol):
     def revoke(self, lease: int, /) -> None:
         """End the lease; when this returns no thread uses the memory."""
 
-    def conn(self, session: int, sock: int, /) -> None:
+    def conn(self, session: int, sock: int, keys: bytes = b"", /) -> None:
         """Serves data requests on the socket, which becomes the engine's."""
 
     def conn_rdma(self, session: int, sock: int, address: str, /) -> None:

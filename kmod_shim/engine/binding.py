@@ -189,6 +189,12 @@ def _check(op: str, answer: int) -> int:
     return answer
 
 
+def _keys(keys: bytes) -> object:
+    # 32 bytes, or NULL for a connection without codes.
+    assert len(keys) in (0, 32)
+    return keys or ffi.NULL
+
+
 def _values(record: type[Params | SlabInfo | EngineStats | ExportStats], of: Any) -> dict[str, Any]:
     return {name: getattr(of, name) for name in record.__dataclass_fields__}
 
@@ -297,9 +303,9 @@ class Device:
         """State of the donor as the workers see it now."""
         return DonorState(_check("donor_get", lib.ne_donor_get(self._device, donor)))
 
-    def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
-        """Gives the worker (or `MOVER`) a data connection to the donor."""
-        _check("link_attach_tcp", lib.ne_link_attach_tcp(self._device, donor, worker, sock))
+    def link_attach_tcp(self, donor: int, worker: int, sock: int, keys: bytes = b"") -> None:
+        """Gives the worker (or `MOVER`) a data connection to the donor; ``keys``: of its heads' codes (wire.h)."""
+        _check("link_attach_tcp", lib.ne_link_attach_tcp(self._device, donor, worker, sock, _keys(keys)))
 
     def link_attach_rdma(self, donor: int, worker: int, link: "RdmaLink") -> None:
         """Gives the worker (or `MOVER`) a queue pair to the donor."""
@@ -439,9 +445,9 @@ class Exporter:
         """Ends the lease; when this returns nobody touches the memory through it."""
         _check("export_revoke", lib.ne_export_revoke(self._export, lease))
 
-    def conn(self, session: int, sock: int) -> None:
-        """Serves data requests of the session on the socket."""
-        _check("export_conn", lib.ne_export_conn(self._export, session, sock))
+    def conn(self, session: int, sock: int, keys: bytes = b"") -> None:
+        """Serves data requests of the session on the socket; ``keys``: of its heads' codes (wire.h)."""
+        _check("export_conn", lib.ne_export_conn(self._export, session, sock, _keys(keys)))
 
     def conn_rdma(self, session: int, sock: int, address: str = "") -> None:
         """Gives the session a queue pair beside the socket, at this machine's address on the RDMA network."""

@@ -262,7 +262,7 @@ static int link_mail(struct ne_device *dev, uint32_t donor, uint32_t idx, struct
 	return 0;
 }
 
-int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock)
+int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock, const uint8_t *keys)
 {
 	int own = fcntl(sock, F_DUPFD_CLOEXEC, 0), rc = own < 0 ? -errno : 0; /* the caller's stays his if this fails */
 	struct ne_link *link = NULL;
@@ -270,7 +270,7 @@ int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, i
 	if (!rc && (donor >= NE_DONORS_MAX || worker > NE_MOVER || !dev->worker[worker]->started))
 		rc = -EINVAL;
 	if (!rc)
-		rc = ne_tcp_create(own, &link);
+		rc = ne_tcp_create(own, keys, &link);
 	if (!rc)
 		rc = link_mail(dev, donor, worker, link);
 	if (!rc)

@@ -119,8 +119,11 @@ enum ne_donor_state {
 
 int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state);
 int ne_donor_get(const struct ne_device *dev, uint32_t donor);
-/* Gives worker (or NE_MOVER) an authenticated data connection to a TCP donor. Replaces, and closes, an older one. */
-int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock);
+/*
+ * Gives worker (or NE_MOVER) an authenticated data connection to a TCP donor. Replaces, and closes, an older one. keys:
+ * the 32 bytes of a connection with codes (wire.h), or NULL.
+ */
+int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock, const uint8_t *keys);
 /*
  * Makes a queue pair to an RDMA donor on an authenticated data connection (see ne_export_conn_rdma), for one worker.
  * Blocks up to limit_ms, and may be called from any thread. -EOPNOTSUPP in a build without rdma-core; -ENODEV and what
@@ -291,8 +294,8 @@ void ne_export_destroy(struct ne_export *exp);
 int ne_export_lease(struct ne_export *exp, uint32_t lease, uint64_t session, uint64_t token, void *addr, uint64_t bytes);
 /* Blocks (microseconds, at most one request) until no thread touches it; then the memory may be reused. */
 int ne_export_revoke(struct ne_export *exp, uint32_t lease);
-/* Serves data requests on sock, past the control handshake, with a thread of its own. */
-int ne_export_conn(struct ne_export *exp, uint64_t session, int sock);
+/* Serves data requests on sock, past the control handshake, with a thread of its own. keys: as ne_link_attach_tcp(). */
+int ne_export_conn(struct ne_export *exp, uint64_t session, int sock, const uint8_t *keys);
 /*
  * Gives the session a queue pair beside sock, past the control handshake, with a thread that then sleeps: the borrower
  * reads and writes leased memory by RDMA. address: this machine's on the RDMA network; NULL or empty: the one that sock

@@ -22,6 +22,7 @@
  *   - A refused request is answered in its turn, and its payload swallowed. A header that cannot be understood ends the
  *     connection, because the stream's position is lost.
  */
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -38,6 +39,7 @@
 #include "conns.h"
 #include "engine.h"
 #include "link.h"
+#include "siphash.h"
 #include "verbs.h"
 #include "wire.h"
 
@@ -46,7 +48,8 @@ enum {
 	IN_BYTES = 256 << 10,
 	ROUND_REQUESTS = 128,		  /* answers in one sendmsg() */
 	ROUND_BYTES = NE_WIRE_LENGTH_MAX, /* READ payload in one round */
-	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * (int)sizeof(struct ne_wire_reply),
+	CODE_BYTES = 8,
+	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * ((int)sizeof(struct ne_wire_reply) + CODE_BYTES),
 	SPIN_NS = 30000,    /* longest busy wait for the next request */
 	SPIN_CORES_MIN = 4, /* with fewer the core that spins is the one that a client or its worker waits for */
 	SPIN_MISSES = 2,
@@ -61,6 +64,17 @@ struct lease {
 	_Atomic bool live; /* the other fields hold still while this is true and until revoke() has returned */
 };
 
+/* As on the wire; the code only on connections that have them. */
+struct coded_request {
+	struct ne_wire_request head;
+	uint64_t code;
+};
+
+struct coded_reply {
+	struct ne_wire_reply head;
+	uint64_t code;
+};
+
 struct conn {
 	struct peer peer;
 	struct ne_export *exp;
@@ -69,7 +83,11 @@ struct conn {
 	_Atomic uint32_t mark __attribute__((aligned(64))); /* odd while slab memory may be touched */
 	_Atomic uint64_t reads, writes, read_bytes, write_bytes, refused;
 
+	bool coded;
+	uint64_t in_key[2], out_key[2];
+
 	/* The thread's own. */
+	uint64_t heads;		      /* requests so far, which their cookies count where they have codes */
 	uint32_t in_from, in_to;      /* what of `in` is received and not parsed yet */
 	struct ne_wire_request write; /* the WRITE whose payload is coming in, while write_left > 0 */
 	uint32_t write_left;
@@ -81,7 +99,7 @@ struct conn {
 	uint32_t spins;		 /* how many more may be in vain; 0: sleep at once */
 	uint32_t answers, parts; /* of this round */
 	uint32_t round_bytes;
-	struct ne_wire_reply reply[ROUND_REQUESTS];
+	struct coded_reply reply[ROUND_REQUESTS];
 	struct iovec iov[2 * ROUND_REQUESTS];
 	uint8_t in[IN_BYTES];
 	uint8_t spill[SPILL_BYTES];
@@ -135,10 +153,13 @@ static uint32_t lease_check(const struct conn *conn, const struct ne_wire_reques
 
 static void answer(struct conn *conn, const struct ne_wire_request *request, uint32_t status)
 {
-	struct ne_wire_reply *reply = &conn->reply[conn->answers++];
+	struct coded_reply *reply = &conn->reply[conn->answers++];
+	uint32_t code_bytes = conn->coded ? CODE_BYTES : 0;
 
-	*reply = (struct ne_wire_reply){NE_WIRE_REPLY_MAGIC, status, request->cookie};
-	conn->iov[conn->parts++] = (struct iovec){reply, sizeof(*reply)};
+	reply->head = (struct ne_wire_reply){NE_WIRE_REPLY_MAGIC, status, request->cookie};
+	if (conn->coded)
+		reply->code = htole64(siphash(conn->out_key, &reply->head, sizeof(reply->head)));
+	conn->iov[conn->parts++] = (struct iovec){reply, sizeof(reply->head) + code_bytes};
 	if (status)
 		count(&conn->refused, 1);
 }
@@ -194,6 +215,12 @@ static void write_from_in(struct conn *conn)
 	write_advance(conn, bytes);
 }
 
+static bool code_is_sound(struct conn *conn, const struct coded_request *coded)
+{
+	return !conn->coded || (coded->head.cookie == conn->heads++ &&
+				le64toh(coded->code) == siphash(conn->in_key, &coded->head, sizeof(coded->head)));
+}
+
 static bool request_is_sound(const struct ne_wire_request *request)
 {
 	return request->magic == NE_WIRE_REQUEST_MAGIC && request->flags == 0 &&
@@ -204,21 +231,25 @@ static bool request_is_sound(const struct ne_wire_request *request)
 /* True when the next request could be taken: enough has come in, and the round has room for its answer. */
 static bool next_request(struct conn *conn)
 {
+	uint32_t bytes = sizeof(struct ne_wire_request) + (conn->coded ? CODE_BYTES : 0);
+	struct coded_request coded = {0};
 	struct ne_wire_request request;
 
-	if (conn->in_to - conn->in_from < sizeof(request))
+	if (conn->in_to - conn->in_from < bytes)
 		return false;
-	memcpy(&request, conn->in + conn->in_from, sizeof(request));
-	if (!request_is_sound(&request)) {
+	memcpy(&coded, conn->in + conn->in_from, bytes);
+	request = coded.head;
+	if (request_is_sound(&request) && request.op == NE_WIRE_READ &&
+	    request.length > ROUND_BYTES - conn->round_bytes) {
+		conn->backlog = true; /* it is looked at again */
+		return false;
+	}
+	if (!request_is_sound(&request) || !code_is_sound(conn, &coded)) {
 		count(&conn->refused, 1);
 		conn->broken = true;
 		return false;
 	}
-	if (request.op == NE_WIRE_READ && request.length > ROUND_BYTES - conn->round_bytes) {
-		conn->backlog = true;
-		return false;
-	}
-	conn->in_from += sizeof(request);
+	conn->in_from += bytes;
 	if (request.op == NE_WIRE_READ) {
 		serve_read(conn, &request);
 	} else {
@@ -506,7 +537,7 @@ int ne_export_revoke(struct ne_export *exp, uint32_t number)
 	return 0;
 }
 
-int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
+int ne_export_conn(struct ne_export *exp, uint64_t session, int sock, const uint8_t *keys)
 {
 	struct conn *conn;
 	int err;
@@ -516,6 +547,11 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 		return -ENOMEM;
 	fcntl(sock, F_SETFL, fcntl(sock, F_GETFL) & ~O_NONBLOCK); /* who must not wait says so in each call */
 	conn->exp = exp;
+	conn->coded = keys != NULL;
+	if (keys) {
+		memcpy(conn->in_key, keys, sizeof(conn->in_key));
+		memcpy(conn->out_key, keys + sizeof(conn->in_key), sizeof(conn->out_key));
+	}
 	conn->peer.session = session;
 	conn->peer.sock = sock;
 	err = peers_start(&exp->peers, &conn->peer, conn_main);

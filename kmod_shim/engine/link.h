@@ -72,7 +72,8 @@ struct ne_link {
 struct ne_arena { void *base; uint64_t bytes; };
 
 int ne_shm_create(struct ne_link **ret);
-int ne_tcp_create(int sock, struct ne_link **ret);
+/* keys: NE_WIRE_KEYS_BYTES of a connection with codes (wire.h), or NULL. */
+int ne_tcp_create(int sock, const uint8_t *keys, struct ne_link **ret);
 
 /* Rules shared by all threads, changed at any time by the control thread (plain atomics inside). */
 struct ne_fault_rules {

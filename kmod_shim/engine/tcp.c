@@ -15,15 +15,19 @@
  * Any surprise - end of stream, an error, a wrong magic, a wrong cookie, an answer nobody asked for - kills the link. A
  * dead link receives no more, so nothing lands in a buffer that was given back. Nothing is allocated after creation.
  */
+#include <endian.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "link.h"
+#include "siphash.h"
 #include "wire.h"
 
 enum {
@@ -35,8 +39,15 @@ enum {
 struct place {
 	struct ne_io *io;
 	struct ne_wire_request request;
+	uint64_t request_code; /* directly behind its head, as on the wire */
 	struct ne_wire_reply reply;
+	uint64_t reply_code;
 };
+
+_Static_assert(offsetof(struct place, request_code) == offsetof(struct place, request) + sizeof(struct ne_wire_request),
+	       "a code stands behind its head");
+_Static_assert(offsetof(struct place, reply_code) == offsetof(struct place, reply) + sizeof(struct ne_wire_reply),
+	       "a code stands behind its head");
 
 struct tcp {
 	struct ne_link link;
@@ -47,6 +58,9 @@ struct tcp {
 	uint32_t in_bytes;  /* of the answer at `head`, header and payload, that have come in */
 	bool blocked;	    /* the socket took less than it was given */
 	uint64_t cookie;    /* of the next request; the one at `head` has cookie - (tail - head) */
+	bool coded;
+	uint64_t out_key[2], in_key[2];
+	uint32_t request_bytes, reply_bytes; /* heads, with their codes */
 	struct place ring[RING];
 	struct iovec iov[2 * RING];
 };
@@ -92,18 +106,20 @@ static int tcp_post(struct ne_link *link, struct ne_io *io)
 		.token = io->token,
 		.cookie = tcp->cookie++,
 	};
+	if (tcp->coded)
+		place->request_code = htole64(siphash(tcp->out_key, &place->request, sizeof(place->request)));
 	tcp->tail++;
 	return 0;
 }
 
-static uint32_t request_bytes(const struct ne_io *io)
+static uint32_t request_bytes(const struct tcp *tcp, const struct ne_io *io)
 {
-	return sizeof(struct ne_wire_request) + (io->op == NE_IO_READ ? 0 : io->length);
+	return tcp->request_bytes + (io->op == NE_IO_READ ? 0 : io->length);
 }
 
-static uint32_t answer_bytes(const struct ne_io *io)
+static uint32_t answer_bytes(const struct tcp *tcp, const struct ne_io *io)
 {
-	return sizeof(struct ne_wire_reply) + (io->op == NE_IO_READ ? io->length : 0);
+	return tcp->reply_bytes + (io->op == NE_IO_READ ? io->length : 0);
 }
 
 /* Adds what is left of a header and of the payload behind it, of which `skip` bytes are done already. */
@@ -124,7 +140,7 @@ static int add_parts(struct iovec *iov, void *header, uint32_t header_bytes, voi
 static void sent_bytes(struct tcp *tcp, size_t bytes)
 {
 	while (bytes) {
-		uint32_t left = request_bytes(place_at(tcp, tcp->sent)->io) - tcp->out_bytes;
+		uint32_t left = request_bytes(tcp, place_at(tcp, tcp->sent)->io) - tcp->out_bytes;
 
 		if (bytes < left) {
 			tcp->out_bytes += bytes;
@@ -148,8 +164,8 @@ static void tcp_submit(struct ne_link *link)
 		for (uint32_t i = tcp->sent; i != tcp->tail; i++, skip = 0) {
 			struct place *place = place_at(tcp, i);
 
-			msg.msg_iovlen += add_parts(tcp->iov + msg.msg_iovlen, &place->request, sizeof(place->request),
-						    place->io->buf, request_bytes(place->io), skip);
+			msg.msg_iovlen += add_parts(tcp->iov + msg.msg_iovlen, &place->request, tcp->request_bytes,
+						    place->io->buf, request_bytes(tcp, place->io), skip);
 		}
 		bytes = sendmsg(tcp->sock, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (bytes < 0 && errno == EINTR)
@@ -167,8 +183,12 @@ static void tcp_submit(struct ne_link *link)
 
 /* --- receiving */
 
-static bool reply_is_sound(const struct tcp *tcp, const struct ne_wire_reply *reply)
+static bool reply_is_sound(const struct tcp *tcp, const struct place *place)
 {
+	const struct ne_wire_reply *reply = &place->reply;
+
+	if (tcp->coded && le64toh(place->reply_code) != siphash(tcp->in_key, reply, sizeof(*reply)))
+		return false;
 	return reply->magic == NE_WIRE_REPLY_MAGIC && reply->status <= ERRNO_MAX &&
 	       reply->cookie == tcp->cookie - (tcp->tail - tcp->head);
 }
@@ -180,13 +200,13 @@ static int received_bytes(struct tcp *tcp, size_t bytes, struct ne_io **done)
 
 	while (bytes) {
 		struct place *place = place_at(tcp, tcp->head);
-		uint32_t total = answer_bytes(place->io);
+		uint32_t total = answer_bytes(tcp, place->io);
 		uint32_t part = bytes < total - tcp->in_bytes ? bytes : total - tcp->in_bytes;
-		bool had_header = tcp->in_bytes >= sizeof(place->reply);
+		bool had_header = tcp->in_bytes >= tcp->reply_bytes;
 
 		bytes -= part;
 		tcp->in_bytes += part;
-		if (!had_header && tcp->in_bytes >= sizeof(place->reply) && !reply_is_sound(tcp, &place->reply)) {
+		if (!had_header && tcp->in_bytes >= tcp->reply_bytes && !reply_is_sound(tcp, place)) {
 			die(tcp, EPROTO);
 			break;
 		}
@@ -214,9 +234,9 @@ static int receive(struct tcp *tcp, struct ne_io **done, int max, bool *drained)
 	for (uint32_t i = tcp->head; i != end; i++, skip = 0) {
 		struct place *place = place_at(tcp, i);
 
-		wanted += answer_bytes(place->io) - skip;
-		msg.msg_iovlen += add_parts(tcp->iov + msg.msg_iovlen, &place->reply, sizeof(place->reply),
-					    place->io->buf, answer_bytes(place->io), skip);
+		wanted += answer_bytes(tcp, place->io) - skip;
+		msg.msg_iovlen += add_parts(tcp->iov + msg.msg_iovlen, &place->reply, tcp->reply_bytes, place->io->buf,
+					    answer_bytes(tcp, place->io), skip);
 	}
 	if (end == tcp->head) { /* nothing is owed: only the end of the stream can come */
 		tcp->iov[0] = (struct iovec){&stray, 1};
@@ -316,12 +336,20 @@ static const struct ne_link_ops tcp_ops = {
 	.destroy = tcp_destroy,
 };
 
-int ne_tcp_create(int sock, struct ne_link **ret)
+int ne_tcp_create(int sock, const uint8_t *keys, struct ne_link **ret)
 {
 	struct tcp *tcp = calloc(1, sizeof(*tcp));
+	struct place *place = tcp ? &tcp->ring[0] : NULL;
 
 	if (!tcp)
 		return -ENOMEM;
+	tcp->coded = keys != NULL;
+	if (keys) {
+		memcpy(tcp->out_key, keys, sizeof(tcp->out_key));
+		memcpy(tcp->in_key, keys + sizeof(tcp->out_key), sizeof(tcp->in_key));
+	}
+	tcp->request_bytes = sizeof(place->request) + (keys ? sizeof(place->request_code) : 0);
+	tcp->reply_bytes = sizeof(place->reply) + (keys ? sizeof(place->reply_code) : 0);
 	tcp->link = (struct ne_link){.ops = &tcp_ops, .asks_kernel = true};
 	tcp->sock = sock;
 	/* A unix socket has no such option, and no such delay. */

@@ -6,6 +6,11 @@
  * request names a lease of that session and its token. Requests are pipelined and answered in order. An answer's length
  * depends on its request alone (a refused READ is followed by `length` zero bytes), so that a borrower can scatter
  * answers straight into their places with one readv().
+ *
+ * Where both ends agreed on it (Feature.CODES), each head, a request's and a reply's, is followed by a code of 8 bytes:
+ * SipHash-2-4 of the head under a key of the handshake for this direction. Cookies then count the requests from 0. So a
+ * head that was changed, dropped, repeated or put in another place ends the connection. Payload has no code: pages are
+ * sealed (seal.h).
  */
 #ifndef FARSIDE_WIRE_H
 #define FARSIDE_WIRE_H
@@ -34,6 +39,9 @@ struct ne_wire_reply {			/* 16 bytes; a READ's is followed by `length` bytes */
 	uint32_t status;		/* 0, or an errno: EACCES token or session, EINVAL bounds, ENOENT lease revoked */
 	uint64_t cookie;
 };
+
+/* Keys of a connection with codes, 16 bytes each: of the borrower's heads, then of the donor's. */
+#define NE_WIRE_KEYS_BYTES 32
 
 _Static_assert(sizeof(struct ne_wire_request) == 40, "wire size");
 _Static_assert(sizeof(struct ne_wire_reply) == 16, "wire size");

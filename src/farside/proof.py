@@ -11,6 +11,7 @@ import hmac
 KEY_ID_BYTES = 8
 CODE_BYTES = 16
 """A message code is cut to this: a forger has one try in 2^128 before the connection ends."""
+HEAD_KEY_BYTES = 16
 
 
 class Side(enum.Enum):
@@ -43,6 +44,12 @@ def proof(key: bytes, prover: Side, said: bytes) -> bytes:
 def is_same(left: bytes, right: bytes) -> bool:
     """True when equal; takes the same time wherever they differ."""
     return hmac.compare_digest(left, right)
+
+
+def head_keys(key: bytes, said: bytes) -> bytes:
+    """Returns the keys of the heads on a data connection: of the borrower's, then of the donor's, 16 bytes each."""
+    labels = (b"farside heads " + side.value.encode() for side in (Side.BORROWER, Side.DONOR))
+    return b"".join(hmac.digest(key, label + said, "sha256")[:HEAD_KEY_BYTES] for label in labels)
 
 
 class Codes:

@@ -177,7 +177,7 @@ class Recorder:
     def donor_set(self, donor: int, state: DonorState) -> None:
         self.states.append(state)
 
-    def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
+    def link_attach_tcp(self, donor: int, worker: int, sock: int, keys: bytes = b"") -> None:
         os.close(sock)
         self.links.append(worker)
 

@@ -39,6 +39,7 @@ class FakeExporter:
     leases: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     conns: dict[int, list[socket.socket]] = field(default_factory=dict)
     pairs: dict[int, list[socket.socket]] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     closed: bool = False
@@ -53,7 +54,8 @@ class FakeExporter:
             raise EngineError("export_revoke", ENOENT)
         self.calls["revoke"] += 1
 
-    def conn(self, session: int, sock: int, /) -> None:
+    def conn(self, session: int, sock: int, keys: bytes = b"", /) -> None:
+        self.keys[session] = keys
         self.conns.setdefault(session, []).append(socket.socket(fileno=sock))
 
     def conn_rdma(self, session: int, sock: int, address: str, /) -> None:

@@ -829,3 +829,20 @@ def test_a_fault_of_ours_in_one_connection_ends_nothing_else(plane: Plane, monke
         assert isinstance(await two.ask(m.QueryMem()), m.FreeMem)
 
     scenario(plane, body)
+
+
+# ---- codes of heads [H1]
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["of now", "of before"])
+def test_a_borrower_of_before_has_a_data_connection_without_codes(plane: Plane, asks: bool) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        features = m.Feature.CODES if asks else m.Feature.NONE
+        sock = await plane.data(borrower.session, epoch=1, features=features)
+        await until(lambda: plane.exporter.conns.get(borrower.session), "handed over")
+
+        assert len(plane.exporter.keys[borrower.session]) == (32 if asks else 0)
+        sock.close()
+
+    scenario(plane, body)

@@ -72,15 +72,21 @@ static inline void tcp_pair(int pair[2], int buffer_bytes)
 	close(listener);
 }
 
-/* A link to the donor; over TCP or a unix socket, with buffers of that size (0: the kernel's choice). */
+static const uint8_t KEYS[NE_WIRE_KEYS_BYTES] = "borrower's key.the donor's key..";
+
+/*
+ * A link to the donor; over TCP, its heads with codes, or over a unix socket, without. Buffers are of that size (0: the
+ * kernel's choice).
+ */
 static inline struct ne_link *donor_link(struct donor *donor, bool tcp, int buffer_bytes)
 {
+	const uint8_t *keys = tcp ? KEYS : NULL;
 	struct ne_link *link;
 	int pair[2];
 
 	(tcp ? tcp_pair : unix_pair)(pair, buffer_bytes);
-	CHECK(ne_export_conn(donor->exp, SESSION, pair[1]) == 0);
-	CHECK(ne_tcp_create(pair[0], &link) == 0);
+	CHECK(ne_export_conn(donor->exp, SESSION, pair[1], keys) == 0);
+	CHECK(ne_tcp_create(pair[0], keys, &link) == 0);
 	return link;
 }
 

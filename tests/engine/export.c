@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "donor.h"
+#include "siphash.h"
 
 enum { PAGE = NE_PAGE_BYTES, BIG = NE_CLUSTER_BYTES, OTHER_SESSION = 78 };
 
@@ -15,7 +16,7 @@ static int raw_conn(struct donor *donor, uint64_t session)
 	int pair[2];
 
 	unix_pair(pair, 0);
-	CHECK(ne_export_conn(donor->exp, session, pair[1]) == 0);
+	CHECK(ne_export_conn(donor->exp, session, pair[1], NULL) == 0);
 	return pair[0];
 }
 
@@ -163,6 +164,101 @@ TEST(a_malformed_header_closes_the_connection)
 	expect_closed(request);
 	request.length = NE_WIRE_LENGTH_MAX + 1;
 	expect_closed(request);
+}
+
+/* ------------------------------------------------------------------ codes [H1] */
+
+static uint64_t code_of(int key, const void *head, size_t bytes)
+{
+	uint64_t words[2];
+
+	memcpy(words, KEYS + key * 16, sizeof(words));
+	return htole64(siphash(words, head, bytes));
+}
+
+static int coded_conn(struct donor *donor)
+{
+	int pair[2];
+
+	unix_pair(pair, 0);
+	CHECK(ne_export_conn(donor->exp, SESSION, pair[1], KEYS) == 0);
+	return pair[0];
+}
+
+/* A READ of a page with its code and that cookie; the code is over `signed_as`. */
+static void send_coded(int sock, struct ne_wire_request request, struct ne_wire_request signed_as)
+{
+	uint64_t code = code_of(0, &signed_as, sizeof(signed_as));
+
+	send_all(sock, &request, sizeof(request));
+	send_all(sock, &code, sizeof(code));
+}
+
+/* A reply with its code, and the page behind it. False: the connection ended. */
+static bool receive_coded(int sock)
+{
+	struct ne_wire_reply reply;
+	uint64_t code;
+
+	if (!receive_all(sock, &reply, sizeof(reply)))
+		return false;
+	CHECK(receive_all(sock, &code, sizeof(code)));
+	CHECK(code == code_of(1, &reply, sizeof(reply)));
+	return receive_all(sock, page, PAGE);
+}
+
+TEST(siphash_gives_its_published_answers)
+{
+	uint8_t bytes[16];
+	uint64_t key[2];
+
+	for (int i = 0; i < 16; i++)
+		bytes[i] = i;
+	memcpy(key, bytes, sizeof(key));
+	CHECK(siphash(key, bytes, 0) == 0x726fdb47dd0e0e31);
+	CHECK(siphash(key, bytes, 8) == 0x93f5f5799a932462);
+	CHECK(siphash(key, bytes, 16) == 0x3f2acc7f57c29bdb);
+}
+
+TEST(heads_with_their_codes_are_served_in_their_order)
+{
+	struct donor donor;
+	struct ne_wire_request request = good_request(NE_WIRE_READ);
+	int sock;
+
+	donor_create(&donor);
+	sock = coded_conn(&donor);
+	for (request.cookie = 0; request.cookie < 3; request.cookie++) {
+		send_coded(sock, request, request);
+		CHECK(receive_coded(sock));
+	}
+	close(sock);
+	donor_destroy(&donor);
+}
+
+TEST(a_head_that_was_changed_repeated_or_left_out_ends_the_connection)
+{
+	struct donor donor;
+	struct ne_wire_request first = good_request(NE_WIRE_READ), changed;
+
+	donor_create(&donor);
+	first.cookie = 0;
+	for (int how = 0; how < 3; how++) {
+		int sock = coded_conn(&donor);
+
+		changed = first;
+		send_coded(sock, first, first);
+		CHECK(receive_coded(sock));
+		changed.cookie = how == 0 ? 1 : how == 1 ? 0 : 2; /* right, repeated, one left out */
+		if (how == 0)
+			changed.offset += PAGE;
+		first.cookie = how == 0 ? 1 : changed.cookie;
+		send_coded(sock, changed, how == 0 ? first : changed);
+		CHECK(!receive_coded(sock));
+		first.cookie = 0;
+		close(sock);
+	}
+	donor_destroy(&donor);
 }
 
 TEST(requests_before_a_malformed_one_are_answered)

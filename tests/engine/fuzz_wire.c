@@ -204,7 +204,7 @@ static void fuzz_link(const uint8_t *data, size_t bytes)
 	struct ne_link *link;
 	int back = 0, pair[2];
 
-	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || ne_tcp_create(pair[0], &link))
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || ne_tcp_create(pair[0], NULL, &link))
 		abort();
 	for (int i = 0; i < LINK_IOS; i++) {
 		ios[i] = (struct ne_io){.op = 1 + (i & 1), .length = i * 16 + 1, .buf = buf[i], .status = 1};

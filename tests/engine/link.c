@@ -91,7 +91,7 @@ static struct ne_link *half_open(struct ne_io ios[2], int *peer)
 	int pair[2];
 
 	unix_pair(pair, 0);
-	CHECK(ne_tcp_create(pair[0], &link) == 0);
+	CHECK(ne_tcp_create(pair[0], NULL, &link) == 0);
 	ios[0] = make_io(&nobody, NE_IO_READ, 0, in, PAGE);
 	ios[1] = make_io(&nobody, NE_IO_WRITE, 0, out, PAGE);
 	CHECK(link->ops->post(link, &ios[0]) == 0);
@@ -121,7 +121,7 @@ TEST(an_idle_link_notices_that_its_peer_went_away)
 	int pair[2];
 
 	unix_pair(pair, 0);
-	CHECK(ne_tcp_create(pair[0], &link) == 0);
+	CHECK(ne_tcp_create(pair[0], NULL, &link) == 0);
 	CHECK(link->ops->poll(link, done, 1) == 0);
 	CHECK(link->ops->alive(link));
 	close(pair[1]);
@@ -156,6 +156,29 @@ TEST(an_answer_with_a_wrong_cookie_kills_the_link)
 	close(peer);
 }
 
+/* A relay on the wire [H1]: the head is right in all but the code, which it can't make. */
+TEST(an_answer_with_a_wrong_code_kills_the_link)
+{
+	struct {
+		struct ne_wire_reply head;
+		uint64_t code;
+	} reply = {.head = {.magic = NE_WIRE_REPLY_MAGIC}};
+	struct ne_io io = {.op = NE_IO_READ, .length = PAGE, .buf = in}, *done[1];
+	struct ne_link *link;
+	int pair[2];
+
+	unix_pair(pair, 0);
+	CHECK(ne_tcp_create(pair[0], KEYS, &link) == 0);
+	CHECK(link->ops->post(link, &io) == 0);
+	link->ops->submit(link);
+	CHECK(write(pair[1], &reply, sizeof(reply)) == sizeof(reply));
+	CHECK(link->ops->poll(link, done, 1) == 1);
+	CHECK(io.status == -EPROTO);
+	CHECK(!link->ops->alive(link));
+	link->ops->destroy(link);
+	close(pair[1]);
+}
+
 TEST(an_answer_nobody_asked_for_kills_the_link)
 {
 	struct ne_link *link;
@@ -163,7 +186,7 @@ TEST(an_answer_nobody_asked_for_kills_the_link)
 	int pair[2];
 
 	unix_pair(pair, 0);
-	CHECK(ne_tcp_create(pair[0], &link) == 0);
+	CHECK(ne_tcp_create(pair[0], NULL, &link) == 0);
 	CHECK(write(pair[1], "x", 1) == 1);
 	CHECK(link->ops->poll(link, done, 1) == 0);
 	CHECK(!link->ops->alive(link));

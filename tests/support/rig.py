@@ -39,6 +39,7 @@ SLAB_BYTES = 8 * MIB
 EXTENTS = SLAB_BYTES // GRANULE_BYTES
 
 SESSION = 77
+HEAD_KEYS = bytes(range(32))
 RDMA_LIMIT_MS = 20_000  # an emulated guest's first queue pair takes a second
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -196,8 +197,8 @@ class Rig:
                 self._link_rdma(donor, worker, exporter)
                 continue
             ours, theirs = _tcp_pair("127.0.0.1")
-            exporter.conn(SESSION, theirs.detach())
-            self.device.link_attach_tcp(donor, worker, ours.detach())
+            exporter.conn(SESSION, theirs.detach(), HEAD_KEYS)
+            self.device.link_attach_tcp(donor, worker, ours.detach(), HEAD_KEYS)
 
     def _link_rdma(self, donor: int, worker: int, exporter: Exporter) -> None:
         ours, theirs = _tcp_pair(rdma_address())
