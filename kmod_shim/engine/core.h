@@ -10,6 +10,7 @@
  *   goes on; nobody needs to have been told.
  *
  *   Page word a (one atomic):  bits 0-31 sequence | R0 R1 R2 | DISK | PEND | LOST | CLAIM | WIP | DBUSY | SEALED
+ *                              | 48-63 epoch
  *   Page word b (one atomic):  bits 0-31 crc32c of the newest content | 32-63 pending slot (global number)
  *     - No source bit and not LOST: the page is zero.
  *     - CLAIM: one request (or the mover) owns changes to the page's homes. Taken by compare-and-swap, never waited
@@ -17,9 +18,11 @@
  *     - WIP: b and the sources do not fit together just now (nanoseconds; only ever set by the claim's owner).
  *     - PEND: the newest content is in a slot. It is the first source of a read, and goes when the disk has it.
  *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
- *     - SEALED: donors have this content encrypted, by the page's number and this sequence (seal.h). It comes and goes
- *       with a new sequence only. Version 2 of this state did not know it: what donors had then is in the clear, is read
- *       so, and the mover writes it anew, sealed.
+ *     - SEALED: donors have this content encrypted, by the page's number, this sequence and the epoch (seal.h). It comes
+ *       and goes with a new sequence only. The epoch is the process that wrote it, counted: one that was killed may have
+ *       given a donor what it never published, and its successor uses that sequence for something else. Version 2 of
+ *       this state did not know SEALED: what donors had then is in the clear, is read so, and the mover writes it anew,
+ *       sealed.
  *     - A page whose only source is one donor is exposed: a second copy was promised (unless protection is none) and is
  *       missing. Every change of a source goes through page_swap(), so that each cluster's count of them is exact; with
  *       replicas the mover writes the second copy again, at another donor, for all pages that a single donor has,
@@ -72,6 +75,8 @@
 #define P_WIP (1ull << 39)
 #define P_DBUSY (1ull << 40)
 #define P_SEALED (1ull << 41)
+#define P_EPOCH_SHIFT 48
+#define P_EPOCH (0xffffull << P_EPOCH_SHIFT)
 #define P_SOURCES (P_RALL | P_DISK | P_PEND)
 
 /* home word */
@@ -146,6 +151,7 @@ struct ne_state_head {
 	struct ne_params params;
 	uint8_t disk_key[64];
 	_Atomic uint32_t donor_state[NE_DONORS_MAX];
+	uint32_t epoch;			/* processes that have served the device, modulo 2^16 */
 };
 
 /* ---------------------------------------------------------------- ring of pages with out-of-order release */
@@ -364,7 +370,7 @@ struct job {
 struct ne_device {
 	struct ne_params params;
 	uint32_t clusters, pages;
-	uint64_t sealed;		/* P_SEALED where what is written from now on is, else 0 */
+	uint64_t sealed;		/* P_SEALED and our epoch where what is written from now on is sealed, else 0 */
 	bool adopted, stopped;
 	int disk_fd, event_fd;
 	uint8_t *map;
@@ -473,6 +479,9 @@ static inline bool page_is_single(uint64_t a)
 
 static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
 static inline bool page_is_clear(uint64_t a) { return a & P_RALL && !(a & P_SEALED); }
+
+/* What tells a content of a page from all others that it had or will have: the tweak beside the page's number. */
+static inline uint64_t content_of(uint64_t a) { return (a & P_SEQ) | a >> P_EPOCH_SHIFT << 32; }
 
 /* One step of a compare-and-swap loop over a page's word: false, and the word in *a, when it was another. */
 static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t *a, uint64_t to)

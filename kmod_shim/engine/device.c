@@ -105,7 +105,6 @@ int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, 
 	if (!dev)
 		return -ENOMEM;
 	dev->params = *params;
-	dev->sealed = params->encrypt_remote ? P_SEALED : 0;
 	dev->disk_fd = disk_fd;
 	dev->event_fd = -1;
 	dev->clusters = (uint32_t)(params->size_bytes / NE_CLUSTER_BYTES);
@@ -113,6 +112,8 @@ int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, 
 	rc = state_map(dev, state_fd);
 	if (!rc)
 		rc = state_begin(dev);
+	if (!rc && params->encrypt_remote)
+		dev->sealed = P_SEALED | (uint64_t)dev->head->epoch << P_EPOCH_SHIFT;
 	if (!rc)
 		rc = tables_make(dev);
 	if (!rc)

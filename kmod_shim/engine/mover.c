@@ -161,7 +161,7 @@ bool copy_verify(struct worker *w, uint32_t page, uint32_t at, uint64_t from, ui
 	uint8_t *mem = ring_at(&w->stage, at);
 
 	if (from != P_DISK && atomic_load(&p->a) & P_SEALED)
-		ne_open_page(w->seal, mem, mem, page, (uint32_t)atomic_load(&p->a));
+		ne_open_page(w->seal, mem, mem, page, content_of(atomic_load(&p->a)));
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == (uint32_t)atomic_load(&p->b))
 		return true;
 	w->stats.checksum_errors++;
@@ -188,7 +188,7 @@ static void run_outgoing(struct drain *d, uint32_t page, uint32_t n, const bool 
 		uint8_t *to = ring_at(&w->stage, OUTGOING_AT + i), *from = ring_at(&w->stage, d->at + i);
 
 		if (good[i] && a & P_SEALED)
-			ne_seal_page(w->seal, to, from, page + i, (uint32_t)a);
+			ne_seal_page(w->seal, to, from, page + i, content_of(a));
 		else if (good[i])
 			memcpy(to, from, NE_PAGE_BYTES);
 	}
@@ -501,7 +501,7 @@ static bool page_renew(struct worker *w, uint32_t page, const uint8_t *buf)
 	a = atomic_fetch_or(&p->a, P_WIP) | P_WIP;
 	atomic_store(&p->b, (uint64_t)slot_number(w, pos) << 32 | (uint32_t)atomic_load(&p->b));
 	do {
-		to = ((a + 1) & P_SEQ) | (a & (P_DISK | P_CLAIM | P_DBUSY)) | P_PEND | P_SEALED;
+		to = ((a + 1) & P_SEQ) | (a & (P_DISK | P_CLAIM | P_DBUSY)) | P_PEND | w->dev->sealed;
 	} while (!page_swap(w->dev, p, &a, to));
 	dop_make(w, NULL, page, 1, pos);
 	return true;

@@ -133,8 +133,9 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 		       const struct target *t, int targets, uint64_t keep)
 {
 	struct ne_page *p = page_of(w, page);
-	uint32_t crc = 0, slot = 0,
-		 sequence = (uint32_t)atomic_load(&p->a) + 1; /* the claim's owner alone changes it */
+	/* As publish() will have it: only the claim's owner changes the sequence. */
+	uint64_t content = content_of(((atomic_load(&p->a) + 1) & P_SEQ) | w->dev->sealed);
+	uint32_t crc = 0, slot = 0;
 	uint64_t bits = keep;
 	bool have_crc = false;
 
@@ -156,7 +157,7 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 		if (w->dev->sealed && !have_crc)
 			crc = ne_crc32c(src, NE_PAGE_BYTES);
 		if (w->dev->sealed)
-			ne_seal_page(w->seal, there, src, page, sequence);
+			ne_seal_page(w->seal, there, src, page, content);
 		else if (have_crc)
 			memcpy(there, src, NE_PAGE_BYTES);
 		else
@@ -220,7 +221,7 @@ static uint8_t *run_outgoing(struct worker *w, uint32_t first, uint32_t n, uint6
 		return ring_at(&w->slots, slot_pos);
 	for (uint32_t i = 0; i < n; i++)
 		ne_seal_page(w->seal, ring_at(&w->stage, sealed_pos + i), ring_at(&w->slots, slot_pos + i), first + i,
-			     (uint32_t)atomic_load(&page_of(w, first + i)->a));
+			     content_of(atomic_load(&page_of(w, first + i)->a)));
 	return ring_at(&w->stage, sealed_pos);
 }
 
@@ -575,7 +576,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 		return false;
 	there = s->base + extent_offset(s->word, page);
 	if (s->a & P_SEALED) {
-		ne_open_page(w->seal, dst, there, page, (uint32_t)s->a);
+		ne_open_page(w->seal, dst, there, page, content_of(s->a));
 		crc = ne_crc32c(dst, NE_PAGE_BYTES);
 	} else {
 		crc = ne_copy_crc32c(dst, there, NE_PAGE_BYTES);
@@ -687,7 +688,7 @@ static void expect(struct worker *w, struct rio *rio, uint32_t i, const struct s
 {
 	uint32_t at = ring_index(&w->stage, rio->stage_pos + i);
 
-	w->stage_word[at] = s->a & (P_SEQ | P_SEALED);
+	w->stage_word[at] = s->a & (P_SEQ | P_SEALED | P_EPOCH);
 	w->stage_crc[at] = (uint32_t)s->b;
 }
 
@@ -824,7 +825,7 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 	uint64_t a;
 
 	if (s.a & P_SEALED && rio->home < NE_HOMES)
-		ne_open_page(w->seal, mem, mem, rio->first + i, (uint32_t)s.a);
+		ne_open_page(w->seal, mem, mem, rio->first + i, content_of(s.a));
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == w->stage_crc[at])
 		return true;
 	a = atomic_load(&p->a);

@@ -3,7 +3,7 @@
  * seal.c - AES-256-XTS over one page: by OpenSSL, or where the processor encrypts four blocks at once by VAES.
  *
  * How it works
- *   tweak = (page, sequence) -> E(key 2) -> T;  block i of the page: C = E(key 1, P ^ T * a^i) ^ T * a^i  [IEEE 1619]
+ *   tweak = (page, content) -> E(key 2) -> T;  block i of the page: C = E(key 1, P ^ T * a^i) ^ T * a^i  [IEEE 1619]
  *
  * The vectors hold four blocks; eight of them are under way at once, since an instruction's answer takes a few cycles.
  * T * a^k for k up to 32 is a shift of both halves, and what falls out of the upper one comes back times 0x87. What
@@ -258,9 +258,9 @@ void ne_seal_destroy(struct ne_seal *seal)
 	free(seal);
 }
 
-void ne_seal_page(struct ne_seal *seal, uint8_t *dst, const uint8_t *src, uint32_t page, uint32_t sequence)
+void ne_seal_page(struct ne_seal *seal, uint8_t *dst, const uint8_t *src, uint32_t page, uint64_t content)
 {
-	const uint64_t tweak[2] = {htole64(page), htole64(sequence)};
+	const uint64_t tweak[2] = {htole64(page), htole64(content)};
 
 	if (has_vaes)
 		seal_by_vaes(seal, dst, src, tweak);
@@ -268,9 +268,9 @@ void ne_seal_page(struct ne_seal *seal, uint8_t *dst, const uint8_t *src, uint32
 		page_by_openssl(seal->sealing, dst, src, tweak);
 }
 
-void ne_open_page(struct ne_seal *seal, uint8_t *dst, const uint8_t *src, uint32_t page, uint32_t sequence)
+void ne_open_page(struct ne_seal *seal, uint8_t *dst, const uint8_t *src, uint32_t page, uint64_t content)
 {
-	const uint64_t tweak[2] = {htole64(page), htole64(sequence)};
+	const uint64_t tweak[2] = {htole64(page), htole64(content)};
 
 	if (has_vaes)
 		open_by_vaes(seal, dst, src, tweak);

@@ -116,6 +116,7 @@ int state_begin(struct ne_device *dev)
 	if (atomic_load(&h->ready)) {
 		if (!head_fits(h, &dev->params))
 			return -ESTALE;
+		h->epoch = (h->epoch + 1) & 0xffff;
 		dev->adopted = true;
 		return 0;
 	}

@@ -33,15 +33,16 @@ TEST(vectors_and_openssl_agree_bit_for_bit)
 	struct ne_seal *seal = made(1);
 
 	for (uint32_t seed = 0; seed < 300; seed++) {
-		uint32_t number = seed * 2654435761u, sequence = ~seed * 40503u;
-		const uint64_t tweak[2] = {number, sequence};
+		uint32_t number = seed * 2654435761u;
+		uint64_t content = ~seed * 4050300000007ull;
+		const uint64_t tweak[2] = {number, content};
 
 		fill(page, sizeof(page), seed);
-		ne_seal_page(seal, sealed, page, number, sequence);
+		ne_seal_page(seal, sealed, page, number, content);
 		page_by_openssl(seal->opening, opened, sealed, tweak);
 		CHECK(!memcmp(opened, page, sizeof(page)));
 		page_by_openssl(seal->sealing, sealed, page, tweak);
-		ne_open_page(seal, opened, sealed, number, sequence);
+		ne_open_page(seal, opened, sealed, number, content);
 		CHECK(!memcmp(opened, page, sizeof(page)));
 	}
 	ne_seal_destroy(seal);
@@ -60,7 +61,7 @@ TEST(a_page_is_sealed_and_opened_in_place)
 	ne_seal_destroy(seal);
 }
 
-TEST(equal_pages_look_different_by_place_sequence_and_device)
+TEST(equal_pages_look_different_by_place_content_and_device)
 {
 	struct ne_seal *seal = made(3), *other = made(4);
 

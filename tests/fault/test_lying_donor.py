@@ -163,3 +163,32 @@ def test_clear_pages_of_an_older_engine_are_read_and_sealed_until_none_is_left(
     assert client.read(0, len(data)) == data
     assert all(SECRET not in bytes(slab.memory[: len(data)]) for slab in slabs)
     assert rig.device.stats().checksum_errors == rig.device.stats().pages_lost == 0
+
+
+def test_a_content_that_a_killed_process_never_published_has_a_tweak_of_its_own(make_rig: MakeRig) -> None:
+    """Its successor gives the same sequence to another content: two contents under one tweak could be mixed."""
+    rig = make_rig(transport="shm")
+    (slab,) = rig.donors_with_slabs(1, granules=1)
+    client = rig.connect()
+    data = stamped_pages(RNG, 2)
+    client.write(0, data)
+    before = page_of(slab, 0)
+
+    def sequence_of_before() -> None:
+        # The page's word: as if this write had not been published, so that the next one has its sequence again.
+        os.pwrite(rig.state_fd, struct.pack("<Q", 0), first_word(rig.state_fd))
+
+    rig.take_over(while_stopped=sequence_of_before)
+    client.write(0, data[:PAGE_BYTES])
+
+    assert page_of(slab, 0) != before
+
+
+def first_word(state_fd: int) -> int:
+    """Where the first page's word stands in the state memory: it has sequence 1, and sources."""
+    state = os.pread(state_fd, 64 << 20, 0)
+    for at in range(0, len(state) - 32, 16):
+        a, _, second, _ = struct.unpack_from("<4Q", state, at)
+        if a & 0xFFFFFFFF == second & 0xFFFFFFFF == 1 and a == second and a >> 32 & 0x1FF and a >> 42 == 0:
+            return at
+    raise AssertionError("no page's word found")
