@@ -6,13 +6,25 @@ has ended those, and a late event of them must not count against the new ones.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from farside.blockdev.donor.dial import DataConnection
 from farside.blockdev.engine_port import Engine
 from farside.daemon.control import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class DataConnection:
+    """An authenticated data connection: a blocking socket at its first head, and the keys of the heads' codes."""
+
+    sock: socket.socket
+    head_keys: bytes
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 import asyncio
 import secrets
 import socket
-from dataclasses import dataclass
 from typing import Any
 
+from farside.blockdev.carrier.carrier import DataConnection
 from farside.daemon.control.channel import Channel
 from farside.daemon.control.messages import NONCE_BYTES, Feature, Welcome
 from farside.daemon.control.protocol import Connection, Side
@@ -51,18 +51,6 @@ def make_channel(sock: socket.socket, *, keys: tuple[bytes, ...], node: str, fea
         side=Side.BORROWER, keys=keys, nonce=secrets.token_bytes(NONCE_BYTES), node=node, features=features
     )
     return Channel(sock, connection)
-
-
-@dataclass(frozen=True, slots=True)
-class DataConnection:
-    """An authenticated data connection: a blocking socket at its first head, and the keys of the heads' codes."""
-
-    sock: socket.socket
-    head_keys: bytes
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.sock.close()
 
 
 async def open_data(

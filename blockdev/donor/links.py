@@ -9,9 +9,9 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 
-from farside.blockdev.carrier.carrier import Carrier, Target
+from farside.blockdev.carrier.carrier import Carrier, DataConnection, Target
 from farside.blockdev.carrier.choice import Choice, Offer, asked, choose
-from farside.blockdev.donor.dial import DataConnection, open_data
+from farside.blockdev.donor.dial import open_data
 from farside.blockdev.donor.parts import EXPECTED, DonorParts, node_name
 from farside.blockdev.mapping.table import DonorRecord
 from farside.blockdev.peers_file import DonorAddress

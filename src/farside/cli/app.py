@@ -182,10 +182,7 @@ def sandbox(
     transport: Annotated[str, typer.Option(help="Transport: tcp, shm or rdma.")] = "tcp",
     size: Annotated[int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of the device.")] = 1024
     * MIB,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ENDPOINT", help="Endpoint for clients: unix:PATH or tcp:HOST:PORT (repeatable)."),
-    ] = None,
+    listen: options.Listen = None,
     disk: Annotated[
         Path | None, typer.Option(help="Backup file, overwritten; default: a file in the state folder.")
     ] = None,
@@ -195,9 +192,7 @@ def sandbox(
     no_protection: Annotated[
         bool, typer.Option("--no-protection", help="Use neither disk nor replica: pages of a lost donor are lost.")
     ] = False,
-    clear_pages: Annotated[
-        bool, typer.Option("--clear-pages", help="Do not encrypt pages at donors, to see what encryption costs.")
-    ] = False,
+    clear_pages: options.ClearPages = False,
     state: Annotated[
         Path | None, typer.Option(help="Folder for sockets, logs and settings, new or empty; default: a temporary one.")
     ] = None,

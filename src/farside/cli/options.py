@@ -22,6 +22,13 @@ Overrides = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting of the files (repeatable)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ClearPages = Annotated[
+    bool, typer.Option("--clear-pages", help="Do not encrypt pages at donors, to see what encryption costs.")
+]
+Listen = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ENDPOINT", help="Endpoint for clients: unix:PATH or tcp:HOST:PORT (repeatable)."),
+]
 
 
 Command = Callable[..., None]
