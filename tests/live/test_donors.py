@@ -78,6 +78,19 @@ def test_a_donor_on_the_managers_own_machine_that_nobody_else_reaches_is_told_to
     assert "n3-donor" not in names(ring.of(far))
 
 
+def test_a_donor_with_another_nodes_name_is_not_told_whoever_stands_first() -> None:
+    """[M6] Nor does it keep the owner's from being told."""
+    owner = LiveNode(name="n5", address="n5", **facts(donor=Donor(node="n5", control="tcp:n5:7677")))
+    liars = [
+        LiveNode(name=f"n{at}", address=f"n{at}", **facts(donor=Donor(node="n5", control=f"tcp:n{at}:1")))
+        for at in (1, 2, 3, 4, 6, 7)
+    ]
+    borrowers = [a_node(f"b{at}", has_donor=False) for at in range(40)]
+    ring = ring_of(owner, *liars, *borrowers)
+
+    assert {ring.of(borrower) for borrower in borrowers} == {(Donor(node="n5", control="tcp:n5:7677"),)}
+
+
 def test_two_donors_of_one_name_are_told_as_one() -> None:
     borrower = a_node("n1", has_donor=False)
     same = [

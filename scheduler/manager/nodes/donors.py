@@ -5,6 +5,9 @@ How it works
   `DONORS_MAX` behind its own name's hash: each donor goes to about as many borrowers, and when one comes or goes,
   a borrower's list changes by one at most. Nobody gets its own node's donor, nor one that only its own machine reaches.
 
+  A donor's name is what its node says. One that is another node's own name does not count: else any node could draw the
+  borrowers of that one to an address where nobody answers.
+
   These are addresses. Who answers there proves by the cluster's key that it is a donor, and the manager does not have
   that key: the worst that a wrong list can do is to name donors that nobody can use.
 """
@@ -41,7 +44,7 @@ class DonorRing:
 
     def __init__(self, state: LiveState) -> None:
         self.version = state.donors_version
-        up = (node for node in state.nodes.values() if node.is_up)
+        up = (node for node in state.nodes.values() if node.is_up and not borrows_name(node, state))
         self._ring = sorted((_place_of(node.name), node.name) for node in up if node.donor is not None)
         self._nodes = {name: state.nodes[name] for _, name in self._ring}
 
@@ -61,6 +64,11 @@ class DonorRing:
     def _behind(self, name: str) -> Iterable[LiveNode]:
         first = bisect(self._ring, (_place_of(name), name))
         return (self._nodes[one] for _, one in (*self._ring[first:], *self._ring[:first]))
+
+
+def borrows_name(node: LiveNode, state: LiveState) -> bool:
+    """Whether the node's donor has the name of another node."""
+    return node.donor is not None and node.donor.node != node.name and node.donor.node in state.nodes
 
 
 def _place_of(name: str) -> int:
