@@ -53,6 +53,9 @@ class Api:
     def node_token(self, node: str) -> str:
         return add_token(self._tokens_file, node, Role.NODE)
 
+    def revoke_all(self) -> None:
+        self._tokens_file.write_text("")
+
     def as_uid(self, uid: int) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app, client=(f"uid:{uid}", 0))
         return httpx.AsyncClient(transport=transport, base_url="http://manager")

@@ -12,6 +12,7 @@ from starlette.types import Message
 from farside.agent import protocol
 from farside.scheduler.manager.auth.caller import Role
 from farside.scheduler.manager.auth.web_session import COOKIE
+from farside.scheduler.manager.nodes import sessions as sessions_module
 from tests.live.fake_agent import FakeNode
 from tests.live.test_api import OTHER, Api, an_api, api_test
 
@@ -133,8 +134,8 @@ def test_what_anybody_may_have_says_nothing_of_jobs_or_nodes(method: str, path: 
 # ------------------------------------------------------------------------------------- the agents' session
 
 
-async def first_answer(api: Api, token: str | None) -> Message:
-    """What the manager does with a connection that says HELLO for n0: accepts and closes it, or goes on."""
+def session_of(api: Api, token: str | None) -> tuple["asyncio.Future[None]", "asyncio.Queue[Message]"]:
+    """A connection that says HELLO for n0, and what it hears."""
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     scope = {
         "type": "websocket", "path": SESSION, "raw_path": SESSION.encode(), "headers": headers, "query_string": b"",
@@ -150,7 +151,12 @@ async def first_answer(api: Api, token: str | None) -> Message:
         await asyncio.Event().wait()
         raise AssertionError
 
-    session = asyncio.ensure_future(api.app(scope, receive, heard.put))
+    return asyncio.ensure_future(api.app(scope, receive, heard.put)), heard
+
+
+async def first_answer(api: Api, token: str | None) -> Message:
+    """What the manager does with a connection that says HELLO for n0: accepts and closes it, or goes on."""
+    session, heard = session_of(api, token)
     first = await heard.get()
     if first["type"] == "websocket.accept":
         joined = asyncio.ensure_future(until_joined(api))
@@ -193,5 +199,29 @@ def test_a_nodes_token_does_not_speak_for_another_node(tmp_path: Path) -> None:
             answer = await first_answer(api, api.node_token("n1"))
 
             assert (answer["type"], answer["code"]) == ("websocket.close", protocol.CloseCode.FORBIDDEN)
+
+    asyncio.run(test())
+
+
+def test_a_token_that_is_taken_away_ends_the_session_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[M9] A node whose token was revoked went on to get jobs for as long as its connection held."""
+    monkeypatch.setattr(sessions_module, "WATCH_PERIOD_S", 0.01)
+
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            session, heard = session_of(api, api.node_token("n0"))
+            watch = asyncio.ensure_future(api.sessions.watch_tokens())
+            await until_joined(api)
+            assert (await heard.get())["type"] == "websocket.accept"
+
+            api.revoke_all()
+
+            async with asyncio.timeout(60):
+                while (answer := await heard.get())["type"] != "websocket.close":
+                    pass
+            assert (answer["code"], answer["reason"]) == (4403, "this token is not known here")
+            watch.cancel()
+            session.cancel()
+            await asyncio.gather(watch, session, return_exceptions=True)
 
     asyncio.run(test())

@@ -72,6 +72,7 @@ async def serve(config: ManagerConfig) -> None:
             # Before that the state is not the whole log, and answers would be wrong.
             await ready.wait()
             group.create_task(context.sessions.watch_silence())
+            group.create_task(context.sessions.watch_tokens())
             group.create_task(context.power.run())
             if secure is not None:
                 group.create_task(TlsReload(secure, files_of(config)).run())

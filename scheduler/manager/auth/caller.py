@@ -230,6 +230,11 @@ class Callers:
         is_operator = uid == 0 or is_self or name in self._operators
         return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid, proof=proof)
 
+    def tokens_stamp(self) -> tuple[int, int] | None:
+        """What changes whenever the tokens' file does; None without one. Raises ConfigError where it can't be read."""
+        self._refresh()
+        return self._stamp
+
     def of_token(self, token: str) -> Caller | None:
         """The caller that a token is for."""
         self._refresh()

@@ -161,6 +161,41 @@ class AgentSessions:
             except FarsideError as error:
                 _log.error("could not be written", what="lost nodes", reason=error)
 
+    async def watch_tokens(self) -> None:
+        """Hangs up on agents whose token does not count any more, within a second, until it is cancelled."""
+        seen, told = self._tokens_stamp(None)
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            stamp, told = self._tokens_stamp(told)
+            # Only a change can have taken a token away: looking at each of two thousand agents each second costs.
+            if stamp != seen:
+                seen = stamp
+                for session in list(self._sessions.values()):
+                    await self._hang_up_on_revoked(session)
+
+    def _tokens_stamp(self, told: str | None) -> tuple[object, str | None]:
+        try:
+            return self._callers.tokens_stamp(), None
+        except FarsideError as error:
+            # The tokens of before count on, as for all requests; once for each reason.
+            if str(error) != told:
+                _log.error("the tokens' file is not usable", reason=error)
+            return "unusable", str(error)
+
+    async def _hang_up_on_revoked(self, session: _Session) -> None:
+        hello = session.line.hello
+        try:
+            caller = self._callers.of(session.socket)
+            refusal = self._may_not_speak(hello, caller)
+        except HTTPException as error:
+            refusal = str(error.detail)
+        except FarsideError:
+            return  # not readable just now: said above, and looked at again when it has changed
+        if refusal:
+            _log.warning("hung up on an agent: its token counts no more", node=hello.node, reason=refusal)
+            with suppress(RuntimeError):
+                await session.socket.close(protocol.CloseCode.FORBIDDEN, refusal[: protocol.REASON_BYTES_MAX])
+
     def _lost(self, now_s: float) -> Iterator[Event]:
         for node in list(self._log.state.nodes.values()):
             if node.name in self._sessions or (node.power is not None and node.power.is_expected_silent):
@@ -222,12 +257,18 @@ class AgentSessions:
                 self._heard_s[hello.node] = self._log.clock.now_s()
 
     def _admit(self, hello: m.Hello, caller: Caller) -> None:
-        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
-            text = f"{caller.role} {caller.name or '(any)'} may not speak for node {hello.node}"
-            raise RemoteProtocolError(text, code=protocol.CloseCode.FORBIDDEN)
+        refusal = self._may_not_speak(hello, caller)
+        if refusal:
+            raise RemoteProtocolError(refusal, code=protocol.CloseCode.FORBIDDEN)
         rival = self._rival_of(hello)
         if rival:
             raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
+
+    @staticmethod
+    def _may_not_speak(hello: m.Hello, caller: Caller) -> str:
+        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
+            return f"{caller.role} {caller.name or '(any)'} may not speak for node {hello.node}"
+        return ""
 
     def _rival_of(self, hello: m.Hello) -> str:
         """Refusal of an agent whose name another one has, and what to do; empty: there is none.
