@@ -36,7 +36,7 @@ from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
 from farside.agent.service.service import NodeServices
-from farside.agent.session import ManagerAddress, Node, Session
+from farside.agent.session import ManagerAddress, Node, Session, near_path
 from farside.agent.status import AgentStatus
 from farside.agent.token import read_token
 from farside.clock import Clock, RealClock
@@ -325,9 +325,10 @@ class Agent:
         is_secured = urlsplit(config.manager).scheme == "wss"
         if is_secured:
             client_tls(tls)
-        if config.token_file.is_absolute():
+        is_near_by = bool(near_path(config.manager))
+        if config.token_file.is_absolute() and not (is_near_by and not config.token_file.exists()):
             read_token(config.token_file)
-            if not (is_secured or is_near(urlsplit(config.manager).hostname or "")):
+            if not (is_near_by or is_secured or is_near(urlsplit(config.manager).hostname or "")):
                 _log.warning("the token crosses the network unencrypted; write wss://", manager=config.manager)
         return ManagerAddress(url=config.manager, token_file=config.token_file, tls=tls)
 

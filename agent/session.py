@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from farside.agent import messages as m
 from farside.agent.backoff import backoff_s
+from farside.agent.near_manager import connect_near
 from farside.agent.outbox import Outbox
 from farside.agent.protocol import FRAME_BYTES_MAX, PATH, AgentSide, close_reason
 from farside.agent.token import read_token
@@ -36,6 +37,9 @@ PING_EVERY_S = 10.0
 BATCH_S = 0.02
 """After the first change of a state: how long others may still join its report (8 ranks of a node end together)."""
 
+NEAR = "unix:"
+NEAR_URL = "ws://localhost"  # what HTTP is told of a unix socket
+
 _log = get_log("agent.session")
 
 
@@ -44,7 +48,7 @@ class ManagerAddress:
     """Address of the manager, and how its identity is proved.
 
     Attributes:
-        url: ws://HOST:PORT or wss://HOST:PORT.
+        url: unix:PATH, ws://HOST:PORT or wss://HOST:PORT.
         token_file: Bearer token of role node; empty: none. Files are read at each attempt, so that they can be changed.
         tls: What the manager's certificate is verified by, and our own, if we have one.
     """
@@ -52,6 +56,11 @@ class ManagerAddress:
     url: str
     token_file: Path
     tls: TlsFiles
+
+
+def near_path(url: str) -> str:
+    """The unix socket's path of a manager on this machine; empty for one on a network."""
+    return url.removeprefix(NEAR) if url.startswith(NEAR) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +142,14 @@ class Session:
             await self._clock.sleep_until_s(self._clock.now_s() + wait_s)
 
     async def _connect_once(self) -> None:
-        file = self._manager.token_file
-        # Read at each attempt, so that a token can be changed without a restart.
-        headers = {"Authorization": f"Bearer {read_token(file)}"} if file.is_absolute() else {}
+        near = near_path(self._manager.url)
+        url = NEAR_URL if near else self._manager.url
+        # Before the token is read: a program that is not the manager is not to get it. [H2]
+        sock = await asyncio.to_thread(connect_near, near) if near else None
         async with connect(
-            self._manager.url.rstrip("/") + PATH,
-            additional_headers=headers,
+            url.rstrip("/") + PATH,
+            sock=sock,
+            additional_headers=self._headers(is_near=bool(near)),
             ssl=client_tls(self._manager.tls) if urlsplit(self._manager.url).scheme == "wss" else None,
             create_connection=_Connection,
             compression=None,
@@ -150,6 +161,14 @@ class Session:
             proxy=None,  # the cluster's own network; an environment variable meant for browsers must not reroute it
         ) as connection:
             await self._converse(connection)
+
+    def _headers(self, *, is_near: bool) -> dict[str, str]:
+        file = self._manager.token_file
+        # On its unix socket the manager knows us by the kernel's word. One of before does not, and takes a token there.
+        if not file.is_absolute() or (is_near and not file.exists()):
+            return {}
+        # Read at each attempt, so that a token can be changed without a restart.
+        return {"Authorization": f"Bearer {read_token(file)}"}
 
     async def _converse(self, connection: ClientConnection) -> None:
         side = AgentSide(seen_generation=self._node.seen_generation())

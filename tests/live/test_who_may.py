@@ -134,12 +134,14 @@ def test_what_anybody_may_have_says_nothing_of_jobs_or_nodes(method: str, path: 
 # ------------------------------------------------------------------------------------- the agents' session
 
 
-def session_of(api: Api, token: str | None) -> tuple["asyncio.Future[None]", "asyncio.Queue[Message]"]:
+def session_of(
+    api: Api, token: str | None, host: str = "192.0.2.7"
+) -> tuple["asyncio.Future[None]", "asyncio.Queue[Message]"]:
     """A connection that says HELLO for n0, and what it hears."""
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     scope = {
         "type": "websocket", "path": SESSION, "raw_path": SESSION.encode(), "headers": headers, "query_string": b"",
-        "scheme": "ws", "client": ("192.0.2.7", 4711), "server": ("manager", 80), "subprotocols": [], "state": {},
+        "scheme": "ws", "client": (host, 4711), "server": ("manager", 80), "subprotocols": [], "state": {},
     }  # fmt: skip
     hello = protocol.AgentSide(seen_generation=0).send(FakeNode("n0").hello())
     told: list[Message] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": hello}]
@@ -154,9 +156,9 @@ def session_of(api: Api, token: str | None) -> tuple["asyncio.Future[None]", "as
     return asyncio.ensure_future(api.app(scope, receive, heard.put)), heard
 
 
-async def first_answer(api: Api, token: str | None) -> Message:
+async def first_answer(api: Api, token: str | None, host: str = "192.0.2.7") -> Message:
     """What the manager does with a connection that says HELLO for n0: accepts and closes it, or goes on."""
-    session, heard = session_of(api, token)
+    session, heard = session_of(api, token, host)
     first = await heard.get()
     if first["type"] == "websocket.accept":
         joined = asyncio.ensure_future(until_joined(api))
@@ -189,6 +191,19 @@ def test_only_nodes_and_operators_have_an_agents_session(who: Role | str | None,
             if who is Role.USER:
                 assert answer["code"] == protocol.CloseCode.FORBIDDEN
                 assert "may not speak for node n0" in answer["reason"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("uid", [0, OTHER.pw_uid])
+def test_on_the_unix_socket_root_is_a_node_without_a_token_and_a_user_is_none(uid: int, tmp_path: Path) -> None:
+    """[H2] An agent beside its manager sends no token that somebody could take."""
+
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            answer = await first_answer(api, None, f"uid:{uid}")
+
+            assert (answer["type"] == "joined") == (uid == 0), answer
 
     asyncio.run(test())
 

@@ -94,14 +94,20 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Asks the kernel once a connection."""
         super().connection_made(transport)
-        peer = self.transport.get_extra_info("socket")
-        if peer is not None and peer.family == socket.AF_UNIX:
-            _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-            # SO_PEERCRED is who called connect(2), not who holds the descriptor now: it can't be changed later.
-            self.client = (peer_host(uid), 0)
+        self.client = peer_of(transport) or self.client
         secured = self.transport.get_extra_info("ssl_object")
         if secured is not None and (certificate := secured.getpeercert()):
             self.app_state = {**self.app_state, CERTIFICATE: certificate}  # a WebSocket inherits it
+
+
+def peer_of(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
+    """What is used in place of the client's address on a unix socket: the user there; None on others."""
+    peer = transport.get_extra_info("socket")
+    if peer is None or peer.family != socket.AF_UNIX:
+        return None
+    # SO_PEERCRED is who called connect(2), not who holds the descriptor now: it can't be changed later.
+    _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return peer_host(uid), 0
 
 
 def peer_host(uid: int) -> str:

@@ -5,14 +5,23 @@ the kernel for each report, a quarter of all that the API did under two thousand
 `WAITING_MAX` frames wait, so that an agent that floods still costs bounded memory.
 """
 
+from asyncio import BaseTransport
+
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from farside.scheduler.manager.auth.caller import peer_of
 
 # An agent sends a report and what changed since; a second or two of that. Each frame is of at most 1 MiB.
 WAITING_MAX = 8
 
 
 class AgentSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection."""
+    """One connection, that knows the user at the other end of a unix socket."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Asks the kernel once a connection, as for other requests."""
+        super().connection_made(transport)
+        self.client = peer_of(transport) or self.client
 
     def send_receive_event_to_app(self) -> None:
         """Hands one frame to the application, which takes it when it comes to it."""

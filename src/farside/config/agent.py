@@ -15,7 +15,8 @@ from farside.units import TIB
 class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogSettings):
     """Settings of a node agent. Bytes and seconds; the names say which."""
 
-    manager: str = text("ws://127.0.0.1:7680", "Address of the manager: ws://HOST:PORT, or wss://HOST:PORT with TLS")
+    manager: str = text("unix:/run/farside/manager.sock",
+        "Address of the manager: unix:PATH on its own machine, wss://HOST:PORT with TLS, or ws://HOST:PORT")
     token_file: Path = path("/etc/farside/agent.token",
         "Token of this node, readable by its owner only; empty: none, see tls_cert")
     ca_file: Path = path("", "CA certificates that may sign the manager's certificate; empty: those of the system")

@@ -74,7 +74,10 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     """What is wrong with a node agent's settings taken together."""
     yield from _identity_problems(config)
     if not _is_manager_url(config.manager):
-        yield "manager", f"'{config.manager:.70}' is no manager's address; write ws://HOST:PORT or wss://HOST:PORT"
+        yield (
+            "manager",
+            f"'{config.manager:.70}' is no manager's address; write unix:PATH, wss://HOST:PORT or ws://HOST:PORT",
+        )
     yield from _agent_tls_problems(config)
     if not config.state_dir.is_absolute():
         yield "state_dir", "is empty; name the folder that tasks are written down in"
@@ -94,6 +97,8 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
 
 def _is_manager_url(text: str) -> bool:
     try:
+        if text.startswith("unix:"):
+            return isinstance(parse_endpoint(text), str)
         parts = urlsplit(text)
         return parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
     except ValueError:
@@ -102,7 +107,7 @@ def _is_manager_url(text: str) -> bool:
 
 def _agent_tls_problems(config: AgentConfig) -> Iterator[Problem]:
     yield from _pair_problems(config)
-    if not config.token_file.is_absolute() and not config.tls_cert.is_absolute():
+    if not (config.token_file.is_absolute() or config.tls_cert.is_absolute() or config.manager.startswith("unix:")):
         yield "token_file", "is empty, and so is tls_cert; name one of them, or the manager knows nobody here"
     if config.tls_cert.is_absolute() and urlsplit(config.manager).scheme != "wss":
         yield "tls_cert", "is shown over TLS only; write wss:// in manager, or leave it out"

@@ -1,8 +1,8 @@
 """The sandbox's cluster plane: a manager and agents with declared GPUs, beside the memory plane.
 
 DIR/manager.sock     where `farside submit`, `queue` and the others reach the manager
-DIR/manager/         its config, store, tokens and log
-DIR/agents/nN/       config, token, admin socket and log of each agent, and state/: its tasks
+DIR/manager/         its config, store and log
+DIR/agents/nN/       config, admin socket and log of each agent, and state/: its tasks
 
 The manager starts first and ends last. Agents end with their tasks, so that nothing of a sandbox is left; an agent that
 is killed leaves its tasks running, and finds them when it is started again.
@@ -10,9 +10,7 @@ is killed leaves its tasks running, and finds them when it is started again.
 
 import asyncio
 import contextlib
-import hashlib
 import os
-import secrets
 import shlex
 import socket
 from collections.abc import Callable
@@ -84,19 +82,13 @@ class Cluster:
         )
 
     def write_files(self) -> None:
-        """Makes configs and tokens."""
+        """Makes configs. Agents need no token: the manager's unix socket tells it whose programs they are."""
         port = free_port()
         folder = self._crew.posts[MANAGER].folder
         folder.mkdir(mode=0o700)
-        rows = []
         for name in self.names:
-            token = secrets.token_urlsafe(32)
             self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
-            _write_secret(self._crew.posts[name].folder / "token", token + "\n")
-            digest = hashlib.sha256(token.encode()).hexdigest()
-            rows.append("[[token]]\n" + settings.toml_text({"name": name, "role": "node", "sha256": digest}))
-            self._crew.posts[name].config.write_text(settings.toml_text(self._agent_settings(name, port)))
-        _write_secret(folder / "tokens.toml", "\n".join(rows))
+            self._crew.posts[name].config.write_text(settings.toml_text(self._agent_settings(name)))
         self._crew.posts[MANAGER].config.write_text(settings.toml_text(self._manager_settings(port)))
 
     # --- processes
@@ -181,12 +173,12 @@ class Cluster:
             "node_timeout_s": NODE_TIMEOUT_S,
         }
 
-    def _agent_settings(self, name: str, port: int) -> dict[str, settings.Value]:
+    def _agent_settings(self, name: str) -> dict[str, settings.Value]:
         folder = self._crew.posts[name].folder
         return {
             "node": name,
-            "manager": f"ws://127.0.0.1:{port}",
-            "token_file": os.fspath(folder / "token"),
+            "manager": self.endpoint,
+            "token_file": "",
             "state_dir": os.fspath(folder / "state"),
             "run_as": "starter",
             "on_stop": "end",
@@ -219,8 +211,3 @@ def end_tasks(state: Path) -> None:
     for folder in sorted((state / "agents").glob("*/state")):
         if not end_all_tasks(folder, cause="the sandbox ended", limit_s=process.END_LIMIT_S):
             raise PeerError(f"tasks in {folder} do not end")
-
-
-def _write_secret(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)
