@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -22,10 +23,13 @@ JOINING_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What a process of agents is told. ``mean_run_s``: of a task, drawn from an exponential; 0: for ever."""
+    """What a process of agents is told.
+
+    ``tokens``: a JSON file with each agent's; ``mean_run_s``: of a task, drawn from an exponential; 0: for ever.
+    """
 
     url: str
-    token: str
+    tokens: str
     first: int
     nodes: int
     gpus: int = 8
@@ -37,12 +41,13 @@ class Fleet:
 class _Agent:
     fleet: Fleet
     name: str
+    token: str
     seq: int = 0
     news: dict[tuple[str, int], m.TaskState] = field(default_factory=dict)
     running: set[tuple[str, int]] = field(default_factory=set)
 
     async def run(self, joining: asyncio.Semaphore) -> None:
-        headers = {"Authorization": f"Bearer {self.fleet.token}"}
+        headers = {"Authorization": f"Bearer {self.token}"}
         url = self.fleet.url + protocol.PATH
         async with joining:
             socket = await connect(
@@ -111,16 +116,22 @@ class _Agent:
         )  # fmt: skip
 
 
-async def _run(fleet: Fleet) -> None:
+def name_of(at: int) -> str:
+    """The name of an agent by its number."""
+    return f"n{at:05}"
+
+
+async def _run(fleet: Fleet, tokens: dict[str, str]) -> None:
     joining = asyncio.Semaphore(JOINING_AT_ONCE)
     async with asyncio.TaskGroup() as group:
         for at in range(fleet.first, fleet.first + fleet.nodes):
-            group.create_task(_Agent(fleet, f"n{at:05}").run(joining))
+            group.create_task(_Agent(fleet, name_of(at), tokens[name_of(at)]).run(joining))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs a fleet, told as JSON, until it is killed or the manager is gone."""
-    asyncio.run(_run(msgspec.json.decode(arguments[0], type=Fleet)))
+    fleet = msgspec.json.decode(arguments[0], type=Fleet)
+    asyncio.run(_run(fleet, msgspec.json.decode(Path(fleet.tokens).read_bytes(), type=dict[str, str])))
     return 0
 
 

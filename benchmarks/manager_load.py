@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.load import process_cpu_s
 from benchmarks.machine import this_command, this_commit, this_machine
-from benchmarks.manager_agents import Fleet
+from benchmarks.manager_agents import Fleet, name_of
 from benchmarks.render import table
 from benchmarks.result import Machine
 from farside import admin
@@ -94,7 +94,7 @@ def _measure(options: argparse.Namespace) -> Mapping[str, object]:
     with ExitStack() as stack:
         machine = this_machine()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-load-")))
-        address, fleet = stack.enter_context(_manager(folder, options.policy))
+        address, fleet = stack.enter_context(_manager(folder, options.policy, options.agents))
         agents = stack.enter_context(_agents(fleet, options))
         client = stack.enter_context(ManagerClient(address))
         wait_until(
@@ -126,11 +126,13 @@ class _Cores:
 
 
 @contextmanager
-def _manager(folder: Path, policy: str) -> Iterator[tuple[ManagerAddress, Fleet]]:
+def _manager(folder: Path, policy: str, agents: int) -> Iterator[tuple[ManagerAddress, Fleet]]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     tokens = folder / "tokens.toml"
-    token = add_token(tokens, "", Role.NODE)
+    agents_tokens = folder / "agents.json"
+    made = {name_of(at): add_token(tokens, name_of(at), Role.NODE) for at in range(agents)}
+    agents_tokens.write_text(json.dumps(made))
     told: Mapping[str, object] = {
         "listen": json.dumps([f"unix:{folder}/manager.sock", f"tcp:127.0.0.1:{port}"]),
         "store_url": f"sqlite:///{folder}/manager.db",
@@ -147,7 +149,7 @@ def _manager(folder: Path, policy: str) -> Iterator[tuple[ManagerAddress, Fleet]
     process = subprocess.Popen(command)
     try:
         wait_until(lambda: _generation(address) > 0, "the manager to be ready", limit_s=START_LIMIT_S)
-        yield address, Fleet(url=f"ws://127.0.0.1:{port}", token=token, first=0, nodes=0, gpus=GPUS)
+        yield address, Fleet(url=f"ws://127.0.0.1:{port}", tokens=str(agents_tokens), first=0, nodes=0, gpus=GPUS)
     finally:
         process.terminate()
         process.wait(60)

@@ -25,7 +25,7 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     with running_manager(folder, node_timeout_s=3600) as made:
 
         async def join() -> None:
-            async with FakeNode("n0").connected(made.url, made.node_token):
+            async with FakeNode("n0").connected(made.url, made.node_token()):
                 pass
 
         asyncio.run(join())

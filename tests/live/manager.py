@@ -37,8 +37,14 @@ class Manager:
             # Tests run as root, too, whom another manager lets submit nothing.
             "run_as": "starter", **settings,
         }  # fmt: skip
-        self.node_token = add_token(self.tokens, "", Role.NODE)
+        self._node_tokens: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
+
+    def node_token(self, node: str = "n0") -> str:
+        """The token of this node, made when it is first asked for."""
+        if node not in self._node_tokens:
+            self._node_tokens[node] = add_token(self.tokens, node, Role.NODE)
+        return self._node_tokens[node]
 
     @property
     def url(self) -> str:

@@ -234,7 +234,7 @@ def record_agent(target: Path, folder: Path) -> None:
     """An agent that has seen a task to its end, has one that runs and one whose end no manager has heard of."""
     (folder / "a").mkdir()
     with running_manager(folder / "m", token_submit="true") as manager:
-        config = write_config(folder / "a", manager.url, token=manager.node_token, declared_gpus=4)
+        config = write_config(folder / "a", manager.url, token=manager.node_token("n1"), declared_gpus=4)
         with agent(config) as process:
             until_connected(folder / "a")
             there = str(folder)

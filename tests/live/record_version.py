@@ -98,7 +98,7 @@ def record(target: Path, folder: Path) -> None:
     frames: Frames = []
     with running_manager(folder / "manager", token_submit="true") as manager, relay(manager.url, frames) as url:
         (folder / "agent").mkdir()
-        with agent(write_config(folder / "agent", url, token=manager.node_token, declared_gpus=2)):
+        with agent(write_config(folder / "agent", url, token=manager.node_token("n1"), declared_gpus=2)):
             until_connected(folder / "agent")
             jobs = run_jobs(manager, folder)
             until(lambda: frames[-1]["from"] == "manager", what="an answer to the last report")

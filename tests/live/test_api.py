@@ -53,6 +53,12 @@ class Api:
     def node_token(self, node: str) -> str:
         return add_token(self._tokens_file, node, Role.NODE)
 
+    def token_for_any_node(self) -> str:
+        """As versions before made one."""
+        token = self.node_token("any")
+        self._tokens_file.write_text(self._tokens_file.read_text().replace('"any"', '""'))
+        return token
+
     def revoke_all(self) -> None:
         self._tokens_file.write_text("")
 
@@ -61,8 +67,11 @@ class Api:
         return httpx.AsyncClient(transport=transport, base_url="http://manager")
 
     def as_role(self, role: Role | None) -> httpx.AsyncClient:
+        return self.as_token(None if role is None else self.tokens[role])
+
+    def as_token(self, token: str | None) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app, client=("192.0.2.7", 4711))
-        headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return httpx.AsyncClient(transport=transport, base_url="http://manager", headers=headers)
 
 

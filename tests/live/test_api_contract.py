@@ -47,7 +47,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 async def join(manager: Manager) -> None:
-    async with FakeNode("n0").connected(manager.url, manager.node_token):
+    async with FakeNode("n0").connected(manager.url, manager.node_token()):
         pass
 
 

@@ -31,7 +31,8 @@ def test_a_job_of_a_node_that_is_cut_off_runs_elsewhere_and_its_old_process_ends
         def join(name: str, at: str, on: tuple[str, ...]) -> None:
             folder = tmp_path / name
             folder.mkdir()
-            config = write_config(folder, f"ws://{at}:{port}", token=manager.node_token, node=name, declared_gpus=4)
+            token = manager.node_token(name)
+            config = write_config(folder, f"ws://{at}:{port}", token=token, node=name, declared_gpus=4)
             stack.enter_context(agent(config, on=on))
             until(lambda: len(manager.get("nodes")["nodes"]) == len(names), what=f"{name} to join", deadline_s=LIMIT_S)
 

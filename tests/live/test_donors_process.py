@@ -14,7 +14,7 @@ D1 = DonorAddress(node="d1", control="tcp:127.0.0.1:7677")
 
 def config(folder: Path, manager: Manager, node: str, **more: str) -> Path:
     folder.mkdir()
-    return write_config(folder, manager.url, token=manager.node_token, node=node, **more)
+    return write_config(folder, manager.url, token=manager.node_token(node), node=node, **more)
 
 
 def test_a_donor_that_comes_is_in_the_peers_file_and_stays_there_without_a_manager(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def with_nodes(manager: Manager, nodes: list[FakeNode], act: Callable[[], 
     async def keep(node: FakeNode) -> None:
         while True:
             try:
-                async with node.connected(manager.url, manager.node_token) as session:
+                async with node.connected(manager.url, manager.node_token(node.name)) as session:
                     await session.socket.wait_closed()
             except (OSError, ConnectionClosed, InvalidStatus):
                 pass
@@ -149,14 +149,14 @@ def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path
 
         async def act() -> None:
             await wait_for_node(manager, node)
-            async with node.connected(manager.url, manager.node_token):
+            async with node.connected(manager.url, manager.node_token(node.name)):
                 job = await asyncio.to_thread(manager.submit, "true")
                 await eventually(lambda: manager.job(job)["state"] == "running", "it runs")
                 await asyncio.to_thread(manager.kill_all)
             node.exit(("1.0", 1), 3)
             await asyncio.to_thread(manager.start)
             before = manager.job(job)["state"]
-            async with node.connected(manager.url, manager.node_token):
+            async with node.connected(manager.url, manager.node_token(node.name)):
                 await eventually(lambda: manager.job(job)["state"] == "failed", "it is known to have failed")
             assert (before, manager.job(job)["exit_code"]) == ("running", 3)
 
@@ -171,13 +171,13 @@ def test_a_clock_that_jumps_by_a_day_costs_no_job_anything(jump: str, tmp_path: 
 
         async def act() -> None:
             await wait_for_node(manager, node)
-            async with node.connected(manager.url, manager.node_token):
+            async with node.connected(manager.url, manager.node_token(node.name)):
                 running = await asyncio.to_thread(lambda: manager.submit("true", gpus=2, time_limit_s=3600))
                 await eventually(lambda: manager.job(running)["state"] == "running", "it runs")
                 await asyncio.to_thread(manager.kill_all)
             manager.on = ("env", f"LD_PRELOAD={FAKETIME}", "FAKETIME_DONT_FAKE_MONOTONIC=1", f"FAKETIME={jump}")
             await asyncio.to_thread(manager.start)
-            async with node.connected(manager.url, manager.node_token):
+            async with node.connected(manager.url, manager.node_token(node.name)):
                 new = await asyncio.to_thread(lambda: manager.submit("true", gpus=2))
                 await eventually(lambda: manager.job(new)["state"] == "running", "it decides")
                 waiting = await asyncio.to_thread(lambda: manager.submit("true", gpus=4))
@@ -198,7 +198,7 @@ def test_a_clock_that_jumps_by_a_day_costs_no_job_anything(jump: str, tmp_path: 
 
 async def wait_for_node(manager: Manager, node: FakeNode) -> None:
     """A manager refuses jobs that are larger than all nodes it ever knew."""
-    async with node.connected(manager.url, manager.node_token):
+    async with node.connected(manager.url, manager.node_token(node.name)):
         await eventually(lambda: manager.get("nodes")["nodes"], "the node has joined")
 
 
@@ -209,13 +209,13 @@ def test_a_silent_node_is_lost_and_its_job_starts_elsewhere_and_the_old_one_is_s
         async def act() -> None:
             await wait_for_node(manager, nodes[0])
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(nodes[1].connected(manager.url, manager.node_token))
-                async with nodes[0].connected(manager.url, manager.node_token):
+                await stack.enter_async_context(nodes[1].connected(manager.url, manager.node_token("n1")))
+                async with nodes[0].connected(manager.url, manager.node_token()):
                     await asyncio.to_thread(manager.submit, "true", gpus=4)
                     await eventually(lambda: nodes[0].running, "it runs on the node that joined first")
                 await eventually(lambda: nodes[1].running == [("1.0", 2)], "it runs elsewhere")
                 assert nodes[0].running == [("1.0", 1)]  # nobody could tell it
-                await stack.enter_async_context(nodes[0].connected(manager.url, manager.node_token))
+                await stack.enter_async_context(nodes[0].connected(manager.url, manager.node_token()))
                 await eventually(lambda: not nodes[0].running, "the old start is stopped")
                 assert nodes[1].running == [("1.0", 2)]
 
@@ -238,9 +238,9 @@ def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> 
     with running_manager(tmp_path) as manager:
 
         async def act() -> None:
-            async with FakeNode("n0").connected(manager.url, manager.node_token) as session:
+            async with FakeNode("n0").connected(manager.url, manager.node_token()) as session:
                 wrong = await session_error(FakeNode("n1"), manager.url, "wrong")
-                twice = await session_error(FakeNode("n0", boot_id="another"), manager.url, manager.node_token)
+                twice = await session_error(FakeNode("n0", boot_id="another"), manager.url, manager.node_token())
                 assert wrong == "HTTP 403"
                 assert twice == "another machine is connected as n0; give one of them another name"
                 await says_version(session)
@@ -254,19 +254,19 @@ def test_another_agent_of_the_same_name_waits_until_the_first_is_lost_and_nothin
 
         async def act() -> None:
             refusal = "an agent with another state_dir is n0 here; end it, or give one of them another name"
-            async with first.connected(manager.url, manager.node_token):
+            async with first.connected(manager.url, manager.node_token()):
                 await asyncio.to_thread(manager.submit, "sleep", "60")
                 await eventually(lambda: states(manager) == ["running"], "a running job")
-                assert await session_error(second, manager.url, manager.node_token) == refusal
+                assert await session_error(second, manager.url, manager.node_token()) == refusal
             # It has lost its connection, and may come back; so does a new process with the same state folder.
-            assert await session_error(second, manager.url, manager.node_token) == refusal
+            assert await session_error(second, manager.url, manager.node_token()) == refusal
             manager.kill("api")
             await eventually(manager.is_ready, "the API again")
-            assert await session_error(second, manager.url, manager.node_token) == refusal
-            async with first.connected(manager.url, manager.node_token):
+            assert await session_error(second, manager.url, manager.node_token()) == refusal
+            async with first.connected(manager.url, manager.node_token()):
                 assert states(manager) == ["running"]
             await eventually(lambda: manager.get("nodes")["nodes"][0]["state"] == "lost", "the node lost")
-            async with second.connected(manager.url, manager.node_token):
+            async with second.connected(manager.url, manager.node_token()):
                 await eventually(lambda: len(second.starts) == 1, "the job, once more")
 
         asyncio.run(act())
@@ -291,7 +291,7 @@ def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: st
         async def act() -> None:
             await wait_for_node(first, node)
             await asyncio.to_thread(first.kill_all)
-            async with node.connected(second.url, second.node_token):
+            async with node.connected(second.url, second.node_token()):
                 await asyncio.to_thread(second.submit, "true")
                 await eventually(lambda: states(second) == ["done"], "the second one runs it")
 
@@ -312,9 +312,9 @@ def test_a_node_that_one_of_two_managers_hears_is_silent_for_neither(tmp_path: P
             return any((node["name"], node["state"]) == (name, state) for node in second.get("nodes")["nodes"])
 
         async def act() -> None:
-            async with nodes[0].connected(first.url, first.node_token):
+            async with nodes[0].connected(first.url, first.node_token()):
                 for at in range(2):  # the second manager calls this one lost, twice, so it has looked at the other too
-                    async with nodes[1].connected(second.url, second.node_token):
+                    async with nodes[1].connected(second.url, second.node_token("n1")):
                         await eventually(lambda: is_there("n1", "idle"), f"n1 joins for the {at + 1}. time")
                     await eventually(lambda: is_there("n1", "lost"), "n1 is lost")
 
@@ -328,7 +328,7 @@ def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) 
     with running_manager(tmp_path) as manager:
 
         async def act() -> None:
-            async with FakeNode("n0").connected(manager.url, manager.node_token) as session:
+            async with FakeNode("n0").connected(manager.url, manager.node_token()) as session:
                 await session.socket.send(b"\x00")
                 await session.socket.wait_closed()
                 assert session.socket.close_reason == "frames of this protocol are text"

@@ -42,7 +42,7 @@ def manager(socket: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 async def join(manager: Manager) -> None:
-    async with FakeNode("n0").connected(manager.url, manager.node_token):
+    async with FakeNode("n0").connected(manager.url, manager.node_token()):
         pass
 
 

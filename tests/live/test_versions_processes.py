@@ -40,7 +40,7 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
     told = {} if knows_run_as(old_manager) else {"run_as": None}
     with running_manager(tmp_path / "m", token_submit="true", on=old_manager, **told) as manager:
         (tmp_path / "a").mkdir()
-        config = write_config(tmp_path / "a", manager.url, token=manager.node_token, declared_gpus=2)
+        config = write_config(tmp_path / "a", manager.url, token=manager.node_token("n1"), declared_gpus=2)
         with agent(config, on=old_agent):
             until_connected(tmp_path / "a")
             well = manager.submit("sh", "-c", "exit 0", cwd=str(tmp_path))
@@ -60,7 +60,7 @@ def test_store_settings_and_agent_of_the_version_before_are_taken_over_while_job
     (tmp_path / "a").mkdir()
     waits, jobs = "until test -e end; do sleep 0.05; done; exit", {0: "done", 3: "failed"}
     with running_manager(tmp_path / "m", token_submit="true", on=before) as manager:
-        config = write_config(tmp_path / "a", manager.url, token=manager.node_token, declared_gpus=3)
+        config = write_config(tmp_path / "a", manager.url, token=manager.node_token("n1"), declared_gpus=3)
         with agent(config, on=before) as process:
             until_connected(tmp_path / "a")
             ids = [manager.submit("sh", "-c", f"{waits} {code}", cwd=str(tmp_path), gpus=code or 2) for code in jobs]

@@ -10,7 +10,8 @@ from fastapi.routing import iter_route_contexts
 from starlette.types import Message
 
 from farside.agent import protocol
-from farside.scheduler.manager.auth.caller import Role
+from farside.errors import ConfigError
+from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.auth.web_session import COOKIE
 from farside.scheduler.manager.nodes import sessions as sessions_module
 from tests.live.fake_agent import FakeNode
@@ -240,3 +241,26 @@ def test_a_token_that_is_taken_away_ends_the_session_at_once(tmp_path: Path, mon
             await asyncio.gather(watch, session, return_exceptions=True)
 
     asyncio.run(test())
+
+
+def test_a_token_for_any_node_lets_no_node_in(tmp_path: Path) -> None:
+    """[H3] Whoever had it was any node: one that nobody knows joined, and was handed other users' jobs."""
+
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            answer = await first_answer(api, api.token_for_any_node())
+            donors = await api.as_token(api.token_for_any_node()).get("/v1/donors?node=n0")
+
+            assert (answer["type"], answer["code"]) == ("websocket.close", protocol.CloseCode.FORBIDDEN)
+            assert answer["reason"] == "a token for any node counts no more: `farside token n0` makes this node's own"
+            assert (donors.status_code, api.sessions.connected) == (403, 0)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_no_token_is_made_for_any_node(name: str, tmp_path: Path) -> None:
+    """[H3]"""
+    with pytest.raises(ConfigError, match="a token needs a name"):
+        add_token(tmp_path / "tokens.toml", name, Role.NODE)
+    assert not (tmp_path / "tokens.toml").exists()

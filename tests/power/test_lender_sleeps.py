@@ -39,8 +39,9 @@ def a_hall(folder: Path, plane: Session) -> Iterator[Manager]:
         manager = stack.enter_context(running_manager(folder / "m", **settings))
         for number in (1, 2):
             (folder / f"n{number}").mkdir()
+            token = manager.node_token(f"n{number}")
             config = write_config(
-                folder / f"n{number}", manager.url, token=manager.node_token, node=f"n{number}", declared_gpus=4,
+                folder / f"n{number}", manager.url, token=token, node=f"n{number}", declared_gpus=4,
                 daemon_socket=str(plane.state / f"donors/d{number}/admin.sock"),
             )  # fmt: skip
             stack.enter_context(agent(config))

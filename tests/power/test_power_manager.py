@@ -31,9 +31,9 @@ class Machine:
         folder.mkdir()
         (folder / "proc/sys/kernel/random").mkdir(parents=True)
         (folder / "proc/meminfo").write_text(Path("/proc/meminfo").read_text())
-        (folder / "token").write_text(manager.node_token)
+        (folder / "token").write_text(manager.node_token(name))
         self._config = write_config(
-            folder, manager.url, token=manager.node_token, node=name, declared_gpus=4, on_stop="end",
+            folder, manager.url, token=manager.node_token(name), node=name, declared_gpus=4, on_stop="end",
             proc_root=str(folder / "proc"),
         )  # fmt: skip
         self.boots = 0

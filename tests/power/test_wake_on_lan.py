@@ -110,7 +110,7 @@ def test_a_node_shuts_itself_down_when_nobody_needs_it_and_a_job_sends_it_the_pa
             return str(next((node["state"] for node in manager.get("nodes")["nodes"]), ""))
 
         settings: dict[str, Any] = {
-            "token": manager.node_token, "declared_gpus": 1, "on_stop": "end", "proc_root": str(folder / "proc"),
+            "token": manager.node_token("n1"), "declared_gpus": 1, "on_stop": "end", "proc_root": str(folder / "proc"),
             "power_off": f"touch {folder}/off",
         }  # fmt: skip
         boot_id.write_text("boot-1\n")

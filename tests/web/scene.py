@@ -104,7 +104,7 @@ class Scene:
         connected = asyncio.Event()
 
         async def stay() -> None:
-            async with node.connected(self.manager.url, self.manager.node_token) as session:
+            async with node.connected(self.manager.url, self.manager.node_token(node.name)) as session:
                 self._sessions[node.name] = session
                 connected.set()
                 await self._over.wait()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds farside in /opt/farside and puts the cluster's key and the nodes' token in place.
+# Builds farside in /opt/farside and puts the cluster's key and this node's token in place.
 set -eu
 
 make --directory /opt/farside --silent venv-dev

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the cluster's manager. Usage: manager.sh NAME ADDRESS; the nodes' token lies in /etc/farside/agent.token
+# Runs the cluster's manager. Usage: manager.sh NAME ADDRESS NODE=SHA256...: the hash of each node's token
 set -eu
 
 cat >/etc/farside/manager.toml <<EOT
@@ -7,9 +7,11 @@ node = "$1"
 listen = ["unix:/run/farside/manager.sock", "tcp:$2:7680"]
 plain_http = true                    # on a network of this host's own machines
 EOT
-hash=$(tr -d '\n' </etc/farside/agent.token | sha256sum | cut -d' ' -f1)
-printf '[[token]]\nname = ""\nrole = "node"\nsha256 = "%s"\n' "$hash" >/etc/farside/tokens.toml
-chmod 0600 /etc/farside/tokens.toml
+install -m 0600 /dev/null /etc/farside/tokens.toml
+shift 2
+for token in "$@"; do
+	printf '[[token]]\nname = "%s"\nrole = "node"\nsha256 = "%s"\n' "${token%%=*}" "${token#*=}" >>/etc/farside/tokens.toml
+done
 install -d -m 0711 /var/lib/farside
 farside config check --for manager
 # Again at each provisioning, since the code may be another.

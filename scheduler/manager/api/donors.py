@@ -59,11 +59,11 @@ def _borrower(caller: Caller, asked: str | None) -> str | None:
     """The borrower whose donors are shown; None: all."""
     if caller.role is not Role.NODE:
         return asked
-    if not (asked or caller.name):
-        raise HTTPException(422, "node: this token is any node's; name yours by ?node=NAME")
-    if caller.name and asked not in (None, caller.name):
+    if not caller.name:
+        raise HTTPException(403, "a token for any node counts no more: `farside token NAME` makes one node's own")
+    if asked not in (None, caller.name):
         raise HTTPException(403, f"node {caller.name} may not ask for node {asked:.64}")
-    return asked or caller.name
+    return caller.name
 
 
 def _show(node: LiveNode, told: Sensed) -> Donor:

@@ -69,7 +69,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A caller. ``uid`` is -1 if nothing proves it; a node's ``name`` is empty for any node."""
+    """A caller.
+
+    Attributes:
+        name: Of the user or node; empty in a token for any node, as versions before made them: it lets no node in.
+        uid: -1 if nothing proves it.
+    """
 
     name: str
     role: Role
@@ -316,6 +321,9 @@ def add_token(file: Path, name: str, role: Role) -> str:
     """Makes a token, appends its hash to the file, which only its owner may read, and returns it."""
     if any(character in name for character in '"\\\n') or not name.isprintable():
         raise ConfigError(f"'{name:.60}' is not a name of a user or node")
+    if not name.strip():
+        hint = "give each node a token of its own: farside token NAME"
+        raise ConfigError("a token needs a name: there are none for any node", hint=hint)
     token = secrets.token_urlsafe(32)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)

@@ -266,8 +266,11 @@ class AgentSessions:
 
     @staticmethod
     def _may_not_speak(hello: m.Hello, caller: Caller) -> str:
-        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
-            return f"{caller.role} {caller.name or '(any)'} may not speak for node {hello.node}"
+        if caller.role is Role.NODE and not caller.name:
+            # Whoever had it could be a node that nobody knows, and was handed other users' jobs.
+            return f"a token for any node counts no more: `farside token {hello.node:.40}` makes this node's own"
+        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name != hello.node):
+            return f"{caller.role} {caller.name} may not speak for node {hello.node}"
         return ""
 
     def _rival_of(self, hello: m.Hello) -> str:

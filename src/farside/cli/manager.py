@@ -39,7 +39,7 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Name of the node or user; '' for a token that any node may use.")],
+    name: Annotated[str, typer.Argument(help="Name of the node or user.")],
     role: Annotated[Literal["user", "operator", "node"], typer.Option(help="Role of the token's owner.")] = "node",
     file: Annotated[Path, typer.Option(help="File with the manager's tokens (tokens_file).")] = Path(
         "/etc/farside/tokens.toml"
