@@ -321,7 +321,7 @@ def test_a_manager_listens_to_others_with_tls_or_where_plain_http_is_meant(setti
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"token_file": ""}, "token_file: is empty, and so is tls_cert"),
+        ({"token_file": "", "manager": "ws://m:7680"}, "token_file: is empty, and so is tls_cert"),
         ({"tls_cert": "/c.pem", "tls_key": "/c.key"}, "tls_cert: is shown over TLS only; write wss://"),
         ({"tls_key": "/c.key", "manager": "wss://m:7680"}, "tls_cert: is empty, and the other of the two is not"),
         ({"state_dir": f"/{'s' * 94}"}, f"state_dir: '/{'s' * 94}/agent.notify' is longer than the 107 bytes"),

@@ -358,8 +358,8 @@ def test_nodes_that_sleep_what_it_saves_and_how_many_are_expected_are_seen(page:
     scene.sleeps("morning", PowerPhase.BOOTING, "jobs need 3 nodes now")
 
     night = page.locator("#nodes > li", has_text="kept by 3 rules within the risk")
+    page.locator("#nodes > li", has_text="booting").wait_for()  # until then both are kept
     night.wait_for()
-    page.locator("#nodes > li", has_text="booting").wait_for()
     assert "asleep" in night.inner_text()
     figures = texts(page, "#figures > div")
     assert "Asleep 1 1 booting" in figures

@@ -82,7 +82,7 @@ class Cluster:
         )
 
     def write_files(self) -> None:
-        """Makes configs. Agents need no token: the manager's unix socket tells it whose programs they are."""
+        """Makes configs. Agents need no token: on its unix socket the manager sees whose programs they are."""
         port = free_port()
         folder = self._crew.posts[MANAGER].folder
         folder.mkdir(mode=0o700)
