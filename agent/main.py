@@ -27,7 +27,7 @@ from farside.agent.run.account import users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
-from farside.agent.run.ledger import key_of, shares_in, state_of
+from farside.agent.run.ledger import key_of, over_below, shares_in, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
@@ -44,7 +44,7 @@ from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.ending import on_end_signals
 from farside.endpoint import is_near
-from farside.errors import ConfigError
+from farside.errors import ConfigError, FarsideError
 from farside.kernel_file import boot_id
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
@@ -129,7 +129,11 @@ class Agent:
             if config.metrics_listen:
                 scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: agent_metrics(self._latest)))
                 stack.callback(scraped.close)  # not waited for: a scraper that hangs must not hold up the end
-            async with admin.serve(config.admin_socket, {"status": self._on_status}):
+            handlers: Mapping[str, admin.Handler] = {
+                "status": self._on_status,
+                "forget_generation": self._on_forget_generation,
+            }
+            async with admin.serve(config.admin_socket, handlers):
                 await self._work()
 
     def stop(self) -> None:
@@ -213,11 +217,22 @@ class Agent:
     async def _read(self) -> m.Reading:
         return replace(await self.sense.read(), services=self.services.facts(), holding=self.services.holding())
 
-    def _take(self, command: m.Start | m.Stop | m.Forget) -> None:
+    def _welcomed(self, generation: int, is_proved: bool) -> None:
+        if is_proved:
+            self.services.led_by(generation)
+        before = self.runner.ledger.generation
+        if is_proved and generation < before:
+            _log.warning("this node forgets a generation that no manager proved", forgotten=before, obeys=generation)
+        try:
+            self.runner.welcomed(generation, is_proved=is_proved)
+        except OSError as error:  # the disk is full: a node without its ledger still reports and stops tasks
+            _log.error("the manager's generation cannot be recorded", why=error.strerror)
+
+    def _take(self, command: m.Start | m.Stop | m.Forget, is_proved: bool) -> None:
         if isinstance(command, m.Start):
             command = self._with_services(command)
         try:
-            self.runner.take(command)
+            self.runner.take(command, is_proved=is_proved)
         except OSError as error:
             # Nothing was done; the manager hears of it where it waits for an answer, and may send it elsewhere.
             _log.error("a command cannot be recorded", task=command.task_id, why=error.strerror)
@@ -237,6 +252,16 @@ class Agent:
     async def _on_status(self, _: Mapping[str, object]) -> object:
         return self._status()
 
+    async def _on_forget_generation(self, _: Mapping[str, object]) -> object:
+        forgotten = self.runner.ledger.generation
+        try:
+            self.runner.forget_generation()
+        except OSError as error:
+            text = f"state_dir {self._config.state_dir}: {error.strerror}; nothing was forgotten"
+            raise FarsideError(text) from error
+        self.services.led_by(0)
+        return {"forgotten": forgotten}
+
     async def _keep_publishing(self) -> None:
         while True:
             self._latest = self._status()
@@ -255,6 +280,7 @@ class Agent:
             pid=os.getpid(),
             manager=self._config.manager,
             connected=self.session.is_connected,
+            is_manager_proved=self.session.is_proved,
             problem=self.session.last_problem,
             generation=self.runner.ledger.generation,
             run_as=self._config.run_as,
@@ -326,11 +352,19 @@ class Agent:
         if is_secured:
             client_tls(tls)
         is_near_by = bool(near_path(config.manager))
+        if config.accept_unproved_manager and (is_near_by or is_secured):
+            hint = "remove the setting: this address proves the manager"
+            raise ConfigError(f"accept_unproved_manager is for ws:// only, not for {config.manager}", hint=hint)
         if config.token_file.is_absolute() and not (is_near_by and not config.token_file.exists()):
             read_token(config.token_file)
             if not (is_near_by or is_secured or is_near(urlsplit(config.manager).hostname or "")):
-                _log.warning("the token crosses the network unencrypted; write wss://", manager=config.manager)
-        return ManagerAddress(url=config.manager, token_file=config.token_file, tls=tls)
+                _log.warning("jobs cross the network unencrypted; write wss://", manager=config.manager)
+        elif not (is_near_by or is_secured):
+            hint = "set token_file, which proves agent and manager to each other, or write wss://"
+            raise ConfigError(f"manager {config.manager}: nothing proves who it is without a token", hint=hint)
+        return ManagerAddress(
+            url=config.manager, token_file=config.token_file, tls=tls, takes_unproved=config.accept_unproved_manager
+        )
 
     def _make_session(self) -> Session:
         config = self._config
@@ -346,7 +380,8 @@ class Agent:
                 lending=self._donor.lend,
                 service=self.services.obey,
                 power_off=self._power_off,
-                seen_generation=lambda: self.runner.ledger.generation,
+                seen_generation=lambda is_proved: over_below(self.runner.ledger, is_proved=is_proved),
+                welcomed=self._welcomed,
             ),
             clock=self._clock,
             rng=Random(),

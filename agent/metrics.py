@@ -19,6 +19,8 @@ _counter = partial(family, CounterMetricFamily, "farside_agent")
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
     """All metrics of this moment."""
     yield _gauge("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected))
+    text = "1 while the manager that welcomed this agent could not prove itself."
+    yield _gauge("manager_unproved", text, float(status.connected and not status.is_manager_proved))
     yield _gauge("memory_bytes", "Memory of the node.", status.memory_bytes)
     yield _gauge("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes)
     yield _gauge("tasks", "Tasks that are not forgotten, by state.", status.task_counts.items(), ("state",))

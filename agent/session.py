@@ -6,6 +6,7 @@ Tasks run on while there is no manager.
 """
 
 import asyncio
+import json
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.http11 import Response
 
 from farside.agent import messages as m
 from farside.agent.backoff import backoff_s
+from farside.agent.line import Line, open_line, open_proved_line
+from farside.agent.mutual_proof import HEADER
 from farside.agent.near_manager import connect_near
 from farside.agent.outbox import Outbox
-from farside.agent.protocol import FRAME_BYTES_MAX, PATH, AgentSide, close_reason
+from farside.agent.protocol import AgentSide, close_reason
 from farside.agent.token import read_token
 from farside.clock import Clock
 from farside.errors import ConfigError, RemoteProtocolError, first_of
@@ -29,13 +32,12 @@ from farside.log import get_log
 from farside.own_task import in_own_task
 from farside.tls import TlsFiles, client_tls, tls_problem
 
-OPEN_LIMIT_S = 10.0
 WELCOME_LIMIT_S = 40.0
 """A manager that has just started waits up to half a minute for its scheduler process to lead."""
-PING_EVERY_S = 10.0
-"""A dead manager, or a cut cable, is noticed within twice this."""
 BATCH_S = 0.02
 """After the first change of a state: how long others may still join its report (8 ranks of a node end together)."""
+
+SAID_MAX = 300  # characters of a refusal
 
 NEAR = "unix:"
 NEAR_URL = "ws://localhost"  # what HTTP is told of a unix socket
@@ -51,11 +53,13 @@ class ManagerAddress:
         url: unix:PATH, ws://HOST:PORT or wss://HOST:PORT.
         token_file: Bearer token of role node; empty: none. Files are read at each attempt, so that they can be changed.
         tls: What the manager's certificate is verified by, and our own, if we have one.
+        takes_unproved: A manager on ws:// that cannot prove itself is obeyed, and gets the token.
     """
 
     url: str
     token_file: Path
     tls: TlsFiles
+    takes_unproved: bool = False
 
 
 def near_path(url: str) -> str:
@@ -65,29 +69,24 @@ def near_path(url: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Functions of the agent that the session needs."""
+    """Functions of the agent that the session needs.
+
+    Attributes:
+        take: Carries out a command of a manager that has proved itself, or has not.
+        seen_generation: Generation below which a manager is over, for one that has proved itself, or has not.
+        welcomed: A manager of this generation leads; it has proved itself, or has not.
+    """
 
     hello: Callable[[], m.Hello]
     read: Callable[[], Awaitable[m.Reading]]
-    take: Callable[[m.Start | m.Stop | m.Forget], None]
+    take: Callable[[m.Start | m.Stop | m.Forget, bool], None]
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]
     lending: Callable[[m.Lending], None]
     service: Callable[[m.Service], None]
     power_off: Callable[[m.PowerOff], Coroutine[Any, Any, None]]
-    seen_generation: Callable[[], int]
-
-
-class _Connection(ClientConnection):
-    """Connection whose failure to open has the reason from TLS, where there is one.
-
-    A manager refuses a node's certificate after the node's own handshake is over: when HTTP's is under way.
-    """
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if isinstance(exc, ssl.SSLError):
-            self.protocol.handshake_exc = exc
+    seen_generation: Callable[[bool], int]
+    welcomed: Callable[[int, bool], None]
 
 
 class Session:
@@ -95,6 +94,7 @@ class Session:
 
     Attributes:
         is_connected: The manager has said WELCOME on a connection that is still open.
+        is_proved: That manager has proved itself; True while there is none.
         last_problem: Why there is none, in one line.
     """
 
@@ -102,6 +102,7 @@ class Session:
         self, manager: ManagerAddress, node: Node, *, clock: Clock, rng: Random, period_s: float, reconnect_s: float
     ) -> None:
         self.is_connected = False
+        self.is_proved = True
         self.last_problem = "not tried yet"
         self._manager, self._node = manager, node
         self._clock, self._rng = clock, rng
@@ -132,7 +133,7 @@ class Session:
             # A faulty answer of a manager must not end an agent with jobs on it either.
             except Exception as error:
                 problem = _problem(error, self._manager.url)
-            was_connected, self.is_connected = self.is_connected, False
+            was_connected, self.is_connected, self.is_proved = self.is_connected, False, True
             # One line for each reason: attempts go on for as long as the manager is away.
             if problem != self.last_problem or was_connected:
                 _log.warning("no connection to the manager", manager=self._manager.url, why=problem)
@@ -142,27 +143,35 @@ class Session:
             await self._clock.sleep_until_s(self._clock.now_s() + wait_s)
 
     async def _connect_once(self) -> None:
-        near = near_path(self._manager.url)
-        url = NEAR_URL if near else self._manager.url
-        # Before the token is read: a program that is not the manager is not to get it. [H2]
-        sock = await asyncio.to_thread(connect_near, near) if near else None
-        async with connect(
-            url.rstrip("/") + PATH,
-            sock=sock,
-            additional_headers=self._headers(is_near=bool(near)),
-            ssl=client_tls(self._manager.tls) if urlsplit(self._manager.url).scheme == "wss" else None,
-            create_connection=_Connection,
-            compression=None,
-            max_size=FRAME_BYTES_MAX,
-            open_timeout=OPEN_LIMIT_S,
-            ping_interval=PING_EVERY_S,
-            ping_timeout=PING_EVERY_S,
-            user_agent_header=None,
-            proxy=None,  # the cluster's own network; an environment variable meant for browsers must not reroute it
-        ) as connection:
-            await self._converse(connection)
+        url, near = self._manager.url, near_path(self._manager.url)
+        if near:
+            # Before the token is read: a program that is not the manager is not to get it. [H2]
+            sock = await asyncio.to_thread(connect_near, near)
+            async with open_line(NEAR_URL, self._token_headers(is_near=True), is_proved=True, sock=sock) as line:
+                await self._converse(line)
+        elif urlsplit(url).scheme == "wss":
+            tls = client_tls(self._manager.tls)
+            async with open_line(url, self._token_headers(), is_proved=True, tls=tls) as line:
+                await self._converse(line)
+        else:
+            await self._connect_by_proof(url)
 
-    def _headers(self, *, is_near: bool) -> dict[str, str]:
+    async def _connect_by_proof(self, url: str) -> None:
+        try:
+            async with open_proved_line(url, read_token(self._manager.token_file)) as line:
+                await self._converse(line)
+                return
+        except InvalidStatus as error:
+            # One of the version before asks for a token, and its answer knows nothing of proofs.
+            if HEADER in error.response.headers or error.response.status_code not in (401, 403):
+                raise
+        if not self._manager.takes_unproved:
+            hint = "update it, write wss://, or set accept_unproved_manager = true for as long as it is not updated"
+            raise ConfigError("the manager cannot prove itself: it is of a version before this one, or none", hint=hint)
+        async with open_line(url, self._token_headers(), is_proved=False) as line:
+            await self._converse(line)
+
+    def _token_headers(self, *, is_near: bool = False) -> dict[str, str]:
         file = self._manager.token_file
         # On its unix socket the manager knows us by the kernel's word. One of before does not, and takes a token there.
         if not file.is_absolute() or (is_near and not file.exists()):
@@ -170,31 +179,34 @@ class Session:
         # Read at each attempt, so that a token can be changed without a restart.
         return {"Authorization": f"Bearer {read_token(file)}"}
 
-    async def _converse(self, connection: ClientConnection) -> None:
-        side = AgentSide(seen_generation=self._node.seen_generation())
+    async def _converse(self, line: Line) -> None:
+        side = AgentSide(seen_generation=self._node.seen_generation(line.is_proved))
         try:
             # HELLO names every task, so the manager learns what it missed before it sends commands.
-            await connection.send(side.send(self._node.hello()))
+            await line.send(side.send(self._node.hello()))
             async with asyncio.timeout(WELCOME_LIMIT_S):
-                side.receive(await connection.recv())
-            self.is_connected, self.last_problem = True, ""
+                side.receive(await line.receive())
+            self._node.welcomed(side.generation, line.is_proved)
+            self.is_connected, self.is_proved, self.last_problem = True, line.is_proved, ""
             _log.info("connected to the manager", manager=self._manager.url, generation=side.generation)
+            if not line.is_proved:
+                _log.warning("the manager has not proved itself", hint="update it, or write wss://")
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._obey(connection, side, group))
-                group.create_task(self._report(connection, side))
+                group.create_task(self._obey(line, side, group))
+                group.create_task(self._report(line, side))
         except* RemoteProtocolError as faults:
             fault = first_of(faults)
-            await connection.close(fault.code or 1002, close_reason(fault))
+            await line.close(fault.code or 1002, close_reason(fault))
             raise fault from None
 
-    async def _obey(self, connection: ClientConnection, side: AgentSide, group: asyncio.TaskGroup) -> None:
+    async def _obey(self, line: Line, side: AgentSide, group: asyncio.TaskGroup) -> None:
         while True:
-            message = side.receive(await connection.recv())
+            message = side.receive(await line.receive())
             if isinstance(message, m.Ack):
                 self._outbox.acknowledge(message.seq)
                 self._acked.set()
             elif isinstance(message, m.Probe):
-                group.create_task(self._answer(connection, side, message))  # a slow mount must not hold commands up
+                group.create_task(self._answer(line, side, message))  # a slow mount must not hold commands up
             elif isinstance(message, m.Donors):
                 self._node.donors(message.donors)
             elif isinstance(message, m.Lending):
@@ -206,21 +218,21 @@ class Session:
             elif isinstance(message, m.PowerOff):
                 group.create_task(self._node.power_off(message))
             elif not isinstance(message, m.Welcome):
-                self._node.take(message)
+                self._node.take(message, self.is_proved)
 
-    async def _answer(self, connection: ClientConnection, side: AgentSide, probe: m.Probe) -> None:
+    async def _answer(self, line: Line, side: AgentSide, probe: m.Probe) -> None:
         try:
             frame = side.send(await self._node.probe(probe))
         except Exception as error:  # a folder that cannot be asked about must not cost the node its connection
             _log.error("a checkpoint folder could not be checked", folder=probe.path, cause=error)
             frame = side.send(m.Probed(probe_id=probe.probe_id, problem="this node could not look"))
-        await connection.send(frame)
+        await line.send(frame)
 
-    async def _report(self, connection: ClientConnection, side: AgentSide) -> None:
+    async def _report(self, line: Line, side: AgentSide) -> None:
         # The manager may have written them before the connection broke: their numbers show it, and it counts none
         # twice.
         for old in self._outbox.unacked:
-            await connection.send(side.send(old))
+            await line.send(side.send(old))
         while True:
             report = self._outbox.compose(await self._node.read())
             # Too many reports are under way: the next one waits until the manager has acknowledged one of them.
@@ -228,7 +240,7 @@ class Session:
                 self._acked.clear()
                 await self._acked.wait()
                 continue
-            await connection.send(side.send(report))
+            await line.send(side.send(report))
             if not self._outbox.has_news:
                 self._news.clear()
                 await self._until_news()
@@ -255,7 +267,7 @@ def _problem(error: Exception, url: str) -> str:
     if isinstance(first, InvalidStatus):
         status = first.response.status_code
         why = {401: "the manager does not know this node's token", 403: "the manager refuses this node's token"}
-        return why.get(status, f"the manager answered HTTP {status}")
+        return _refusal(first.response) or why.get(status, f"the manager answered HTTP {status}")
     if isinstance(first, ConnectionClosed):
         said = first.rcvd.reason if first.rcvd is not None else ""
         return said or "the connection was lost"
@@ -266,3 +278,14 @@ def _problem(error: Exception, url: str) -> str:
     if not isinstance(first, WebSocketException | RemoteProtocolError | ConfigError):
         _log.error("unexpected fault", cause=first)
     return str(first)
+
+
+def _refusal(response: Response) -> str:
+    """The manager's own reason in its answer to an opening; empty: it gave none, as those of before."""
+    try:
+        said = json.loads(response.body or b"{}")["detail"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    # Nobody has proved anything yet, so this may be anybody's text.
+    plain = " ".join(str(said).split())[:SAID_MAX]
+    return f"the manager refuses: {plain}" if plain.isprintable() else ""

@@ -15,6 +15,7 @@ class AgentStatus:
     pid: int
     manager: str
     connected: bool
+    is_manager_proved: bool  # False: connected to one that could not prove itself
     problem: str  # why it is not, in one line
     generation: int
     run_as: str

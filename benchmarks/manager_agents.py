@@ -8,14 +8,15 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
 
 from farside.agent import messages as m
 from farside.agent import protocol
+from farside.agent.line import Line, open_proved_line
 
 MEMORY_BYTES = 256 << 30
 JOINING_AT_ONCE = 50
@@ -47,22 +48,18 @@ class _Agent:
     running: set[tuple[str, int]] = field(default_factory=set)
 
     async def run(self, joining: asyncio.Semaphore) -> None:
-        headers = {"Authorization": f"Bearer {self.token}"}
-        url = self.fleet.url + protocol.PATH
-        async with joining:
-            socket = await connect(
-                url, additional_headers=headers, max_size=protocol.FRAME_BYTES_MAX, compression=None,
-                open_timeout=60, ping_interval=None,
-            )  # fmt: skip
-            side = protocol.AgentSide()
-            await socket.send(side.send(self._hello()))
-            side.receive(await socket.recv())
-        async with socket, asyncio.TaskGroup() as group:
-            group.create_task(self._obey(socket, side, group))
-            await asyncio.sleep(random.uniform(0, self.fleet.period_s))
-            while True:
-                await self._report(socket, side)
-                await asyncio.sleep(self.fleet.period_s)
+        async with AsyncExitStack() as stack:
+            async with joining:
+                line = await stack.enter_async_context(open_proved_line(self.fleet.url, self.token))
+                side = protocol.AgentSide()
+                await line.send(side.send(self._hello()))
+                side.receive(await line.receive())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._obey(line, side, group))
+                await asyncio.sleep(random.uniform(0, self.fleet.period_s))
+                while True:
+                    await self._report(line, side)
+                    await asyncio.sleep(self.fleet.period_s)
 
     def _hello(self) -> m.Hello:
         return m.Hello(
@@ -73,40 +70,38 @@ class _Agent:
     def _gpus(self) -> tuple[m.Gpu, ...]:
         return tuple(m.Gpu(index=at, model="H200", healthy=True) for at in range(self.fleet.gpus))
 
-    async def _obey(self, socket: ClientConnection, side: protocol.AgentSide, group: asyncio.TaskGroup) -> None:
-        async for frame in socket:
-            message = side.receive(frame)
+    async def _obey(self, line: Line, side: protocol.AgentSide, group: asyncio.TaskGroup) -> None:
+        while True:
+            message = side.receive(await line.receive())
             if isinstance(message, m.Start):
                 key = message.task_id, message.start
                 self.running.add(key)
-                await self._tell(socket, side, key, "running")
+                await self._tell(line, side, key, "running")
                 if self.fleet.mean_run_s:
                     run_s = random.expovariate(1 / self.fleet.mean_run_s)
-                    group.create_task(self._end_after(run_s, socket, side, key))
+                    group.create_task(self._end_after(run_s, line, side, key))
             elif isinstance(message, m.Stop):
                 key = message.task_id, message.start
                 self.running.discard(key)
-                await self._tell(socket, side, key, "exited", signal=15)
+                await self._tell(line, side, key, "exited", signal=15)
 
-    async def _end_after(
-        self, run_s: float, socket: ClientConnection, side: protocol.AgentSide, key: tuple[str, int]
-    ) -> None:
+    async def _end_after(self, run_s: float, line: Line, side: protocol.AgentSide, key: tuple[str, int]) -> None:
         await asyncio.sleep(run_s)
         if key in self.running:
             self.running.discard(key)
-            await self._tell(socket, side, key, "exited", exit_code=0)
+            await self._tell(line, side, key, "exited", exit_code=0)
 
     async def _tell(
-        self, socket: ClientConnection, side: protocol.AgentSide, key: tuple[str, int], state: m.State, **more: int
+        self, line: Line, side: protocol.AgentSide, key: tuple[str, int], state: m.State, **more: int
     ) -> None:
         told = m.TaskState(task_id=key[0], start=key[1], state=state, at_s=time.time())
         self.news[key] = msgspec.structs.replace(told, **more)
-        await self._report(socket, side)
+        await self._report(line, side)
 
-    async def _report(self, socket: ClientConnection, side: protocol.AgentSide) -> None:
+    async def _report(self, line: Line, side: protocol.AgentSide) -> None:
         self.seq += 1
         tasks, self.news = tuple(self.news.values()), {}
-        await socket.send(
+        await line.send(
             side.send(
                 m.Report(
                     seq=self.seq, at_s=time.time(), headroom_bytes=MEMORY_BYTES, psi=m.Psi(), gpus=self._gpus(),

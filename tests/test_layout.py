@@ -34,6 +34,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.manager.garbage_collection",
     "farside.scheduler.manager.main",
     "farside.scheduler.manager.nodes.sessions",
+    "farside.scheduler.manager.nodes.agent_connection",
     "farside.scheduler.manager.nodes.agent_socket",
     "farside.scheduler.manager.nodes.checkpoint_folder",
     "farside.scheduler.manager.auth",
@@ -58,6 +59,7 @@ PURE = (
     "farside.agent.messages",
     "farside.agent.protocol",
     "farside.agent.backoff",
+    "farside.agent.mutual_proof",
     "farside.agent.outbox",
     "farside.agent.peering",
     *(
@@ -121,7 +123,7 @@ COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.
 SHARED_PROTOCOL = {
     *(f"farside.daemon.control.{name}" for name in ("protocol", "messages", "keys", "channel")),
-    *(f"farside.agent.{name}" for name in ("protocol", "messages", "gpu_share")),
+    *(f"farside.agent.{name}" for name in ("protocol", "messages", "gpu_share", "mutual_proof")),
 }
 
 

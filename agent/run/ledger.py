@@ -6,7 +6,8 @@ The rules of this file:
   same name that is another job's is told apart by when that was submitted, and never taken for this one.
 * A task's states only go forward: starting, running, stopping, and then exited or lost, for good.
 * No GPU, and no part of one, is given to two live tasks, whatever the manager says.
-* A command of an older generation than one seen does nothing.
+* A command of an older generation than one seen does nothing. Where the manager has proved itself, only generations of
+  managers count that had proved themselves too: one that is none can't make a node refuse the true one for ever.
 * A final state is reported until the manager says FORGET; nothing is forgotten by itself.
 
 The manager chooses the GPUs of a task (`scheduler/manager/decider/launch.py`) and names them in START. The ledger does
@@ -61,22 +62,36 @@ class Ledger:
     """All tasks of a node.
 
     Attributes:
-        generation: Highest that a command came with.
+        generation: Highest that a manager came with, proved or not.
+        proved_generation: Highest of those that had proved themselves.
         forgotten: Keys that are over, oldest first.
     """
 
     generation: int = 0
+    proved_generation: int = 0
     tasks: Mapping[Key, Task] = field(default_factory=lambda: MappingProxyType({}))
     forgotten: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A command came; ``objection`` is why this node can't run it, after a look at users and devices."""
+    """A command came; ``objection`` is why this node can't run it, after a look at users and devices.
+
+    ``is_proved``: of a manager that has proved itself.
+    """
 
     command: m.Start | m.Stop | m.Forget
     at_s: float
     objection: str = ""
+    is_proved: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcomed:
+    """A manager of this generation leads, and has proved itself, or has not."""
+
+    generation: int
+    is_proved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +101,12 @@ class Observed:
     state: m.TaskState
 
 
-Event: TypeAlias = Asked | Observed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unled:
+    """The operator says that no manager led so far; the next one that comes does."""
+
+
+Event: TypeAlias = Asked | Observed | Welcomed | Unled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,24 +147,38 @@ def key_of(named: m.TaskKey) -> Key:
     return named.task_id, named.start
 
 
-def restored(*, generation: int, forgotten: tuple[Key, ...], tasks: tuple[Task, ...]) -> Ledger:
+def restored(*, generation: int, proved_generation: int, forgotten: tuple[Key, ...], tasks: tuple[Task, ...]) -> Ledger:
     """The ledger that a new agent starts with."""
     known = {key_of(task.state): task for task in tasks}
-    return Ledger(generation=generation, forgotten=forgotten, tasks=MappingProxyType(known))
+    return Ledger(
+        generation=generation,
+        proved_generation=proved_generation,
+        forgotten=forgotten,
+        tasks=MappingProxyType(known),
+    )
+
+
+def over_below(ledger: Ledger, *, is_proved: bool) -> int:
+    """The generation below which a manager is over that has proved itself, or has not."""
+    return ledger.proved_generation if is_proved else ledger.generation
 
 
 def step(ledger: Ledger, event: Event) -> tuple[Ledger, tuple[Action, ...]]:
     """The ledger after an event, and what is to be done."""
     if isinstance(event, Observed):
         return _observed(ledger, event.state)
+    if isinstance(event, Welcomed):
+        return _led(ledger, event.generation, is_proved=event.is_proved), ()
+    if isinstance(event, Unled):
+        return replace(ledger, generation=0, proved_generation=0), ()
     command = event.command
     if isinstance(command, m.Forget):
         return _forget(ledger, command)
     # A manager that was replaced may still be connected, and its commands late. FORGET has no generation: only what has
     # ended is forgotten.
-    if command.generation < ledger.generation:
+    if command.generation < over_below(ledger, is_proved=event.is_proved):
         return ledger, ()
-    ledger = replace(ledger, generation=command.generation)
+    ledger = _led(ledger, command.generation, is_proved=event.is_proved)
     if isinstance(command, m.Start):
         return _start(ledger, command, event)
     return _stop(ledger, command, event)
@@ -153,6 +187,14 @@ def step(ledger: Ledger, event: Event) -> tuple[Ledger, tuple[Action, ...]]:
 def shares_in(ledger: Ledger) -> tuple[Share, ...]:
     """Which live task holds what of which GPU."""
     return tuple(share for task in ledger.tasks.values() for share in task.shares)
+
+
+def _led(ledger: Ledger, generation: int, *, is_proved: bool) -> Ledger:
+    if generation < over_below(ledger, is_proved=is_proved):
+        return ledger
+    # What others claimed meanwhile is forgotten with the first that proves itself.
+    proved_generation = generation if is_proved else ledger.proved_generation
+    return replace(ledger, generation=generation, proved_generation=proved_generation)
 
 
 def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[Action, ...]]:

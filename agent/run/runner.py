@@ -70,6 +70,7 @@ class _Kept(Struct, frozen=True, kw_only=True):
 
     generation: int
     forgotten: tuple[tuple[str, int], ...]
+    proved_generation: int = 0  # agents of before knew no proof
 
 
 class Runner:
@@ -114,15 +115,32 @@ class Runner:
         """Every task that is known."""
         return tuple(task.state for task in self.ledger.tasks.values())
 
-    def take(self, command: m.Start | m.Stop | m.Forget) -> None:
-        """Carry out a command of the manager.
+    def take(self, command: m.Start | m.Stop | m.Forget, *, is_proved: bool = True) -> None:
+        """Carry out a command of the manager, which has proved itself, or has not.
 
         Raises:
             OSError: it could not be written down, and was not done; it may be said again.
         """
         # Judged before the ledger is asked, as that is pure: it does not look at users and devices.
         objection, account = self._judged(command) if isinstance(command, m.Start) else ("", None)
-        self._step(rules.Asked(command=command, at_s=time.time(), objection=objection), account)
+        asked = rules.Asked(command=command, at_s=time.time(), objection=objection, is_proved=is_proved)
+        self._step(asked, account)
+
+    def welcomed(self, generation: int, *, is_proved: bool) -> None:
+        """Note which manager leads.
+
+        Raises:
+            OSError: it could not be written down.
+        """
+        self._step(rules.Welcomed(generation=generation, is_proved=is_proved))
+
+    def forget_generation(self) -> None:
+        """Obey the next manager whatever its generation, as a node that comes from another cluster must.
+
+        Raises:
+            OSError: it could not be written down.
+        """
+        self._step(rules.Unled())
 
     def look(self) -> None:
         """Read the states of the live tasks."""
@@ -353,7 +371,9 @@ class Runner:
     def _restored(self) -> Ledger:
         kept = read_record(self._folder / "ledger.json", _Kept) or _Kept(generation=0, forgotten=())
         tasks = tuple(self._restored_task(key) for key in self._keys())
-        return rules.restored(generation=kept.generation, forgotten=kept.forgotten, tasks=tasks)
+        return rules.restored(
+            generation=kept.generation, proved_generation=kept.proved_generation, forgotten=kept.forgotten, tasks=tasks
+        )
 
     def _restored_task(self, key: Key) -> Task:
         status, recipe = self._status(key), self._recipe(key)
@@ -385,7 +405,7 @@ class Runner:
 
 
 def _worth_keeping(ledger: Ledger) -> _Kept:
-    return _Kept(generation=ledger.generation, forgotten=ledger.forgotten)
+    return _Kept(generation=ledger.generation, proved_generation=ledger.proved_generation, forgotten=ledger.forgotten)
 
 
 def _kill_all(recipe: files.Recipe) -> None:

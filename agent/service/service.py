@@ -121,6 +121,10 @@ class NodeServices:
         # Only after it was obeyed: an order that nobody understands does not make older ones old.
         self._newest[order.name] = age
 
+    def led_by(self, generation: int) -> None:
+        """Forgets orders of later generations: of a manager that was none, now that the true one has proved itself."""
+        self._newest = {name: age for name, age in self._newest.items() if age[0] <= generation}
+
     def metrics(self) -> dict[str, Mapping[str, float]]:
         """The figures of each."""
         return {name: service.metrics() for name, service in self._services.items()}

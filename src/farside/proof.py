@@ -1,6 +1,6 @@
-"""Proofs and message codes of the control protocol, computed with the cluster key. PURE.
+"""Proofs and message codes of two ends that know a key: the cluster's, or a node's token. PURE.
 
-Everything is HMAC-SHA256 under the cluster key with a label of its own, so that nothing computed for one purpose or by
+Everything is HMAC-SHA256 under that key with a label of its own, so that nothing computed for one purpose or by
 one side can be used for another.
 """
 
@@ -19,11 +19,21 @@ class Side(enum.Enum):
 
     BORROWER = "borrower"
     DONOR = "donor"
+    AGENT = "agent"
+    MANAGER = "manager"
 
     @property
     def other(self) -> "Side":
         """The peer's side."""
-        return Side.DONOR if self is Side.BORROWER else Side.BORROWER
+        return _PEERS[self]
+
+
+_PEERS = {
+    Side.BORROWER: Side.DONOR,
+    Side.DONOR: Side.BORROWER,
+    Side.AGENT: Side.MANAGER,
+    Side.MANAGER: Side.AGENT,
+}
 
 
 def key_id(key: bytes) -> bytes:

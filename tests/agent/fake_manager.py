@@ -1,6 +1,7 @@
 """A manager that a test plays: a real WebSocket server, which welcomes, acknowledges and commands."""
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from farside.agent import messages as m
-from farside.agent.protocol import FRAME_BYTES_MAX, PATH, ManagerSide
+from farside.agent.mutual_proof import (
+    CODED_BYTES_MAX,
+    HEADER,
+    NONCE_BYTES,
+    Frames,
+    PlainFrames,
+    answer,
+    key_of,
+    read_offer,
+)
+from farside.agent.protocol import PATH, ManagerSide
+from farside.proof import key_id
 from tests.support.waiting import until
 
 TOKEN = "node-token"
@@ -25,10 +37,13 @@ class FakeManager:
         reports: As they came, with repetitions.
         probed: Answers to PROBE.
         acknowledges: False: it receives reports and says nothing.
+        is_of_before: It knows no proofs, and asks for the token.
+        shown: Tokens that agents sent it.
     """
 
-    def __init__(self, *, generation: int = 1, token: str = TOKEN) -> None:
-        self.generation, self.token = generation, token
+    def __init__(self, *, generation: int = 1, token: str = TOKEN, is_of_before: bool = False) -> None:
+        self.generation, self.token, self.is_of_before = generation, token, is_of_before
+        self.shown: list[str] = []
         self.hellos: list[m.Hello] = []
         self.reports: list[m.Report] = []
         self.probed: list[m.Probed] = []
@@ -38,6 +53,7 @@ class FakeManager:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: Server | None = None
         self._open: dict[ServerConnection, ManagerSide] = {}
+        self._frames: dict[ServerConnection, Frames] = {}
         self.port = 0
 
     @property
@@ -63,7 +79,8 @@ class FakeManager:
                 "127.0.0.1",
                 self.port,
                 process_request=self._admit,
-                max_size=FRAME_BYTES_MAX,
+                process_response=self._prove,
+                max_size=CODED_BYTES_MAX,
                 compression=None,
             )
 
@@ -88,7 +105,7 @@ class FakeManager:
 
         async def do() -> None:
             for connection, side in self._open.items():
-                await connection.send(side.send(message))
+                await self._say(connection, side.send(message))
 
         asyncio.run_coroutine_threadsafe(do(), self._loop).result(10)
 
@@ -114,40 +131,59 @@ class FakeManager:
 
     # ---- serving
 
-    def _admit(self, _: ServerConnection, request: Request) -> Response | None:
-        wanted = f"Bearer {self.token}"
-        status = None
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path != PATH:
-            status = HTTPStatus.NOT_FOUND
-        elif request.headers.get("Authorization") != wanted:
-            status = HTTPStatus.UNAUTHORIZED
-        return None if status is None else _.respond(status, "")
+            return connection.respond(HTTPStatus.NOT_FOUND, "")
+        offered = request.headers.get(HEADER)
+        if self.is_of_before or offered is None:
+            self._frames[connection] = PlainFrames()
+            told = request.headers.get("Authorization", "")
+            self.shown += [told] if told else []
+            is_known = told == f"Bearer {self.token}"
+        else:
+            is_known = read_offer(offered).key_id == key_id(key_of(self.token))
+        if is_known:
+            return None
+        refusal = connection.respond(HTTPStatus.UNAUTHORIZED, "")
+        if not self.is_of_before:
+            refusal.headers[HEADER] = "1"
+        return refusal
+
+    def _prove(self, connection: ServerConnection, request: Request, response: Response) -> None:
+        if connection not in self._frames and response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            offered = read_offer(request.headers[HEADER])
+            shown, self._frames[connection] = answer(key_of(self.token), offered, secrets.token_bytes(NONCE_BYTES))
+            response.headers[HEADER] = shown
+
+    async def _say(self, connection: ServerConnection, frame: str) -> None:
+        await connection.send(self._frames[connection].seal(frame))
 
     async def _converse(self, connection: ServerConnection) -> None:
-        side = ManagerSide()
+        side, frames = ManagerSide(), self._frames[connection]
         with suppress(ConnectionClosed):
-            hello = side.receive(await connection.recv())
+            hello = side.receive(frames.open(await connection.recv()))
             assert isinstance(hello, m.Hello)
-            await connection.send(side.send(m.Welcome(generation=self.generation)))
+            await self._say(connection, side.send(m.Welcome(generation=self.generation)))
             self._open[connection] = side
             self.hellos.append(hello)
             async for frame in connection:
-                report = side.receive(frame)
+                report = side.receive(frames.open(frame))
                 if isinstance(report, m.Probed):
                     self.probed.append(report)
                     continue
                 assert isinstance(report, m.Report)
                 self.reports.append(report)
                 if self.acknowledges:
-                    await connection.send(side.send(m.Ack(seq=report.seq)))
+                    await self._say(connection, side.send(m.Ack(seq=report.seq)))
         self._open.pop(connection, None)
+        self._frames.pop(connection, None)
         await connection.wait_closed()
         self.closed.append((connection.close_code, connection.close_reason or ""))
 
 
 @contextmanager
-def fake_manager(*, generation: int = 1) -> Iterator[FakeManager]:
-    manager = FakeManager(generation=generation)
+def fake_manager(*, generation: int = 1, is_of_before: bool = False) -> Iterator[FakeManager]:
+    manager = FakeManager(generation=generation, is_of_before=is_of_before)
     manager.begin()
     try:
         yield manager

@@ -24,6 +24,9 @@ from farside.agent.run.ledger import (
     Remove,
     Signal,
     Tell,
+    Unled,
+    Welcomed,
+    over_below,
     shares_in,
     step,
 )
@@ -32,8 +35,10 @@ from tests.agent.frames import SPEC, start
 devices = st.builds(Device, st.integers(0, 2), st.sampled_from(["", "", "MIG-a", "MIG-b"]))
 
 
-def asked(command: m.Start | m.Stop | m.Forget, *, objection: str = "", at_s: float = 10.0) -> Asked:
-    return Asked(command=command, at_s=at_s, objection=objection)
+def asked(
+    command: m.Start | m.Stop | m.Forget, *, objection: str = "", at_s: float = 10.0, is_proved: bool = True
+) -> Asked:
+    return Asked(command=command, at_s=at_s, objection=objection, is_proved=is_proved)
 
 
 def stop(task_id: str = "1.0", nth: int = 1, *, generation: int = 1) -> m.Stop:
@@ -168,6 +173,41 @@ def test_a_task_that_ended_is_removed_when_the_manager_says_so() -> None:
     assert actions == (Remove(key=("1.0", 1)),)
 
 
+@pytest.mark.parametrize(
+    "poison", [Welcomed(generation=3000, is_proved=False), asked(stop(generation=3000), is_proved=False)]
+)
+def test_a_generation_that_no_proved_manager_had_is_forgotten_with_the_next_that_proves_itself(poison: Event) -> None:
+    """[H2] A program in the manager's place said 3000, and the node refused its manager for ever."""
+    poisoned, _ = after(asked(start("1.0", generation=7)), poison)
+
+    ledger, actions = after(asked(stop("1.0", generation=8)), ledger=poisoned)
+
+    assert over_below(poisoned, is_proved=False) == 3000
+    assert isinstance(actions[0], Signal)
+    assert (ledger.generation, ledger.proved_generation) == (8, 8)
+
+
+def test_a_proved_manager_that_was_replaced_stays_refused_whatever_an_unproved_one_said() -> None:
+    poisoned, _ = after(asked(start(generation=7)), Welcomed(generation=3000, is_proved=False))
+
+    ledger, actions = after(asked(start("2.0", generation=6)), ledger=poisoned)
+
+    assert (ledger, actions) == (poisoned, ())
+
+
+def test_an_unproved_manager_is_fenced_by_every_generation() -> None:
+    ledger, actions = after(asked(start(generation=7)), asked(start("2.0", generation=6), is_proved=False))
+
+    assert (actions, ledger.generation) == ((), 7)
+
+
+def test_a_node_that_is_told_to_forget_its_generation_obeys_the_next_manager() -> None:
+    ledger, actions = after(asked(start(generation=7)), Unled(), asked(stop("1.0", generation=1)))
+
+    assert isinstance(actions[0], Signal)
+    assert ledger.generation == 1
+
+
 @pytest.mark.parametrize("late", [start(generation=4), stop(generation=4)])
 def test_a_command_of_an_older_generation_does_nothing(late: m.Start | m.Stop) -> None:
     before, _ = after(asked(start("9.0", generation=5)))
@@ -221,14 +261,23 @@ class LedgerMachine(RuleBasedStateMachine):
             assert key in self.removed
             assert not before.tasks[key].is_live
 
-    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3), held=st.lists(devices, max_size=3))
-    def start(self, task_id: str, nth: int, generation: int, held: list[Device]) -> None:
+    @rule(
+        task_id=task_ids, nth=nths, generation=st.integers(1, 3), held=st.lists(devices, max_size=3),
+        is_proved=st.booleans(),
+    )  # fmt: skip
+    def start(self, task_id: str, nth: int, generation: int, held: list[Device], is_proved: bool) -> None:
         spec = msgspec.structs.replace(SPEC, gpus=tuple(one.gpu for one in held), parts=parts_of(held))
-        self.take(asked(start(task_id, nth, generation=generation, spec=spec)))
+        self.take(asked(start(task_id, nth, generation=generation, spec=spec), is_proved=is_proved))
 
-    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3))
-    def stop(self, task_id: str, nth: int, generation: int) -> None:
-        self.take(asked(stop(task_id, nth, generation=generation)))
+    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3), is_proved=st.booleans())
+    def stop(self, task_id: str, nth: int, generation: int, is_proved: bool) -> None:
+        self.take(asked(stop(task_id, nth, generation=generation), is_proved=is_proved))
+
+    @rule(generation=st.integers(1, 3), is_proved=st.booleans())
+    def welcome(self, generation: int, is_proved: bool) -> None:
+        proved = self.ledger.proved_generation
+        self.take(Welcomed(generation=generation, is_proved=is_proved))
+        assert self.ledger.proved_generation == (max(proved, generation) if is_proved else proved)
 
     @rule(task_id=task_ids, nth=nths)
     def forget(self, task_id: str, nth: int) -> None:

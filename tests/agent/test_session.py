@@ -1,77 +1,19 @@
 """The connection to the manager, in this process: it ends when it is told to, at whatever moment that is."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from farside.agent import messages as m
-from farside.agent.session import ManagerAddress, Node, Session
-from farside.clock import RealClock
-from farside.tls import TlsFiles
-from tests.agent.fake_manager import TOKEN, FakeManager, fake_manager
-from tests.agent.frames import HELLO
-
-
-class Hurried(RealClock):
-    """Short waits are a turn of the loop, so that a test can count the turns up to any moment in them."""
-
-    async def sleep_until_s(self, when_s: float) -> None:
-        if when_s - self.now_s() < 0.05:
-            await asyncio.sleep(0)
-        else:
-            await super().sleep_until_s(when_s)
-
-
-async def no_problem(probe: m.Probe) -> m.Probed:
-    return m.Probed(probe_id=probe.probe_id)
-
-
-def session(
-    folder: Path, manager: FakeManager, *, probe: Callable[[m.Probe], Awaitable[m.Probed]] = no_problem
-) -> Session:
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(TOKEN)
-
-    async def read() -> m.Reading:
-        return m.Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
-
-    async def no_power_off(order: m.PowerOff) -> None:
-        raise AssertionError(order)
-
-    return Session(
-        ManagerAddress(url=manager.url, token_file=token, tls=TlsFiles()),
-        Node(
-            hello=lambda: HELLO,
-            read=read,
-            take=lambda _: None,
-            probe=probe,
-            donors=lambda _: None,
-            lending=lambda _: None,
-            service=lambda _: None,
-            power_off=no_power_off,
-            seen_generation=lambda: 0,
-        ),
-        clock=Hurried(),
-        rng=Random(1),
-        period_s=60.0,
-        reconnect_s=0.1,
-    )
-
-
-async def until_connected(made: Session) -> None:
-    async with asyncio.timeout(30):
-        while not made.is_connected:
-            await asyncio.sleep(0.005)
+from tests.agent.fake_manager import FakeManager, fake_manager
+from tests.agent.one_session import session, until_connected
 
 
 @pytest.mark.parametrize("turns", range(16))
 def test_a_session_that_is_told_to_end_right_after_news_ends(tmp_path: Path, turns: int) -> None:
     async def scene(manager: FakeManager) -> bool:
-        made = session(tmp_path, manager)
+        made = session(tmp_path, manager.url)
         running = asyncio.ensure_future(made.run())
         await until_connected(made)
         while not manager.reports:
@@ -91,7 +33,7 @@ def test_a_session_that_is_told_to_end_right_after_news_ends(tmp_path: Path, tur
 
 def test_a_manager_that_is_not_there_is_told_and_tried_again(tmp_path: Path) -> None:
     async def scene(manager: FakeManager) -> str:
-        made = session(tmp_path, manager)
+        made = session(tmp_path, manager.url)
         await asyncio.to_thread(manager.vanish)
         running = asyncio.ensure_future(made.run())
         async with asyncio.timeout(30):
@@ -115,7 +57,7 @@ def test_a_folder_that_cannot_be_asked_about_costs_no_connection(tmp_path: Path)
         return m.Probed(probe_id=probe.probe_id, made="relative")  # which no frame may say
 
     async def scene(manager: FakeManager) -> int:
-        running = asyncio.ensure_future(session(tmp_path, manager, probe=failing).run())
+        running = asyncio.ensure_future(session(tmp_path, manager.url, probe=failing).run())
         async with asyncio.timeout(30):
             await asyncio.to_thread(manager.until_hellos, 1)
             await asyncio.to_thread(manager.send, m.Probe(probe_id="7", step="see", user="a", path="/a", mark="m"))

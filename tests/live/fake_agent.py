@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from farside.agent import messages as m
 from farside.agent import protocol
+from farside.agent.line import Line, open_proved_line
 
 Key = tuple[str, int]
 
@@ -73,9 +73,8 @@ class FakeNode:
 
     @asynccontextmanager
     async def connected(self, url: str, token: str) -> AsyncIterator["FakeSession"]:
-        headers = {"Authorization": f"Bearer {token}"}
-        async with connect(f"{url}{protocol.PATH}", additional_headers=headers, max_size=1 << 20) as socket:
-            session = FakeSession(self, socket)
+        async with open_proved_line(url, token) as line:
+            session = FakeSession(self, line)
             await session.begin()
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(session.listen())
@@ -98,22 +97,22 @@ class FakeNode:
 
 
 class FakeSession:
-    def __init__(self, node: FakeNode, socket: ClientConnection) -> None:
+    def __init__(self, node: FakeNode, line: Line) -> None:
         self.node = node
-        self.socket = socket
+        self.line = line
         self.side = protocol.AgentSide(seen_generation=node.generation)
         self.acked = 0
 
     async def begin(self) -> None:
-        await self.socket.send(self.side.send(self.node.hello()))
-        welcome = self.side.receive(await self.socket.recv())
+        await self.line.send(self.side.send(self.node.hello()))
+        welcome = self.side.receive(await self.line.receive())
         assert isinstance(welcome, m.Welcome)
         self.node.generation = welcome.generation
 
     async def listen(self) -> None:
         with suppress(ConnectionClosed):
-            async for frame in self.socket:
-                message = self.side.receive(frame)
+            while True:
+                message = self.side.receive(await self.line.receive())
                 if isinstance(message, m.Ack):
                     self.acked = message.seq
                     continue
@@ -160,7 +159,7 @@ class FakeSession:
             seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks,
             loans=node.loans, donor=node.donor, swap=node.swap,
         )  # fmt: skip
-        await self.socket.send(self.side.send(report))
+        await self.line.send(self.side.send(report))
 
     async def exit(self, key: Key, code: int = 0) -> None:
         self.node.exit(key, code)

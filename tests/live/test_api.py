@@ -83,6 +83,7 @@ async def an_api(
     only_uid: int | None = None,
     queue_limits: QueueLimits = NO_LIMITS,
     operators: frozenset[str] = frozenset(),
+    takes_unproved: bool = True,
 ) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
@@ -90,7 +91,7 @@ async def an_api(
     made = {role: add_token(tokens, "carl", role) for role in Role}
     log = LiveLog(store, folder)
     callers = Callers(tokens, operators, os.geteuid(), WebSessions(session_key(folder)))
-    sessions = AgentSessions(log, callers, 60.0)
+    sessions = AgentSessions(log, callers, 60.0, takes_unproved=takes_unproved)
     power = LivePower(PowerSetup(policy=NOBODY, is_dry_run=False), log, sessions, folder)
     app = make_app(
         Context(

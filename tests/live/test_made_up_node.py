@@ -40,7 +40,7 @@ def revoked(manager: Manager) -> str:
     [
         (for_any_node, "`farside token n1` makes"),
         (of_another_node, "may not speak for node n1"),
-        (revoked, "refuses this node's token"),
+        (revoked, "this token is not known here"),
     ],
 )
 def test_a_node_that_nobody_let_in_gets_no_job_and_no_donors(

@@ -45,7 +45,7 @@ async def with_nodes(manager: Manager, nodes: list[FakeNode], act: Callable[[], 
         while True:
             try:
                 async with node.connected(manager.url, manager.node_token(node.name)) as session:
-                    await session.socket.wait_closed()
+                    await session.line.connection.wait_closed()
             except (OSError, ConnectionClosed, InvalidStatus):
                 pass
             await asyncio.sleep(0.1)
@@ -226,8 +226,8 @@ def test_a_silent_node_is_lost_and_its_job_starts_elsewhere_and_the_old_one_is_s
 async def session_error(node: FakeNode, url: str, token: str) -> str:
     try:
         async with node.connected(url, token) as session:
-            await session.socket.wait_closed()
-            return str(session.socket.close_reason)
+            await session.line.connection.wait_closed()
+            return str(session.line.connection.close_reason)
     except InvalidStatus as error:
         return f"HTTP {error.response.status_code}"
     except ConnectionClosed as error:
@@ -241,7 +241,7 @@ def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> 
             async with FakeNode("n0").connected(manager.url, manager.node_token()) as session:
                 wrong = await session_error(FakeNode("n1"), manager.url, "wrong")
                 twice = await session_error(FakeNode("n0", boot_id="another"), manager.url, manager.node_token())
-                assert wrong == "HTTP 403"
+                assert wrong == "HTTP 401"
                 assert twice == "another machine is connected as n0; give one of them another name"
                 await says_version(session)
 
@@ -275,9 +275,9 @@ def test_another_agent_of_the_same_name_waits_until_the_first_is_lost_and_nothin
 
 async def says_version(session: FakeSession) -> None:
     """A frame of a version that nobody speaks yet is refused, and the node that sent it told which are spoken."""
-    await session.socket.send('{"v":99,"type":"report"}')
-    await session.socket.wait_closed()
-    assert "protocol version 99 is not spoken here" in str(session.socket.close_reason)
+    await session.line.send('{"v":99,"type":"report"}')
+    await session.line.connection.wait_closed()
+    assert "protocol version 99 is not spoken here" in str(session.line.connection.close_reason)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -329,9 +329,9 @@ def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) 
 
         async def act() -> None:
             async with FakeNode("n0").connected(manager.url, manager.node_token()) as session:
-                await session.socket.send(b"\x00")
-                await session.socket.wait_closed()
-                assert session.socket.close_reason == "frames of this protocol are text"
+                await session.line.send(b"\x00")
+                await session.line.connection.wait_closed()
+                assert session.line.connection.close_reason == "frames of this protocol are text"
 
         asyncio.run(act())
         assert "Traceback" not in manager.log()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.process import agent, kill, until_connected, write_config
+from tests.agent.process import agent, kill, status, until_connected, write_config
 from tests.live.manager import running_manager
 from tests.live.test_versions import RECORDED
 from tests.support.waiting import until
@@ -26,6 +26,11 @@ def before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     return ("env", f"PYTHONPATH={folder / 'src'}")
 
 
+def accepting(old_manager: tuple[str, ...]) -> dict[str, bool]:
+    """The setting by which an agent of ours obeys a manager of before over ws://: it can't prove itself."""
+    return {"accept_unproved_manager": True} if old_manager else {}
+
+
 def knows_run_as(on: tuple[str, ...]) -> bool:
     """Whether a manager has that setting; older ones refuse nobody."""
     sources = Path(on[-1].removeprefix("PYTHONPATH=")) if on else ROOT / "src"
@@ -40,9 +45,11 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
     told = {} if knows_run_as(old_manager) else {"run_as": None}
     with running_manager(tmp_path / "m", token_submit="true", on=old_manager, **told) as manager:
         (tmp_path / "a").mkdir()
-        config = write_config(tmp_path / "a", manager.url, token=manager.node_token("n1"), declared_gpus=2)
+        token = manager.node_token("n1")
+        config = write_config(tmp_path / "a", manager.url, token=token, declared_gpus=2, **accepting(old_manager))
         with agent(config, on=old_agent):
             until_connected(tmp_path / "a")
+            assert which == "manager" or "a node takes any manager's word" in manager.log()
             well = manager.submit("sh", "-c", "exit 0", cwd=str(tmp_path))
             badly = manager.submit("sh", "-c", "exit 3", cwd=str(tmp_path), gpus=2)
             for job, state in ((well, "done"), (badly, "failed")):
@@ -51,6 +58,28 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
             until(lambda: manager.job(long)["state"] == "running", what="a job that runs", deadline_s=60)
             manager.post("jobs", long, "cancel")
             until(lambda: manager.job(long)["state"] == "cancelled", what="its end", deadline_s=60)
+
+
+@pytest.mark.parametrize("before", ["384bdad"], indirect=True)
+def test_over_ws_one_of_ours_does_without_the_other_of_the_version_before_unless_a_setting_says_so(
+    before: tuple[str, ...], tmp_path: Path
+) -> None:
+    """[H2] What cannot prove itself gets no token and no obedience; and where nodes are up to date, no session."""
+    (tmp_path / "a").mkdir()
+    with running_manager(tmp_path / "m", on=before) as manager:
+        with agent(write_config(tmp_path / "a", manager.url, token=manager.node_token("n1"))):
+            refusal = "the manager cannot prove itself"
+            until(lambda: refusal in status(tmp_path / "a").get("problem", ""), what=refusal, deadline_s=60)
+        nodes = manager.get("nodes")["nodes"]
+    (tmp_path / "b").mkdir()
+    with (
+        running_manager(tmp_path / "m2", accept_unproved_agents="false") as manager,
+        agent(write_config(tmp_path / "b", manager.url, token=manager.node_token("n1")), on=before),
+    ):
+        refusal = "the manager refuses this node's token"
+        until(lambda: refusal in status(tmp_path / "b").get("problem", ""), what=refusal, deadline_s=60)
+
+    assert nodes == []
 
 
 @pytest.mark.parametrize("before", ["384bdad"], indirect=True)

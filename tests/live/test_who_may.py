@@ -10,8 +10,9 @@ from fastapi.routing import iter_route_contexts
 from starlette.types import Message
 
 from farside.agent import protocol
+from farside.agent.mutual_proof import HEADER, NONCE_BYTES, key_of, offer
 from farside.errors import ConfigError
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.caller import Role, add_token, read_tokens
 from farside.scheduler.manager.auth.web_session import COOKIE
 from farside.scheduler.manager.nodes import sessions as sessions_module
 from tests.live.fake_agent import FakeNode
@@ -136,13 +137,15 @@ def test_what_anybody_may_have_says_nothing_of_jobs_or_nodes(method: str, path: 
 
 
 def session_of(
-    api: Api, token: str | None, host: str = "192.0.2.7"
+    api: Api, token: str | None, host: str = "192.0.2.7", *, header: str | None = None, scheme: str = "ws"
 ) -> tuple["asyncio.Future[None]", "asyncio.Queue[Message]"]:
     """A connection that says HELLO for n0, and what it hears."""
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    headers += [] if header is None else [(HEADER.lower().encode(), header.encode())]
     scope = {
         "type": "websocket", "path": SESSION, "raw_path": SESSION.encode(), "headers": headers, "query_string": b"",
-        "scheme": "ws", "client": (host, 4711), "server": ("manager", 80), "subprotocols": [], "state": {},
+        "scheme": scheme, "client": (host, 4711), "server": ("manager", 80), "subprotocols": [], "state": {},
+        "extensions": {"websocket.http.response": {}},
     }  # fmt: skip
     hello = protocol.AgentSide(seen_generation=0).send(FakeNode("n0").hello())
     told: list[Message] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": hello}]
@@ -157,9 +160,9 @@ def session_of(
     return asyncio.ensure_future(api.app(scope, receive, heard.put)), heard
 
 
-async def first_answer(api: Api, token: str | None, host: str = "192.0.2.7") -> Message:
+async def first_answer(api: Api, token: str | None, host: str = "192.0.2.7", **more: str) -> Message:
     """What the manager does with a connection that says HELLO for n0: accepts and closes it, or goes on."""
-    session, heard = session_of(api, token, host)
+    session, heard = session_of(api, token, host, **more)
     first = await heard.get()
     if first["type"] == "websocket.accept":
         joined = asyncio.ensure_future(until_joined(api))
@@ -205,6 +208,63 @@ def test_on_the_unix_socket_root_is_a_node_without_a_token_and_a_user_is_none(ui
             answer = await first_answer(api, None, f"uid:{uid}")
 
             assert (answer["type"] == "joined") == (uid == 0), answer
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "line"),
+    [
+        ("1 nonsense", 400, "no proof"),
+        ("9 0 0", 400, "version 9 of the proof is not spoken here"),
+        (offer(key_of("unknown"), b"n" * NONCE_BYTES).text, 401, "this token is not known here"),
+    ],
+)
+def test_an_offer_that_proves_nothing_is_refused_before_a_session(
+    header: str, status: int, line: str, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            session, heard = session_of(api, None, header=header)
+            answer, body = await heard.get(), await heard.get()
+            await asyncio.wait((session,))
+
+            assert (answer["type"], answer["status"]) == ("websocket.http.response.start", status)
+            assert line in body["body"].decode()
+            assert (HEADER.lower().encode(), b"1") in answer["headers"]
+
+    asyncio.run(test())
+
+
+def test_a_hello_without_the_code_of_the_key_that_was_offered_is_hung_up_on(tmp_path: Path) -> None:
+    """[H2] Whoever saw an offer on the wire may send it again, and gets no further."""
+
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            header = offer(key_of(api.node_token("n0")), b"n" * NONCE_BYTES).text
+
+            answer = await first_answer(api, None, header=header)
+
+            assert (answer["type"], answer["code"]) == ("websocket.close", protocol.CloseCode.FORBIDDEN)
+            assert "no code of the peer that proved itself" in answer["reason"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "joins"), [("ws", "192.0.2.7", False), ("wss", "192.0.2.7", True), ("ws", "uid:0", True)]
+)
+def test_agents_that_send_their_token_in_the_clear_may_be_refused(
+    scheme: str, host: str, joins: bool, tmp_path: Path
+) -> None:
+    """[H2] Agents of the version before give their token to any program on the manager's port."""
+
+    async def test() -> None:
+        async with an_api(tmp_path, takes_unproved=False) as api:
+            answer = await first_answer(api, api.node_token("n0"), host, scheme=scheme)
+
+            assert (answer["type"] == "joined") == joins, answer
+            assert joins or answer["status"] == 403
 
     asyncio.run(test())
 
@@ -264,3 +324,14 @@ def test_no_token_is_made_for_any_node(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a token needs a name"):
         add_token(tmp_path / "tokens.toml", name, Role.NODE)
     assert not (tmp_path / "tokens.toml").exists()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o602])
+def test_a_tokens_file_that_others_may_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+    """[H2] A hash in it is the key by which the manager proves itself."""
+    file = tmp_path / "tokens.toml"
+    add_token(file, "n0", Role.NODE)
+    file.chmod(mode)
+
+    with pytest.raises(ConfigError, match=rf"{file}: others may read or change it; chmod 600 {file}"):
+        read_tokens(file)

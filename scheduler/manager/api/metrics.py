@@ -69,6 +69,8 @@ class ManagerCollector:
         yield counter, "log_entries", "Entries of the log.", state.seq
         yield gauge, "generation", "Grows with each scheduler process that takes the lead.", state.generation
         yield gauge, "agents_connected", "Agents that are connected to this manager.", sessions.connected
+        text = "Connected agents that take any manager's word: they are of a version before."
+        yield gauge, "agents_unproved", text, sessions.unproved
         yield gauge, "page_streams", "Pages that are open and follow.", self._context.overviews.streams
         yield gauge, "longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)
         text = "1 while this manager's scheduler process leads and answers."

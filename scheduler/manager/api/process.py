@@ -12,6 +12,7 @@ from socket import socket
 
 import uvicorn
 
+from farside.agent.mutual_proof import CODED_BYTES_MAX
 from farside.config import ManagerConfig
 from farside.config.check import names_in
 from farside.endpoint import parse_endpoint
@@ -42,7 +43,6 @@ from farside.scrape import serve_metrics
 # How long a thread of Python may run before another gets the interpreter.
 SWITCH_S = 5e-4
 MOVE_SHARE = 0.5  # of the time to empty a node: for its borrowers to move what they have
-_FRAME_BYTES = 1 << 20
 
 _log = get_log("manager")
 
@@ -106,7 +106,10 @@ def _context(config: ManagerConfig) -> Context:
         WebSessions(session_key(config.state_dir)),
         munge_socket=config.munge_socket if config.auth == "munge" else None,
     )  # fmt: skip
-    sessions = AgentSessions(log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE)
+    sessions = AgentSessions(
+        log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE,
+        takes_unproved=config.accept_unproved_agents,
+    )  # fmt: skip
     return Context(
         log=log,
         callers=callers,
@@ -146,7 +149,7 @@ def _server(app: object, connections: Connections, secure: ssl.SSLContext | None
     return _Server(
         uvicorn.Config(
             app, http=partial(LimitedProtocol, connections=connections),  # type: ignore[arg-type]
-            ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
+            ws=AgentSocketProtocol, ws_max_size=CODED_BYTES_MAX, ws_ping_interval=10.0,
             ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
             server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
             ssl_context_factory=None if secure is None else lambda *_: secure,

@@ -21,9 +21,12 @@ How it works
 import asyncio
 import hashlib
 import hmac
+import os
 import pwd
+import re
 import secrets
 import socket
+import stat
 import struct
 import time
 import tomllib
@@ -39,6 +42,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from farside.errors import ConfigError
 from farside.munge import SCHEME
+from farside.proof import key_id
 from farside.scheduler.manager.auth.certificate import named_in
 from farside.scheduler.manager.auth.munge_user import uid_of
 from farside.scheduler.manager.auth.web_session import COOKIE, WebSessions, marks_of
@@ -46,7 +50,9 @@ from farside.scheduler.manager.auth.web_session import COOKIE, WebSessions, mark
 # struct ucred of socket(7): pid, uid, gid.
 _UCRED = struct.Struct("3i")
 _PEER = "uid:"
+_HASH = re.compile("[0-9a-f]{64}")
 _MET = "farside.caller"  # in the scope of a request whose credential was opened
+PROVED_KEY = "farside.key"  # in the scope of an agent's session: hash of the token that it has proved to have
 CERTIFICATE = "certificate"
 
 
@@ -145,6 +151,7 @@ class Callers:
         self._own_uid = own_uid
         self._stamp: tuple[int, int] | None = None
         self._tokens: Mapping[str, Caller] = {}
+        self._keys: Mapping[bytes, bytes] = {}  # by their names
         self._marks: Mapping[str, str] = {}
         self._refresh()
 
@@ -154,6 +161,9 @@ class Callers:
         Raises:
             HTTPException: 401, it is nobody; 403, another site's page sent it here.
         """
+        proved = connection.scope.get(PROVED_KEY)
+        if isinstance(proved, str):
+            return self._of_hash(proved)
         client = connection.client
         if client is not None and client.host.startswith(_PEER):
             refuse_other_sites(connection)
@@ -246,6 +256,18 @@ class Callers:
         self._refresh()
         return self._stamp
 
+    def key_named(self, key_id: bytes) -> bytes | None:
+        """The key of the token that an agent names without giving it away; None: there is none."""
+        self._refresh()
+        return self._keys.get(key_id)
+
+    def _of_hash(self, token_hash: str) -> Caller:
+        self._refresh()
+        caller = self._tokens.get(token_hash)
+        if caller is None:
+            raise unknown_caller("this token is not known here")
+        return caller
+
     def of_token(self, token: str) -> Caller | None:
         """The caller that a token is for."""
         self._refresh()
@@ -258,13 +280,14 @@ class Callers:
         try:
             status = self._file.stat()
         except FileNotFoundError:
-            self._stamp, self._tokens, self._marks = None, {}, {}
+            self._stamp, self._tokens, self._marks, self._keys = None, {}, {}, {}
             return
         # Both, as two writes may fall into one tick of the file system's clock.
         stamp = status.st_mtime_ns, status.st_size
         if stamp != self._stamp:
             self._tokens = read_tokens(self._file)
             self._marks = marks_of(self._tokens)
+            self._keys = {key_id(key): key for key in map(bytes.fromhex, self._tokens)}
             self._stamp = stamp
 
 
@@ -302,13 +325,17 @@ def read_tokens(file: Path) -> Mapping[str, Caller]:
     """The callers of a tokens' file by the hash of their token: ``[[token]]`` with name, role, sha256.
 
     Raises:
-        ConfigError: It can't be read, or an entry is not right.
+        ConfigError: It can't be read, others may read or change it, or an entry is not right.
     """
     try:
-        rows = tomllib.loads(file.read_text()).get("token", [])
+        with file.open("rb") as stream:
+            # Whoever reads a hash can pose as the manager to that node. [H2]
+            if os.fstat(stream.fileno()).st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+                raise ConfigError(f"{file}: others may read or change it", hint=f"chmod 600 {file}")
+            rows = tomllib.load(stream).get("token", [])
         found: dict[str, Caller] = {}
         for number, row in enumerate(rows, 1):
-            if set(row) != {"name", "role", "sha256"} or len(row["sha256"]) != 64:
+            if set(row) != {"name", "role", "sha256"} or not _HASH.fullmatch(row["sha256"]):
                 raise ConfigError(f"{file}: token {number}: needs name, role and sha256", hint="see `farside token`")
             found[row["sha256"]] = Caller(name=row["name"], role=Role(row["role"]))
     except (OSError, ValueError, AttributeError, TypeError) as error:

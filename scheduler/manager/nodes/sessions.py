@@ -5,7 +5,6 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI, HTTPException
@@ -21,6 +20,7 @@ from farside.scheduler.manager.model.event import Event, NodeLost
 from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes import services
+from farside.scheduler.manager.nodes.agent_connection import AgentConnection, let_in
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
 from farside.scheduler.manager.store.presence import tell
@@ -54,7 +54,7 @@ class _Session:
         problems: By service, why its last state could not be read.
     """
 
-    socket: WebSocket
+    connection: AgentConnection
     side: protocol.ManagerSide
     line: AgentLine
     changed: asyncio.Event
@@ -68,12 +68,21 @@ class AgentSessions:
     """All connected agents.
 
     ``node_timeout_s``: a node that is silent for so long is lost. ``move_s``: borrowers of a node that is to sleep get
-    so long to move what they have there.
+    so long to move what they have there. ``takes_unproved``: agents of the version before may come over ws://.
     """
 
-    def __init__(self, log: LiveLog, callers: Callers, node_timeout_s: float, *, move_s: float = 900.0) -> None:
+    def __init__(
+        self,
+        log: LiveLog,
+        callers: Callers,
+        node_timeout_s: float,
+        *,
+        move_s: float = 900.0,
+        takes_unproved: bool = True,
+    ) -> None:
         self._log = log
         self._callers = callers
+        self._takes_unproved = takes_unproved
         self._node_timeout_s = node_timeout_s
         self._move_s = move_s
         self._sessions: dict[str, _Session] = {}
@@ -116,29 +125,27 @@ class AgentSessions:
         """Agents that are connected here."""
         return len(self._sessions)
 
+    @property
+    def unproved(self) -> int:
+        """Connected agents that sent their token without asking for the manager's proof."""
+        return sum(not one.connection.is_proved for one in self._sessions.values())
+
     def serve(self, app: FastAPI) -> None:
         """Adds the route."""
 
         @app.websocket(protocol.PATH)
         async def session(socket: WebSocket) -> None:
-            try:
-                caller = self._callers.of(socket)
-            except HTTPException as error:
-                # A close before accept is an HTTP 403 to the agent, without the reason; RFC 6455 §5.5 limits the reason
-                # to 123 bytes.
-                await socket.close(POLICY_VIOLATION, str(error.detail)[: protocol.REASON_BYTES_MAX])
+            connection = await let_in(socket, self._callers, takes_unproved=self._takes_unproved)
+            if connection is None:
                 return
-            await socket.accept()
             try:
-                await self._converse(socket, caller)
+                await self._converse(connection)
             except RemoteProtocolError as error:
-                _log.warning("hung up on an agent", caller=caller.name, reason=error)
-                with suppress(RuntimeError):
-                    await socket.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
+                _log.warning("hung up on an agent", address=_address_of(socket), reason=error)
+                await connection.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
             except FarsideError as error:  # the store is full, or gone: the agent keeps what it has to tell
-                _log.error("hung up on an agent", caller=caller.name, reason=error)
-                with suppress(RuntimeError):
-                    await socket.close(INTERNAL_ERROR, "the manager's store can't be written; come again")
+                _log.error("hung up on an agent", address=_address_of(socket), reason=error)
+                await connection.close(INTERNAL_ERROR, "the manager's store can't be written; come again")
             except (WebSocketDisconnect, RuntimeError, TimeoutError):
                 pass  # it is gone, or never said HELLO; starlette says RuntimeError when we speak after that
             except asyncio.CancelledError:
@@ -185,16 +192,14 @@ class AgentSessions:
     async def _hang_up_on_revoked(self, session: _Session) -> None:
         hello = session.line.hello
         try:
-            caller = self._callers.of(session.socket)
-            refusal = self._may_not_speak(hello, caller)
+            refusal = self._may_not_speak(hello, self._callers.of(session.connection.socket))
         except HTTPException as error:
             refusal = str(error.detail)
         except FarsideError:
             return  # not readable just now: said above, and looked at again when it has changed
         if refusal:
             _log.warning("hung up on an agent: its token counts no more", node=hello.node, reason=refusal)
-            with suppress(RuntimeError):
-                await session.socket.close(protocol.CloseCode.FORBIDDEN, refusal[: protocol.REASON_BYTES_MAX])
+            await session.connection.close(protocol.CloseCode.FORBIDDEN, refusal)
 
     def _lost(self, now_s: float) -> Iterator[Event]:
         for node in list(self._log.state.nodes.values()):
@@ -226,35 +231,45 @@ class AgentSessions:
 
     # ------------------------------------------------------------------ one session
 
-    async def _converse(self, socket: WebSocket, caller: Caller) -> None:
+    async def _converse(self, connection: AgentConnection) -> None:
         side = protocol.ManagerSide()
         async with asyncio.timeout(HELLO_LIMIT_S):
-            hello = side.receive(await _frame(socket))
+            hello = side.receive(await connection.receive())
         assert isinstance(hello, m.Hello)
-        self._admit(hello, caller)
-        line, changed = AgentLine(hello, _address_of(socket), move_s=self._move_s), asyncio.Event()
+        # Asked for now and not before: a proof over ws:// is complete with the code of this frame.
+        self._admit(hello, self._caller_of(connection))
+        line, changed = AgentLine(hello, _address_of(connection.socket), move_s=self._move_s), asyncio.Event()
         # The new session takes the place of the older one before anything is awaited; otherwise two of one node could
         # both believe to be the only one.
         older = self._sessions.get(hello.node)
         session = self._sessions[hello.node] = _Session(
-            socket=socket, side=side, line=line, changed=changed, asker=checkpoint.Asker(changed.set),
+            connection=connection, side=side, line=line, changed=changed, asker=checkpoint.Asker(changed.set),
             sensed=None if older is None else older.sensed,
         )  # fmt: skip
         try:
             if older is not None:
-                with suppress(RuntimeError):
-                    await older.socket.close(GOING_AWAY, "another connection of this node")
+                await older.connection.close(GOING_AWAY, "another connection of this node")
             # In the log and in the state before WELCOME: the first commands rest on what the agent has just said.
             await self._log.write(line.joined(self._log.state), f"node {line.node}")
             await self._wait_for_lead()
-            await socket.send_text(side.send(m.Welcome(generation=self._log.state.generation)))
+            await connection.send(side.send(m.Welcome(generation=self._log.state.generation)))
             _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
+            if not connection.is_proved:
+                _log.warning(
+                    "a node takes any manager's word", node=line.node, hint="update its Farside, or use wss://"
+                )
             await self._both_ways(session)
         finally:
             # A session that was replaced must not remove its successor, nor say that the node fell silent.
             if self._sessions.get(hello.node) is session:
                 del self._sessions[hello.node]
                 self._heard_s[hello.node] = self._log.clock.now_s()
+
+    def _caller_of(self, connection: AgentConnection) -> Caller:
+        try:
+            return self._callers.of(connection.socket)
+        except HTTPException as error:  # it was taken away just now
+            raise RemoteProtocolError(str(error.detail), code=protocol.CloseCode.FORBIDDEN) from error
 
     def _admit(self, hello: m.Hello, caller: Caller) -> None:
         refusal = self._may_not_speak(hello, caller)
@@ -325,7 +340,7 @@ class AgentSessions:
     async def _receive(self, session: _Session) -> None:
         line = session.line
         while True:
-            report = session.side.receive(await _frame(session.socket))
+            report = session.side.receive(await session.connection.receive())
             if isinstance(report, m.Probed):
                 session.asker.answered(report)
                 continue
@@ -336,7 +351,7 @@ class AgentSessions:
             await self._log.write(events, f"node {line.node}")
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
-            await session.socket.send_text(session.side.send(m.Ack(seq=report.seq)))
+            await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
 
@@ -362,7 +377,7 @@ class AgentSessions:
                 except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there
                     _log.error("a command can't be sent", node=line.node, reason=error)
                     continue
-                await session.socket.send_text(frame)
+                await session.connection.send(frame)
             await session.changed.wait()
 
 
@@ -386,14 +401,6 @@ def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:
         holding=services.holding(report.holding),
         slabs=sum(max(1, loan.slabs) for loan in report.loans) if report.drained is None else report.drained.slabs,
     )
-
-
-async def _frame(socket: WebSocket) -> str:
-    try:
-        return await socket.receive_text()
-    except KeyError:  # what starlette says to a frame of bytes
-        text = "frames of this protocol are text"
-        raise RemoteProtocolError(text, code=protocol.CloseCode.MALFORMED) from None
 
 
 def _address_of(socket: WebSocket) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from farside.config.settings import choice, count, path, seconds, size, text
+from farside.config.settings import choice, count, flag, path, seconds, size, text
 from farside.config.shared import LogSettings, MetricsSettings, NodeSettings, ProcSettings, TlsSettings
 from farside.units import TIB
 
@@ -19,6 +19,8 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
         "Address of the manager: unix:PATH on its own machine, wss://HOST:PORT with TLS, or ws://HOST:PORT")
     token_file: Path = path("/etc/farside/agent.token",
         "Token of this node, readable by its owner only; empty: none, see tls_cert")
+    accept_unproved_manager: bool = flag(False,
+        "Obey a manager over ws:// that cannot prove itself, as those of the version before; it gets the token")
     ca_file: Path = path("", "CA certificates that may sign the manager's certificate; empty: those of the system")
     state_dir: Path = path("/var/lib/farside/agent", "Folder with the records of tasks, which survive a restart")
     run_as: str = choice("submitter", "submitter starter",

@@ -58,6 +58,8 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
     plain_http: bool = flag(False, "Allow TCP without TLS beyond loopback: tokens are sent unencrypted")
     tokens_file: Path = path("/etc/farside/tokens.toml",
         "Tokens of nodes, operators and users, written by `farside token`")
+    accept_unproved_agents: bool = flag(True,
+        "Accept agents of the version before over ws://, which send their token to any program on the manager's port")
     token_submit: bool = flag(False, "Allow submission by token; only if all jobs run as one user, as in a sandbox")
     run_as: str = choice("submitter", "submitter starter",
         "User of a task, see agent.toml. starter: only the manager's own user may use the socket and submit (sandbox)")
