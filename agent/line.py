@@ -32,10 +32,14 @@ class Line:
     Attributes:
         connection: The WebSocket; its own `send` and `recv` would break the codes.
         is_proved: The manager has proved itself.
+        lasting_token: The node's token from now on, if it came by an invitation.
     """
 
-    def __init__(self, connection: ClientConnection, frames: Frames, *, is_proved: bool) -> None:
+    def __init__(
+        self, connection: ClientConnection, frames: Frames, *, is_proved: bool, lasting_token: str = ""
+    ) -> None:
         self.is_proved = is_proved
+        self.lasting_token = lasting_token
         self.connection = connection
         self._frames = frames
         self._sending = asyncio.Lock()
@@ -93,7 +97,7 @@ async def open_line(
 
 
 @asynccontextmanager
-async def open_proved_line(url: str, token: str) -> AsyncIterator[Line]:
+async def open_proved_line(url: str, token: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Line]:
     """A connection to a manager that has proved by the token that it is ours; it does not get the token.
 
     Raises:
@@ -102,9 +106,10 @@ async def open_proved_line(url: str, token: str) -> AsyncIterator[Line]:
     """
     key = key_of(token)
     offered = offer(key, secrets.token_bytes(NONCE_BYTES))
-    async with _connect(url, {HEADER: offered.text}) as connection:
+    async with _connect(url, {HEADER: offered.text}, tls=tls) as connection:
         shown = connection.response.headers.get(HEADER, "") if connection.response is not None else ""
-        yield Line(connection, check_answer(key, offered, shown), is_proved=True)
+        frames = check_answer(key, offered, shown)
+        yield Line(connection, frames, is_proved=True, lasting_token=frames.lasting_token)
 
 
 def _connect(

@@ -363,8 +363,9 @@ class Agent:
             hint = "set token_file, which proves agent and manager to each other, or write wss://"
             raise ConfigError(f"manager {config.manager}: nothing proves who it is without a token", hint=hint)
         return ManagerAddress(
-            url=config.manager, token_file=config.token_file, tls=tls, takes_unproved=config.accept_unproved_manager
-        )
+            url=config.manager, token_file=config.token_file, state_dir=config.state_dir, tls=tls,
+            takes_unproved=config.accept_unproved_manager,
+        )  # fmt: skip
 
     def _make_session(self) -> Session:
         config = self._config

@@ -11,9 +11,14 @@ opening::
 A code is an HMAC under a key of this connection and this direction, over the frame and how many came before it. The
 agent's first one is its proof. So nobody between the two can answer for the manager, replay, change, drop or reorder a
 frame unseen; whoever relays a connection only reads along, as there is no encryption. TLS has that too.
+
+An invitation is a token that is used once. Both sides then compute the node's lasting token from it and from the two
+numbers, so that whoever listened, and whoever finds the invitation later, cannot know it.
 """
 
+import base64
 import hashlib
+import hmac
 import re
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +28,8 @@ from farside.agent.protocol import FRAME_BYTES_MAX, CloseCode, Text
 from farside.errors import RemoteProtocolError
 
 HEADER = "Farside-Proof"
+INVITATION = "invite-"
+"""Each invitation begins so, and no other token."""
 VERSION = "1"
 NONCE_BYTES = 32
 CODED_BYTES_MAX = FRAME_BYTES_MAX + 1 + 2 * proof.CODE_BYTES
@@ -62,9 +69,15 @@ class PlainFrames:
 
 
 class CodedFrames:
-    """Frames with a code each, after both sides have proved that they have the key."""
+    """Frames with a code each, after both sides have proved that they have the key.
+
+    Attributes:
+        lasting_token: What both sides would use from now on, if the key is an invitation's.
+    """
 
     def __init__(self, key: bytes, own: proof.Side, said: bytes) -> None:
+        lasting = hmac.digest(key, b"farside lasting token " + said, "sha256")
+        self.lasting_token = base64.urlsafe_b64encode(lasting).decode().rstrip("=")
         self._sending = proof.Codes(key, own, said)
         self._receiving = proof.Codes(key, own.other, said)
 

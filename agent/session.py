@@ -21,11 +21,11 @@ from websockets.http11 import Response
 from farside.agent import messages as m
 from farside.agent.backoff import backoff_s
 from farside.agent.line import Line, open_line, open_proved_line
-from farside.agent.mutual_proof import HEADER
+from farside.agent.mutual_proof import HEADER, INVITATION
 from farside.agent.near_manager import connect_near
 from farside.agent.outbox import Outbox
 from farside.agent.protocol import AgentSide, close_reason
-from farside.agent.token import read_token
+from farside.agent.token import NodeToken, read_token
 from farside.clock import Clock
 from farside.errors import ConfigError, RemoteProtocolError, first_of
 from farside.log import get_log
@@ -51,15 +51,34 @@ class ManagerAddress:
 
     Attributes:
         url: unix:PATH, ws://HOST:PORT or wss://HOST:PORT.
-        token_file: Bearer token of role node; empty: none. Files are read at each attempt, so that they can be changed.
+        token_file: Token of this node, or an invitation; empty: none. Files are read at each attempt, so that they can
+            be changed.
+        state_dir: Folder for the token that the node gets for an invitation.
         tls: What the manager's certificate is verified by, and our own, if we have one.
         takes_unproved: A manager on ws:// that cannot prove itself is obeyed, and gets the token.
     """
 
     url: str
     token_file: Path
+    state_dir: Path
     tls: TlsFiles
     takes_unproved: bool = False
+
+    def is_invited(self) -> bool:
+        """Whether there is an invitation in the token's file. Raises ConfigError as `read_token` does."""
+        return self.token_file.is_absolute() and self._token.read().startswith(INVITATION)
+
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens to connect by, the most likely first; see `NodeToken.to_try`."""
+        return self._token.to_try()
+
+    def keep_token(self, token: str, *, is_settled: bool) -> None:
+        """Writes down the token that the node got for its invitation; see `NodeToken.keep`."""
+        self._token.keep(self._token.read(), token, is_settled=is_settled)
+
+    @property
+    def _token(self) -> NodeToken:
+        return NodeToken(self.token_file, self.state_dir)
 
 
 def near_path(url: str) -> str:
@@ -150,26 +169,50 @@ class Session:
             async with open_line(NEAR_URL, self._token_headers(is_near=True), is_proved=True, sock=sock) as line:
                 await self._converse(line)
         elif urlsplit(url).scheme == "wss":
-            tls = client_tls(self._manager.tls)
-            async with open_line(url, self._token_headers(), is_proved=True, tls=tls) as line:
-                await self._converse(line)
+            await self._connect_by_tls(url)
         else:
             await self._connect_by_proof(url)
 
+    async def _connect_by_tls(self, url: str) -> None:
+        tls = client_tls(self._manager.tls)
+        if self._manager.is_invited():
+            await self._try_tokens(url, tls)
+            return
+        async with open_line(url, self._token_headers(), is_proved=True, tls=tls) as line:
+            await self._converse(line)
+
     async def _connect_by_proof(self, url: str) -> None:
         try:
-            async with open_proved_line(url, read_token(self._manager.token_file)) as line:
-                await self._converse(line)
-                return
+            await self._try_tokens(url)
+            return
         except InvalidStatus as error:
             # One of the version before asks for a token, and its answer knows nothing of proofs.
             if HEADER in error.response.headers or error.response.status_code not in (401, 403):
                 raise
-        if not self._manager.takes_unproved:
+        if not self._manager.takes_unproved or self._manager.is_invited():
             hint = "update it, write wss://, or set accept_unproved_manager = true for as long as it is not updated"
             raise ConfigError("the manager cannot prove itself: it is of a version before this one, or none", hint=hint)
         async with open_line(url, self._token_headers(), is_proved=False) as line:
             await self._converse(line)
+
+    async def _try_tokens(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+        """Connects by the first token that the manager knows; an invitation is exchanged for a lasting one."""
+        *others, last = self._manager.tokens()
+        for token in others:
+            try:
+                async with open_proved_line(url, token, tls=tls) as line:
+                    await self._converse(line, settles=token)
+                    return
+            except InvalidStatus as error:
+                if error.response.status_code != 401:
+                    raise
+        async with open_proved_line(url, last, tls=tls) as line:
+            if last.startswith(INVITATION):
+                # Before the manager hears of it: from its side the invitation is used then.
+                self._manager.keep_token(line.lasting_token, is_settled=False)
+                await self._converse(line, settles=line.lasting_token)
+            else:
+                await self._converse(line)
 
     def _token_headers(self, *, is_near: bool = False) -> dict[str, str]:
         file = self._manager.token_file
@@ -179,13 +222,15 @@ class Session:
         # Read at each attempt, so that a token can be changed without a restart.
         return {"Authorization": f"Bearer {read_token(file)}"}
 
-    async def _converse(self, line: Line) -> None:
+    async def _converse(self, line: Line, *, settles: str = "") -> None:
         side = AgentSide(seen_generation=self._node.seen_generation(line.is_proved))
         try:
             # HELLO names every task, so the manager learns what it missed before it sends commands.
             await line.send(side.send(self._node.hello()))
             async with asyncio.timeout(WELCOME_LIMIT_S):
                 side.receive(await line.receive())
+            if settles:
+                self._manager.keep_token(settles, is_settled=True)
             self._node.welcomed(side.generation, line.is_proved)
             self.is_connected, self.is_proved, self.last_problem = True, line.is_proved, ""
             _log.info("connected to the manager", manager=self._manager.url, generation=side.generation)

@@ -33,7 +33,7 @@ from farside import admin
 from farside.client.manager_client import ManagerAddress, ManagerClient, UnixConnection
 from farside.errors import FarsideError
 from farside.sandbox.waiting import wait_until
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.processes import PIDS
 

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from farside.client.manager_client import ManagerClient, find_manager
 from farside.sandbox.session import Session, open_sandbox
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs"

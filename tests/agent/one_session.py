@@ -50,7 +50,7 @@ def session(
         raise AssertionError(order)
 
     return Session(
-        ManagerAddress(url=url, token_file=token, tls=TlsFiles(), takes_unproved=takes_unproved),
+        ManagerAddress(url=url, token_file=token, state_dir=folder, tls=TlsFiles(), takes_unproved=takes_unproved),
         Node(
             hello=lambda: HELLO,
             read=read,

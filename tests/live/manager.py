@@ -12,7 +12,7 @@ from typing import Any
 
 from farside.client.manager_client import ManagerAddress, ManagerClient
 from farside.sandbox.settings import PATIENCE
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.scheduler.manager.model.event import Entry
 from farside.scheduler.manager.store.event_store import EventStore
 from tests.support.ports import free_port

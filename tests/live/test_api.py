@@ -16,7 +16,8 @@ from farside.agent.messages import Donor
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import NO_LIMITS, Context
 from farside.scheduler.manager.api.overview_stream import OverviewStreams
-from farside.scheduler.manager.auth.caller import Caller, Callers, Role, add_token
+from farside.scheduler.manager.auth.caller import Caller, Callers
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.scheduler.manager.auth.web_session import WebSessions, session_key
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.queue_quota import QueueLimits
@@ -52,6 +53,10 @@ class Api:
 
     def node_token(self, node: str) -> str:
         return add_token(self._tokens_file, node, Role.NODE)
+
+    def lead(self) -> None:
+        """As if a scheduler process had taken the lead: agents are welcomed once one has."""
+        self.log.state.generation = 1
 
     def token_for_any_node(self) -> str:
         """As versions before made one."""
@@ -90,7 +95,9 @@ async def an_api(
     tokens = folder / "tokens.toml"
     made = {role: add_token(tokens, "carl", role) for role in Role}
     log = LiveLog(store, folder)
-    callers = Callers(tokens, operators, os.geteuid(), WebSessions(session_key(folder)))
+    callers = Callers(
+        tokens, operators, os.geteuid(), WebSessions(session_key(folder)), admissions=lambda: log.state.admissions
+    )
     sessions = AgentSessions(log, callers, 60.0, takes_unproved=takes_unproved)
     power = LivePower(PowerSetup(policy=NOBODY, is_dry_run=False), log, sessions, folder)
     app = make_app(

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from farside.scheduler.manager.api.limit.body_size import COMMON_BYTES, LARGE_MAX, LIMITS_BYTES, NOBODY_BYTES, too_large
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
 from tests.live.test_api import OTHER, Api, api_test

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.manager.auth.caller import Role
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.model.event import AccessRecorded
 from farside.scheduler.manager.view.audit import NOTES_PER_MINUTE, REPEAT_S, AccessGate, split_cause
 from tests.live.test_api import THIRD, Api, an_api

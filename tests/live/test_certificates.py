@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from farside.client.manager_client import ManagerAddress, ManagerClient, find_manager, variable
 from farside.errors import FarsideError
-from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.auth.certificate import named_in
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.tls import TlsFiles, client_tls
 from tests.agent.process import agent, status, write_config
 from tests.live.manager import Manager, running_manager
@@ -67,9 +67,15 @@ def test_a_certificate_says_nothing_of_the_uid_so_nobody_submits_by_it(manager: 
 def test_an_agent_speaks_for_the_node_of_its_certificate_without_a_token(
     manager: Manager, authority: Authority, tmp_path: Path
 ) -> None:
+    """[H3] The CA may have other uses, so an operator accepts the name first."""
     made = authority.make("n1", says="URI:farside://node/n1")
 
     with agent(agent_settings(manager, authority, made, tmp_path)):
+        refusal = "n1 is not known here: `farside node accept n1` lets it in"
+        until(lambda: refusal in str(status(tmp_path).get("problem")), what="a node that waits", deadline_s=60)
+        (row,) = manager.get("admissions")["admissions"]
+        assert (row["name"], row["state"]) == ("n1", "waits")
+        manager.post("admissions", "n1", "accept")
         until(lambda: bool(status(tmp_path).get("connected")), what="a connected agent", deadline_s=60)
 
         assert manager.get("nodes", "n1")["address"] == "127.0.0.1"

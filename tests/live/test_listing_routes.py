@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from farside.scheduler.manager.auth.caller import Role
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.model.event import Ending, HistoryForgotten, JobEnded
 from farside.scheduler.manager.store.transaction import Draft
 from tests.live.test_api import OTHER, THIRD, Api, api_test

@@ -7,7 +7,7 @@ import pytest
 
 from farside.client.manager_client import ManagerAddress, ManagerClient
 from farside.errors import FarsideError
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from tests.agent.process import agent, status, until_connected, write_config
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until

@@ -329,7 +329,7 @@ def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) 
 
         async def act() -> None:
             async with FakeNode("n0").connected(manager.url, manager.node_token()) as session:
-                await session.line.send(b"\x00")
+                await session.line.connection.send(b"\x00")
                 await session.line.connection.wait_closed()
                 assert session.line.connection.close_reason == "frames of this protocol are text"
 

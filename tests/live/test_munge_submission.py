@@ -14,7 +14,7 @@ import pytest
 from farside.client.manager_client import ManagerAddress, ManagerClient, find_manager
 from farside.errors import ConfigError, FarsideError
 from farside.munge import make_credential, request_mark
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.scheduler.manager.model.event import JobSubmitted
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager

@@ -10,7 +10,8 @@ import pytest
 from starlette.types import Message
 
 from farside.scheduler.manager.api.page import FOLDER
-from farside.scheduler.manager.auth.caller import Caller, Role
+from farside.scheduler.manager.auth.caller import Caller
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.auth.web_session import LASTS_S, WebSessions, mark_of, session_key
 from tests.live.test_api import OTHER, THIRD, Api, api_test
 

@@ -12,7 +12,7 @@ from starlette.types import Message
 from farside.agent import protocol
 from farside.agent.mutual_proof import HEADER, NONCE_BYTES, key_of, offer
 from farside.errors import ConfigError
-from farside.scheduler.manager.auth.caller import Role, add_token, read_tokens
+from farside.scheduler.manager.auth.token_file import Role, add_token, read_tokens
 from farside.scheduler.manager.auth.web_session import COOKIE
 from farside.scheduler.manager.nodes import sessions as sessions_module
 from tests.live.fake_agent import FakeNode
@@ -44,6 +44,10 @@ MAY = {
     ("GET", "/v1/nodes/{name}/history"): OPERATOR,
     ("POST", "/v1/nodes/{name}/drain"): OPERATOR,
     ("POST", "/v1/nodes/{name}/undrain"): OPERATOR,
+    ("GET", "/v1/admissions"): OPERATOR,
+    ("POST", "/v1/admissions/{name}/invite"): OPERATOR,
+    ("POST", "/v1/admissions/{name}/accept"): OPERATOR,
+    ("POST", "/v1/admissions/{name}/revoke"): OPERATOR,
     ("GET", "/v1/donors"): PEOPLE,  # a node has its own, test_donors.py; this one's token is for one that is not there
     ("GET", "/v1/power"): PEOPLE,
     ("POST", "/v1/power/{name}/pardon"): OPERATOR,
@@ -58,6 +62,7 @@ SESSION = protocol.PATH  # the one WebSocket: nodes and operators, below
 BODIES: dict[str, dict[str, object]] = {
     "/v1/jobs": {"argv": ["true"]},
     "/v1/nodes/{name}/drain": {},
+    "/v1/admissions/{name}/invite": {},
     "/v1/reservations": {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9},
 }
 NAMES = {"job_id": "1", "name": "n0", "reservation_id": "m1"}

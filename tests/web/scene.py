@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from farside.agent import messages as m
-from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.scheduler.manager.model.event import NodesWanted, PowerChanged
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.store.event_store import EventStore

@@ -11,7 +11,18 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.manager.api import audit, donors, jobs, nodes, overview, page, power, reservations, usage
+from farside.scheduler.manager.api import (
+    admissions,
+    audit,
+    donors,
+    jobs,
+    nodes,
+    overview,
+    page,
+    power,
+    reservations,
+    usage,
+)
 from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.limit.body_size import BodyLimit
@@ -78,7 +89,7 @@ def make_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     app.add_middleware(BodyLimit, callers=context.callers)
-    for part in (jobs, nodes, donors, power, overview, page, reservations, usage, audit):
+    for part in (jobs, nodes, admissions, donors, power, overview, page, reservations, usage, audit):
         app.include_router(part.router)
     app.include_router(router)
     context.sessions.serve(app)

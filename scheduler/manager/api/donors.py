@@ -11,7 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.openapi_document import says
 from farside.scheduler.manager.api.route_arguments import Anyone, Shared
-from farside.scheduler.manager.auth.caller import Caller, Role
+from farside.scheduler.manager.auth.caller import Caller
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.view.overview import Loan, Sensed, show_loans
 

@@ -71,6 +71,10 @@ class ManagerCollector:
         yield gauge, "agents_connected", "Agents that are connected to this manager.", sessions.connected
         text = "Connected agents that take any manager's word: they are of a version before."
         yield gauge, "agents_unproved", text, sessions.unproved
+        text = "Nodes that say that they have more GPUs or memory than anybody vouched for."
+        yield gauge, "nodes_grown", text, sum(bool(node.excess) for node in state.nodes.values())
+        text = "Nodes that wait for `farside node accept`."
+        yield gauge, "nodes_waiting", text, len(sessions.waiting.strangers(state))
         yield gauge, "page_streams", "Pages that are open and follow.", self._context.overviews.streams
         yield gauge, "longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)
         text = "1 while this manager's scheduler process leads and answers."

@@ -19,7 +19,8 @@ from msgspec import Meta, Struct
 from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.body import body_of
 from farside.scheduler.manager.api.route_arguments import Shared
-from farside.scheduler.manager.auth.caller import Role, refuse_other_sites, unknown_caller
+from farside.scheduler.manager.auth.caller import refuse_other_sites, unknown_caller
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.auth.web_session import COOKIE, LASTS_S
 
 FOLDER = Path(__file__).with_name("web")

@@ -105,6 +105,7 @@ def _context(config: ManagerConfig) -> Context:
         config.tokens_file, frozenset(names_in(config.operators)), os.geteuid(),
         WebSessions(session_key(config.state_dir)),
         munge_socket=config.munge_socket if config.auth == "munge" else None,
+        admissions=lambda: log.state.admissions,
     )  # fmt: skip
     sessions = AgentSessions(
         log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE,

@@ -11,7 +11,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
 from farside.scheduler.manager.api.context import Context
-from farside.scheduler.manager.auth.caller import Caller, Role
+from farside.scheduler.manager.auth.caller import Caller
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 
 

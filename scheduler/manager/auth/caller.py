@@ -19,18 +19,12 @@ How it works
 """
 
 import asyncio
-import hashlib
 import hmac
-import os
 import pwd
-import re
-import secrets
 import socket
-import stat
 import struct
 import time
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -40,17 +34,18 @@ from fastapi import HTTPException, Request
 from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from farside.errors import ConfigError
 from farside.munge import SCHEME
 from farside.proof import key_id
 from farside.scheduler.manager.auth.certificate import named_in
 from farside.scheduler.manager.auth.munge_user import uid_of
+from farside.scheduler.manager.auth.token_file import Role, TokenRow, hash_of, read_tokens
 from farside.scheduler.manager.auth.web_session import COOKIE, WebSessions, marks_of
+from farside.scheduler.manager.model.record import Admission
+from farside.units import format_moment
 
 # struct ucred of socket(7): pid, uid, gid.
 _UCRED = struct.Struct("3i")
 _PEER = "uid:"
-_HASH = re.compile("[0-9a-f]{64}")
 _MET = "farside.caller"  # in the scope of a request whose credential was opened
 PROVED_KEY = "farside.key"  # in the scope of an agent's session: hash of the token that it has proved to have
 CERTIFICATE = "certificate"
@@ -63,14 +58,6 @@ class Proof(StrEnum):
     MUNGE = "munge uid"
     TOKEN = "token"  # noqa: S105 - a word
     CERTIFICATE = "certificate"
-
-
-class Role(StrEnum):
-    """Role of a caller: users see and stop their own jobs, operators all; nodes only report."""
-
-    USER = "user"
-    OPERATOR = "operator"
-    NODE = "node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +84,14 @@ class Caller:
         """The caller and the proof as text in the log: ``user ann, uid 1000``, ``operator carl, token``."""
         uid = f" {self.uid}" if self.uid >= 0 else ""
         return f"{self.role} {self.name or '(any)'}, {self.proof}{uid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofKey:
+    """Key by which an agent and this manager prove themselves to each other. ``is_invitation``: it counts once."""
+
+    secret: bytes
+    is_invitation: bool = False
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -142,15 +137,20 @@ class Callers:
         sessions: WebSessions | None = None,
         *,
         munge_socket: Path | None = None,
+        admissions: Callable[[], Mapping[str, Admission]] = dict,
     ) -> None:
-        """Without ``sessions`` no cookie counts, without ``munge_socket`` no credential of munge."""
+        """Without ``sessions`` no cookie counts, without ``munge_socket`` no credential of munge.
+
+        ``admissions``: those of the log, by node.
+        """
+        self._admissions = admissions
         self._munge_socket = munge_socket
         self._file = tokens_file
         self._sessions = sessions
         self._operators = operators
         self._own_uid = own_uid
         self._stamp: tuple[int, int] | None = None
-        self._tokens: Mapping[str, Caller] = {}
+        self._tokens: Mapping[str, TokenRow] = {}  # by hash
         self._keys: Mapping[bytes, bytes] = {}  # by their names
         self._marks: Mapping[str, str] = {}
         self._refresh()
@@ -233,7 +233,7 @@ class Callers:
         refuse_other_sites(connection)
         self._refresh()
         mark = None if self._sessions is None else self._sessions.mark_in(cookie, time.time())
-        caller = self._tokens.get(self._marks.get(mark or "", ""))
+        caller = self._of_row(self._tokens.get(self._marks.get(mark or "", "")))
         if caller is None:
             raise unknown_caller("you are not signed in any more: give your token again")
         # A WebSocket has no method, so a cookie does not open an agent's session either.
@@ -251,30 +251,55 @@ class Callers:
         is_operator = uid == 0 or is_self or name in self._operators
         return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid, proof=proof)
 
-    def tokens_stamp(self) -> tuple[int, int] | None:
-        """What changes whenever the tokens' file does; None without one. Raises ConfigError where it can't be read."""
+    def tokens_stamp(self) -> object:
+        """A value that differs once a token may have ended. Raises ConfigError where the file can't be read."""
         self._refresh()
-        return self._stamp
+        return self._stamp, sum(row.expires_s <= time.time() for row in self._tokens.values())
 
-    def key_named(self, key_id: bytes) -> bytes | None:
-        """The key of the token that an agent names without giving it away; None: there is none."""
+    def key_named(self, name: bytes, now_s: float) -> ProofKey:
+        """The key of the token, or of the invitation, that an agent names without giving it away.
+
+        Raises:
+            HTTPException: 401, there is none.
+        """
         self._refresh()
-        return self._keys.get(key_id)
+        secret = self._keys.get(name)
+        if secret is not None and self._of_row(self._tokens[secret.hex()]) is not None:
+            return ProofKey(secret=secret)
+        for node, admission in self._admissions().items():
+            if admission.key and key_id(bytes.fromhex(admission.key)) == name:
+                return ProofKey(secret=bytes.fromhex(admission.key))
+            if admission.invitation and key_id(bytes.fromhex(admission.invitation)) == name:
+                if admission.expires_s <= now_s:
+                    over = format_moment(admission.expires_s)
+                    raise unknown_caller(f"the invitation ended {over}: `farside node invite {node}` makes another")
+                return ProofKey(secret=bytes.fromhex(admission.invitation), is_invitation=True)
+        raise unknown_caller("this token is not known here; an invitation counts once, `farside node invite` makes one")
 
     def _of_hash(self, token_hash: str) -> Caller:
         self._refresh()
-        caller = self._tokens.get(token_hash)
-        if caller is None:
-            raise unknown_caller("this token is not known here")
-        return caller
+        caller = self._of_row(self._tokens.get(token_hash))
+        if caller is not None:
+            return caller
+        for node, admission in self._admissions().items():
+            if token_hash in (admission.key, admission.invitation):
+                return Caller(name=node, role=Role.NODE)
+        raise unknown_caller("this token is not known here")
 
     def of_token(self, token: str) -> Caller | None:
         """The caller that a token is for."""
         self._refresh()
         given = hash_of(token)
         # All of them are compared: how long it takes says nothing.
-        found = [caller for known, caller in self._tokens.items() if hmac.compare_digest(known, given)]
-        return found[0] if found else None
+        found = [row for known, row in self._tokens.items() if hmac.compare_digest(known, given)]
+        return self._of_row(found[0]) if found else None
+
+    @staticmethod
+    def _of_row(row: TokenRow | None) -> Caller | None:
+        """The caller whose token a row of the file is; None: there is no row, or its time is over."""
+        if row is None or row.expires_s <= time.time():
+            return None
+        return Caller(name=row.name, role=row.role)
 
     def _refresh(self) -> None:
         try:
@@ -285,7 +310,7 @@ class Callers:
         # Both, as two writes may fall into one tick of the file system's clock.
         stamp = status.st_mtime_ns, status.st_size
         if stamp != self._stamp:
-            self._tokens = read_tokens(self._file)
+            self._tokens = {row.sha256: row for row in read_tokens(self._file)}
             self._marks = marks_of(self._tokens)
             self._keys = {key_id(key): key for key in map(bytes.fromhex, self._tokens)}
             self._stamp = stamp
@@ -314,46 +339,3 @@ def refuse_other_sites(connection: HTTPConnection) -> None:
 def unknown_caller(text: str) -> HTTPException:
     """The answer to who is nobody."""
     return HTTPException(401, text, headers={"WWW-Authenticate": "Bearer"})
-
-
-def hash_of(token: str) -> str:
-    """Hash of a token in the tokens' file: the token is random and long, so a plain hash is enough."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def read_tokens(file: Path) -> Mapping[str, Caller]:
-    """The callers of a tokens' file by the hash of their token: ``[[token]]`` with name, role, sha256.
-
-    Raises:
-        ConfigError: It can't be read, others may read or change it, or an entry is not right.
-    """
-    try:
-        with file.open("rb") as stream:
-            # Whoever reads a hash can pose as the manager to that node. [H2]
-            if os.fstat(stream.fileno()).st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-                raise ConfigError(f"{file}: others may read or change it", hint=f"chmod 600 {file}")
-            rows = tomllib.load(stream).get("token", [])
-        found: dict[str, Caller] = {}
-        for number, row in enumerate(rows, 1):
-            if set(row) != {"name", "role", "sha256"} or not _HASH.fullmatch(row["sha256"]):
-                raise ConfigError(f"{file}: token {number}: needs name, role and sha256", hint="see `farside token`")
-            found[row["sha256"]] = Caller(name=row["name"], role=Role(row["role"]))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise ConfigError(f"{file}: {reason}", hint="make tokens by `farside token`") from error
-    return found
-
-
-def add_token(file: Path, name: str, role: Role) -> str:
-    """Makes a token, appends its hash to the file, which only its owner may read, and returns it."""
-    if any(character in name for character in '"\\\n') or not name.isprintable():
-        raise ConfigError(f"'{name:.60}' is not a name of a user or node")
-    if not name.strip():
-        hint = "give each node a token of its own: farside token NAME"
-        raise ConfigError("a token needs a name: there are none for any node", hint=hint)
-    token = secrets.token_urlsafe(32)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch(mode=0o600)
-    with file.open("a") as stream:
-        stream.write(f'[[token]]\nname = "{name}"\nrole = "{role}"\nsha256 = "{hash_of(token)}"\n')
-    return token

@@ -27,6 +27,7 @@ from farside.scheduler.manager.model.record import (
     ACTIVE,
     OVER,
     PHASE_OF_ENDING,
+    Admission,
     LiveJob,
     LiveNode,
     LiveTask,
@@ -180,8 +181,17 @@ def _joined(state: LiveState, event: log.NodeJoined, entry: log.Entry) -> Touche
     else:
         here = {"is_up": True, "lost_reason": "", "address": event.address, "joined_s": entry.at_s}
         now = replace(before, **here, **facts)
-    state.nodes[event.node] = now
+    state.nodes[event.node] = _vouched(now, before or now, state.admissions.get(event.node, Admission()))
     return touched
+
+
+def _vouched(now: LiveNode, before: LiveNode, admission: Admission) -> LiveNode:
+    """The node with what somebody vouched for: its invitation, or what it said before, or what it says at first."""
+    if now.vouched_gpus is not None and now.vouched_memory_bytes is not None:
+        return now
+    gpus = len(before.gpus) if admission.gpus is None else admission.gpus
+    memory_bytes = before.memory_bytes if admission.memory_bytes is None else admission.memory_bytes
+    return replace(now, vouched_gpus=gpus, vouched_memory_bytes=memory_bytes)
 
 
 def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
@@ -205,6 +215,38 @@ def _service_changed(state: LiveState, event: log.ServiceChanged, entry: log.Ent
     if event.node in state.nodes:
         kept = {**state.nodes[event.node].services, event.name: event.raw}
         _change_node(state, event.node, services={name: raw for name, raw in sorted(kept.items()) if raw})
+
+
+def _invited(state: LiveState, event: log.NodeInvited, entry: log.Entry) -> None:
+    figures = {"gpus": event.gpus, "memory_bytes": event.memory_bytes}
+    _admit(
+        state, event.node, entry, invitation=event.key, expires_s=event.expires_s, is_revoked=False, by=event.by,
+        **figures,
+    )  # fmt: skip
+    # Of a node that has joined before: the new figures count, those that were not given are as they were.
+    told = {f"vouched_{name}": value for name, value in figures.items() if value is not None}
+    _change_node(state, event.node, **told)
+
+
+def _keyed(state: LiveState, event: log.NodeKeyed, entry: log.Entry) -> None:
+    _admit(state, event.node, entry, invitation="", expires_s=0.0, key=event.key)
+
+
+def _accepted(state: LiveState, event: log.NodeAccepted, entry: log.Entry) -> None:
+    _admit(state, event.node, entry, is_accepted=True, is_revoked=False, by=event.by)
+    node = state.nodes.get(event.node)
+    if node is not None:
+        _change_node(state, event.node, vouched_gpus=len(node.gpus), vouched_memory_bytes=node.memory_bytes)
+
+
+def _revoked(state: LiveState, event: log.NodeRevoked, entry: log.Entry) -> None:
+    # Its keys go for good: whoever has one of them needs a new invitation, also after the name is accepted again.
+    _admit(state, event.node, entry, invitation="", key="", is_accepted=False, is_revoked=True, by=event.by)
+
+
+def _admit(state: LiveState, node: str, entry: log.Entry, **changed: Any) -> None:
+    before = state.admissions.get(node, Admission())
+    state.admissions = {**state.admissions, node: replace(before, at_s=entry.at_s, **changed)}
 
 
 def _lost(state: LiveState, event: log.NodeLost, entry: log.Entry) -> Touched:
@@ -523,6 +565,10 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.NodeLost: _lost,
     log.DrainRequested: _drain,
     log.UndrainRequested: _undrain,
+    log.NodeInvited: _invited,
+    log.NodeKeyed: _keyed,
+    log.NodeAccepted: _accepted,
+    log.NodeRevoked: _revoked,
     log.NodesReserved: _reserved,
     log.ReservationCancelled: _unreserved,
     log.AccessRecorded: _noted,

@@ -183,6 +183,41 @@ class UndrainRequested(Struct, frozen=True, kw_only=True):
     by: str
 
 
+class NodeInvited(Struct, frozen=True, kw_only=True):
+    """A node of this name may join by an invitation, of which ``key`` is the SHA-256 in hex, until ``expires_s``.
+
+    ``gpus`` and ``memory_bytes``: what it will have; None: whatever it says at first.
+    """
+
+    node: str
+    key: str
+    expires_s: float
+    gpus: int | None
+    memory_bytes: int | None
+    by: str
+
+
+class NodeKeyed(Struct, frozen=True, kw_only=True):
+    """A node has used its invitation, which is over now, and has a key of its own: ``key`` in hex."""
+
+    node: str
+    key: str
+
+
+class NodeAccepted(Struct, frozen=True, kw_only=True):
+    """A node of this name may join, or come again, and has what it says that it has."""
+
+    node: str
+    by: str
+
+
+class NodeRevoked(Struct, frozen=True, kw_only=True):
+    """A node of this name may not connect any more, by whatever token or certificate."""
+
+    node: str
+    by: str
+
+
 class NodesReserved(Struct, frozen=True, kw_only=True):
     """Nothing shall start on nodes that could still run between two times. Its id follows: ``m1``, ``m2``...
 
@@ -361,7 +396,7 @@ Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
-    | TaskProfiled | ServiceChanged | ServiceTold
+    | TaskProfiled | ServiceChanged | ServiceTold | NodeInvited | NodeKeyed | NodeAccepted | NodeRevoked
 )  # fmt: skip
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued

@@ -26,6 +26,10 @@ from farside.scheduler.manager.model.profile import JobProfile
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.nodes import models_of
 from farside.scheduler.power.state import Phase as PowerPhase
+from farside.units import format_bytes
+
+# The kernel keeps a little more or less for itself at each boot.
+_MEMORY_SLACK = 1.02
 
 
 class Phase(StrEnum):
@@ -197,6 +201,30 @@ _POWER_WORDS: Mapping[PowerPhase, str] = {
 }
 
 
+class Admission(Struct, frozen=True, kw_only=True):
+    """What operators have said of a node's name: by what it may join, or that it may not.
+
+    Attributes:
+        invitation: SHA-256 of an invitation that was not used yet, in hex; empty: there is none.
+        expires_s: Until when that counts.
+        key: SHA-256 of the token that the node got for its invitation, in hex; empty: it has another proof.
+        is_accepted: It may join by a certificate, though it never did.
+        is_revoked: It may not connect at all.
+        gpus, memory_bytes: What it will have; None: whatever it says at first.
+        by, at_s: The last who decided, and when.
+    """
+
+    invitation: str = ""
+    expires_s: float = 0.0
+    key: str = ""
+    is_accepted: bool = False
+    is_revoked: bool = False
+    gpus: int | None = None
+    memory_bytes: int | None = None
+    by: str = ""
+    at_s: float = 0.0
+
+
 class LiveNode(NodeFacts, frozen=True, kw_only=True):
     """A node that has ever joined, with what its agent said last.
 
@@ -204,7 +232,8 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     that it was decided to start one until the node has said that it is gone, however long the node is away.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
     starts there, as the scheduler process has said; 0: one may. ``services``: what its services say that
-    the log keeps as it comes, as JSON by their names.
+    the log keeps as it comes, as JSON by their names. ``vouched_gpus``, ``vouched_memory_bytes``: what its invitation
+    said that it has, or its first HELLO, or an operator has accepted since; None: a version before did not note it.
     """
 
     name: str
@@ -218,6 +247,19 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     power: NodePowerRecord | None = None
     closed_by: int = 0
     services: Mapping[str, str] = field(default_factory=dict)
+    vouched_gpus: int | None = None
+    vouched_memory_bytes: int | None = None
+
+    @property
+    def excess(self) -> str:
+        """What it says that it has, beyond what anybody vouched for; empty: nothing."""
+        found = []
+        if self.vouched_gpus is not None and len(self.gpus) > self.vouched_gpus:
+            found.append(f"{len(self.gpus)} GPUs instead of {self.vouched_gpus}")
+        if self.vouched_memory_bytes is not None and self.memory_bytes > self.vouched_memory_bytes * _MEMORY_SLACK:
+            told, vouched = format_bytes(self.memory_bytes), format_bytes(self.vouched_memory_bytes)
+            found.append(f"{told} of memory instead of {vouched}")
+        return ", ".join(found)
 
     @property
     def gpu_model(self) -> str:

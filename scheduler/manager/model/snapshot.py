@@ -20,7 +20,7 @@ from farside.scheduler.manager.model import log_version2 as version2
 from farside.scheduler.manager.model.event import VERSION, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes
-from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Maintenance
+from farside.scheduler.manager.model.record import Admission, LiveJob, LiveNode, LiveTask, Maintenance
 from farside.scheduler.manager.model.sleep_time import SleepPoint, SleepRecord
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState, RequestKey
@@ -60,6 +60,7 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     slept: tuple[SleepPoint, ...] = ()
     wanted: NodesWanted | None = None
     submit_rates: Mapping[str, tuple[tuple[float, int], ...]] = field(name="hourly", default_factory=dict)
+    admissions: Mapping[str, Admission] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,11 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
     except (zlib.error, *version2.DAMAGE) as error:
         raise RemoteProtocolError(f"the store's snapshot of its state: {error}", hint="restore a backup") from error
     state = LiveState()
+    for node in snapshot.nodes.values():
+        # A version before did not note it: what the node has now is what it may have.
+        if node.vouched_gpus is None:
+            structs.force_setattr(node, "vouched_gpus", len(node.gpus))
+            structs.force_setattr(node, "vouched_memory_bytes", node.memory_bytes)
     for name, form in _FORMS.items():
         setattr(state, name, form.unpack(getattr(snapshot, name)))
     for job, at in zip(snapshot.jobs, snapshot.spec_of, strict=True):

@@ -4,7 +4,7 @@ One owner each: the scheduler process has one to decide by, the API one to answe
 the same function (apply.py), so at the same entry they are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count, takewhile
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from farside.scheduler.manager.model.event import Event, JobSubmitted, NodesRese
 from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes
 from farside.scheduler.manager.model.queue_quota import QueueCounts
-from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
+from farside.scheduler.manager.model.record import Admission, LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.manager.model.sleep_time import SleepRecord
 from farside.scheduler.manager.model.submit_rate import SubmitRates
 
@@ -51,6 +51,8 @@ class LiveState:
         self.preemption_times = PreemptionTimes()
         self.jobs = JobTable()
         self.nodes: dict[str, LiveNode] = {}
+        # Replaced as a whole at each change: whoever keeps what follows from it compares the object.
+        self.admissions: Mapping[str, Admission] = {}  # by node
         # Processes that hold something on their node, and do not belong to the latest start of a job that is active.
         self.stale: dict[TaskKey, LiveTask] = {}
         self.unfinished: dict[str, None] = {}  # ids, in the order of submission

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 
 from farside.agent import mutual_proof, protocol
 from farside.errors import RemoteProtocolError
-from farside.scheduler.manager.auth.caller import PROVED_KEY, Callers, is_peer, unknown_caller
+from farside.scheduler.manager.auth.caller import PROVED_KEY, Callers, is_peer
 
 _HEADER = mutual_proof.HEADER.lower().encode()
 
@@ -25,11 +25,15 @@ class AgentConnection:
 
     Attributes:
         is_proved: Each side has proved to the other what it is.
+        lasting_key: SHA-256 in hex of the token that the agent has from now on, if it came by an invitation.
     """
 
-    def __init__(self, socket: WebSocket, frames: mutual_proof.Frames, *, is_proved: bool) -> None:
+    def __init__(
+        self, socket: WebSocket, frames: mutual_proof.Frames, *, is_proved: bool, lasting_key: str = ""
+    ) -> None:
         self.socket = socket
         self.is_proved = is_proved
+        self.lasting_key = lasting_key
         self._frames = frames
         self._sending = asyncio.Lock()
 
@@ -52,13 +56,17 @@ class AgentConnection:
             raise RemoteProtocolError(text, code=protocol.CloseCode.MALFORMED) from None
         return self._frames.open(frame)
 
+    def settle(self) -> None:
+        """Its invitation is used: from now on the agent is known by the lasting key."""
+        self.socket.scope[PROVED_KEY] = self.lasting_key
+
     async def close(self, code: int, reason: str) -> None:
         """Hangs up, also where the agent was faster."""
         with suppress(RuntimeError):
             await self.socket.close(code, reason[: protocol.REASON_BYTES_MAX])
 
 
-async def let_in(socket: WebSocket, callers: Callers, *, takes_unproved: bool) -> AgentConnection | None:
+async def let_in(socket: WebSocket, callers: Callers, now_s: float, *, takes_unproved: bool) -> AgentConnection | None:
     """Accepts an agent, or answers why not; None then.
 
     ``takes_unproved``: so are agents of the version before, over ws://.
@@ -67,7 +75,7 @@ async def let_in(socket: WebSocket, callers: Callers, *, takes_unproved: bool) -
         offered = socket.headers.get(mutual_proof.HEADER)
         if offered is None or "authorization" in socket.headers or _is_near(socket):
             return await _let_in_by_token(socket, callers, takes_unproved=takes_unproved)
-        return await _let_in_by_proof(socket, callers, offered)
+        return await _let_in_by_proof(socket, callers, offered, now_s)
     except HTTPException as error:
         # The header tells an agent that the proof is spoken here: no reason to take the manager for one of before.
         headers = {mutual_proof.HEADER: mutual_proof.VERSION}
@@ -85,19 +93,18 @@ async def _let_in_by_token(socket: WebSocket, callers: Callers, *, takes_unprove
     return AgentConnection(socket, mutual_proof.PlainFrames(), is_proved=is_proved)
 
 
-async def _let_in_by_proof(socket: WebSocket, callers: Callers, offered: str) -> AgentConnection:
+async def _let_in_by_proof(socket: WebSocket, callers: Callers, offered: str, now_s: float) -> AgentConnection:
     try:
         offer = mutual_proof.read_offer(offered)
     except RemoteProtocolError as error:
         raise HTTPException(400, str(error)) from error
-    key = callers.key_named(offer.key_id)
-    if key is None:
-        raise unknown_caller("this token is not known here")
+    key = callers.key_named(offer.key_id, now_s)
     # Looked up again whenever the caller is asked for, so that a token that is taken away counts no more.
-    socket.scope[PROVED_KEY] = key.hex()
-    header, frames = mutual_proof.answer(key, offer, secrets.token_bytes(mutual_proof.NONCE_BYTES))
+    socket.scope[PROVED_KEY] = key.secret.hex()
+    header, frames = mutual_proof.answer(key.secret, offer, secrets.token_bytes(mutual_proof.NONCE_BYTES))
     await socket.accept(headers=[(_HEADER, header.encode())])
-    return AgentConnection(socket, frames, is_proved=True)
+    lasting_key = mutual_proof.key_of(frames.lasting_token).hex() if key.is_invitation else ""
+    return AgentConnection(socket, frames, is_proved=True, lasting_key=lasting_key)
 
 
 def _is_near(socket: WebSocket) -> bool:

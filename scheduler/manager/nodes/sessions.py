@@ -14,12 +14,14 @@ from farside.agent import messages as m
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError, PeerError, RemoteProtocolError
 from farside.log import get_log
-from farside.scheduler.manager.auth.caller import Caller, Callers, Role
+from farside.scheduler.manager.auth.caller import Caller, Callers, Proof
+from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.log_follower import LiveLog
-from farside.scheduler.manager.model.event import Event, NodeLost
+from farside.scheduler.manager.model.event import Event, NodeKeyed, NodeLost
 from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes import services
+from farside.scheduler.manager.nodes.admission import WaitingNodes, is_stranger
 from farside.scheduler.manager.nodes.agent_connection import AgentConnection, let_in
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
@@ -94,6 +96,7 @@ class AgentSessions:
         self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
+        self.waiting = WaitingNodes()  # those that nobody knows
         self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
@@ -135,7 +138,7 @@ class AgentSessions:
 
         @app.websocket(protocol.PATH)
         async def session(socket: WebSocket) -> None:
-            connection = await let_in(socket, self._callers, takes_unproved=self._takes_unproved)
+            connection = await let_in(socket, self._callers, self._log.now_s(), takes_unproved=self._takes_unproved)
             if connection is None:
                 return
             try:
@@ -182,7 +185,7 @@ class AgentSessions:
 
     def _tokens_stamp(self, told: str | None) -> tuple[object, str | None]:
         try:
-            return self._callers.tokens_stamp(), None
+            return (self._callers.tokens_stamp(), id(self._log.state.admissions)), None
         except FarsideError as error:
             # The tokens of before count on, as for all requests; once for each reason.
             if str(error) != told:
@@ -237,7 +240,11 @@ class AgentSessions:
             hello = side.receive(await connection.receive())
         assert isinstance(hello, m.Hello)
         # Asked for now and not before: a proof over ws:// is complete with the code of this frame.
-        self._admit(hello, self._caller_of(connection))
+        self._admit(hello, self._caller_of(connection), connection)
+        if connection.lasting_key:
+            # In the log before anything else: two connections by one invitation cannot both come here.
+            await self._log.write([NodeKeyed(node=hello.node, key=connection.lasting_key)], f"node {hello.node}")
+            connection.settle()
         line, changed = AgentLine(hello, _address_of(connection.socket), move_s=self._move_s), asyncio.Event()
         # The new session takes the place of the older one before anything is awaited; otherwise two of one node could
         # both believe to be the only one.
@@ -271,16 +278,21 @@ class AgentSessions:
         except HTTPException as error:  # it was taken away just now
             raise RemoteProtocolError(str(error.detail), code=protocol.CloseCode.FORBIDDEN) from error
 
-    def _admit(self, hello: m.Hello, caller: Caller) -> None:
+    def _admit(self, hello: m.Hello, caller: Caller, connection: AgentConnection) -> None:
         refusal = self._may_not_speak(hello, caller)
+        if not refusal and is_stranger(self._log.state, hello.node, has_certificate=caller.proof is Proof.CERTIFICATE):
+            self.waiting.note(hello, _address_of(connection.socket), self._log.now_s())
+            refusal = f"{hello.node:.40} is not known here: `farside node accept {hello.node:.40}` lets it in"
         if refusal:
             raise RemoteProtocolError(refusal, code=protocol.CloseCode.FORBIDDEN)
         rival = self._rival_of(hello)
         if rival:
             raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
 
-    @staticmethod
-    def _may_not_speak(hello: m.Hello, caller: Caller) -> str:
+    def _may_not_speak(self, hello: m.Hello, caller: Caller) -> str:
+        admission = self._log.state.admissions.get(hello.node)
+        if admission is not None and admission.is_revoked:
+            return f"{hello.node:.40} was revoked: `farside node accept` or `invite` lets it in again"
         if caller.role is Role.NODE and not caller.name:
             # Whoever had it could be a node that nobody knows, and was handed other users' jobs.
             return f"a token for any node counts no more: `farside token {hello.node:.40}` makes this node's own"

@@ -262,7 +262,10 @@ def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reserv
 
 def show_entry(entry: log.Entry) -> Entry:
     """One line of a job's or a node's history."""
-    return like(Entry, entry, type=tag_of(type(entry.event)))
+    event = entry.event
+    if isinstance(event, log.NodeInvited | log.NodeKeyed):
+        event = structs.replace(event, key="")  # by which the node would take anybody for the manager
+    return like(Entry, entry, type=tag_of(type(event)), event=event)
 
 
 def _or_none(value: float) -> float | None:

@@ -18,6 +18,7 @@ from farside.cli.config import Whose, config_app
 from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
 from farside.cli.manager import manager_commands
+from farside.cli.node import node_commands
 from farside.cli.power import power_app
 from farside.cli.predict import predict_app
 from farside.cli.sim import sim_app
@@ -56,6 +57,7 @@ manager_commands(app)
 cluster_commands(app)
 app.command()(top)
 admin_commands(app)
+node_commands(app)
 app.add_typer(power_app, name="power")
 app.command()(sizing)
 # Hidden, as only systemd units call it.

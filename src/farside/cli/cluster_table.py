@@ -1,7 +1,8 @@
 """Tables of `farside queue` and `farside nodes`, and lines of `farside show`, from the manager's JSON."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.markup import escape
@@ -9,6 +10,9 @@ from rich.table import Table
 
 from farside.cli.terminal import printable
 from farside.units import format_bytes, format_count, format_moment, format_seconds
+
+if TYPE_CHECKING:
+    from farside.scheduler.manager.auth.token_file import TokenRow
 
 Row = Mapping[str, Any]
 
@@ -46,6 +50,28 @@ def node_table(nodes: Iterable[Row]) -> Table:
         free = f"{node['free_gpus']} of {len(node['gpus'])}"
         headroom = format_bytes(node["headroom_bytes"])
         _add(table, node["name"], node["state"], free, models, headroom, " ".join(jobs), node["reason"])
+    return table
+
+
+def admission_table(rows: Iterable[Row], now_s: float) -> Table:
+    """A line a node's name."""
+    table = _table("node", "state", "GPUs", "memory", "by", "since", "until", "more than known")
+    for row in rows:
+        gpus = "" if row["gpus"] is None else row["gpus"]
+        memory = "" if row["memory_bytes"] is None else format_bytes(row["memory_bytes"])
+        since = format_seconds(max(0.0, now_s - row["at_s"])) if row["at_s"] else ""
+        until = "" if row["until_s"] is None else format_moment(row["until_s"])
+        _add(table, row["name"], row["state"], gpus, memory, row["by"], since, until, row["excess"])
+    return table
+
+
+def token_table(rows: Iterable["TokenRow"], now_s: float) -> Table:
+    """A line a token."""
+    table = _table("owner", "role", "id", "counts until")
+    for row in rows:
+        until = "" if math.isinf(row.expires_s) else format_moment(row.expires_s)
+        over = " (over)" if row.expires_s <= now_s else ""
+        _add(table, row.name or "(any node: counts no more)", str(row.role), row.id, until + over)
     return table
 
 

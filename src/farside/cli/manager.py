@@ -1,5 +1,7 @@
 """Commands on the manager's machine: `farside manager`, `farside store` and `farside token`."""
 
+import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,6 +25,7 @@ def manager_commands(app: typer.Typer) -> None:
     app.add_typer(store_app, name="store")
     app.command()(manager)
     app.command()(token)
+    app.add_typer(tokens_app, name="tokens")
 
 
 def manager(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
@@ -38,20 +41,64 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
     raise typer.Exit(run(loaded))
 
 
+TokensFile = Annotated[Path, typer.Option(help="File with the manager's tokens (tokens_file).")]
+TOKENS_FILE = Path("/etc/farside/tokens.toml")
+
+
 def token(
     name: Annotated[str, typer.Argument(help="Name of the node or user.")],
     role: Annotated[Literal["user", "operator", "node"], typer.Option(help="Role of the token's owner.")] = "node",
-    file: Annotated[Path, typer.Option(help="File with the manager's tokens (tokens_file).")] = Path(
-        "/etc/farside/tokens.toml"
-    ),
+    file: TokensFile = TOKENS_FILE,
+    valid: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long the token counts, such as 30d; default: until revoked.")
+    ] = None,
 ) -> None:
     """Make a token and print it.
 
-    The file keeps only the hash of the token. A running manager accepts the token at once.
+    The file keeps only the hash of the token. A running manager accepts the token at once. Nodes may join by
+    `farside node invite` instead, which needs no secret to be kept.
     """
-    from farside.scheduler.manager.auth.caller import Role, add_token
+    from farside.scheduler.manager.auth.token_file import Role, add_token
+    from farside.units import parse_seconds
 
-    print(add_token(file, name, Role(role)))
+    valid_s = math.inf if valid is None else options.value_of("--valid", valid, parse_seconds)
+    print(add_token(file, name, Role(role), expires_s=time.time() + valid_s))
+
+
+tokens_app = typer.Typer(help="List and revoke the tokens of the manager.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@tokens_app.command("list")
+def list_tokens(file: TokensFile = TOKENS_FILE, as_json: options.AsJson = False) -> None:
+    """List the tokens by owner; a token itself is nowhere kept."""
+    from farside.cli.cluster import print_table
+    from farside.cli.cluster_table import token_table
+    from farside.scheduler.manager.auth.token_file import read_tokens
+
+    rows = read_tokens(file)
+    if as_json:
+        shown = [
+            {"name": row.name, "role": row.role, "id": row.id, "expires_s": _finite(row.expires_s)} for row in rows
+        ]
+        print(json.dumps(shown, indent=2))
+        return
+    print_table(token_table(rows, time.time()))
+
+
+def _finite(at_s: float) -> float | None:
+    return at_s if math.isfinite(at_s) else None
+
+
+@tokens_app.command()
+def revoke(
+    names: Annotated[list[str], typer.Argument(metavar="NAME|ID...", help="Owners, or ids of single tokens.")],
+    file: TokensFile = TOKENS_FILE,
+) -> None:
+    """Revoke tokens: requests by them are refused at once, and sessions of agents end within a second."""
+    from farside.scheduler.manager.auth.token_file import revoke_tokens
+
+    for row in revoke_tokens(file, frozenset(names)):
+        print(f"{row.name}: {row.role} token {row.id} revoked")
 
 
 def _settings(

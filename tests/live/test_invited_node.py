@@ -1,0 +1,74 @@
+"""A node that joins by an invitation, with real processes: it is used once, and its own token outlives a kill."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farside.agent.token import LASTING_FILE
+from tests.agent.process import agent, kill, status, until_connected, write_config
+from tests.live.manager import Manager, running_manager
+from tests.support.waiting import until
+
+LIMIT_S = 60.0
+
+
+def said(manager: Manager, *command: str) -> str:
+    """What a command of an operator prints."""
+    address = f"unix:{manager.folder}/manager.sock"
+    done = subprocess.run(
+        [sys.executable, "-m", "farside", *command, "--manager", address], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["settled", "killed before the manager answered"])
+def test_a_node_joins_by_an_invitation_and_comes_back_by_its_own_token(is_killed: bool, tmp_path: Path) -> None:
+    """[H3] What the operator copied to the node is worth nothing afterwards."""
+    with running_manager(tmp_path / "m") as manager:
+        (tmp_path / "a").mkdir()
+        invitation = said(manager, "node", "invite", "n1", "--gpus", "8")
+        config = write_config(tmp_path / "a", manager.url, token=invitation)
+        with agent(config) as process:
+            until_connected(tmp_path / "a")
+            kill(process)
+        lasting = tmp_path / "a/state" / LASTING_FILE
+        if is_killed:
+            # As if the agent had ended between HELLO and WELCOME.
+            unsettle(lasting)
+        with agent(config):
+            until_connected(tmp_path / "a")
+        (tmp_path / "thief").mkdir()
+        with agent(write_config(tmp_path / "thief", manager.url, token=invitation)):
+            refusal = "an invitation counts once"
+            until(lambda: refusal in status(tmp_path / "thief").get("problem", ""), what=refusal, deadline_s=LIMIT_S)
+        rows = json.loads(said(manager, "node", "list", "--json"))
+
+    assert [(row["name"], row["state"], row["gpus"], row["excess"]) for row in rows] == [("n1", "joined", 8, "")]
+    assert lasting.stat().st_mode & 0o077 == 0
+
+
+def unsettle(lasting: Path) -> None:
+    from farside.agent.run.record_file import read_record, write_record
+
+    record = read_record(lasting, dict)
+    assert record is not None
+    assert record["is_settled"] is True
+    write_record(lasting, {**record, "is_settled": False})
+
+
+def test_a_revoked_node_stays_out_until_it_is_invited_again(tmp_path: Path) -> None:
+    """[M9]"""
+    with running_manager(tmp_path / "m") as manager:
+        config = write_config(tmp_path, manager.url, token=said(manager, "node", "invite", "n1"))
+        with agent(config):
+            until_connected(tmp_path)
+            assert said(manager, "node", "revoke", "n1") == "n1: revoked"
+            until(lambda: "not known" in status(tmp_path)["problem"], what="it is out", deadline_s=LIMIT_S)
+            (tmp_path / "agent.token").write_text(said(manager, "node", "invite", "n1") + "\n")
+            until_connected(tmp_path)
+        listed = said(manager, "node", "list")
+
+    assert "joined" in listed
