@@ -50,9 +50,9 @@ def receive(end: socket.socket) -> Message | None:
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     try:
         data, ancillary, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
-    # The other side ended before it had read all that we sent.
+    # The other side ended before it had read all that we sent. The kernel says so once, ahead of what it sent us.
     except ConnectionResetError:
-        return None
+        data, ancillary, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
     # No message is empty: this is the end of the other side.
     if not data:
         return None

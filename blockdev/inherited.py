@@ -11,8 +11,11 @@ import selectors
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
+
+from farside.blockdev import fdpass
 
 SERVER = "server:"  # begins the name of a link; the server's process id follows
 END_LIMIT_S = 10.0  # of a killed process
@@ -64,11 +67,14 @@ def link_name(process: Process) -> str:
     return f"{SERVER}{process.pid}"
 
 
-def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
+def take_server(
+    fds: dict[str, int], on_message: Callable[[fdpass.Message], None]
+) -> tuple[Adopted, socket.socket] | None:
     """Server that still runs, and our end of its link; removes all links from ``fds``.
 
     More than one is a handover that was cut short: which of them serves can't be known, so all are killed, as a crash
-    would have done; None then, as where there is none.
+    would have done; None then, as where there is none. ``on_message`` is given what a server that has ended had said
+    and nobody had read: the socket of a client may be in it.
     """
     found: list[tuple[Adopted, socket.socket]] = []
     for name in [name for name in fds if name.startswith(SERVER)]:
@@ -77,7 +83,7 @@ def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
         end.setblocking(False)
         process = _living(int(name.removeprefix(SERVER)), end)
         if process is None:
-            end.close()
+            _read_rest(end, on_message)
         else:
             found.append((process, end))
     if len(found) == 1:
@@ -87,8 +93,14 @@ def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
         process.kill()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_LIMIT_S)
-        end.close()
+        _read_rest(end, on_message)
     return None
+
+
+def _read_rest(end: socket.socket, on_message: Callable[[fdpass.Message], None]) -> None:
+    with end, suppress(BlockingIOError):
+        while message := fdpass.receive(end):
+            on_message(message)
 
 
 def _living(pid: int, end: socket.socket) -> Adopted | None:

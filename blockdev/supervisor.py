@@ -152,7 +152,7 @@ class Supervisor:
         if not self._held.are_stored:
             return
         # The link is taken out first: what is left are the device's own descriptors, and all of them are stored.
-        server = take_server(self._held.fds)
+        server = take_server(self._held.fds, self._on_client_message)
         self._held.store_all()
         # Before the replacement below: what is guarded here is inherited only by processes made later.
         if GUARDED in self._held.fds:
@@ -353,7 +353,15 @@ class Supervisor:
         self._on_message(server, message)
         return True
 
+    def _on_client_message(self, message: fdpass.Message) -> None:
+        match message.op:
+            case "conn":
+                self._held.hold_client(message.number, message.fd)
+            case "forget":
+                self._held.forget_client(message.number)
+
     def _on_message(self, server: Server, message: fdpass.Message) -> None:
+        self._on_client_message(message)
         match message.op:
             case "loaded":
                 server.loaded = True
@@ -364,10 +372,6 @@ class Supervisor:
                 self._on_stopped(server)
             case "failed":
                 self._on_failed(server, message)
-            case "conn":
-                self._held.hold_client(message.number, message.fd)
-            case "forget":
-                self._held.forget_client(message.number)
             case "replace":
                 self._replace()
             case "guard":
