@@ -13,7 +13,8 @@ from enum import IntEnum
 from typing import Any
 
 from farside.errors import EngineError
-from farside.kmod_shim.engine._ffi import ffi, lib
+from farside.kmod_shim.engine._ffi import ffi as ffi  # also for aggregation.py
+from farside.kmod_shim.engine._ffi import lib as lib
 
 # All numbers come from the compiled engine.h: Python has no copy of its own that could differ.
 PAGE_BYTES: int = lib.NE_PAGE_BYTES

@@ -317,6 +317,68 @@ struct ne_export_stats {
 };
 int ne_export_stats_get(struct ne_export *exp, struct ne_export_stats *ret);
 
+/* ------------------------------------------------------------- aggregation */
+
+enum {
+	NE_MEMBERS_MAX = 64,		/* of one job */
+	NE_REDUCTION_MAX = 67108864,	/* elements of one call */
+};
+
+enum ne_dtype {				/* of gradients and results */
+	NE_DTYPE_F32 = 0,
+	NE_DTYPE_F16 = 1,		/* these two: widened exactly, summed in float32, rounded to nearest even */
+	NE_DTYPE_BF16 = 2,
+	NE_DTYPE_F64 = 3,		/* these three: NE_RULE_SUM alone; integers wrap */
+	NE_DTYPE_I32 = 4,
+	NE_DTYPE_I64 = 5,
+};
+
+enum ne_rule {				/* what becomes of the gradients */
+	NE_RULE_SUM = 0,		/* the result is their sum */
+	NE_RULE_MEAN = 1,		/* the sum divided by their number */
+	NE_RULE_SGD = 2,		/* these three: parameters, after the optimizer's step with the mean */
+	NE_RULE_ADAM = 3,
+	NE_RULE_ADAMW = 4,
+};
+
+struct ne_hyper {			/* an optimizer's numbers, as torch.optim names them */
+	double lr, weight_decay;
+	double momentum;		/* NE_RULE_SGD; dampening is 0 */
+	double beta1, beta2, eps;	/* NE_RULE_ADAM, NE_RULE_ADAMW; betas below 1 */
+	uint32_t nesterov;		/* NE_RULE_SGD; needs a momentum */
+};
+
+struct ne_reduction {
+	uint32_t dtype, rule;		/* enum ne_dtype, enum ne_rule */
+	uint32_t members;		/* gradients, 1..NE_MEMBERS_MAX */
+	uint32_t results;		/* copies of the result that are wanted, 0..NE_MEMBERS_MAX */
+	uint64_t count;			/* elements of each, at most NE_REDUCTION_MAX */
+	const void *const *gradients;	/* in rank order; aligned to an element, as all that follows */
+	void *const *outputs;		/* each is a gradient's own memory, or overlaps nothing else here */
+	uint64_t step;			/* an optimizer's: of this chunk's update, from 1 */
+	struct ne_hyper hyper;
+	const float *from[3];		/* an optimizer's: parameters, momentum or first moment, second moment, before */
+	float *to[3];			/* and after; to[i] is from[i], or overlaps nothing else here */
+};
+
+/*
+ * Reduces one chunk. The sum s is g0, then s + g in rank order, each rounded to the format that sums; the mean is s / n.
+ * With fma() for a product and sum that are rounded once, all in float32, scalars computed in double and rounded once:
+ *
+ *	SGD	g = fma(wd, p, g)   b = momentum * b + g (first step: g)   d = b, or nesterov: fma(momentum, b, g)
+ *		p = fma(-lr, d, p)
+ *	Adam	g = fma(wd, p, g)   m = fma(1 - beta1, g - m, m)   v = fma((1 - beta2) * g, g, v * beta2)
+ *		p = p + -(lr / c1) * m / (sqrt(v) / sqrt(c2) + eps)   c = 1 - beta^step
+ *		beta1 of 0.5 and less: m = fma(w - 1, g - m, g), w = 1 - beta1, as torch interpolates
+ *	AdamW	p = p * (1 - lr * wd) in place of the first formula, then as Adam
+ *
+ * Terms of a weight decay or momentum of 0 are left out. NaN and infinities pass as IEEE 754 has it; of two NaN that meet
+ * either may stay. -EINVAL for anything outside of the limits above, and then nothing is written.
+ */
+int ne_reduce(const struct ne_reduction *reduction);
+/* For tests and measurements: true gives up the CPU's vector instructions, false takes them again. 1 when without. */
+int ne_reduce_portable(bool portable);
+
 /* ------------------------------------------------------------------- tools */
 
 uint32_t ne_crc32c(const void *data, size_t bytes);

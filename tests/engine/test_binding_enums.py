@@ -1,4 +1,4 @@
-"""The engine's enumerations are whole in Python: a member that engine.h has and binding.py lacks would go unnoticed."""
+"""The engine's enumerations are whole in Python: a member that engine.h has and its modules lack would go unnoticed."""
 
 import re
 from enum import IntEnum
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from farside.kmod_shim.engine import binding
+from farside.kmod_shim.engine.aggregation import DType, Rule
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault, Protection, SlabState
 
 HEADER = Path(binding.__file__).with_name("engine.h").read_text()
@@ -18,6 +19,8 @@ PYTHON: dict[str, type[IntEnum]] = {
     "ne_slab_state": SlabState,
     "ne_fault": Fault,
     "ne_event_kind": EventKind,
+    "ne_dtype": DType,
+    "ne_rule": Rule,
 }
 
 

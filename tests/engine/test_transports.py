@@ -15,13 +15,13 @@ import pytest
 HERE = Path(__file__).parent
 ENGINE = HERE.parents[1] / "kmod_shim" / "engine"
 PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "conns", "export", "hedge", "thread", "verbs_none")
-LIBRARIES = ("-luring", "-lcrypto", "-lpthread")
+LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
 RDMA_PROGRAM = "rdma"
 RDMA_PARTS = ("verbs", "verbs_cm", "verbs_export", "verbs_pair", "verbs_registry")
 RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
-FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", *SANITIZERS)
+FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-ffp-contract=off", *SANITIZERS)
 
 COMPILE_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 90
