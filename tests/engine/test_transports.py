@@ -1,4 +1,4 @@
-"""The engine's C parts by themselves: links, donor, faults, disk and checksums, under ASan and UBSan.
+"""The engine's C parts by themselves: links, donor, faults, disk, checksums and chunks, under ASan and UBSan.
 
 Each `TEST(sentence)` of a C file beside this one is a test here. The files are compiled together with the engine's own
 sources, with the sanitizers, once a run.
@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parents[1] / "kmod_shim" / "engine"
-PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "conns", "export", "hedge", "thread", "verbs_none")
+PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "conns", "export", "hedge", "thread", "verbs_none", "chunk")
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
 RDMA_PROGRAM = "rdma"
