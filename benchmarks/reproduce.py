@@ -1,8 +1,9 @@
 """``python -m benchmarks.reproduce``: the papers' figures that can be shown on this machine, ours beside theirs.
 
-Figures of chapter II that need no kernel, of chapter III, and of Helios; a new one joins ``FIGURES``. What needs real
-sockets and memory (Figure 2.12, times to map and evict) is measured by ``python -m benchmarks``. Real traces are read
-where they are, from ``--data FOLDER`` or the environment's ``FARSIDE_DATA``; without them what needs them is skipped.
+Figures of chapter II that need no kernel, of chapters III and IV, and of Helios; a new one joins ``FIGURES``. What
+needs real sockets and memory (Figure 2.12, times to map and evict) is measured by ``python -m benchmarks``. Real traces
+are read where they are, from ``--data FOLDER`` or the environment's ``FARSIDE_DATA``; without them what needs them is
+skipped.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import (
+    autops_mixes,
     cluster_figure,
     energy_saving,
     energy_sensitivity,
@@ -115,6 +117,7 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "qssf-draws": lambda effort: qssf_repeating.draws(effort.pairs),
     "qssf-guard": lambda effort: qssf_guard.figure(jobs=effort.jobs // 2, seed=SEED, data=effort.data),
     "qssf-estimates": lambda effort: qssf_estimates.figure(jobs=effort.jobs, seed=SEED),
+    "autops-mixes": lambda effort: autops_mixes.figure(mixes=300 if len(effort.draws) > 1 else 30),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }
 

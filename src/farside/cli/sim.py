@@ -264,3 +264,29 @@ def replay(
 
     files = [*(config or ()), *([sandbox_config(state)] if state is not None else [])]
     simulate(files, options.overrides(settings), trace=trace, as_json=as_json)
+
+
+@sim_app.command()
+def aggregation(
+    mixes: Annotated[
+        Path, typer.Argument(metavar="MIXES.json", help="Mixes of jobs that arrive and leave; see docs/aggregation.md.")
+    ],
+    variant: Annotated[
+        Literal["printed", "corrected", "cycles"],
+        typer.Option(
+            help="Rule: printed, Pseudocode 3 to the letter; corrected; cycles, corrected with cycles of 4 iterations."
+        ),
+    ] = "cycles",
+    capacity: Annotated[float, typer.Option(metavar="CORES", help="Cores of each server that aggregates.")] = 1.0,
+    loss_limit: Annotated[float, typer.Option(metavar="SHARE", help="Share of its speed that no job may lose.")] = 0.1,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the state after each event to this file.")
+    ] = None,
+) -> None:
+    """Place jobs' tensors on shared servers, and count the servers.
+
+    Shows whether a server has more work than it can do, and what jobs lose by sharing.
+    """
+    from farside.cli.simulate.aggregation import run as simulate
+
+    simulate(mixes, variant=variant, capacity=capacity, loss_limit=loss_limit, json_out=json_out)

@@ -1,0 +1,1 @@
+"""Which Aggregators hold which jobs' tensors, and how many Aggregators there are. PURE."""

@@ -1,0 +1,1 @@
+"""Shared aggregation played on lists of jobs and on job logs."""

@@ -1,0 +1,158 @@
+"""`farside sim aggregation` as a user runs it."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside.scheduler.sharing.aggregation.placement import Profile
+from farside.scheduler.sim.aggregation.drawn import drawn_mix
+from tests.aggregation.mixes import as_events, check
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "farside", "sim", "aggregation", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def written(tmp_path: Path, mixes: object) -> Path:
+    path = tmp_path / "mixes.json"
+    path.write_text(mixes if isinstance(mixes, str) else json.dumps(mixes))
+    return path
+
+
+def event(**arrive: Any) -> dict[str, Any]:
+    return {"at_s": 0, "arrive": {"job": "a", "iteration_s": 1.0, "tasks_s": [0.1, 0.2], **arrive}}
+
+
+@pytest.mark.parametrize("variant", ["printed", "corrected", "cycles"])
+def test_the_state_after_each_event_is_written_and_can_be_checked(tmp_path: Path, variant: str) -> None:
+    jobs = [drawn_mix(random.Random(seed), tensors=(16,)) for seed in range(20)]
+    out = tmp_path / "placed.json"
+
+    done = run(written(tmp_path, [as_events(mix) for mix in jobs]), "--variant", variant, "--json", out)
+
+    assert done.returncode == 0, done.stderr
+    overloaded = 0
+    for mix, states in zip(jobs, json.loads(out.read_bytes()), strict=True):
+        running: dict[str, Profile] = {}
+        mix_load = 0.0
+        for job, state in zip([*mix, *mix], states, strict=True):
+            if running.pop(job.job, None) is None:
+                running[job.job] = job
+            load, losses = check(running, state["aggregators"])
+            assert state["loss"] == pytest.approx(losses)
+            assert state["refused"] is None
+            mix_load = max(mix_load, load)
+            assert variant == "printed" or all(share < 0.1 for share in losses.values())
+        assert states[-1] == {"aggregators": [], "loss": {}, "refused": None}
+        overloaded += mix_load > 1 + 1e-9
+    assert (overloaded > 5) == (variant == "printed")
+    assert overloaded == 0 or variant == "printed"
+
+
+def test_the_table_says_how_many_servers_it_takes(tmp_path: Path) -> None:
+    events = [event(), event(job="b"), {"at_s": 5, "exit": "a"}]
+
+    done = run(written(tmp_path, [events]))
+
+    assert done.returncode == 0, done.stderr
+    figures = {
+        line.split("│")[1].strip(): line.split("│")[2].strip() for line in done.stdout.splitlines() if "│" in line
+    }
+    assert figures["jobs of a mix, where it has the most"] == "2.0"
+    assert figures["Aggregators then"] == "1.00"
+    assert figures["mixes in which an Aggregator is overloaded"] == "0.0 %"
+
+
+def test_a_refused_job_is_told_why_and_its_exit_changes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "placed.json"
+    events = [event(), event(job="big", tasks_s=[1.5]), {"at_s": 5, "exit": "big"}, {"at_s": 6, "exit": "a"}]
+
+    done = run(written(tmp_path, [events]), "--json", out)
+
+    assert done.returncode == 0, done.stderr
+    states = json.loads(out.read_bytes())[0]
+    assert [state["refused"] is None for state in states] == [True, False, True, True]
+    assert states[1]["refused"].startswith("job big: its largest task takes 1.5 CPU seconds")
+    assert states[2] == {**states[0]}
+
+
+def test_more_cores_hold_more_jobs(tmp_path: Path) -> None:
+    out = tmp_path / "placed.json"
+    mixes = written(tmp_path, [[event(tasks_s=[0.9]), event(job="b", tasks_s=[0.9])]])
+
+    for cores, servers in ((1, 2), (2, 1)):
+        assert run(mixes, "--capacity", cores, "--json", out).returncode == 0
+        assert len(json.loads(out.read_bytes())[0][-1]["aggregators"]) == servers
+
+
+@pytest.mark.parametrize(
+    ("mixes", "said"),
+    [
+        ("[[", "mixes.json: Input data was truncated"),
+        ({}, "mixes.json: Expected `array`, got `object`"),
+        ([[event(iteration_s=0)]], "iteration_s"),
+        ([[event(tasks_s=[])]], "tasks_s"),
+        ([[event(tasks_s=[-1])]], "tasks_s"),
+        ([[event(servers=0)]], "servers"),
+        ([[event(speed=1)]], "unknown field `speed`"),
+        ([[event(), event()]], "mix 1, event 2: job 'a' has arrived already"),
+        ([[], [{"at_s": 0, "exit": "a"}]], "mix 2, event 1: no job 'a' has arrived"),
+        ([[{"at_s": 0}]], "mix 1, event 1: needs one of arrive and exit"),
+        ([[{**event(), "exit": "b"}]], "mix 1, event 1: needs one of arrive and exit"),
+        ([[{"at_s": 9, **event(job="b")}, {**event(), "at_s": -1}]], "mix 1, event 2: at_s -1 is before the event"),
+        ('[[{"at_s": 0, "arrive": {"job": "a", "iteration_s": 1e999, "tasks_s": [1]}}]]', "mixes.json"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, mixes: object, said: str) -> None:
+    out = tmp_path / "placed.json"
+
+    done = run(written(tmp_path, mixes), "--json", out)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("farside: ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--capacity", "0"), "--capacity 0: is no number of cores"),
+        (("--capacity", "nan"), "--capacity nan: is no number of cores"),
+        (("--loss-limit", "1"), "--loss-limit 1: is no share"),
+        (("--variant", "best"), "best"),
+    ],
+)
+def test_an_option_out_of_bounds_is_refused(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = run(written(tmp_path, [[event()]]), *arguments)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path / "none.json")
+
+    assert done.returncode == 2
+    assert "none.json: No such file or directory" in done.stderr
+
+
+def test_the_result_never_replaces_the_mixes(tmp_path: Path) -> None:
+    mixes = written(tmp_path, [[event()]])
+
+    done = run(mixes, "--json", mixes)
+
+    assert done.returncode == 2
+    assert json.loads(mixes.read_bytes()) == [[event()]]
