@@ -18,7 +18,7 @@
  * The rule that all follows from
  *   A member pushes nothing of iteration i + 1 before it holds every result of iteration i. So versions of two members
  *   differ by at most one; who pushes v + 2 proves to hold v + 1; and an update repeated from the same pushes has the
- *   same bits.
+ *   same bits. On a new lane, and under a new epoch, a member first says what it holds (HAVE).
  *
  * States
  *   EMPTY	owner, not sure of its version. All members are asked what they have (HAVE); then the version is chosen

@@ -111,7 +111,7 @@ class Member:
                 lane.up[stream].append(lane.up[stream][-1])
 
     def introduce(self, index: int) -> None:
-        """On a new lane, to a new owner: what is held, then the push that may have been lost."""
+        """On a new lane, under a new epoch: what is held, then the push that may have been lost."""
         held = self.chunks[index]
         self.send(index, 0, (HAVE, held.version, held.keeps, held.is_anew))
         if held.has_asked and held.version is not None:
@@ -174,8 +174,8 @@ class Member:
         else:
             # Members are at most one version apart, and who is ahead is asked for its next push by what it has.
             assert version <= held.version, "a result is newer than the next one"
-        if moved_to is not None and moved_to[1] > held.epoch:
-            held.owner, held.epoch = moved_to
+        if moved_to is not None:
+            self.follow(index, *moved_to)
         if held.is_full and version == held.version:
             self.push(index, version + 1)
         if held.has_asked:
@@ -195,7 +195,10 @@ class Member:
             return
         versions = [held.version for held in self.chunks if held.version is not None]
         lowest = min(versions)
-        assert max(versions) <= lowest + 1, "chunks are two iterations apart"
+        if max(versions) > lowest + 1:
+            # All members came anew, and one owner had no more than an old copy.
+            self.world.lose()
+            return
         if max(versions) == lowest:
             self.is_joining = False
             return
