@@ -17,7 +17,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import (
+    autops_log,
     autops_mixes,
+    autops_sharing,
     cluster_figure,
     energy_saving,
     energy_sensitivity,
@@ -117,6 +119,9 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "qssf-draws": lambda effort: qssf_repeating.draws(effort.pairs),
     "qssf-guard": lambda effort: qssf_guard.figure(jobs=effort.jobs // 2, seed=SEED, data=effort.data),
     "qssf-estimates": lambda effort: qssf_estimates.figure(jobs=effort.jobs, seed=SEED),
+    "autops-sharing": lambda effort: autops_sharing.sharing(),
+    "autops-scaling": lambda effort: autops_sharing.scaling(),
+    "autops-log": lambda effort: autops_log.figure(effort.data),
     "autops-mixes": lambda effort: autops_mixes.figure(mixes=300 if len(effort.draws) > 1 else 30),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }

@@ -156,3 +156,78 @@ def test_the_result_never_replaces_the_mixes(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert json.loads(mixes.read_bytes()) == [[event()]]
+
+
+LOG = """\
+job_id,submit_s,gpus,duration_s
+1,0,8,600
+2,60,8,600
+3,60,1,6000
+4,120,4,60
+"""
+
+
+def log(tmp_path: Path, text: str = LOG) -> Path:
+    path = tmp_path / "jobs.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_job_log_says_how_much_server_time_is_saved(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+
+    done = run(log(tmp_path), "--json", out, "--seed", "3")
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_bytes())
+    assert told["jobs"] == 3
+    assert told["saved_share"] == pytest.approx(1 - told["held_core_s"] / told["asked_core_s"])
+    assert len(told["asked"]) == len(told["held"]) == 10
+    assert "jobs of more than one GPU, which aggregate" in done.stdout
+
+
+def test_the_same_seed_draws_the_same_jobs(tmp_path: Path) -> None:
+    first, again, other = (run(log(tmp_path), "--seed", seed).stdout for seed in (1, 1, 2))
+
+    assert first == again
+    assert first != other
+
+
+def test_a_small_pool_makes_jobs_wait(tmp_path: Path) -> None:
+    done = run(log(tmp_path), "--servers-max", "2")
+
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("│")] for line in done.stdout.splitlines() if "│" in line]
+    waited = {row[1]: row[2] for row in rows}["jobs that waited for Aggregators"]
+    assert int(waited) >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--variant", "printed"), "--variant printed is for mixes"),
+        (("--capacity", "2"), "--capacity is for mixes"),
+        (("--period-s", "0"), "--period-s 0: is no period"),
+    ],
+)
+def test_an_option_that_a_job_log_does_not_take_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = run(log(tmp_path), *arguments)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_option_of_job_logs_is_refused_for_mixes(tmp_path: Path) -> None:
+    done = run(written(tmp_path, [[event()]]), "--seed", "1", "--period-s", "60")
+
+    assert done.returncode == 2
+    assert "--seed, --period-s is for a job log" in done.stderr
+
+
+def test_a_log_without_jobs_that_aggregate_is_refused(tmp_path: Path) -> None:
+    done = run(log(tmp_path, "job_id,submit_s,gpus,duration_s\n1,0,1,60\n"))
+
+    assert done.returncode == 2
+    assert "no job has more than one GPU" in done.stderr

@@ -129,7 +129,8 @@ class Placement:
         self.profiles: dict[str, Profile] = {}
         self.aggregators: dict[int, Aggregator] = {}
         self._next_number = 0
-        self._undo: dict[int, Aggregator | None] | None = None
+        self._before: dict[int, Aggregator | None] = {}
+        self._trial: dict[int, Aggregator | None] | None = None
 
     # ---- what there is
 
@@ -160,6 +161,24 @@ class Placement:
     def holders(self, job: str) -> list[int]:
         """The Aggregators that have tasks of a job, in the order of their numbers."""
         return [number for number, each in sorted(self.aggregators.items()) if job in each.tasks]
+
+    def load(self, number: int) -> float:
+        """Share of one core that an Aggregator's tasks take, if all its jobs run as often as it has room for."""
+        return self.aggregators[number].load(self.limits.period_tolerance)
+
+    def record(self) -> Mapping[int, Aggregator | None]:
+        """Starts to note changes: each Aggregator as it was before its first one, None for one that is new."""
+        self._before = {}
+        return self._before
+
+    def undo(self, before: Mapping[int, Aggregator | None], profiles: Mapping[str, Profile]) -> None:
+        """Takes back what was noted since `record`, with the jobs that there were then."""
+        self.profiles = dict(profiles)
+        for number, was in before.items():
+            if was is None:
+                self.aggregators.pop(number, None)
+            else:
+                self.aggregators[number] = was
 
     # ---- jobs
 
@@ -216,7 +235,7 @@ class Placement:
         """
         gone = []
         while len(self.aggregators) > 1:
-            number = min(self.aggregators, key=lambda each: (self._load(each), -each))
+            number = min(self.aggregators, key=lambda each: (self.load(each), -each))
             if not self._empty(number):
                 break
             gone.append(number)
@@ -341,12 +360,9 @@ class Placement:
         self._note(number)
         del self.aggregators[number]
 
-    def _load(self, number: int) -> float:
-        return self.aggregators[number].load(self.limits.period_tolerance)
-
     def _empty(self, number: int) -> bool:
         """Everything on one Aggregator to the others, without a new one; False: it does not fit, and nothing moved."""
-        self._undo = {}
+        self._trial = {}
         jobs = sorted(self.aggregators[number].demands.items(), key=lambda item: (-item[1].cpu_s, item[0]))
         for job, _ in jobs:
             profile, tasks = self.profiles[job], self.aggregators[number].tasks[job]
@@ -355,27 +371,21 @@ class Placement:
             for task in largest_first(profile, tasks):
                 owner = rooms.take(profile.tasks_s[task])
                 if owner is None:
-                    self._roll_back()
+                    trial, self._trial = self._trial, None
+                    self.undo(trial, self.profiles)
                     return False
                 added.setdefault(owner, []).append(task)
             self._take(number, job)
             self._add_tasks(profile, added)
         self._drop(number)
-        self._undo = None
+        self._trial = None
         return True
 
     def _note(self, number: int) -> None:
-        if self._undo is not None and number not in self._undo:
-            before = self.aggregators.get(number)
-            self._undo[number] = before.copy() if before is not None else None
-
-    def _roll_back(self) -> None:
-        undo, self._undo = self._undo or {}, None
-        for number, before in undo.items():
-            if before is None:
-                del self.aggregators[number]
-            else:
-                self.aggregators[number] = before
+        for noted in (self._before, self._trial):
+            if noted is not None and number not in noted:
+                was = self.aggregators.get(number)
+                noted[number] = was.copy() if was is not None else None
 
 
 def largest_first(profile: Profile, tasks: Iterable[int] | None = None) -> list[int]:

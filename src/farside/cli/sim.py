@@ -266,27 +266,69 @@ def replay(
     simulate(files, options.overrides(settings), trace=trace, as_json=as_json)
 
 
-@sim_app.command()
-def aggregation(
-    mixes: Annotated[
-        Path, typer.Argument(metavar="MIXES.json", help="Mixes of jobs that arrive and leave; see docs/aggregation.md.")
-    ],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationRequest:
+    """The options of `farside sim aggregation`, as they were given; None: not given."""
+
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="JSON of mixes of jobs that arrive and leave (docs/aggregation.md), or a job log."
+        ),
+    ]
     variant: Annotated[
         Literal["printed", "corrected", "cycles"],
         typer.Option(
             help="Rule: printed, Pseudocode 3 to the letter; corrected; cycles, corrected with cycles of 4 iterations."
         ),
-    ] = "cycles",
-    capacity: Annotated[float, typer.Option(metavar="CORES", help="Cores of each server that aggregates.")] = 1.0,
-    loss_limit: Annotated[float, typer.Option(metavar="SHARE", help="Share of its speed that no job may lose.")] = 0.1,
+    ] = "cycles"
+    capacity: Annotated[
+        float | None, typer.Option(metavar="CORES", help="Cores of each server that aggregates, for mixes; default: 1.")
+    ] = None
+    loss_limit: Annotated[float, typer.Option(metavar="SHARE", help="Share of its speed that no job may lose.")] = 0.1
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Seed of the models and servers that are drawn for a job log; default: 1."
+        ),
+    ] = None
+    period_s: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Keep empty servers to the end of a period of this length, for a job log; default: 300.",
+        ),
+    ] = None
+    cluster_max: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Servers of one cluster, for a job log; default: 50.")
+    ] = None
+    on_demand_min: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Let a job that lacks fewer servers wait for the end of the period, for a job log; default: 1.",
+        ),
+    ] = None
+    servers_max: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Servers of the pool, for a job log; default: no limit.")
+    ] = None
+
+
+@sim_app.command()
+@options.made(request=AggregationRequest)
+def aggregation(
+    request: AggregationRequest,
     json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the state after each event to this file.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the state after each event or minute to this file."),
     ] = None,
 ) -> None:
     """Place jobs' tensors on shared servers, and count the servers.
 
-    Shows whether a server has more work than it can do, and what jobs lose by sharing.
+    Shows whether a server has more work than it can do, what jobs lose by sharing, and of a job log how much time of
+    servers is saved.
     """
     from farside.cli.simulate.aggregation import run as simulate
 
-    simulate(mixes, variant=variant, capacity=capacity, loss_limit=loss_limit, json_out=json_out)
+    simulate(request, json_out)
