@@ -52,7 +52,7 @@ class Waits:
 
 
 class Pool:
-    """All clusters, Aggregators kept in reserve, and the jobs that wait. Times come from the caller and never go back."""
+    """All clusters, Aggregators in reserve, and the jobs that wait. Times come from the caller and never go back."""
 
     def __init__(self, limits: Limits, settings: PoolSettings) -> None:
         self.limits, self.settings = limits, settings

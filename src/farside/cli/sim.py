@@ -288,15 +288,13 @@ class AggregationRequest:
     loss_limit: Annotated[float, typer.Option(metavar="SHARE", help="Share of its speed that no job may lose.")] = 0.1
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, help="Seed of the models and servers that are drawn for a job log; default: 1."
-        ),
+        typer.Option(metavar="N", min=0, help="Seed of what is drawn for a job log; default: 1."),
     ] = None
     period_s: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Keep empty servers to the end of a period of this length, for a job log; default: 300.",
+            help="Period to whose end empty servers are kept, for a job log; default: 300.",
         ),
     ] = None
     cluster_max: Annotated[
