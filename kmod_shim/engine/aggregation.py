@@ -4,6 +4,7 @@ Arrays are anything with a buffer that lies in one piece: NumPy arrays, memory v
 engine keeps no address after a call.
 """
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -136,3 +137,209 @@ def _set_hyper(raw: Any, hyper: Hyper | None) -> None:
 def use_portable(portable: bool) -> bool:
     """Gives up the CPU's vector instructions, or takes them again; True when without. For tests and measurements."""
     return bool(lib.ne_reduce_portable(portable))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of a job: its elements, their format, and the parameter group whose numbers count."""
+
+    count: int
+    dtype: DType = DType.F32
+    group: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its gradient."""
+        return self.count * self.dtype.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all members of a job and its Aggregators agree on; limits as in `ne_job`."""
+
+    members: int
+    rule: Rule
+    chunks: tuple[Chunk, ...]
+
+    def raw(self) -> tuple[Any, Any]:
+        """The struct, and the array that it points to."""
+        chunks = ffi.new("struct ne_job_chunk[]", len(self.chunks))
+        for raw, chunk in zip(chunks, self.chunks, strict=True):
+            raw.count, raw.dtype, raw.group = chunk.count, chunk.dtype, chunk.group
+        job = ffi.new("struct ne_job *")
+        job.members, job.rule, job.chunks, job.chunk = self.members, self.rule, len(self.chunks), chunks
+        job.groups = 1 + max((chunk.group for chunk in self.chunks), default=0)
+        return job, chunks
+
+
+class AggregatorEventKind(IntEnum):
+    """Kinds of an Aggregator's events."""
+
+    LANE_ENDED = lib.NE_AGGREGATOR_LANE_ENDED
+    LOST = lib.NE_AGGREGATOR_LOST
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorEvent:
+    """Something that has happened to a job: a member's lane has ended, or a chunk can't go on."""
+
+    kind: AggregatorEventKind
+    job: int
+    rank: int
+    chunk: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorStats:
+    """Counters of one job since it was added; fields as in `ne_aggregator_stats`."""
+
+    updates: int
+    busy_ns: int
+    pushed_bytes: int
+    result_bytes: int
+    memory_bytes: int
+    lanes: int
+    waits_for: int
+
+
+def _checked(op: str, answer: int) -> int:
+    if answer < 0:
+        raise EngineError(op, -answer)
+    return answer
+
+
+def _open(handle: Any) -> Any:
+    if handle is None:
+        raise EngineError("closed", errno.ESHUTDOWN)
+    return handle
+
+
+class Aggregator:
+    """A server that updates chunks for the members of many jobs; its thread ends with `close`."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        handle = ffi.new("struct ne_aggregator **")
+        _checked("aggregator_create", lib.ne_aggregator_create(memory_bytes, handle))
+        self._owned: Any = ffi.gc(handle[0], lib.ne_aggregator_destroy)
+
+    def close(self) -> None:
+        """Ends all lanes, and the thread. A second call does nothing."""
+        # A call of another thread may be under way: the last one that returns frees it, with the last reference.
+        if self._owned is not None:
+            lib.ne_aggregator_stop(self._owned)
+        self._owned = None
+
+    @property
+    def _handle(self) -> Any:
+        return _open(self._owned)
+
+    def add_job(self, number: int, job: Job) -> None:
+        """A job, none of whose chunks is owned yet."""
+        raw, _chunks = job.raw()
+        _checked("aggregator_add_job", lib.ne_aggregator_add_job(self._handle, number, raw))
+
+    def drop_job(self, number: int) -> None:
+        """Ends its lanes, and forgets it."""
+        _checked("aggregator_drop_job", lib.ne_aggregator_drop_job(self._handle, number))
+
+    def own(self, number: int, first: int, count: int, epoch: int) -> None:
+        """This Aggregator owns these chunks."""
+        _checked("aggregator_own", lib.ne_aggregator_own(self._handle, number, first, count, epoch))
+
+    def attach(self, number: int, rank: int, fd: int, region: int | None) -> None:
+        """A member's lane, whose other end has proved who it is; ``region``: its memory file, if it is on this host."""
+        given = -1 if region is None else region
+        _checked("aggregator_attach", lib.ne_aggregator_attach(self._handle, number, rank, fd, given))
+
+    def fileno(self) -> int:
+        """Readable when there are events."""
+        return int(lib.ne_aggregator_event_fd(self._handle))
+
+    def next_event(self) -> AggregatorEvent | None:
+        """The oldest event that nobody has had; None: there is none."""
+        raw = ffi.new("struct ne_aggregator_event *")
+        if not lib.ne_aggregator_next_event(self._handle, raw):
+            return None
+        return AggregatorEvent(AggregatorEventKind(raw.kind), raw.job, raw.rank, raw.chunk, raw.error)
+
+    def stats(self, number: int) -> AggregatorStats:
+        """Counters of one job."""
+        raw = ffi.new("struct ne_aggregator_stats *")
+        _checked("aggregator_job_stats", lib.ne_aggregator_job_stats(self._handle, number, raw))
+        return AggregatorStats(*(getattr(raw, name) for name in AggregatorStats.__slots__))
+
+
+class Member:
+    """One member's region, and its lanes to the Aggregators of its job."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        handle = ffi.new("struct ne_kv **")
+        raw, _chunks = job.raw()
+        _checked("kv_create", lib.ne_kv_create(raw, rank, handle))
+        self._owned: Any = ffi.gc(handle[0], lib.ne_kv_destroy)
+        self._job = job
+
+    def close(self) -> None:
+        """Ends all lanes, the thread and the region. Nothing of `gradient` and `result` may be used any more."""
+        if self._owned is not None:
+            lib.ne_kv_stop(self._owned)
+        self._owned = None
+
+    @property
+    def _handle(self) -> Any:
+        return _open(self._owned)
+
+    @property
+    def region(self) -> int:
+        """The memory file, which stays the member's."""
+        return int(lib.ne_kv_region(self._handle))
+
+    def gradient(self, chunk: int, iteration: int) -> Buffer:
+        """Where the gradient of a chunk and iteration goes."""
+        at = lib.ne_kv_gradient(self._handle, chunk, iteration)
+        return ffi.buffer(at, self._job.chunks[chunk].size_bytes)
+
+    def result(self, chunk: int) -> Buffer:
+        """Where the result of a chunk is; of a start with a server's optimizer, rank 0's parameters."""
+        return ffi.buffer(lib.ne_kv_result(self._handle, chunk), self._job.chunks[chunk].size_bytes)
+
+    def start(self, version: int) -> None:
+        """All chunks are at this version: at rank 0 alone, if the server has the optimizer."""
+        _checked("kv_start", lib.ne_kv_start(self._handle, version))
+
+    def own(self, first: int, count: int, aggregator: int, epoch: int) -> None:
+        """An Aggregator, by its number, owns these chunks."""
+        _checked("kv_own", lib.ne_kv_own(self._handle, first, count, aggregator, epoch))
+
+    def attach(self, aggregator: int, fd: int, *, shm: bool) -> None:
+        """A lane to an Aggregator; ``shm``: it has the region."""
+        _checked("kv_attach", lib.ne_kv_attach(self._handle, aggregator, fd, shm))
+
+    def hyper(self, group: int, iteration: int, hyper: Hyper) -> None:
+        """The optimizer's numbers of a group from this iteration on; rank 0's count."""
+        raw = ffi.new("struct ne_hyper *")
+        _set_hyper(raw, hyper)
+        _checked("kv_hyper", lib.ne_kv_hyper(self._handle, group, iteration, raw))
+
+    def push(self, first: int, count: int, iteration: int) -> None:
+        """The gradients of these chunks are in place.
+
+        Raises:
+            EngineError: EAGAIN: the result of the iteration before is lacking, or they have been pushed.
+        """
+        _checked("kv_push", lib.ne_kv_push(self._handle, first, count, iteration))
+
+    def wait(self, first: int, count: int, version: int, timeout_s: float | None = None) -> None:
+        """Blocks until these chunks have a version.
+
+        Raises:
+            EngineError: ETIMEDOUT; ESTALE: the job can't go on.
+        """
+        timeout_ms = -1 if timeout_s is None else int(timeout_s * 1000)
+        _checked("kv_wait", lib.ne_kv_wait(self._handle, first, count, version, timeout_ms))
+
+    def wait_lane(self, timeout_s: float | None = None) -> int:
+        """Blocks until a lane has ended; the number of its Aggregator."""
+        timeout_ms = -1 if timeout_s is None else int(timeout_s * 1000)
+        return _checked("kv_wait_lane", lib.ne_kv_wait_lane(self._handle, timeout_ms))

@@ -322,6 +322,9 @@ int ne_export_stats_get(struct ne_export *exp, struct ne_export_stats *ret);
 enum {
 	NE_MEMBERS_MAX = 64,		/* of one job */
 	NE_REDUCTION_MAX = 67108864,	/* elements of one call */
+	NE_JOB_CHUNKS_MAX = 65536,
+	NE_JOB_GROUPS_MAX = 64,		/* parameter groups of an optimizer */
+	NE_CHUNK_BYTES_MAX = 1048576,
 };
 
 enum ne_dtype {				/* of gradients and results */
@@ -378,6 +381,98 @@ struct ne_reduction {
 int ne_reduce(const struct ne_reduction *reduction);
 /* For tests and measurements: true gives up the CPU's vector instructions, false takes them again. 1 when without. */
 int ne_reduce_portable(bool portable);
+
+struct ne_job_chunk {
+	uint64_t count;			/* elements, 1 and more; at most NE_CHUNK_BYTES_MAX */
+	uint32_t dtype;			/* enum ne_dtype */
+	uint32_t group;			/* of the optimizer's numbers */
+};
+
+struct ne_job {				/* what all members of a job and its Aggregators agree on */
+	uint32_t members;		/* 1..NE_MEMBERS_MAX */
+	uint32_t chunks;		/* 1..NE_JOB_CHUNKS_MAX */
+	uint32_t groups;		/* 1..NE_JOB_GROUPS_MAX */
+	uint32_t rule;			/* enum ne_rule */
+	const struct ne_job_chunk *chunk;
+};
+
+/*
+ * An Aggregator: updates chunks for the members of many jobs. One thread of its own serves all lanes; control calls come
+ * from any thread, and wait at most for one batch of frames.
+ */
+struct ne_aggregator;
+int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret);
+/* Ends all lanes and the thread; calls that are under way come back, later ones may fail with -ESHUTDOWN. */
+void ne_aggregator_stop(struct ne_aggregator *aggregator);
+/* No other call is under way. */
+void ne_aggregator_destroy(struct ne_aggregator *aggregator);
+/* -EEXIST; -ENOMEM: its masters, and what comes inline, would go beyond memory_bytes. None of its chunks is owned yet. */
+int ne_aggregator_add_job(struct ne_aggregator *aggregator, uint64_t id, const struct ne_job *job);
+/* Ends its lanes. -ENOENT. */
+int ne_aggregator_drop_job(struct ne_aggregator *aggregator, uint64_t id);
+/* This Aggregator owns chunks [first, first + count) under an epoch above 0. -ENOENT, -EINVAL. */
+int ne_aggregator_own(struct ne_aggregator *aggregator, uint64_t id, uint32_t first, uint32_t count, uint64_t epoch);
+/*
+ * A member's lane: a connected stream socket, whose other end has proved who it is. region: its memory file, sealed
+ * against shrinking, if it is on this host; -1: payload comes inline. A lane of that rank that is there ends. -ENOENT,
+ * -EINVAL: rank, or a region that is too short; -EPERM: a region that is not sealed; -ENOMEM. Takes both.
+ */
+int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t rank, int fd, int region);
+
+enum ne_aggregator_event_kind {
+	NE_AGGREGATOR_NONE = 0,
+	NE_AGGREGATOR_LANE_ENDED = 1,	/* error: why; EPIPE: the member closed it */
+	NE_AGGREGATOR_LOST = 2,		/* chunk: nobody has a version to go on from. The job can't go on */
+};
+
+struct ne_aggregator_event {
+	uint32_t kind, rank, chunk, error;
+	uint64_t job;
+};
+int ne_aggregator_event_fd(struct ne_aggregator *aggregator);
+/* 1: an event; 0: none is left. Of more than 256 that wait the newest are dropped. */
+int ne_aggregator_next_event(struct ne_aggregator *aggregator, struct ne_aggregator_event *ret);
+
+struct ne_aggregator_stats {		/* of one job, since it was added */
+	uint64_t updates, busy_ns;
+	uint64_t pushed_bytes, result_bytes; /* of gradients and results, by whatever way */
+	uint64_t memory_bytes;
+	uint32_t lanes;
+	uint32_t waits_for;		/* lowest rank whose push is lacking where others have pushed; members: none */
+};
+int ne_aggregator_job_stats(struct ne_aggregator *aggregator, uint64_t id, struct ne_aggregator_stats *ret);
+
+/*
+ * A member's half: its region, and its lanes to all Aggregators of the job. One thread of its own receives. push, wait
+ * and the like come from any thread.
+ */
+struct ne_kv;
+/* Makes and maps the region. -ENOMEM, -EINVAL. */
+int ne_kv_create(const struct ne_job *job, uint32_t rank, struct ne_kv **ret);
+/* Ends all lanes and the thread. Who waits comes back with -ESHUTDOWN. */
+void ne_kv_stop(struct ne_kv *kv);
+/* No other call is under way. */
+void ne_kv_destroy(struct ne_kv *kv);
+int ne_kv_region(struct ne_kv *kv);	/* its memory file, which stays the kv's */
+void *ne_kv_gradient(struct ne_kv *kv, uint32_t chunk, uint64_t iteration);
+void *ne_kv_result(struct ne_kv *kv, uint32_t chunk);
+/*
+ * All chunks are at `version`: with sum only at every member; with a server's optimizer at rank 0 alone, whose parameters
+ * lie where results do. The others have nothing, and are given it.
+ */
+int ne_kv_start(struct ne_kv *kv, uint64_t version);
+/* Who owns chunks [first, first + count): a number of ne_kv_attach's. */
+int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
+/* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. One that is there ends. Takes fd. */
+int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm);
+/* The optimizer's numbers of a group from this iteration on. Rank 0's count. */
+int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper);
+/* The gradients of [first, first + count) are in place. -EAGAIN: a result of the iteration before is lacking. */
+int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration);
+/* Blocks until all of them are at `version` or beyond. -ETIMEDOUT; -ESTALE: the job can't go on. timeout_ms < 0: none. */
+int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, int timeout_ms);
+/* Blocks until a lane has ended, for good or not: its number; -ETIMEDOUT; -ESTALE as above; -ESHUTDOWN: destroy. */
+int ne_kv_wait_lane(struct ne_kv *kv, int timeout_ms);
 
 /* ------------------------------------------------------------------- tools */
 

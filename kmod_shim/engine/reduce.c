@@ -16,6 +16,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "reduce.h"
+
 #include "engine.h"
 
 enum { BLOCK = 1024 }; /* elements: the stack holds four blocks of float32 */
@@ -489,4 +491,24 @@ int ne_reduce(const struct ne_reduction *r)
 		put_floats(r, first, n, (float *)block);
 	}
 	return 0;
+}
+
+void reduce_widen(uint32_t dtype, float *to, const void *from, size_t count)
+{
+	if (dtype == NE_DTYPE_F16)
+		operations->widen_f16(to, from, count);
+	else if (dtype == NE_DTYPE_BF16)
+		operations->widen_bf16(to, from, count);
+	else
+		memcpy(to, from, count * sizeof(*to));
+}
+
+void reduce_narrow(uint32_t dtype, void *to, const float *from, size_t count)
+{
+	if (dtype == NE_DTYPE_F16)
+		operations->round_f16(to, from, count);
+	else if (dtype == NE_DTYPE_BF16)
+		operations->round_bf16(to, from, count);
+	else
+		memcpy(to, from, count * sizeof(*from));
 }

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from farside.kmod_shim.engine import binding
-from farside.kmod_shim.engine.aggregation import DType, Rule
+from farside.kmod_shim.engine.aggregation import AggregatorEventKind, DType, Rule
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault, Protection, SlabState
 
 HEADER = Path(binding.__file__).with_name("engine.h").read_text()
 # Members that no caller in Python gives or gets.
-C_ONLY = {"ne_event_kind": {"NONE"}, "ne_fault": {"KINDS"}}
+C_ONLY = {"ne_event_kind": {"NONE"}, "ne_aggregator_event_kind": {"NONE"}, "ne_fault": {"KINDS"}}
 PYTHON: dict[str, type[IntEnum]] = {
     "ne_protection": Protection,
     "ne_donor_state": DonorState,
@@ -21,6 +21,7 @@ PYTHON: dict[str, type[IntEnum]] = {
     "ne_event_kind": EventKind,
     "ne_dtype": DType,
     "ne_rule": Rule,
+    "ne_aggregator_event_kind": AggregatorEventKind,
 }
 
 

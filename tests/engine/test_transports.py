@@ -14,7 +14,23 @@ import pytest
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parents[1] / "kmod_shim" / "engine"
-PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "conns", "export", "hedge", "thread", "verbs_none", "chunk")
+PARTS = (
+    "crc32c",
+    "shm",
+    "tcp",
+    "fault",
+    "disk",
+    "conns",
+    "export",
+    "hedge",
+    "thread",
+    "verbs_none",
+    "chunk",
+    "reduce",
+    "lane",
+    "aggregator",
+    "kv",
+)
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
 RDMA_PROGRAM = "rdma"

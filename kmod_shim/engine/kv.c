@@ -1,0 +1,629 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kv.c - a member's half of aggregation: its region, and what it owes to each Aggregator (chunk.h has the rules).
+ *
+ * A push goes out on the caller's thread: it is a head in a queue and one call of the kernel. A thread of the kv's own
+ * receives: it sleeps in epoll_wait() without a timeout, and wakes those that wait for results.
+ *
+ * A lane that ends takes nothing along. What was pushed lies in the region until its result is there, and goes out
+ * again, behind what is held, on the next lane. Who makes that lane is the caller's business: ne_kv_wait_lane() names
+ * it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "lane.h"
+#include "thread.h"
+
+enum {
+	READY = 64,
+	NUMBERS = 2, /* of a group: of now, and of the iteration before, which may be repeated */
+	WAKE = -1,
+	NOBODY = NE_MEMBERS_MAX,
+};
+
+struct held {
+	uint64_t version;
+	uint64_t epoch;
+	uint64_t owed;	   /* a version whose contents an Aggregator wants as soon as it is here */
+	uint8_t owner;	   /* NOBODY: not said yet */
+	bool has_any;	   /* a version is held */
+	bool is_first;	   /* it is the start, and lies where results do */
+	bool keeps;	   /* with the optimizer's state */
+	bool is_full;	   /* the gradient of version + 1 is in the region */
+	bool has_gradient; /* the gradient of version is in the region, too */
+	bool owes;
+};
+
+struct numbers {
+	uint64_t from;
+	struct ne_hyper hyper;
+};
+
+struct aggregator {
+	struct lane lane;
+	bool is_there, waits_out;
+	bool has_ended; /* and nobody has been told */
+};
+
+struct ne_kv {
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct layout layout;
+	uint32_t rank;
+	int region, poll, wake;
+	uint8_t *at;
+	struct held *held;
+	struct numbers *numbers;
+	struct aggregator aggregator[NE_MEMBERS_MAX];
+	uint8_t *scratch;
+	int dead; /* -errno: the job can't go on */
+	bool stops;
+};
+
+struct source {
+	struct ne_kv *kv;
+	uint32_t number;
+};
+
+/* ---------------------------------------------------------------------- sending */
+
+static void put(struct ne_kv *kv, uint32_t chunk, struct frame frame, void *payload, uint64_t bytes)
+{
+	struct held *held = &kv->held[chunk];
+	struct part part = {payload, bytes};
+	struct aggregator *to;
+
+	if (held->owner == NOBODY || !kv->aggregator[held->owner].is_there)
+		return;
+	to = &kv->aggregator[held->owner];
+	frame.chunk = chunk;
+	frame.epoch = held->epoch;
+	if (lane_put(&to->lane, &frame, &part, to->lane.is_shm || !bytes ? 0 : 1) < 0)
+		shutdown(to->lane.fd, SHUT_RDWR);
+}
+
+static void put_push(struct ne_kv *kv, uint32_t chunk, uint64_t iteration)
+{
+	put(kv, chunk, (struct frame){.kind = FRAME_PUSH, .iteration = iteration},
+	    kv->at + layout_gradient(&kv->layout, chunk, iteration), layout_bytes(&kv->layout, chunk));
+}
+
+/* On a new lane, and under a new epoch: what is held, then the push that may have been lost. */
+static void introduce(struct ne_kv *kv, uint32_t chunk)
+{
+	struct held *held = &kv->held[chunk];
+	uint16_t flags = (held->has_any ? 0 : FRAME_NOTHING) | (held->keeps ? FRAME_KEEPS : 0);
+
+	put(kv, chunk, (struct frame){.kind = FRAME_HAVE, .iteration = held->version, .flags = flags}, NULL, 0);
+	if (held->is_full)
+		put_push(kv, chunk, held->version + 1);
+}
+
+static void pay(struct ne_kv *kv, uint32_t chunk)
+{
+	struct held *held = &kv->held[chunk];
+	struct frame frame = {.kind = FRAME_SEED, .iteration = held->version};
+	const struct layout *layout = &kv->layout;
+
+	if (!held->owes || !held->has_any || held->owed != held->version || !(held->keeps || layout->sum_only))
+		return;
+	held->owes = false;
+	if (held->is_first)
+		frame.flags = FRAME_FIRST;
+	if (layout->sum_only || held->is_first)
+		put(kv, chunk, frame, kv->at + layout_result(layout, chunk), layout_bytes(layout, chunk));
+	else
+		put(kv, chunk, frame, kv->at + layout_kept(layout, chunk, held->version),
+		    layout_state_bytes(layout, chunk));
+}
+
+static void put_numbers(struct ne_kv *kv, uint32_t number, uint32_t group, const struct numbers *numbers)
+{
+	struct aggregator *to = &kv->aggregator[number];
+	struct frame frame = {.kind = FRAME_HYPER, .chunk = group, .iteration = numbers->from};
+
+	if (to->is_there && numbers->from &&
+	    lane_put_copy(&to->lane, &frame, &numbers->hyper, sizeof(numbers->hyper)) < 0)
+		shutdown(to->lane.fd, SHUT_RDWR);
+}
+
+static void watch(struct ne_kv *kv, uint32_t number, bool waits_out)
+{
+	struct aggregator *to = &kv->aggregator[number];
+	struct epoll_event event = {.events = EPOLLIN | (waits_out ? EPOLLOUT : 0), .data.u64 = number};
+
+	if (waits_out == to->waits_out)
+		return;
+	to->waits_out = waits_out;
+	epoll_ctl(kv->poll, EPOLL_CTL_MOD, to->lane.fd, &event);
+}
+
+static void end_lane(struct ne_kv *kv, uint32_t number)
+{
+	struct aggregator *to = &kv->aggregator[number];
+
+	if (!to->is_there)
+		return;
+	to->is_there = to->waits_out = false;
+	to->has_ended = true;
+	lane_close(&to->lane);
+	pthread_cond_broadcast(&kv->changed);
+}
+
+static void send_all(struct ne_kv *kv)
+{
+	for (uint32_t number = 0; number < NE_MEMBERS_MAX; number++) {
+		struct aggregator *to = &kv->aggregator[number];
+		int left;
+
+		if (!to->is_there || !to->lane.count)
+			continue;
+		left = lane_send(&to->lane);
+		if (left < 0)
+			end_lane(kv, number);
+		else
+			watch(kv, number, left);
+	}
+}
+
+/* -------------------------------------------------------------------- receiving */
+
+static bool is_current(const struct source *s, const struct frame *frame)
+{
+	const struct held *held = &s->kv->held[frame->chunk];
+
+	return held->owner == s->number && held->epoch == frame->epoch;
+}
+
+static bool is_wanted(const struct source *s, const struct frame *frame)
+{
+	const struct held *held = &s->kv->held[frame->chunk];
+
+	return is_current(s, frame) && (!held->has_any || frame->iteration == held->version + 1);
+}
+
+static int place(void *owner, const struct frame *frame, struct part parts[LANE_PARTS])
+{
+	struct source *s = owner;
+	struct ne_kv *kv = s->kv;
+	const struct layout *layout = &kv->layout;
+	uint64_t bytes, kept = 0;
+
+	if (kv->aggregator[s->number].lane.is_shm || frame->kind != FRAME_RESULT || frame->chunk >= layout->chunks)
+		return -EPROTO;
+	bytes = layout_bytes(layout, frame->chunk);
+	if (frame->flags & FRAME_KEEPS) {
+		if (layout->sum_only || layout_keeper(layout, frame->chunk) != kv->rank)
+			return -EPROTO;
+		kept = layout_state_bytes(layout, frame->chunk);
+	}
+	if (frame->bytes != bytes + kept)
+		return -EPROTO;
+	if (!is_wanted(s, frame)) {
+		parts[0] = (struct part){kv->scratch, frame->bytes};
+		return 0;
+	}
+	parts[0] = (struct part){kv->at + layout_result(layout, frame->chunk), bytes};
+	parts[1] = (struct part){kv->at + layout_kept(layout, frame->chunk, frame->iteration), kept};
+	return 0;
+}
+
+static int take_result(struct source *s, const struct frame *frame)
+{
+	struct ne_kv *kv = s->kv;
+	struct held *held = &kv->held[frame->chunk];
+
+	if (!kv->aggregator[s->number].lane.is_shm && !frame->bytes)
+		return -EPROTO;
+	if (!is_current(s, frame))
+		return 0;
+	if (is_wanted(s, frame)) {
+		held->has_gradient = held->has_any && held->is_full && !kv->layout.sum_only;
+		held->version = frame->iteration;
+		held->keeps = frame->flags & FRAME_KEEPS;
+		held->has_any = true;
+		held->is_full = held->is_first = false;
+		pay(kv, frame->chunk);
+	} else if (frame->iteration > held->version) {
+		return -EPROTO;
+	} else if (held->is_full && frame->iteration == held->version) {
+		/* What is held already asks a member that is ahead for its next push. */
+		put_push(kv, frame->chunk, held->version + 1);
+	}
+	return 0;
+}
+
+static int take(void *owner, const struct frame *frame)
+{
+	struct source *s = owner;
+	struct ne_kv *kv = s->kv;
+	struct held *held;
+
+	if (frame->chunk >= kv->layout.chunks)
+		return -EPROTO;
+	held = &kv->held[frame->chunk];
+	switch (frame->kind) {
+	case FRAME_RESULT:
+		return take_result(s, frame);
+	case FRAME_MOVED:
+		/* The plan is fixed so far: an owner whose epoch is newer than ours is a mistake of somebody's. */
+		return -EPROTO;
+	case FRAME_WANT_HAVE:
+		if (is_current(s, frame))
+			introduce(kv, frame->chunk);
+		return 0;
+	case FRAME_WANT_PUSH:
+		if (!is_current(s, frame))
+			return 0;
+		if ((held->is_full && frame->iteration == held->version + 1) ||
+		    (held->has_gradient && frame->iteration == held->version))
+			put_push(kv, frame->chunk, frame->iteration);
+		return 0;
+	case FRAME_WANT_SEED:
+		if (is_current(s, frame)) {
+			held->owes = true;
+			held->owed = frame->iteration;
+			pay(kv, frame->chunk);
+		}
+		return 0;
+	case FRAME_ERROR:
+		kv->dead = -(int)(frame->status && frame->status < 4096 ? frame->status : EPROTO);
+		return 0;
+	default:
+		return -EPROTO;
+	}
+}
+
+static const struct lane_owner calls = {.place = place, .take = take};
+
+static void look_at(struct ne_kv *kv, const struct epoll_event *event)
+{
+	struct source s = {kv, (uint32_t)event->data.u64};
+	uint64_t count;
+
+	if (event->data.u64 == (uint64_t)WAKE) {
+		(void)!read(kv->wake, &count, sizeof(count));
+		return;
+	}
+	if (!kv->aggregator[s.number].is_there || !(event->events & ~EPOLLOUT))
+		return;
+	if (lane_receive(&kv->aggregator[s.number].lane, &calls, &s) < 0)
+		end_lane(kv, s.number);
+}
+
+static void *receive(void *arg)
+{
+	struct ne_kv *kv = arg;
+	bool stops = false;
+
+	while (!stops) {
+		struct epoll_event events[READY];
+		int ready = epoll_wait(kv->poll, events, READY, -1);
+
+		pthread_mutex_lock(&kv->lock);
+		for (int i = 0; i < ready; i++)
+			look_at(kv, &events[i]);
+		send_all(kv);
+		pthread_cond_broadcast(&kv->changed);
+		stops = kv->stops;
+		pthread_mutex_unlock(&kv->lock);
+	}
+	return NULL;
+}
+
+/* ------------------------------------------------------------------------ doors */
+
+static int make_region(struct ne_kv *kv)
+{
+	uint64_t bytes = layout_region_bytes(&kv->layout, kv->rank);
+	void *at;
+
+	kv->region = memfd_create("farside-aggregation", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (kv->region < 0)
+		return -errno;
+	if (ftruncate(kv->region, bytes) || fcntl(kv->region, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+		return -errno;
+	at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, kv->region, 0);
+	if (at == MAP_FAILED)
+		return -errno;
+	kv->at = at;
+	/* A child of fork() has lanes and region of somebody else. */
+	madvise(at, bytes, MADV_DONTFORK);
+	return 0;
+}
+
+static int make(struct ne_kv *kv, const struct ne_job *job)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)WAKE};
+	int err = layout_make(&kv->layout, job);
+
+	if (err)
+		return err;
+	if (kv->rank >= job->members)
+		return -EINVAL;
+	kv->held = calloc(job->chunks, sizeof(*kv->held));
+	kv->numbers = calloc(NUMBERS * job->groups, sizeof(*kv->numbers));
+	kv->scratch = malloc(FRAME_PAYLOAD_MAX);
+	if (!kv->held || !kv->numbers || !kv->scratch)
+		return -ENOMEM;
+	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
+		kv->held[chunk].owner = NOBODY;
+	err = make_region(kv);
+	if (err)
+		return err;
+	kv->poll = epoll_create1(EPOLL_CLOEXEC);
+	kv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (kv->poll < 0 || kv->wake < 0 || epoll_ctl(kv->poll, EPOLL_CTL_ADD, kv->wake, &event))
+		return -errno;
+	return thread_start(&kv->thread, 0, receive, kv);
+}
+
+static void free_kv(struct ne_kv *kv)
+{
+	if (kv->at)
+		munmap(kv->at, layout_region_bytes(&kv->layout, kv->rank));
+	for (int i = 0; i < NE_MEMBERS_MAX; i++)
+		if (kv->aggregator[i].is_there)
+			lane_close(&kv->aggregator[i].lane);
+	if (kv->region >= 0)
+		close(kv->region);
+	if (kv->poll >= 0)
+		close(kv->poll);
+	if (kv->wake >= 0)
+		close(kv->wake);
+	free(kv->held);
+	free(kv->numbers);
+	free(kv->scratch);
+	layout_free(&kv->layout);
+	pthread_mutex_destroy(&kv->lock);
+	pthread_cond_destroy(&kv->changed);
+	free(kv);
+}
+
+int ne_kv_create(const struct ne_job *job, uint32_t rank, struct ne_kv **ret)
+{
+	struct ne_kv *kv = calloc(1, sizeof(*kv));
+	pthread_condattr_t attr;
+	int err;
+
+	if (!kv)
+		return -ENOMEM;
+	kv->rank = rank;
+	kv->region = kv->poll = kv->wake = -1;
+	pthread_mutex_init(&kv->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&kv->changed, &attr);
+	pthread_condattr_destroy(&attr);
+	err = make(kv, job);
+	if (err) {
+		free_kv(kv);
+		return err;
+	}
+	*ret = kv;
+	return 0;
+}
+
+void ne_kv_stop(struct ne_kv *kv)
+{
+	uint64_t one = 1;
+	bool was;
+
+	pthread_mutex_lock(&kv->lock);
+	was = kv->stops;
+	kv->stops = true;
+	pthread_cond_broadcast(&kv->changed);
+	pthread_mutex_unlock(&kv->lock);
+	if (was)
+		return;
+	(void)!write(kv->wake, &one, sizeof(one));
+	pthread_join(kv->thread, NULL);
+	pthread_mutex_lock(&kv->lock);
+	for (uint32_t number = 0; number < NE_MEMBERS_MAX; number++)
+		end_lane(kv, number);
+	pthread_mutex_unlock(&kv->lock);
+}
+
+void ne_kv_destroy(struct ne_kv *kv)
+{
+	if (!kv)
+		return;
+	ne_kv_stop(kv);
+	free_kv(kv);
+}
+
+int ne_kv_region(struct ne_kv *kv)
+{
+	return kv->region;
+}
+
+void *ne_kv_gradient(struct ne_kv *kv, uint32_t chunk, uint64_t iteration)
+{
+	return chunk < kv->layout.chunks ? kv->at + layout_gradient(&kv->layout, chunk, iteration) : NULL;
+}
+
+void *ne_kv_result(struct ne_kv *kv, uint32_t chunk)
+{
+	return chunk < kv->layout.chunks ? kv->at + layout_result(&kv->layout, chunk) : NULL;
+}
+
+int ne_kv_start(struct ne_kv *kv, uint64_t version)
+{
+	bool has_any = kv->layout.sum_only || kv->rank == 0;
+
+	pthread_mutex_lock(&kv->lock);
+	for (uint32_t chunk = 0; has_any && chunk < kv->layout.chunks; chunk++) {
+		struct held *held = &kv->held[chunk];
+
+		held->version = version;
+		held->has_any = true;
+		held->is_first = held->keeps = !kv->layout.sum_only;
+	}
+	pthread_mutex_unlock(&kv->lock);
+	return 0;
+}
+
+static bool is_range(const struct ne_kv *kv, uint32_t first, uint32_t count)
+{
+	return first <= kv->layout.chunks && count <= kv->layout.chunks - first;
+}
+
+int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch)
+{
+	if (!is_range(kv, first, count) || aggregator >= NE_MEMBERS_MAX || !epoch)
+		return -EINVAL;
+	pthread_mutex_lock(&kv->lock);
+	for (uint32_t chunk = first; chunk < first + count; chunk++) {
+		kv->held[chunk].owner = aggregator;
+		kv->held[chunk].epoch = epoch;
+		introduce(kv, chunk);
+	}
+	send_all(kv);
+	pthread_mutex_unlock(&kv->lock);
+	return 0;
+}
+
+int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = aggregator};
+	struct aggregator *to;
+	int err;
+
+	if (aggregator >= NE_MEMBERS_MAX)
+		return -EINVAL;
+	to = &kv->aggregator[aggregator];
+	pthread_mutex_lock(&kv->lock);
+	end_lane(kv, aggregator);
+	to->has_ended = false;
+	err = kv->stops ? -ESHUTDOWN : lane_open(&to->lane, fd, is_shm, 4 * kv->layout.chunks + 1024);
+	if (!err && epoll_ctl(kv->poll, EPOLL_CTL_ADD, fd, &event)) {
+		err = -errno;
+		free(to->lane.buffer);
+		free(to->lane.items);
+		memset(&to->lane, 0, sizeof(to->lane));
+	}
+	if (!err) {
+		to->is_there = true;
+		for (uint32_t i = 0; i < NUMBERS * kv->layout.group_count; i++)
+			put_numbers(kv, aggregator, i / NUMBERS, &kv->numbers[i ^ 1]);
+		for (uint32_t chunk = 0; chunk < kv->layout.chunks; chunk++)
+			if (kv->held[chunk].owner == aggregator)
+				introduce(kv, chunk);
+		send_all(kv);
+	}
+	pthread_mutex_unlock(&kv->lock);
+	return err;
+}
+
+int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper)
+{
+	struct numbers *numbers = &kv->numbers[NUMBERS * (uint64_t)group];
+
+	if (group >= kv->layout.group_count || !iteration)
+		return -EINVAL;
+	pthread_mutex_lock(&kv->lock);
+	if (numbers[0].from != iteration)
+		numbers[1] = numbers[0];
+	numbers[0] = (struct numbers){iteration, *hyper};
+	for (uint32_t number = 0; number < NE_MEMBERS_MAX; number++)
+		put_numbers(kv, number, group, &numbers[0]);
+	send_all(kv);
+	pthread_mutex_unlock(&kv->lock);
+	return 0;
+}
+
+int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration)
+{
+	int err = 0;
+
+	if (!is_range(kv, first, count) || !iteration)
+		return -EINVAL;
+	pthread_mutex_lock(&kv->lock);
+	for (uint32_t chunk = first; !err && chunk < first + count; chunk++)
+		if (!kv->held[chunk].has_any || kv->held[chunk].version + 1 != iteration || kv->held[chunk].is_full)
+			err = -EAGAIN;
+	/* In descending order, as gradients come. */
+	for (uint32_t chunk = first + count; !err && chunk-- > first;) {
+		kv->held[chunk].is_full = true;
+		put_push(kv, chunk, iteration);
+	}
+	send_all(kv);
+	pthread_mutex_unlock(&kv->lock);
+	return err;
+}
+
+static bool is_past(const struct timespec *deadline)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec > deadline->tv_sec || (now.tv_sec == deadline->tv_sec && now.tv_nsec >= deadline->tv_nsec);
+}
+
+/* Sleeps until something changes, or the deadline has passed: -ETIMEDOUT. */
+static int sleep_until(struct ne_kv *kv, const struct timespec *deadline, int timeout_ms)
+{
+	if (timeout_ms < 0)
+		pthread_cond_wait(&kv->changed, &kv->lock);
+	else if (is_past(deadline))
+		return -ETIMEDOUT;
+	else
+		pthread_cond_timedwait(&kv->changed, &kv->lock, deadline);
+	return 0;
+}
+
+static struct timespec deadline_of(int timeout_ms)
+{
+	uint64_t at_ns = now_ns() + (timeout_ms > 0 ? timeout_ms * 1000000ull : 0);
+
+	return (struct timespec){at_ns / 1000000000, at_ns % 1000000000};
+}
+
+int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, int timeout_ms)
+{
+	struct timespec deadline = deadline_of(timeout_ms);
+	uint32_t chunk = first;
+	int err = 0;
+
+	if (!is_range(kv, first, count))
+		return -EINVAL;
+	pthread_mutex_lock(&kv->lock);
+	while (!err) {
+		/* What has been seen once needs no second look: versions only grow. */
+		while (chunk < first + count && kv->held[chunk].has_any && kv->held[chunk].version >= version)
+			chunk++;
+		if (chunk == first + count)
+			break;
+		err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+	}
+	pthread_mutex_unlock(&kv->lock);
+	return err;
+}
+
+int ne_kv_wait_lane(struct ne_kv *kv, int timeout_ms)
+{
+	struct timespec deadline = deadline_of(timeout_ms);
+	int found = -1, err = 0;
+
+	pthread_mutex_lock(&kv->lock);
+	while (!err && found < 0) {
+		for (int i = 0; i < NE_MEMBERS_MAX && found < 0; i++)
+			found = kv->aggregator[i].has_ended ? i : -1;
+		if (found < 0)
+			err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+	}
+	if (found >= 0)
+		kv->aggregator[found].has_ended = false;
+	pthread_mutex_unlock(&kv->lock);
+	return err ? err : found;
+}

@@ -1,0 +1,323 @@
+"""Members push and Aggregators update, by shared memory and inline: bit for bit what one process computes."""
+
+import contextlib
+import errno
+import os
+import random
+import socket
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from farside.errors import EngineError
+from farside.kmod_shim.engine.aggregation import (
+    Aggregator,
+    AggregatorEventKind,
+    Chunk,
+    DType,
+    Hyper,
+    Job,
+    Member,
+    Rule,
+)
+from tests.aggregation.rig import JOB, Reference, Rig, gradient_of, make_job, start_of
+from tests.support.waiting import until
+
+ADAM = Hyper(lr=0.01)
+SGD = Hyper(lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True)
+HYPER = {Rule.SGD: SGD, Rule.ADAM: ADAM, Rule.ADAMW: Hyper(lr=0.01, weight_decay=0.05)}
+ITERATIONS = 5
+
+
+@contextlib.contextmanager
+def running(job: Job, *, shm: list[bool] | bool, aggregators: int = 1) -> Iterator[Rig]:
+    rig = Rig(job, shm=shm, hyper=HYPER.get(job.rule), aggregators=aggregators)
+    try:
+        rig.start()
+        yield rig
+    finally:
+        rig.close()
+
+
+def assert_trains(rig: Rig, iterations: int = ITERATIONS) -> None:
+    reference = Reference(rig.job, rig.hyper)
+    for iteration in range(1, iterations + 1):
+        rig.push(iteration)
+        wanted = reference.step(iteration)
+        for rank, found in enumerate(rig.wait(iteration)):
+            assert found == wanted, f"rank {rank} differs after iteration {iteration}"
+
+
+@pytest.mark.parametrize("shm", [True, False], ids=["shm", "tcp"])
+@pytest.mark.parametrize("rule", list(Rule))
+def test_every_member_gets_what_one_process_computes(rule: Rule, shm: bool) -> None:
+    with running(make_job(rule), shm=shm) as rig:
+        assert_trains(rig)
+
+
+@pytest.mark.parametrize("shm", [True, False], ids=["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [
+        (Rule.SUM, DType.F16),
+        (Rule.ADAM, DType.F16),
+        (Rule.SUM, DType.F64),
+        (Rule.SUM, DType.I32),
+        (Rule.SUM, DType.I64),
+    ],
+)
+def test_other_formats_are_aggregated_alike(rule: Rule, dtype: DType, shm: bool) -> None:
+    with running(make_job(rule, dtype=dtype), shm=shm) as rig:
+        assert_trains(rig)
+
+
+@pytest.mark.parametrize("rule", [Rule.SUM, Rule.ADAM])
+def test_four_members_on_two_aggregators_some_of_them_on_other_hosts(rule: Rule) -> None:
+    with running(make_job(rule, members=4, chunks=9), shm=[True, False, True, False], aggregators=2) as rig:
+        assert_trains(rig)
+
+
+def test_one_member_alone_is_aggregated() -> None:
+    with running(make_job(Rule.SGD, members=1), shm=True) as rig:
+        assert_trains(rig)
+
+
+@pytest.mark.parametrize("shm", [True, False, [True, False]], ids=["shm", "tcp", "both"])
+@pytest.mark.parametrize("rule", [Rule.SUM, Rule.SGD, Rule.ADAM])
+def test_a_job_ends_bit_equal_though_its_aggregator_is_killed_in_every_iteration(
+    rule: Rule, shm: list[bool] | bool
+) -> None:
+    with running(make_job(rule), shm=shm) as rig:
+        reference = Reference(rig.job, rig.hyper)
+        for iteration in range(1, 2 * ITERATIONS + 1):
+            rig.push(iteration)
+            rig.kill(0)
+            wanted = reference.step(iteration)
+            assert rig.wait(iteration) == [wanted] * rig.job.members
+
+
+@pytest.mark.parametrize("shm", [True, False], ids=["shm", "tcp"])
+@pytest.mark.parametrize("rule", [Rule.SUM, Rule.ADAM])
+def test_a_job_ends_bit_equal_though_its_lanes_are_cut(rule: Rule, shm: bool) -> None:
+    with running(make_job(rule), shm=shm, aggregators=2) as rig:
+        reference = Reference(rig.job, rig.hyper)
+        for iteration in range(1, 2 * ITERATIONS + 1):
+            rig.cut_all()
+            rig.push(iteration)
+            rig.cut_all()
+            wanted = reference.step(iteration)
+            assert rig.wait(iteration) == [wanted] * rig.job.members
+
+
+def test_learning_rates_count_from_the_iteration_that_names_them() -> None:
+    with running(make_job(Rule.SGD), shm=True) as rig:
+        reference = Reference(rig.job, rig.hyper)
+        for iteration in range(1, 8):
+            now = Hyper(lr=0.1 / iteration, momentum=0.9)
+            rig.members[0].hyper(0, iteration, now)
+            reference.hyper = now
+            rig.push(iteration)
+            # The numbers of this iteration go along with the pushes that are repeated.
+            rig.kill(0)
+            assert rig.wait(iteration) == [reference.step(iteration)] * 2
+
+
+# ---- what is refused
+
+
+def test_a_push_ahead_of_its_time_is_refused() -> None:
+    with running(make_job(Rule.SUM), shm=True) as rig:
+        for iteration in (2, 9):
+            with pytest.raises(EngineError) as caught:
+                rig.members[0].push(0, 5, iteration)
+            assert caught.value.errno == errno.EAGAIN
+        rig.members[0].push(0, 5, 1)
+        with pytest.raises(EngineError) as caught:
+            rig.members[0].push(0, 5, 1)
+        assert caught.value.errno == errno.EAGAIN
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(0, Rule.SUM, (Chunk(1),)),
+        Job(65, Rule.SUM, (Chunk(1),)),
+        Job(2, Rule.SUM, ()),
+        Job(2, Rule.SUM, (Chunk(0),)),
+        Job(2, Rule.SUM, (Chunk(262_145),)),
+        Job(2, Rule.MEAN, (Chunk(1, DType.I64),)),
+        Job(2, Rule.ADAM, (Chunk(1, DType.F64),)),
+        Job(2, Rule.SUM, (Chunk(1, DType.F32, 64),)),
+    ],
+)
+def test_a_job_out_of_bounds_is_refused_at_both_ends(job: Job) -> None:
+    aggregator = Aggregator(1 << 20)
+    for refused in (lambda: aggregator.add_job(JOB, job), lambda: Member(job, 0)):
+        with pytest.raises(EngineError) as caught:
+            refused()
+        assert caught.value.errno == errno.EINVAL
+    aggregator.close()
+
+
+def test_a_job_beyond_the_memory_is_refused_and_leaves_none_taken() -> None:
+    job = Job(2, Rule.ADAM, (Chunk(100_000),))
+    aggregator = Aggregator(3_000_000)
+
+    aggregator.add_job(1, job)
+    with pytest.raises(EngineError) as caught:
+        aggregator.add_job(2, job)
+    assert caught.value.errno == errno.ENOMEM
+    aggregator.drop_job(1)
+    aggregator.add_job(2, job)
+
+    aggregator.close()
+
+
+def test_a_region_that_could_shrink_or_is_too_short_is_refused() -> None:
+    job = make_job(Rule.SUM)
+    aggregator, one, other = Aggregator(1 << 20), *socket.socketpair()
+    aggregator.add_job(JOB, job)
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 1 << 20)
+    short = Member(Job(2, Rule.SUM, (Chunk(1),)), 0)
+
+    for region, why in ((unsealed, errno.EPERM), (short.region, errno.EINVAL)):
+        with pytest.raises(EngineError) as caught:
+            aggregator.attach(JOB, 0, one.fileno(), region)
+        assert caught.value.errno == why
+    for rank, number, why in ((2, JOB, errno.EINVAL), (0, 99, errno.ENOENT)):
+        with pytest.raises(EngineError) as caught:
+            aggregator.attach(number, rank, one.fileno(), None)
+        assert caught.value.errno == why
+
+    short.close()
+    aggregator.close()
+    os.close(unsealed)
+    one.close()
+    other.close()
+
+
+FRAME = struct.Struct("<IHHIIQQQII")
+MAGIC, HAVE, PUSH = 0x31415246, 1, 2
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0" * 48,
+        FRAME.pack(MAGIC, 99, 0, 0, 0, 1, 1, 0, 0, 0),
+        FRAME.pack(MAGIC, PUSH, 0, 9, 0, 1, 1, 0, 0, 0),
+        FRAME.pack(MAGIC, PUSH, 0, 0, 5, 1, 1, 0, 0, 0) + b"\0" * 5,
+        FRAME.pack(MAGIC, PUSH, 0, 0, 2**31, 1, 1, 0, 0, 0),
+        FRAME.pack(MAGIC, PUSH, 0, 0, 0, 1, 1, 0, 0, 0),
+        FRAME.pack(MAGIC, HAVE, 0, 0, 0, 2**63, 1, 0, 0, 0),
+        FRAME.pack(MAGIC, HAVE, 0, 0, 0, 0, 1, 0, 0, 7),
+        FRAME.pack(MAGIC, 4, 0, 0, 8, 1, 1, 0, 0, 0) + b"\0" * 8,
+    ],
+)
+def test_nonsense_ends_its_own_lane_and_no_others(sent: bytes) -> None:
+    with running(make_job(Rule.SUM), shm=True) as rig:
+        aggregator = rig.aggregators[0]
+        aggregator.add_job(8, make_job(Rule.SUM))
+        aggregator.own(8, 0, 5, 1)
+        theirs, ours = socket.socketpair()
+        aggregator.attach(8, 1, theirs.detach(), None)
+
+        ours.sendall(sent)
+        ours.settimeout(30)
+        while ours.recv(4096):
+            pass
+        event = aggregator.next_event()
+
+        assert event is not None
+        assert (event.kind, event.job, event.rank, event.error) == (AggregatorEventKind.LANE_ENDED, 8, 1, errno.EPROTO)
+        assert_trains(rig)
+        ours.close()
+
+
+def test_random_bytes_of_a_member_harm_no_other_job() -> None:
+    rng = random.Random(1)
+    with running(make_job(Rule.SGD), shm=False) as rig:
+        rig.aggregators[0].add_job(8, make_job(Rule.ADAM))
+        rig.aggregators[0].own(8, 0, 5, 1)
+        for attempt in range(60):
+            theirs, ours = socket.socketpair()
+            rig.aggregators[0].attach(8, attempt % 2, theirs.detach(), None)
+            frames = b"".join(
+                FRAME.pack(
+                    MAGIC, rng.choice((1, 2, 3, 4, 5)), rng.randrange(16), rng.randrange(6), 0, rng.randrange(4),
+                    rng.randrange(3), 0, 0, 0,
+                )
+                for _ in range(20)
+            )  # fmt: skip
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                ours.sendall(frames + rng.randbytes(200))
+            ours.close()
+        assert_trains(rig)
+
+
+def test_what_nobody_can_go_on_from_is_told_to_all_members() -> None:
+    job = make_job(Rule.ADAM)
+    rig = Rig(job, shm=True, hyper=ADAM)
+    try:
+        rig.start()
+        rig.push(1)
+        rig.wait(1)
+        # Rank 1 comes anew, and with it goes the state of the chunks that it keeps; the Aggregator has gone, too.
+        rig.kill(0)
+        rig.replace(1)
+        for member in rig.members:
+            with pytest.raises(EngineError) as caught:
+                member.wait(0, 5, 2, 30)
+            assert caught.value.errno == errno.ESTALE
+        events = list(iter(rig.aggregators[0].next_event, None))
+        assert AggregatorEventKind.LOST in {event.kind for event in events}
+    finally:
+        rig.close()
+
+
+def test_a_member_that_came_anew_gets_the_parameters_from_the_aggregator() -> None:
+    job = make_job(Rule.ADAM)
+    rig = Rig(job, shm=True, hyper=ADAM)
+    try:
+        rig.start()
+        reference = Reference(job, rig.hyper)
+        rig.push(1)
+        rig.wait(1)
+        wanted = reference.step(1)
+        rig.replace(1)
+
+        assert rig.wait(1) == [wanted] * 2
+        for iteration in (2, 3):
+            rig.push(iteration)
+            assert rig.wait(iteration) == [reference.step(iteration)] * 2
+    finally:
+        rig.close()
+
+
+def test_counters_say_who_is_waited_for() -> None:
+    with running(make_job(Rule.SUM), shm=True) as rig:
+        rig.members[1].push(0, 5, 1)
+        until(lambda: rig.aggregators[0].stats(JOB).waits_for == 0, what="rank 0 to be waited for")
+        rig.members[0].push(0, 5, 1)
+        rig.wait(1)
+
+        stats = rig.aggregators[0].stats(JOB)
+
+        assert (stats.updates, stats.lanes, stats.waits_for) == (5, 2, 2)
+        assert stats.pushed_bytes == stats.result_bytes == 2 * sum(chunk.size_bytes for chunk in rig.job.chunks)
+
+
+def test_the_start_of_rank_0_is_everybodys() -> None:
+    with running(make_job(Rule.SGD, members=3), shm=[True, False, True]) as rig:
+        wanted = [start_of(rig.job, index).tobytes() for index in range(5)]
+        assert rig.wait(0) == [wanted] * 3
+
+
+def test_gradients_of_a_rank_differ_so_that_equal_results_mean_something() -> None:
+    job = make_job(Rule.SUM)
+
+    assert not np.array_equal(gradient_of(job, 0, 0, 1), gradient_of(job, 1, 0, 1))
+    assert not np.array_equal(gradient_of(job, 0, 0, 1), gradient_of(job, 0, 0, 2))
