@@ -43,7 +43,13 @@ if ! [ -e "$policy" ]; then
 	printf '#!/bin/sh\nexit 101\n' >"$policy"
 	chmod 755 "$policy"
 fi
-if ! { apt-get update -qq && apt_install; } >"$log" 2>&1; then
-	tail -n 20 "$log" >&2
-	fail "apt-get could not install:$missing"
-fi
+# DPkg::Lock::Timeout does not cover the package lists, which a machine that has just started often updates itself.
+tries=60
+until { apt-get update -qq && apt_install; } >"$log" 2>&1; do
+	tries=$((tries - 1))
+	if [ "$tries" = 0 ] || ! grep -q "lists/lock" "$log"; then
+		tail -n 20 "$log" >&2
+		fail "apt-get could not install:$missing"
+	fi
+	sleep "${FARSIDE_APT_RETRY_S:-5}"
+done

@@ -17,7 +17,7 @@ from farside.cli.demo.main import PROGRAMS as DEMO_PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "install_packages.sh"
-SHELL_TOOLS = ("cat", "chmod", "rm", "mktemp", "tail", "sh")
+SHELL_TOOLS = ("cat", "chmod", "grep", "rm", "mktemp", "sleep", "tail", "sh")
 
 
 class FakeSystem:
@@ -104,6 +104,17 @@ def test_apt_gets_own_words_are_shown_when_it_fails(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["no network", "farside: apt-get could not install: fio"]
+
+
+def test_package_lists_that_another_program_updates_are_waited_for(tmp_path: Path) -> None:
+    system = FakeSystem(tmp_path)
+    seen = tmp_path / "seen"
+    locked = "echo 'E: Could not get lock /var/lib/apt/lists/lock. It is held by process 1 (apt-get)'"
+    system.program("apt-get", f'echo "$*" >>{system.told}; [ -e {seen} ] || {{ {locked}; : >{seen}; exit 100; }}')
+
+    assert system.install("fio", FARSIDE_APT_RETRY_S="0").returncode == 0
+
+    assert [call.split()[0] for call in system.apt_calls] == ["update", "update", "install"]
 
 
 @pytest.mark.parametrize("packages", [(), ("gcc",)])
