@@ -55,6 +55,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.manager.wall_clock",
 )
 PURE = (
+    *(f"farside.agent.aggregator.{name}" for name in ("layout", "plan")),
     "farside.agent.gpu_share",
     "farside.agent.messages",
     "farside.agent.protocol",
@@ -124,6 +125,7 @@ COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 SHARED_PROTOCOL = {
     *(f"farside.daemon.control.{name}" for name in ("protocol", "messages", "keys", "channel")),
     *(f"farside.agent.{name}" for name in ("protocol", "messages", "gpu_share", "mutual_proof")),
+    *(f"farside.agent.aggregator.{name}" for name in ("layout", "plan")),
 }
 
 
