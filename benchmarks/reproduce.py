@@ -17,9 +17,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import (
+    autops_decisions,
     autops_log,
     autops_mixes,
     autops_sharing,
+    autops_usage,
     cluster_figure,
     energy_saving,
     energy_sensitivity,
@@ -122,6 +124,11 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "autops-sharing": lambda effort: autops_sharing.sharing(),
     "autops-scaling": lambda effort: autops_sharing.scaling(),
     "autops-log": lambda effort: autops_log.figure(effort.data),
+    "autops-usage": lambda effort: autops_usage.servers(effort.data),
+    "autops-cycles": lambda effort: autops_usage.losses(),
+    "autops-decisions": lambda effort: autops_decisions.figure(
+        cases=40 if len(effort.draws) > 1 else 10, jobs=1000 if len(effort.draws) > 1 else 100
+    ),
     "autops-mixes": lambda effort: autops_mixes.figure(mixes=300 if len(effort.draws) > 1 else 30),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }

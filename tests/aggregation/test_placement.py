@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.autops_exact import least_aggregators
 from farside.scheduler.sharing.aggregation.cycle import Limits
 from farside.scheduler.sharing.aggregation.placement import Placement, Profile, Refused
 from farside.scheduler.sharing.aggregation.printed import PrintedPlacement
 from farside.scheduler.sim.aggregation.drawn import drawn_mix
-from tests.aggregation.exact import least_aggregators
 from tests.aggregation.mixes import check, held
 
 PAPER = Limits(cycle_multiple=1, period_tolerance=0.0)
