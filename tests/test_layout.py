@@ -55,7 +55,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.manager.wall_clock",
 )
 PURE = (
-    *(f"farside.agent.aggregator.{name}" for name in ("layout", "plan")),
+    *(f"farside.agent.aggregator.{name}" for name in ("door", "layout", "plan")),
     "farside.agent.gpu_share",
     "farside.agent.messages",
     "farside.agent.protocol",

@@ -1,4 +1,4 @@
-"""Proofs and message codes of two ends that know a key: the cluster's, or a node's token. PURE.
+"""Proofs and message codes of two ends that know a key: the cluster's, a job's, or a node's token. PURE.
 
 Everything is HMAC-SHA256 under that key with a label of its own, so that nothing computed for one purpose or by
 one side can be used for another.
@@ -21,6 +21,8 @@ class Side(enum.Enum):
     DONOR = "donor"
     AGENT = "agent"
     MANAGER = "manager"
+    MEMBER = "member"
+    AGGREGATOR = "aggregator"
 
     @property
     def other(self) -> "Side":
@@ -33,6 +35,8 @@ _PEERS = {
     Side.DONOR: Side.BORROWER,
     Side.AGENT: Side.MANAGER,
     Side.MANAGER: Side.AGENT,
+    Side.MEMBER: Side.AGGREGATOR,
+    Side.AGGREGATOR: Side.MEMBER,
 }
 
 

@@ -1,0 +1,443 @@
+"""A member's session: its region and lanes, which it makes again for as long as the job goes on.
+
+What a lane loses nobody misses (`kmod_shim/engine/kv.c`), so all that is left to do is to make it again: at once, then
+at growing distances, and to the address that the newest plan names. Threads: one waits for lanes that end, one for
+plans where they change, and one for as long as an Aggregator can't be reached. None holds the interpreter's lock while
+it waits.
+"""
+
+import contextlib
+import errno
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Refused, Welcome
+from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_problem
+from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, plan_problem
+from farside.endpoint import parse_address
+from farside.errors import ConfigError, EngineError, FarsideError, PeerError
+from farside.kernel_file import boot_id
+from farside.kmod_shim.engine.aggregation import Chunk, DType, Job, Member, Rule
+from farside.log import get_log
+
+_log = get_log("training")
+
+DIAL_LIMIT_S = 5.0
+"""For a connection and what is said on it first; a server that hangs is replaced sooner."""
+FIRST_LIMIT_S = 30.0
+"""For the first lanes: ranks and Aggregators are started together, in any order."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.01, 0.5
+TELL_PERIOD_S = 10.0
+REFRESH_S = 1.0
+"""An Aggregator that is away for so long may have been replaced: the plan is asked for."""
+WAIT_SLICE_S = 1.0
+PEER_LOST_S = 5
+"""A machine that is gone answers nothing: so long its silence is borne on TCP."""
+
+
+class PlanSource(Protocol):
+    """Where a member's plan comes from.
+
+    Attributes:
+        job, start: Name and number of this start.
+        rank, members: Of this process, and how many there are.
+        is_static: The plan never changes.
+    """
+
+    job: str
+    start: int
+    rank: int
+    members: int
+    is_static: bool
+
+    def plan(self, layout: Layout, *, rule: str, after_epoch: int) -> JobPlan:
+        """Blocks until there is a plan newer than this epoch; 0: the present one. The first call declares the layout.
+
+        Raises:
+            FarsideError: there will be none; one line. Also after `close`.
+        """
+        ...
+
+    def measured(self, iteration: int, iteration_s: float) -> None:
+        """Tells how long this member's last iterations took, an iteration."""
+        ...
+
+    def close(self) -> None:
+        """Ends a call that blocks."""
+        ...
+
+
+def source_from_environment() -> PlanSource:
+    """The plan of the job that this process is in, as its environment says.
+
+    Raises:
+        ConfigError: it is in none; one line.
+    """
+    from farside.training.static_plan import static_plan_from  # late: who gives a source of their own needs no other
+
+    return static_plan_from()
+
+
+class MemberSession:
+    """One member of one job. `connect` before anything is pushed."""
+
+    def __init__(self, source: PlanSource, *, rule: str, tensors: Sequence[Tensor], hold: bool = False) -> None:
+        """Makes the layout and the region; speaks to nobody yet.
+
+        Args:
+            source: Where plans come from; closed by `close`.
+            rule: What becomes of the gradients: "sum", "mean", "sgd", "adam", "adamw".
+            tensors: All trainable ones, in the same order on every rank.
+            hold: Results wait until they are asked for.
+
+        Raises:
+            ConfigError: the model can't be aggregated by that rule.
+        """
+        self.layout = make_layout(tensors)
+        problem = rule_problem(self.layout.tensors, rule)
+        if problem:
+            raise ConfigError(problem)
+        self.source = source
+        self.rule = rule
+        self.job = engine_job(self.layout, rule=rule, members=source.members)
+        self.member = Member(self.job, source.rank)
+        self._hold = hold
+        self._life = secrets.randbits(62)
+        self._lock = threading.Lock()
+        self._plan: JobPlan | None = None
+        self._machine = boot_id()
+        self._reopening: set[int] = set()
+        self._closed = threading.Event()
+        self._failure: FarsideError | None = None
+
+    @property
+    def has_optimizer(self) -> bool:
+        """The Aggregators step the optimizer; otherwise they only sum."""
+        return self.rule not in ("sum", "mean")
+
+    @property
+    def plan(self) -> JobPlan:
+        """The newest plan that is known."""
+        assert self._plan is not None, "connect first"
+        return self._plan
+
+    def connect(self, parameters: Callable[[], None] | None = None, *, limit_s: float = FIRST_LIMIT_S) -> None:
+        """Opens a lane to each Aggregator of the job, and keeps them from then on.
+
+        Args:
+            parameters: With an Aggregator's optimizer, called at rank 0 of a job that no Aggregator knows yet: puts the
+                parameters where results are (`member.result`).
+            limit_s: For an Aggregator that does not answer.
+
+        Raises:
+            FarsideError: the job can't be served, in one line.
+        """
+        self._plan = self._checked(self.source.plan(self.layout, rule=self.rule, after_epoch=0))
+        deadline_s = time.monotonic() + limit_s
+        with contextlib.ExitStack() as stack:
+            lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
+            for sock, _welcome, _is_shm in lanes:
+                stack.callback(sock.close)
+            if all(welcome.version is None for _sock, welcome, _is_shm in lanes):
+                self._begin(parameters)
+            self._own(self._plan.runs)
+            for address, (sock, _welcome, is_shm) in zip(self._plan.aggregators, lanes, strict=True):
+                self._hand_over(address.number, sock, is_shm)
+        self._start(self._keep_lanes, "lanes")
+        if not self.source.is_static:
+            self._start(self._follow_plans, "plans")
+
+    def push(self, first: int, count: int, iteration: int) -> None:
+        """The gradients of these chunks are in place.
+
+        Raises:
+            FarsideError: the job can't go on, or this push breaks its order.
+        """
+        with self._told_in_words():
+            self.member.push(first, count, iteration)
+
+    def wait(self, first: int, count: int, version: int, timeout_s: float | None = None) -> None:
+        """Blocks until these chunks have a version.
+
+        Raises:
+            TimeoutError: they have not, by then.
+            FarsideError: the job can't go on; one line.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = WAIT_SLICE_S if deadline_s is None else min(WAIT_SLICE_S, max(0.0, deadline_s - time.monotonic()))
+            with self._told_in_words():
+                try:
+                    self.member.wait(first, count, version, left_s)
+                    return
+                except EngineError as error:
+                    if error.errno != errno.ETIMEDOUT:
+                        raise
+            if self._failure is not None:
+                raise self._failure
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise TimeoutError(f"chunks {first} to {first + count - 1} did not reach version {version} in time")
+
+    def close(self) -> None:
+        """Ends all lanes and threads, and frees the region: nothing of it may be used any more."""
+        self._closed.set()
+        self.source.close()
+        self.member.close()
+
+    # --- plans
+
+    def _checked(self, plan: JobPlan) -> JobPlan:
+        problem = plan_problem(plan, len(self.layout.chunks))
+        if problem:
+            raise PeerError(f"job {plan.job}: {problem}", hint="this is a fault of the manager's")
+        return plan
+
+    def _own(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self.member.own(run.first, run.count, run.owner, run.epoch)
+
+    def _begin(self, parameters: Callable[[], None] | None) -> None:
+        if self.has_optimizer and self.source.rank == 0:
+            if parameters is not None:
+                parameters()
+            self.member.start(0)
+        elif not self.has_optimizer:
+            self.member.start(0)
+
+    def _follow_plans(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._take(self.source.plan(self.layout, rule=self.rule, after_epoch=self.plan.epoch))
+            except FarsideError as error:
+                self._fail(error)
+                return
+
+    def _take(self, plan: JobPlan) -> None:
+        """Follows a plan, unless a newer one has come."""
+        self._checked(plan)
+        with self._lock:
+            before = self.plan
+            if plan.epoch < before.epoch:
+                return
+            self._plan = plan
+            self._own([run for run in plan.runs if run not in before.runs])
+        known = {one.number for one in before.aggregators}
+        for address in plan.aggregators:
+            if address.number not in known:
+                self._reopen_aside(address.number)
+
+    # --- lanes
+
+    def _keep_lanes(self) -> None:
+        while not self._closed.is_set():
+            try:
+                number = self.member.wait_lane()
+            except EngineError as error:
+                if error.errno != errno.ESHUTDOWN:
+                    self._fail(_words(error))
+                return
+            self._reopen_aside(number)
+
+    def _reopen_aside(self, number: int) -> None:
+        # A thread each: one that can't be reached must not hold up the others.
+        with self._lock:
+            if number in self._reopening:
+                return
+            self._reopening.add(number)
+        self._start(lambda: self._reopen(number), f"lane {number}")
+
+    def _reopen(self, number: int) -> None:
+        away_since_s = told_s = time.monotonic()
+        try:
+            for pause_s in _pauses():
+                address = self.plan.address(number)
+                if address is None or self._closed.is_set():
+                    return
+                try:
+                    sock, _welcome, is_shm = self._dial(address)
+                    with sock:
+                        self._reopening.discard(number)  # before: the new lane may end at once
+                        self._hand_over(number, sock, is_shm)
+                    return
+                except _NoLaneYet as error:
+                    now_s = time.monotonic()
+                    if now_s - told_s >= TELL_PERIOD_S:
+                        told_s = now_s
+                        _log.warning("an Aggregator is away; the job waits for it", where=_name(address), reason=error)
+                    if now_s - away_since_s >= REFRESH_S and not self.source.is_static:
+                        self._take(self.source.plan(self.layout, rule=self.rule, after_epoch=0))
+                self._closed.wait(pause_s)
+        except FarsideError as error:
+            self._fail(error)
+        finally:
+            self._reopening.discard(number)
+
+    def _first_lane(self, address: AggregatorAddress, deadline_s: float) -> tuple[socket.socket, Welcome, bool]:
+        for pause_s in _pauses():
+            try:
+                return self._dial(address)
+            except _NoLaneYet as error:
+                if error.is_told or time.monotonic() + pause_s > deadline_s:
+                    raise PeerError(f"Aggregator {_name(address)}: {error}") from error
+            time.sleep(pause_s)
+        raise AssertionError
+
+    def _dial(self, address: AggregatorAddress) -> tuple[socket.socket, Welcome, bool]:
+        """A connection on which frames come next, and whether the Aggregator has the region.
+
+        Raises:
+            _NoLaneYet: another try may do.
+            PeerError: none will.
+        """
+        sock, is_shm = self._connected(address)
+        try:
+            return sock, self._converse(sock, address, is_shm=is_shm), is_shm
+        except BaseException:
+            sock.close()
+            raise
+
+    def _connected(self, address: AggregatorAddress) -> tuple[socket.socket, bool]:
+        try:
+            if address.unix and address.machine in ("", self._machine):
+                try:
+                    return _unix(address.unix), True
+                except OSError:
+                    if not address.tcp:
+                        raise
+            if not address.tcp:
+                raise PeerError(f"Aggregator {_name(address)} is on another machine, and has no address by TCP")
+            return _tcp(address.tcp), False
+        except OSError as error:
+            raise _NoLaneYet(error.strerror or str(error) or "no answer in time") from error
+
+    def _converse(self, sock: socket.socket, address: AggregatorAddress, *, is_shm: bool) -> Welcome:
+        plan = self.plan
+        request = Attach(
+            number=address.number, rank=self.source.rank, members=self.source.members, rule=self.rule,
+            tensors=self.layout.tensors, life=self._life, has_region=is_shm, hold=self._hold,
+            runs=plan.runs if self.source.is_static else (),
+        )  # fmt: skip
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        caller = Caller(plan.key, job=plan.job, start=plan.start, nonce=nonce, request=request)
+        try:
+            answer = self._answer_of(sock, caller, region=self.member.region if is_shm else None)
+        except OSError as error:
+            raise _NoLaneYet(error.strerror or "no answer in time") from error
+        except FarsideError as error:  # an impostor, or one with another key: another one may come
+            raise _NoLaneYet(str(error), is_told=True) from error
+        if isinstance(answer, Welcome):
+            return answer
+        if answer.is_final and caller.is_proved:
+            raise PeerError(f"Aggregator {_name(address)}: {answer.line}")
+        raise _NoLaneYet(answer.line, is_told=answer.is_final)
+
+    def _answer_of(self, sock: socket.socket, caller: Caller, *, region: int | None) -> Welcome | Refused:
+        deadline_s = time.monotonic() + DIAL_LIMIT_S
+        answer = None
+        while answer is None:
+            data = caller.to_send()
+            if data:
+                sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+                given = [region] if region is not None and caller.is_proved else []
+                sent = socket.send_fds(sock, [data], given) if given else 0
+                sock.sendall(data[sent:])
+            sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+            part = sock.recv(caller.needed)
+            if not part:
+                raise ConnectionResetError(errno.ECONNRESET, "the connection ended")
+            answer = caller.receive(part)
+        sock.settimeout(None)
+        return answer
+
+    def _hand_over(self, number: int, sock: socket.socket, is_shm: bool) -> None:
+        sock.setblocking(False)
+        self.member.attach(number, sock.fileno(), shm=is_shm)
+        sock.detach()
+
+    # --- ends
+
+    def _start(self, work: Callable[[], None], what: str) -> None:
+        threading.Thread(target=work, name=f"farside {what}", daemon=True).start()
+
+    def _fail(self, error: FarsideError) -> None:
+        if not self._closed.is_set() and self._failure is None:
+            self._failure = error
+            _log.error("the job can't go on", reason=error)
+
+    @contextlib.contextmanager
+    def _told_in_words(self) -> Iterator[None]:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except EngineError as error:
+            raise self._failure or _words(error) from error
+
+
+class _NoLaneYet(Exception):
+    """No lane at this try; ``is_told``: the Aggregator said so itself."""
+
+    def __init__(self, line: str, *, is_told: bool = False) -> None:
+        super().__init__(line)
+        self.is_told = is_told
+
+
+def engine_job(layout: Layout, *, rule: str, members: int) -> Job:
+    """A job as the engine has it, the same at members and Aggregators."""
+    described = zip(layout.counts, layout.dtypes, layout.groups, strict=True)
+    chunks = tuple(Chunk(count, DType[dtype.upper()], group) for count, dtype, group in described)
+    return Job(members, Rule[rule.upper()], chunks)
+
+
+def _words(error: EngineError) -> FarsideError:
+    if error.errno == errno.ESTALE:
+        hint = "start it again; it goes on from its last checkpoint"
+        return PeerError(
+            "the job can't go on: no member and no Aggregator has the optimizer's state any more", hint=hint
+        )
+    return error
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = RETRY_FIRST_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+
+def _name(address: AggregatorAddress) -> str:
+    return address.tcp or address.unix
+
+
+def _unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(DIAL_LIMIT_S)
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _tcp(address: str) -> socket.socket:
+    sock = socket.create_connection(parse_address(address), timeout=DIAL_LIMIT_S)
+    notice_lost_peer(sock)
+    return sock
+
+
+def notice_lost_peer(sock: socket.socket) -> None:
+    """Has a TCP connection end when the other machine is gone, whether or not something is on its way to it."""
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, PEER_LOST_S - 2),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, 2),
+        (socket.TCP_USER_TIMEOUT, PEER_LOST_S * 1000),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,163 @@
+"""A plan without a manager: the user names the Aggregators and the file with their key."""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farside.agent.aggregator.layout import Layout
+from farside.agent.aggregator.plan import (
+    AGGREGATORS_MAX,
+    MEMBERS_MAX,
+    NUMBER_MAX,
+    AggregatorAddress,
+    JobPlan,
+    given,
+    job_key,
+    runs_problem,
+    spread,
+)
+from farside.daemon.control.keys import read_keys
+from farside.endpoint import parse_endpoint
+from farside.errors import ConfigError, Unavailable
+
+SERVICE, KEY_FILE, JOB = "FARSIDE_AGGREGATION_SERVICE", "FARSIDE_AGGREGATION_KEY_FILE", "FARSIDE_AGGREGATION_JOB"
+"""Environment variables; SERVICE is a list with commas between."""
+# What launchers tell their processes: torchrun, Slurm, Open MPI, PMI.
+_RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+
+
+class StaticPlan:
+    """A plan that never changes: chunks by bytes over the Aggregators, or as they are given."""
+
+    is_static = True
+
+    def __init__(
+        self,
+        service: Sequence[str],
+        key_file: str | Path,
+        *,
+        job: str,
+        rank: int,
+        members: int,
+        start: int = 0,
+        owners: Sequence[int] | None = None,
+    ) -> None:
+        """Reads the key; speaks to nobody.
+
+        Args:
+            service: The Aggregators in the same order on every rank, "unix:PATH" or "tcp:HOST:PORT" each.
+            key_file: The one that they have as their ``key_file``.
+            job: Name of the job, equal at all its members, and at no other job of these Aggregators.
+            rank: This member's.
+            members: How many there are.
+            start: To tell a new start from one whose chunks an Aggregator may still hold.
+            owners: By chunk, the place of its Aggregator in ``service``.
+
+        Raises:
+            ConfigError: in one line.
+        """
+        if not job or len(job) > 128:
+            raise ConfigError("a job's name has 1 to 128 characters")
+        if not 1 <= members <= MEMBERS_MAX:
+            raise ConfigError(f"{members} members; an Aggregator serves 1 to {MEMBERS_MAX}")
+        if not 0 <= rank < members:
+            raise ConfigError(f"rank {rank} of {members} members; ranks count from 0")
+        if not 0 <= start <= NUMBER_MAX:
+            raise ConfigError(f"start {start}: a number from 0")
+        self.job, self.start, self.rank, self.members = job, start, rank, members
+        self._aggregators = _addresses(service)
+        self._key = job_key(read_keys(key_file)[0], job, start)
+        self._owners = owners
+        self._closed = threading.Event()
+
+    def plan(self, layout: Layout, *, rule: str, after_epoch: int) -> JobPlan:
+        """The plan; a newer one never comes.
+
+        Raises:
+            ConfigError: owners that were given don't fit the layout.
+            Unavailable: it was closed.
+        """
+        if after_epoch:
+            self._closed.wait()
+            raise Unavailable("the plan was closed")
+        numbers = [one.number for one in self._aggregators]
+        runs = spread(layout, numbers) if self._owners is None else given(self._owners)
+        problem = runs_problem(runs, len(layout.chunks), numbers)
+        if problem:
+            raise ConfigError(f"owners: {problem}")
+        return JobPlan(
+            job=self.job,
+            start=self.start,
+            key=self._key,
+            members=self.members,
+            digest=layout.digest,
+            aggregators=self._aggregators,
+            runs=runs,
+        )
+
+    def measured(self, iteration: int, iteration_s: float) -> None:
+        """Nobody wants to know."""
+
+    def close(self) -> None:
+        """Ends a call of `plan` that waits."""
+        self._closed.set()
+
+
+def static_plan_from(environment: Mapping[str, str] = os.environ) -> StaticPlan:
+    """The plan that environment variables name: `SERVICE`, `KEY_FILE`, `JOB`, and what the launcher says of ranks.
+
+    Raises:
+        ConfigError: one is missing or wrong, in one line.
+    """
+    service = [one.strip() for one in environment.get(SERVICE, "").split(",") if one.strip()]
+    if not service:
+        raise ConfigError(
+            f"this process is in no Farside job with aggregation, and {SERVICE} is not set",
+            hint="name the Aggregators there: unix:PATH or tcp:HOST:PORT, with commas between",
+        )
+    if not environment.get(KEY_FILE):
+        raise ConfigError(f"{KEY_FILE} is not set", hint="name the key file of the Aggregators")
+    rank, members = _rank(environment)
+    name = environment.get(JOB) or next((environment[one] for one in _JOBS if environment.get(one)), "")
+    if not name:
+        raise ConfigError(f"{JOB} is not set", hint="give the job a name, the same at all its members")
+    return StaticPlan(service, environment[KEY_FILE], job=name, rank=rank, members=members)
+
+
+def _rank(environment: Mapping[str, str]) -> tuple[int, int]:
+    for rank, members in _RANKS:
+        if environment.get(rank) and environment.get(members):
+            try:
+                return int(environment[rank]), int(environment[members])
+            except ValueError as error:
+                raise ConfigError(f"{rank} and {members} are no whole numbers") from error
+    raise ConfigError(
+        "this process has no rank", hint="set RANK and WORLD_SIZE, or start it by torchrun, srun or mpirun"
+    )
+
+
+def _addresses(service: Sequence[str]) -> tuple[AggregatorAddress, ...]:
+    if isinstance(service, str):
+        service = (service,)
+    if not 1 <= len(service) <= AGGREGATORS_MAX:
+        raise ConfigError(f"{len(service)} Aggregators are named; 1 to {AGGREGATORS_MAX} can serve a job")
+    if len(set(service)) != len(service):
+        raise ConfigError("an Aggregator is named twice; name each once")
+    found = []
+    for number, text in enumerate(service):
+        try:
+            where = parse_endpoint(text)
+        except ValueError as error:
+            raise ConfigError(f"service: {error}") from error
+        if isinstance(where, str):
+            found.append(AggregatorAddress(number=number, unix=where))
+        else:
+            found.append(AggregatorAddress(number=number, tcp=text.removeprefix("tcp:")))
+    return tuple(found)
