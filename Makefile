@@ -7,6 +7,7 @@
 #   make bench-simulator  the measurements of docs/benchmarks-simulator.md
 #   make bench-apps applications that page to a disk, to others' remote memory and to ours, in virtual machines: at most
 #                   40 minutes, docs/benchmarks-apps.md; a second call goes on where the first stopped
+#   make bench-aggregation  shared aggregation beside gloo and ps-lite (fetches 1 GB first): docs/aggregation.md
 #   make reproduce  the papers' figures, ours beside theirs
 #   make figures    the figures of benchmarks/results written into the documents; nothing is measured
 #   make venv       what the others call first; leaves .venv/bin/farside
@@ -70,7 +71,7 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types bench figures bench-simulator bench-apps reproduce venv \
+.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types bench figures bench-simulator bench-apps bench-aggregation reproduce venv \
 	clean sanitize format packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check \
 	packages-bench venv-dev survival screenshots settings-table venv-check venv-cluster code-lines
 
@@ -153,6 +154,10 @@ bench-simulator: venv
 # Nothing else is to run meanwhile: the guests' processors are emulated.
 bench-apps: vm-image
 	@$(PYTHON) -m benchmarks.apps $(BENCH_ARGS)
+
+# PyTorch has gloo; ps-lite is in a virtual environment of its own, which the first call makes.
+bench-aggregation: venv-cluster
+	@$(PYTHON) -m benchmarks.aggregation $(BENCH_ARGS)
 
 reproduce: venv packages-bench
 	@$(PYTHON) -m benchmarks.reproduce $(BENCH_ARGS)

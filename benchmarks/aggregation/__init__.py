@@ -1,0 +1,1 @@
+"""Farside's aggregation beside gloo and ps-lite: the same tensors, in real processes, in turns."""

@@ -1,0 +1,111 @@
+"""``python -m benchmarks.aggregation``: our aggregation beside gloo and ps-lite, in one run.
+
+Two members, and one Aggregator or server, each a process of its own, on loopback. In each round the systems take turns;
+a figure is the median over the rounds, a ratio is one within a round. CPU seconds are those of all of a system's
+processes. gloo has no server: each of its two ranks sends half of what a server's member does.
+
+Without any of the parts' options, exchanges and timer jobs are measured. A part that is not measured keeps its figures.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.aggregation import peers
+from benchmarks.aggregation.group import Farside, Gloo, Group, PsLite
+from benchmarks.aggregation.judge import bars_table, cpu_table, speed_table
+from benchmarks.aggregation.measure import Systems, exchanges
+from benchmarks.aggregation.plan import BARS, GLOO, OURS, PS_LITE, workloads
+from benchmarks.aggregation.record import RESULTS, Record, keep
+from benchmarks.aggregation.training import train
+from benchmarks.figure import Figure, as_text
+from benchmarks.load import BenchmarkError
+from benchmarks.process import free_port
+
+ROUNDS, QUICK_ROUNDS = 7, 2
+TARGET_S, QUICK_TARGET_S = 0.25, 0.02
+PEERS = (GLOO, PS_LITE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregation", description=__doc__)
+    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}; quick: {QUICK_ROUNDS}")
+    parser.add_argument("--peers", default=",".join(PEERS), help="names, or none; default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="small exchanges alone, in seconds")
+    parser.add_argument("--exchanges", action="store_true", help="the part: all sizes and BERT-base's tensors")
+    parser.add_argument("--timers", action="store_true", help="the part: AlexNet and BERT-base, computed by a timer")
+    parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    wanted = [name for name in options.peers.split(",") if name and name != "none"]
+    if unknown := sorted({*wanted} - {*PEERS}):
+        parser.error(f"no peer is called {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    if rounds < 1:
+        parser.error("--rounds must be at least 1")
+    every = not (options.exchanges or options.timers)
+    record = Record()
+    begun_s = time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aggregation-")))
+        systems = _started(wanted, folder, stack)
+        if options.exchanges or every:
+            record.add("exchanges", _exchanges(systems, rounds, is_quick=options.quick))
+        if options.timers or (every and not options.quick):
+            record.add("timers", train(systems, rounds))
+        failures = dict(systems.failures)
+    for figure in record.figures.values():
+        print(as_text(figure), end="\n\n")
+    for name, why in failures.items():
+        print(f"without {name}: {why}")
+    print(f"{time.monotonic() - begun_s:.0f} s")
+    if not options.quick:
+        keep(record, options.output, failures)
+    return 0
+
+
+def _started(wanted: Sequence[str], folder: Path, stack: ExitStack) -> Systems:
+    """Ours under its three names, and the peers that can be had."""
+    ours = Farside(sys.executable, folder)
+    stack.callback(ours.close)
+    starts: dict[str, Callable[[], Group]] = {
+        GLOO: lambda: Gloo(peers.gloo_python(), folder),
+        PS_LITE: lambda: PsLite(peers.pslite_python(), folder, free_port()),
+    }
+    groups: dict[str, Group] = dict.fromkeys(OURS, ours)
+    failures: dict[str, str] = {}
+    for name in wanted:
+        try:
+            groups[name] = starts[name]()
+            stack.callback(groups[name].close)
+        except BenchmarkError as error:
+            failures[name] = str(error)
+            print(f"benchmarks: {name} is left out: {error}", file=sys.stderr)
+    made = Systems(groups)
+    made.failures.update(failures)
+    return made
+
+
+def _exchanges(systems: Systems, rounds: int, *, is_quick: bool) -> Figure:
+    exchanged = workloads(is_quick=is_quick)
+    names = [*OURS, *PEERS]
+    samples = list(exchanges(systems, exchanged, rounds, QUICK_TARGET_S if is_quick else TARGET_S))
+    columns = [one.name for one in exchanged]
+    return Figure(
+        key="exchanges",
+        title="Aggregation of one iteration's gradients, two members",
+        source=f"{rounds} rounds",
+        tables=(
+            speed_table(samples, names, columns),
+            cpu_table(samples, names, columns),
+            bars_table(samples, BARS),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
