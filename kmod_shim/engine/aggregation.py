@@ -177,17 +177,43 @@ class AggregatorEventKind(IntEnum):
 
     LANE_ENDED = lib.NE_AGGREGATOR_LANE_ENDED
     LOST = lib.NE_AGGREGATOR_LOST
+    COPIED = lib.NE_AGGREGATOR_COPIED
+    PUSHED = lib.NE_AGGREGATOR_PUSHED
+    BROKEN_HERE = lib.NE_AGGREGATOR_BROKEN_HERE
+    BROKEN_THERE = lib.NE_AGGREGATOR_BROKEN_THERE
+    FREED = lib.NE_AGGREGATOR_FREED
+    NEXT_ENDED = lib.NE_AGGREGATOR_NEXT_ENDED
+    PREVIOUS_ENDED = lib.NE_AGGREGATOR_PREVIOUS_ENDED
+
+
+_OF_MOVES = (
+    AggregatorEventKind.COPIED,
+    AggregatorEventKind.PUSHED,
+    AggregatorEventKind.BROKEN_HERE,
+    AggregatorEventKind.BROKEN_THERE,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatorEvent:
-    """Something that has happened to a job: a member's lane has ended, or a chunk can't go on."""
+    """Something that has happened to a job: a lane has ended, a chunk can't go on, or chunks have moved.
+
+    ``chunk`` and ``count`` are the run that moves, ``epoch`` is the one under which it does; ``rank`` is a member's, or
+    the number of the Aggregator at the other end of a lane.
+    """
 
     kind: AggregatorEventKind
     job: int
     rank: int
     chunk: int
+    count: int
+    epoch: int
     error: int
+
+
+def _event(raw: Any) -> AggregatorEvent:
+    kind = AggregatorEventKind(raw.kind)
+    return AggregatorEvent(kind, raw.job, raw.rank, raw.chunk, raw.count, raw.epoch, raw.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +270,49 @@ class Aggregator:
         _checked("aggregator_drop_job", lib.ne_aggregator_drop_job(self._handle, number))
 
     def own(self, number: int, first: int, count: int, epoch: int) -> None:
-        """This Aggregator owns these chunks."""
-        _checked("aggregator_own", lib.ne_aggregator_own(self._handle, number, first, count, epoch))
+        """This Aggregator owns these chunks, and no other one is known."""
+        self.plan(number, first, count, me=0, owner=0, epoch=epoch)
+
+    def plan(
+        self,
+        number: int,
+        first: int,
+        count: int,
+        *,
+        me: int,
+        owner: int,
+        epoch: int,
+        next_owner: int | None = None,
+        next_epoch: int = 0,
+    ) -> None:
+        """A plan's word on a run of chunks; a word that is older than the last is ignored.
+
+        Args:
+            number: The job.
+            first: Its first chunk.
+            count: How many.
+            me: This Aggregator's number in the plan, as the two that follow.
+            owner: Who updates the chunks.
+            epoch: The owner's.
+            next_owner: To whom they move; None: they stay.
+            next_epoch: The next owner's, newer than ``epoch``.
+
+        Raises:
+            EngineError: ENOMEM: the run would go beyond ``memory_bytes``, and nothing of it is taken.
+        """
+        place = ffi.new("struct ne_place *")
+        place.me, place.owner, place.epoch = me, owner, epoch
+        if next_owner is not None:
+            place.next_owner, place.next_epoch = next_owner, next_epoch
+        _checked("aggregator_plan", lib.ne_aggregator_plan(self._handle, number, first, count, place))
+
+    def attach_next(self, number: int, aggregator: int, fd: int) -> None:
+        """The lane on which chunks of a job move to another Aggregator, where it is given to `attach_previous`."""
+        _checked("aggregator_attach_next", lib.ne_aggregator_attach_next(self._handle, number, aggregator, fd))
+
+    def attach_previous(self, number: int, aggregator: int, fd: int) -> None:
+        """The lane on which chunks of a job come from another Aggregator."""
+        _checked("aggregator_attach_previous", lib.ne_aggregator_attach_previous(self._handle, number, aggregator, fd))
 
     def attach(self, number: int, rank: int, fd: int, region: int | None) -> None:
         """A member's lane, whose other end has proved who it is; ``region``: its memory file, if it is on this host."""
@@ -261,7 +328,18 @@ class Aggregator:
         raw = ffi.new("struct ne_aggregator_event *")
         if not lib.ne_aggregator_next_event(self._handle, raw):
             return None
-        return AggregatorEvent(AggregatorEventKind(raw.kind), raw.job, raw.rank, raw.chunk, raw.error)
+        return _event(raw)
+
+    def told(self, number: int) -> tuple[AggregatorEvent, ...]:
+        """What has been said of moves that are under way, by kinds and then by chunks."""
+        raw = ffi.new("struct ne_aggregator_event *")
+        found = []
+        for kind in _OF_MOVES:
+            first = 0
+            while _checked("aggregator_told", lib.ne_aggregator_told(self._handle, number, kind, first, raw)):
+                found.append(_event(raw))
+                first = raw.chunk + raw.count
+        return tuple(found)
 
     def stats(self, number: int) -> AggregatorStats:
         """Counters of one job."""
@@ -309,7 +387,7 @@ class Member:
         _checked("kv_start", lib.ne_kv_start(self._handle, version))
 
     def own(self, first: int, count: int, aggregator: int, epoch: int) -> None:
-        """An Aggregator, by its number, owns these chunks."""
+        """Names the Aggregator that owns these chunks; ignored unless the epoch is newer than the one that is known."""
         _checked("kv_own", lib.ne_kv_own(self._handle, first, count, aggregator, epoch))
 
     def attach(self, aggregator: int, fd: int, *, shm: bool) -> None:
@@ -340,6 +418,6 @@ class Member:
         _checked("kv_wait", lib.ne_kv_wait(self._handle, first, count, version, timeout_ms))
 
     def wait_lane(self, timeout_s: float | None = None) -> int:
-        """Blocks until a lane has ended; the number of its Aggregator."""
+        """Blocks until a lane has ended, or a chunk has moved to an Aggregator without one; the Aggregator's number."""
         timeout_ms = -1 if timeout_s is None else int(timeout_s * 1000)
         return _checked("kv_wait_lane", lib.ne_kv_wait_lane(self._handle, timeout_ms))

@@ -12,91 +12,33 @@
  *
  * Contents
  *	Sum only: the gradients of members on this host are read where they lie, and results are written where the
- *members look for them. What comes inline lies in a place for each member and chunk, by the iteration's parity, since a
- *late answer may still come while the next push is here. Server's optimizer: two masters, by the version's parity. An
- *update reads one and writes the other, so that the version before can still be given, and a stop in the middle of an
- *update has spoiled nothing.
+ *	members look for them. What comes inline lies in a place for each member and chunk, by the iteration's parity,
+ *	since a late answer may still come while the next push is here.
+ *	Server's optimizer: two masters, by the version's parity. An update reads one and writes the other, so that the
+ *	version before can still be given, and a stop in the middle of an update has spoiled nothing.
  *
  * A member can harm nobody but its own job: heads never lie in shared memory, and each bound is checked where a frame
- * begins. A frame that can't be true ends its lane.
- *
- * One lock guards everything. The thread holds it while it works, never while it sleeps.
+ * begins. A frame that can't be true ends its lane. One whose epoch is newer than the plan stops its lane until the
+ *plan is here; after HELD_NS the lane ends, and the member says all of it again on the next one.
  */
+#include "aggregator.h"
+
 #include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "chunk.h"
 #include "clock.h"
-#include "lane.h"
 #include "reduce.h"
-#include "thread.h"
 
 enum {
-	JOBS_MAX = 1024,
-	EVENTS = 256,	   /* that wait for Python */
-	READY = 64,	   /* sockets of one look */
-	SLICE_NS = 200000, /* of updates between two looks */
-	HYPERS = 2,	   /* numbers of a group that are known: those of now, and of the iteration before */
-	WAKE = -1,
+	SLICE_NS = 200000,   /* of updates between two looks */
+	HELD_LOOK_MS = 1000, /* how often frames that wait for a plan are looked at */
 };
 
-struct numbers {
-	uint64_t from; /* iteration; 0: none yet */
-	struct ne_hyper hyper;
-};
-
-struct member {
-	struct lane lane;
-	bool is_there;
-	bool waits_out; /* for its socket to be writable */
-	uint8_t *region;
-	uint8_t *inlined; /* two areas of gradients */
-};
-
-struct job {
-	uint64_t id;
-	uint32_t index;
-	struct layout layout;
-	struct ne_chunk *states;
-	uint8_t *masters[2];
-	uint8_t *results; /* an area: sum only with inline members, or formats that are narrower than the master */
-	struct member member[NE_MEMBERS_MAX];
-	struct numbers *numbers; /* HYPERS for each group */
-	uint32_t *due;		 /* a ring of chunks */
-	uint8_t *is_due;
-	uint32_t due_first, due_count;
-	uint64_t turn_ns; /* processor time that its turns have had */
-	bool is_lost;
-	struct ne_aggregator_stats stats;
-};
-
-struct ne_aggregator {
-	pthread_t thread;
-	pthread_mutex_t lock;
-	int poll, wake, event_fd;
-	bool stops;
-	uint64_t memory_bytes, used_bytes;
-	uint64_t turn_ns; /* of the job whose turn was last */
-	struct job *jobs[JOBS_MAX];
-	uint8_t *scratch; /* payload that nobody wants */
-	struct ne_aggregator_event events[EVENTS];
-	uint32_t event_first, event_count;
-};
-
-/* One frame's way through the handlers. */
-struct source {
-	struct ne_aggregator *aggregator;
-	struct job *job;
-	uint32_t rank;
-};
+/* How long a frame of an epoch newer than the plan may wait for it. */
+static const uint64_t HELD_NS = 5000000000;
 
 /* --------------------------------------------------------------------- contents */
 
@@ -109,7 +51,7 @@ static uint8_t *pushed(struct job *job, uint32_t rank, uint32_t chunk, uint64_t 
 	return member->inlined + (iteration & 1) * job->layout.area_bytes + job->layout.offsets[chunk];
 }
 
-static float *master(struct job *job, uint32_t chunk, uint64_t version)
+float *master(struct job *job, uint32_t chunk, uint64_t version)
 {
 	return (float *)(job->masters[version & 1] + job->layout.masters[chunk]);
 }
@@ -121,7 +63,7 @@ static float *master_array(struct job *job, uint32_t chunk, uint64_t version, ui
 	return (float *)((uint8_t *)master(job, chunk, version) + array * bytes);
 }
 
-static bool is_narrow(const struct job *job, uint32_t chunk)
+bool is_narrow(const struct job *job, uint32_t chunk)
 {
 	return job->layout.dtypes[chunk] != NE_DTYPE_F32;
 }
@@ -134,55 +76,21 @@ static uint8_t *result(struct job *job, uint32_t chunk)
 	return job->results + job->layout.offsets[chunk];
 }
 
-static uint64_t master_bytes(const struct layout *layout)
-{
-	return 2 * layout->master_bytes;
-}
-
-static bool has_results(const struct layout *layout)
-{
-	for (uint32_t i = 0; i < layout->chunks; i++)
-		if (layout->dtypes[i] != NE_DTYPE_F32)
-			return !layout->sum_only;
-	return false;
-}
-
-/* Pages that are written first cost first; none are taken before. */
-static uint8_t *pages(uint64_t bytes)
-{
-	void *made = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	return made == MAP_FAILED ? NULL : made;
-}
-
-static void unmap(void *at, uint64_t bytes)
-{
-	if (at)
-		munmap(at, bytes ? bytes : 1);
-}
-
-static int take_memory(struct ne_aggregator *a, struct job *job, uint64_t bytes, uint8_t **ret)
-{
-	if (bytes > a->memory_bytes - a->used_bytes)
-		return -ENOMEM;
-	*ret = pages(bytes);
-	if (!*ret)
-		return -ENOMEM;
-	a->used_bytes += bytes;
-	job->stats.memory_bytes += bytes;
-	return 0;
-}
-
 /* ----------------------------------------------------------------------- events */
 
-static void tell(struct ne_aggregator *a, struct ne_aggregator_event event)
+void wake(int fd)
 {
 	uint64_t one = 1;
 
+	(void)!write(fd, &one, sizeof(one));
+}
+
+void tell(struct ne_aggregator *a, struct ne_aggregator_event event)
+{
 	if (a->event_count == EVENTS)
 		return;
 	a->events[(a->event_first + a->event_count++) % EVENTS] = event;
-	(void)!write(a->event_fd, &one, sizeof(one));
+	wake(a->event_fd);
 }
 
 /* ----------------------------------------------------------------------- frames */
@@ -203,6 +111,16 @@ static void put_all(struct job *job, uint64_t mask, uint32_t chunk, struct frame
 {
 	for (; mask; mask &= mask - 1)
 		put(job, __builtin_ctzll(mask), chunk, frame, NULL, 0);
+}
+
+/* Who owns the chunk now, as far as is known here. */
+static void name_owner(const struct job *job, uint32_t chunk, struct frame *frame)
+{
+	const struct move *move = &job->moves[chunk];
+	bool has_left = job->states[chunk].state == NE_CHUNK_LEFT;
+
+	frame->aux = has_left ? move->next_epoch : move->epoch;
+	frame->status = has_left ? move->next : move->owner;
 }
 
 /* The optimizer's state to its keeper, beside the parameters. */
@@ -240,6 +158,11 @@ static void write_results(struct job *job, uint32_t chunk, uint64_t mask, const 
 	}
 }
 
+void tell_lost(struct job *job, uint32_t rank)
+{
+	put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = ESTALE}, NULL, 0);
+}
+
 static void lose(struct ne_aggregator *a, struct job *job, uint32_t chunk)
 {
 	if (job->is_lost)
@@ -247,7 +170,7 @@ static void lose(struct ne_aggregator *a, struct job *job, uint32_t chunk)
 	job->is_lost = true;
 	tell(a, (struct ne_aggregator_event){.kind = NE_AGGREGATOR_LOST, .chunk = chunk, .job = job->id});
 	for (uint32_t rank = 0; rank < job->layout.members; rank++)
-		put(job, rank, chunk, (struct frame){.kind = FRAME_ERROR, .status = ESTALE}, NULL, 0);
+		tell_lost(job, rank);
 }
 
 static void add_due(struct job *job, uint32_t chunk)
@@ -262,16 +185,21 @@ static void add_due(struct job *job, uint32_t chunk)
 static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_todo *todo, bool has_written)
 {
 	struct job *job = s->job;
-	struct ne_chunk *state = &job->states[chunk];
+	struct frame moved = {.kind = FRAME_MOVED};
+	struct frame result_frame = {.kind = FRAME_RESULT, .iteration = todo->result_version};
 
 	if (todo->lost)
 		lose(s->aggregator, job, chunk);
-	put_all(job, todo->moved, chunk, (struct frame){.kind = FRAME_MOVED, .aux = state->epoch});
+	name_owner(job, chunk, &moved);
+	put_all(job, todo->moved, chunk, moved);
 	if (todo->result && !has_written)
 		write_results(job, chunk, todo->result, result(job, chunk));
+	if (todo->result_is_last) {
+		result_frame.flags = FRAME_LAST;
+		name_owner(job, chunk, &result_frame);
+	}
 	for (uint64_t mask = todo->result; mask; mask &= mask - 1)
-		put_result(job, __builtin_ctzll(mask), chunk,
-			   (struct frame){.kind = FRAME_RESULT, .iteration = todo->result_version});
+		put_result(job, __builtin_ctzll(mask), chunk, result_frame);
 	put_all(job, todo->want_have, chunk, (struct frame){.kind = FRAME_WANT_HAVE});
 	put_all(job, todo->want_push, chunk,
 		(struct frame){.kind = FRAME_WANT_PUSH, .iteration = todo->want_iteration});
@@ -282,11 +210,11 @@ static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_tod
 	for (uint64_t mask = todo->refused; mask; mask &= mask - 1)
 		if (job->member[__builtin_ctzll(mask)].is_there)
 			shutdown(job->member[__builtin_ctzll(mask)].lane.fd, SHUT_RDWR);
-	/* A frame whose epoch is newer than the plan can't be kept yet: the member says it again on a new lane. */
-	return todo->wait || todo->bad ? -EPROTO : 0;
+	move_follow(s->aggregator, job, chunk, todo);
+	return todo->wait ? -EAGAIN : todo->bad ? -EPROTO : 0;
 }
 
-static int step(struct source *s, uint32_t chunk, struct ne_chunk_event event, bool has_written)
+int step(struct source *s, uint32_t chunk, struct ne_chunk_event event, bool has_written)
 {
 	struct ne_chunk_todo todo;
 
@@ -331,16 +259,21 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 	if (job->member[s->rank].lane.is_shm && frame->kind != FRAME_HYPER)
 		return -EPROTO;
 	if (frame->kind == FRAME_HYPER) {
-		parts[0] = (struct part){s->aggregator->scratch, sizeof(struct ne_hyper)};
+		parts[0] = (struct part){&job->member[s->rank].hyper, sizeof(struct ne_hyper)};
 		return 0;
 	}
 	if (frame->chunk >= job->layout.chunks)
 		return -EPROTO;
+	if (ne_chunk_is_early(&job->states[frame->chunk], frame->epoch))
+		return -EAGAIN;
 	if (frame->kind == FRAME_SEED)
 		return place_seed(s, frame, parts);
 	if (frame->kind != FRAME_PUSH || frame->bytes != layout_bytes(&job->layout, frame->chunk))
 		return -EPROTO;
 	parts[0] = (struct part){pushed(job, s->rank, frame->chunk, frame->iteration), frame->bytes};
+	/* Nobody's memory is taken for what is not here. */
+	if (job->states[frame->chunk].state == NE_CHUNK_GONE)
+		parts[0].at = s->aggregator->scratch;
 	return 0;
 }
 
@@ -354,7 +287,7 @@ static int take_hyper(struct source *s, const struct frame *frame)
 	/* Rank 0's count; the others' are its copies. */
 	if (s->rank)
 		return 0;
-	memcpy(&told.hyper, s->aggregator->scratch, sizeof(told.hyper));
+	told.hyper = s->job->member[s->rank].hyper;
 	if (known[0].from != told.from)
 		known[1] = known[0];
 	known[0] = told;
@@ -407,6 +340,7 @@ static int take(void *owner, const struct frame *frame)
 	struct source *s = owner;
 	struct ne_chunk_event event = {.member = s->rank, .epoch = frame->epoch, .version = frame->iteration};
 	const struct layout *layout = &s->job->layout;
+	int err;
 
 	if (frame->kind == FRAME_HYPER)
 		return take_hyper(s, frame);
@@ -417,8 +351,9 @@ static int take(void *owner, const struct frame *frame)
 		if (!s->job->member[s->rank].lane.is_shm && !frame->bytes)
 			return -EPROTO;
 		event.kind = NE_CHUNK_PUSH;
-		s->job->stats.pushed_bytes += layout_bytes(layout, frame->chunk);
-		return step(s, frame->chunk, event, false);
+		err = step(s, frame->chunk, event, false);
+		s->job->stats.pushed_bytes += err ? 0 : layout_bytes(layout, frame->chunk);
+		return err;
 	case FRAME_HAVE:
 		event.kind = NE_CHUNK_HAVE;
 		event.has_nothing = frame->flags & FRAME_NOTHING;
@@ -445,15 +380,23 @@ static const struct lane_owner calls = {.place = place, .take = take};
 
 /* ------------------------------------------------------------------------ lanes */
 
-static void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, int err)
+static void hold(struct ne_aggregator *a, struct member *member, bool holds)
+{
+	if (holds == (member->held_ns != 0))
+		return;
+	member->held_ns = holds ? now_ns() : 0;
+	a->held += holds ? 1 : -1;
+}
+
+void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, int err)
 {
 	struct member *member = &job->member[rank];
 	struct source s = {a, job, rank};
 
 	if (!member->is_there)
 		return;
+	hold(a, member, false);
 	member->is_there = false;
-	member->waits_out = false;
 	lane_close(&member->lane);
 	unmap(member->region, layout_region_bytes(&job->layout, rank));
 	member->region = NULL;
@@ -464,36 +407,66 @@ static void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, in
 			.kind = NE_AGGREGATOR_LANE_ENDED, .rank = rank, .error = -err, .job = job->id});
 }
 
-static uint64_t tag_of(const struct job *job, uint32_t rank)
+uint64_t member_tag(const struct job *job, uint32_t rank)
 {
 	return (uint64_t)job->index << 8 | rank;
 }
 
-static void watch(struct ne_aggregator *a, struct job *job, uint32_t rank, bool waits_out)
+static void watch(struct ne_aggregator *a, struct job *job, uint32_t rank)
 {
 	struct member *member = &job->member[rank];
-	struct epoll_event event = {.events = EPOLLIN | (waits_out ? EPOLLOUT : 0), .data.u64 = tag_of(job, rank)};
+	uint32_t wanted = (member->lane.hold ? 0 : EPOLLIN) | (member->lane.count ? EPOLLOUT : 0);
+	struct epoll_event event = {.events = wanted, .data.u64 = member_tag(job, rank)};
 
-	if (waits_out == member->waits_out)
+	if (wanted == member->watched)
 		return;
-	member->waits_out = waits_out;
+	member->watched = wanted;
 	epoll_ctl(a->poll, EPOLL_CTL_MOD, member->lane.fd, &event);
+}
+
+/* Frames that wait are tried again after a plan, and given up when none has come. */
+static void try_held(struct ne_aggregator *a, struct job *job)
+{
+	for (uint32_t rank = 0; rank < job->layout.members; rank++) {
+		struct member *member = &job->member[rank];
+		struct source s = {a, job, rank};
+		int err = -EAGAIN;
+
+		if (!member->held_ns)
+			continue;
+		if (job->has_plan)
+			err = lane_resume(&member->lane, &calls, &s);
+		if (err == -EAGAIN && now_ns() - member->held_ns > HELD_NS)
+			err = -ETIMEDOUT;
+		if (err == -EAGAIN)
+			continue;
+		hold(a, member, false);
+		if (err < 0)
+			end_lane(a, job, rank, err);
+	}
+	job->has_plan = false;
 }
 
 static void send_all(struct ne_aggregator *a, struct job *job)
 {
+	bool has_more = false;
+
 	for (uint32_t rank = 0; rank < job->layout.members; rank++) {
 		struct member *member = &job->member[rank];
 		int left;
 
-		if (!member->is_there || !member->lane.count)
+		if (!member->is_there)
 			continue;
-		left = lane_send(&member->lane);
-		if (left < 0)
+		left = member->lane.count ? lane_send(&member->lane) : 0;
+		if (left < 0) {
 			end_lane(a, job, rank, left);
-		else
-			watch(a, job, rank, left);
+			continue;
+		}
+		has_more = has_more || left;
+		watch(a, job, rank);
 	}
+	if (job->has_freed && !has_more)
+		release_freed(a, job);
 }
 
 /* ---------------------------------------------------------------------- updates */
@@ -578,7 +551,7 @@ static struct job *next_job(struct ne_aggregator *a)
 {
 	struct job *found = NULL;
 
-	for (int i = 0; i < JOBS_MAX; i++) {
+	for (uint32_t i = 0; i < a->jobs_end; i++) {
 		struct job *job = a->jobs[i];
 
 		if (!job || !job->due_count)
@@ -626,361 +599,42 @@ static void look_at(struct ne_aggregator *a, const struct epoll_event *event)
 	if (!job || rank >= job->layout.members || !job->member[rank].is_there)
 		return;
 	s = (struct source){a, job, rank};
-	if (event->events & ~EPOLLOUT) {
-		err = lane_receive(&job->member[rank].lane, &calls, &s);
-		if (err < 0)
-			end_lane(a, job, rank, err);
-	}
+	if (!(event->events & ~EPOLLOUT))
+		return;
+	/* The other end has gone, and what it said last is for a plan that is not here. */
+	err = job->member[rank].lane.hold ? -EPIPE : lane_receive(&job->member[rank].lane, &calls, &s);
+	if (err == -EAGAIN)
+		hold(a, &job->member[rank], true);
+	else if (err < 0)
+		end_lane(a, job, rank, err);
 }
 
-static void *serve(void *arg)
+void *serve(void *arg)
 {
 	struct ne_aggregator *a = arg;
 	bool has_due = false, stops = false;
+	int timeout_ms = -1;
 
 	while (!stops) {
 		struct epoll_event events[READY];
-		int ready = epoll_wait(a->poll, events, READY, has_due ? 0 : -1);
+		int ready = epoll_wait(a->poll, events, READY, timeout_ms);
 
 		pthread_mutex_lock(&a->lock);
 		for (int i = 0; i < ready; i++)
 			look_at(a, &events[i]);
+		for (uint32_t i = 0; a->held && i < a->jobs_end; i++)
+			if (a->jobs[i])
+				try_held(a, a->jobs[i]);
 		has_due = update_for_a_slice(a);
-		for (int i = 0; i < JOBS_MAX; i++)
+		for (uint32_t i = 0; i < a->jobs_end; i++)
 			if (a->jobs[i])
 				send_all(a, a->jobs[i]);
+		timeout_ms = has_due ? 0 : a->held ? HELD_LOOK_MS : -1;
 		stops = a->stops;
+		if (a->wakes_mover)
+			wake(a->move_wake);
+		a->wakes_mover = false;
 		pthread_mutex_unlock(&a->lock);
 	}
 	return NULL;
-}
-
-/* ------------------------------------------------------------------------ doors */
-
-static struct job *find(struct ne_aggregator *a, uint64_t id)
-{
-	for (int i = 0; i < JOBS_MAX; i++)
-		if (a->jobs[i] && a->jobs[i]->id == id)
-			return a->jobs[i];
-	return NULL;
-}
-
-static void free_job(struct ne_aggregator *a, struct job *job)
-{
-	if (!job)
-		return;
-	for (uint32_t rank = 0; rank < job->layout.members; rank++) {
-		end_lane(a, job, rank, -ESHUTDOWN);
-		unmap(job->member[rank].inlined, 2 * job->layout.area_bytes);
-	}
-	unmap(job->masters[0], job->layout.master_bytes);
-	unmap(job->masters[1], job->layout.master_bytes);
-	unmap(job->results, job->layout.area_bytes);
-	a->used_bytes -= job->stats.memory_bytes;
-	free(job->states);
-	free(job->numbers);
-	free(job->due);
-	free(job->is_due);
-	layout_free(&job->layout);
-	free(job);
-}
-
-int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret)
-{
-	struct ne_aggregator *a = calloc(1, sizeof(*a));
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)WAKE};
-	int err = -ENOMEM;
-
-	if (!a)
-		return err;
-	a->memory_bytes = memory_bytes;
-	a->scratch = malloc(FRAME_PAYLOAD_MAX);
-	a->poll = epoll_create1(EPOLL_CLOEXEC);
-	a->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	a->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	pthread_mutex_init(&a->lock, NULL);
-	if (a->scratch && a->poll >= 0 && a->wake >= 0 && a->event_fd >= 0)
-		err = epoll_ctl(a->poll, EPOLL_CTL_ADD, a->wake, &event) ? -errno
-									 : thread_start(&a->thread, 0, serve, a);
-	if (err) {
-		a->stops = true;
-		free(a->scratch);
-		close(a->poll);
-		close(a->wake);
-		close(a->event_fd);
-		free(a);
-		return err;
-	}
-	*ret = a;
-	return 0;
-}
-
-void ne_aggregator_stop(struct ne_aggregator *a)
-{
-	uint64_t one = 1;
-	bool was;
-
-	pthread_mutex_lock(&a->lock);
-	was = a->stops;
-	a->stops = true;
-	pthread_mutex_unlock(&a->lock);
-	if (was)
-		return;
-	(void)!write(a->wake, &one, sizeof(one));
-	pthread_join(a->thread, NULL);
-	pthread_mutex_lock(&a->lock);
-	for (int i = 0; i < JOBS_MAX; i++)
-		for (uint32_t rank = 0; a->jobs[i] && rank < a->jobs[i]->layout.members; rank++)
-			end_lane(a, a->jobs[i], rank, -ESHUTDOWN);
-	pthread_mutex_unlock(&a->lock);
-}
-
-void ne_aggregator_destroy(struct ne_aggregator *a)
-{
-	if (!a)
-		return;
-	ne_aggregator_stop(a);
-	for (int i = 0; i < JOBS_MAX; i++)
-		free_job(a, a->jobs[i]);
-	pthread_mutex_destroy(&a->lock);
-	close(a->poll);
-	close(a->wake);
-	close(a->event_fd);
-	free(a->scratch);
-	free(a);
-}
-
-static int make_job(struct ne_aggregator *a, struct job *made, const struct ne_job *job)
-{
-	int err = layout_make(&made->layout, job);
-
-	if (err)
-		return err;
-	made->states = calloc(job->chunks, sizeof(*made->states));
-	made->numbers = calloc(HYPERS * job->groups, sizeof(*made->numbers));
-	made->due = calloc(job->chunks, sizeof(*made->due));
-	made->is_due = calloc(job->chunks, 1);
-	if (!made->states || !made->numbers || !made->due || !made->is_due)
-		return -ENOMEM;
-	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
-		ne_chunk_make(&made->states[chunk], job->members, made->layout.sum_only);
-	/* A sum is at its members, and has no master here. */
-	if (master_bytes(&made->layout)) {
-		err = take_memory(a, made, made->layout.master_bytes, &made->masters[0]);
-		if (!err)
-			err = take_memory(a, made, made->layout.master_bytes, &made->masters[1]);
-	}
-	if (!err && has_results(&made->layout))
-		err = take_memory(a, made, made->layout.area_bytes, &made->results);
-	return err;
-}
-
-static int add_job(struct ne_aggregator *a, uint64_t id, const struct ne_job *job)
-{
-	struct job *made;
-	int index = 0, err;
-
-	if (find(a, id))
-		return -EEXIST;
-	while (index < JOBS_MAX && a->jobs[index])
-		index++;
-	if (index == JOBS_MAX)
-		return -ENOMEM;
-	made = calloc(1, sizeof(*made));
-	if (!made)
-		return -ENOMEM;
-	made->id = id;
-	made->index = index;
-	made->turn_ns = a->turn_ns;
-	err = make_job(a, made, job);
-	if (err) {
-		free_job(a, made);
-		return err;
-	}
-	a->jobs[index] = made;
-	return 0;
-}
-
-int ne_aggregator_add_job(struct ne_aggregator *a, uint64_t id, const struct ne_job *job)
-{
-	int err;
-
-	pthread_mutex_lock(&a->lock);
-	err = add_job(a, id, job);
-	pthread_mutex_unlock(&a->lock);
-	return err;
-}
-
-int ne_aggregator_drop_job(struct ne_aggregator *a, uint64_t id)
-{
-	struct job *job;
-
-	pthread_mutex_lock(&a->lock);
-	job = find(a, id);
-	if (job) {
-		a->jobs[job->index] = NULL;
-		free_job(a, job);
-	}
-	pthread_mutex_unlock(&a->lock);
-	return job ? 0 : -ENOENT;
-}
-
-int ne_aggregator_own(struct ne_aggregator *a, uint64_t id, uint32_t first, uint32_t count, uint64_t epoch)
-{
-	uint64_t one = 1;
-	struct job *job;
-	int err = 0;
-
-	pthread_mutex_lock(&a->lock);
-	job = find(a, id);
-	if (!job)
-		err = -ENOENT;
-	else if (!epoch || first > job->layout.chunks || count > job->layout.chunks - first)
-		err = -EINVAL;
-	for (uint32_t chunk = first; !err && chunk < first + count; chunk++) {
-		struct source s = {a, job, 0};
-
-		step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_PLAN, .is_mine = true, .epoch = epoch}, false);
-	}
-	pthread_mutex_unlock(&a->lock);
-	/* Members that are there already are asked what they have. */
-	(void)!write(a->wake, &one, sizeof(one));
-	return err;
-}
-
-static int map_region(const struct job *job, uint32_t rank, int region, uint8_t **ret)
-{
-	uint64_t bytes = layout_region_bytes(&job->layout, rank);
-	int seals = fcntl(region, F_GET_SEALS);
-	struct stat st;
-	void *at;
-
-	if (seals < 0 || !(seals & F_SEAL_SHRINK))
-		return -EPERM;
-	if (fstat(region, &st))
-		return -errno;
-	if ((uint64_t)st.st_size < bytes)
-		return -EINVAL;
-	at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, region, 0);
-	if (at == MAP_FAILED)
-		return -errno;
-	*ret = at;
-	return 0;
-}
-
-/* What an inline member needs here, which stays for its next lane. */
-static int make_inline(struct ne_aggregator *a, struct job *job, struct member *member)
-{
-	int err = 0;
-
-	if (!member->inlined)
-		err = take_memory(a, job, 2 * job->layout.area_bytes, &member->inlined);
-	if (!err && job->layout.sum_only && !job->results)
-		err = take_memory(a, job, job->layout.area_bytes, &job->results);
-	return err;
-}
-
-static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int fd, int region)
-{
-	struct member *member = &job->member[rank];
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag_of(job, rank)};
-	struct lane lane;
-	uint8_t *mapped = NULL;
-	int err;
-
-	err = region >= 0 ? map_region(job, rank, region, &mapped) : make_inline(a, job, member);
-	if (err)
-		return err;
-	err = lane_open(&lane, fd, region >= 0, 4 * job->layout.chunks + 1024);
-	if (!err && epoll_ctl(a->poll, EPOLL_CTL_ADD, fd, &event)) {
-		err = -errno;
-		free(lane.buffer);
-		free(lane.items);
-	}
-	if (err) {
-		unmap(mapped, layout_region_bytes(&job->layout, rank));
-		return err;
-	}
-	end_lane(a, job, rank, -ESTALE);
-	member->lane = lane;
-	member->region = mapped;
-	member->is_there = true;
-	job->stats.lanes++;
-	return 0;
-}
-
-int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, int fd, int region)
-{
-	struct job *job;
-	int err;
-
-	pthread_mutex_lock(&a->lock);
-	job = find(a, id);
-	if (a->stops)
-		err = -ESHUTDOWN;
-	else if (!job)
-		err = -ENOENT;
-	else if (rank >= job->layout.members)
-		err = -EINVAL;
-	else
-		err = attach(a, job, rank, fd, region);
-	pthread_mutex_unlock(&a->lock);
-	if (!err && region >= 0)
-		close(region);
-	return err;
-}
-
-int ne_aggregator_event_fd(struct ne_aggregator *a)
-{
-	return a->event_fd;
-}
-
-int ne_aggregator_next_event(struct ne_aggregator *a, struct ne_aggregator_event *ret)
-{
-	uint64_t count;
-	int found;
-
-	pthread_mutex_lock(&a->lock);
-	(void)!read(a->event_fd, &count, sizeof(count));
-	found = a->event_count > 0;
-	if (found) {
-		*ret = a->events[a->event_first];
-		a->event_first = (a->event_first + 1) % EVENTS;
-		a->event_count--;
-	}
-	pthread_mutex_unlock(&a->lock);
-	return found;
-}
-
-static uint32_t waits_for(const struct job *job)
-{
-	for (uint32_t chunk = 0; chunk < job->layout.chunks; chunk++) {
-		const struct ne_chunk *state = &job->states[chunk];
-		uint32_t lacking = job->layout.members;
-		bool has_any = false;
-
-		for (uint32_t rank = job->layout.members; rank-- > 0;) {
-			if (ne_chunk_has_push(state, rank, state->version + 1))
-				has_any = true;
-			else
-				lacking = rank;
-		}
-		if (has_any && lacking < job->layout.members)
-			return lacking;
-	}
-	return job->layout.members;
-}
-
-int ne_aggregator_job_stats(struct ne_aggregator *a, uint64_t id, struct ne_aggregator_stats *ret)
-{
-	struct job *job;
-
-	pthread_mutex_lock(&a->lock);
-	job = find(a, id);
-	if (job) {
-		*ret = job->stats;
-		ret->waits_for = waits_for(job);
-	}
-	pthread_mutex_unlock(&a->lock);
-	return job ? 0 : -ENOENT;
 }

@@ -226,18 +226,22 @@ static void choose(struct ne_chunk *c, struct ne_chunk_todo *t)
 
 /* -------------------------------------------------------------------- frames */
 
+bool ne_chunk_is_early(const struct ne_chunk *c, uint64_t epoch)
+{
+	bool is_next = c->has_next && epoch == c->next_epoch;
+
+	return !c->has_owner || (epoch > c->epoch && !is_next);
+}
+
 /* Whether the frame's epoch is the chunk's; else it has been dealt with. */
 static bool is_current(const struct ne_chunk *c, const struct ne_chunk_event *e, uint64_t who, struct ne_chunk_todo *t)
 {
-	bool is_gone = c->state == NE_CHUNK_GONE;
-	bool is_next = c->has_next && e->epoch == c->next_epoch;
-
-	if (!is_gone && e->epoch == c->epoch)
+	if (c->state != NE_CHUNK_GONE && e->epoch == c->epoch)
 		return true;
-	if (c->has_owner && (e->epoch <= c->epoch || is_next))
-		t->moved = who;
-	else
+	if (ne_chunk_is_early(c, e->epoch))
 		t->wait = true;
+	else
+		t->moved = who;
 	return false;
 }
 

@@ -150,6 +150,8 @@ void ne_chunk_step(struct ne_chunk *chunk, const struct ne_chunk_event *event, s
 /* Whether the update to version + 1 is due. An end of a lane takes it back, so ask again when its turn has come. */
 bool ne_chunk_is_due(const struct ne_chunk *chunk);
 bool ne_chunk_has_push(const struct ne_chunk *chunk, uint32_t member, uint64_t iteration);
+/* Whether a member's frame of this epoch would have to wait for the next plan. */
+bool ne_chunk_is_early(const struct ne_chunk *chunk, uint64_t epoch);
 
 /* cffi: end */
 

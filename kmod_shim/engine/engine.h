@@ -397,8 +397,9 @@ struct ne_job {				/* what all members of a job and its Aggregators agree on */
 };
 
 /*
- * An Aggregator: updates chunks for the members of many jobs. One thread of its own serves all lanes; control calls come
- * from any thread, and wait at most for one batch of frames.
+ * An Aggregator: updates chunks for the members of many jobs. One thread of its own serves the lanes of members, another
+ * one copies chunks to and from other Aggregators; control calls come from any thread, and wait at most for one batch of
+ * frames. memory_bytes bounds masters, and what comes inline, of the chunks that are here.
  */
 struct ne_aggregator;
 int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret);
@@ -406,12 +407,29 @@ int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret);
 void ne_aggregator_stop(struct ne_aggregator *aggregator);
 /* No other call is under way. */
 void ne_aggregator_destroy(struct ne_aggregator *aggregator);
-/* -EEXIST; -ENOMEM: its masters, and what comes inline, would go beyond memory_bytes. None of its chunks is owned yet. */
+/* None of its chunks is here yet. -EEXIST, -EINVAL, -ENOMEM. */
 int ne_aggregator_add_job(struct ne_aggregator *aggregator, uint64_t id, const struct ne_job *job);
 /* Ends its lanes. -ENOENT. */
 int ne_aggregator_drop_job(struct ne_aggregator *aggregator, uint64_t id);
-/* This Aggregator owns chunks [first, first + count) under an epoch above 0. -ENOENT, -EINVAL. */
-int ne_aggregator_own(struct ne_aggregator *aggregator, uint64_t id, uint32_t first, uint32_t count, uint64_t epoch);
+struct ne_place {			/* a plan's word on a run of chunks; Aggregators have numbers below NE_MEMBERS_MAX */
+	uint32_t me;			/* this Aggregator */
+	uint32_t owner, next_owner;
+	uint64_t epoch;			/* of the owner, above 0 */
+	uint64_t next_epoch;		/* of the next owner, above `epoch`; 0: there is none, and chunks stay */
+};
+/*
+ * Who owns chunks [first, first + count). A move names the next owner and its epoch; its end makes that the owner under
+ * the same epoch. Any other change of owner has a new epoch. A word that is older than the last is ignored, so whole plans
+ * may be repeated. -ENOENT, -EINVAL; -ENOMEM: the run would go beyond memory_bytes, and nothing of it is taken.
+ */
+int ne_aggregator_plan(struct ne_aggregator *aggregator, uint64_t id, uint32_t first, uint32_t count,
+		       const struct ne_place *place);
+/*
+ * The lane on which chunks of a job go to another Aggregator: connected, its other end has proved who it is, and is given
+ * to attach_previous there. `number` is the other Aggregator's. One that is there ends. Takes fd. -ENOENT, -EINVAL, -ENOMEM.
+ */
+int ne_aggregator_attach_next(struct ne_aggregator *aggregator, uint64_t id, uint32_t number, int fd);
+int ne_aggregator_attach_previous(struct ne_aggregator *aggregator, uint64_t id, uint32_t number, int fd);
 /*
  * A member's lane: a connected stream socket, whose other end has proved who it is. region: its memory file, sealed
  * against shrinking, if it is on this host; -1: payload comes inline. A lane of that rank that is there ends. -ENOENT,
@@ -421,17 +439,32 @@ int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t
 
 enum ne_aggregator_event_kind {
 	NE_AGGREGATOR_NONE = 0,
-	NE_AGGREGATOR_LANE_ENDED = 1,	/* error: why; EPIPE: the member closed it */
+	NE_AGGREGATOR_LANE_ENDED = 1,	/* error: why; EPIPE: the member closed it; ETIMEDOUT: it was ahead of the plan */
 	NE_AGGREGATOR_LOST = 2,		/* chunk: nobody has a version to go on from. The job can't go on */
+	/* These five for chunks [chunk, chunk + count) under `epoch`. None of them is lost. */
+	NE_AGGREGATOR_COPIED = 3,	/* they came here whole */
+	NE_AGGREGATOR_PUSHED = 4,	/* all members have come here with them; with COPIED the move is at its end */
+	NE_AGGREGATOR_BROKEN_HERE = 5,	/* this process came in the middle of their move: the next owner must become owner */
+	NE_AGGREGATOR_BROKEN_THERE = 6, /* the next owner did, after it was sent them: this one must stay owner */
+	NE_AGGREGATOR_FREED = 7,	/* they are not here any more */
+	/* A lane between Aggregators has ended; rank: the other one's number, error: why */
+	NE_AGGREGATOR_NEXT_ENDED = 8,
+	NE_AGGREGATOR_PREVIOUS_ENDED = 9,
 };
 
 struct ne_aggregator_event {
-	uint32_t kind, rank, chunk, error;
-	uint64_t job;
+	uint32_t kind, rank, chunk, count, error;
+	uint64_t epoch, job;
 };
 int ne_aggregator_event_fd(struct ne_aggregator *aggregator);
-/* 1: an event; 0: none is left. Of more than 256 that wait the newest are dropped. */
+/* 1: an event; 0: none is left. Of more than 256 ends of lanes that wait the newest are dropped. */
 int ne_aggregator_next_event(struct ne_aggregator *aggregator, struct ne_aggregator_event *ret);
+/*
+ * What has been said of moves that are under way: 1: the first run from chunk `from` on of COPIED, PUSHED, BROKEN_HERE or
+ * BROKEN_THERE; 0: there is none. -ENOENT, -EINVAL.
+ */
+int ne_aggregator_told(struct ne_aggregator *aggregator, uint64_t id, uint32_t kind, uint32_t from,
+		       struct ne_aggregator_event *ret);
 
 struct ne_aggregator_stats {		/* of one job, since it was added */
 	uint64_t updates, busy_ns;
@@ -461,7 +494,7 @@ void *ne_kv_result(struct ne_kv *kv, uint32_t chunk);
  * lie where results do. The others have nothing, and are given it.
  */
 int ne_kv_start(struct ne_kv *kv, uint64_t version);
-/* Who owns chunks [first, first + count): a number of ne_kv_attach's. */
+/* Who owns chunks [first, first + count): a number of ne_kv_attach's. An older epoch than is known is ignored. */
 int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
 /* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. One that is there ends. Takes fd. */
 int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm);
@@ -471,7 +504,10 @@ int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const stru
 int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration);
 /* Blocks until all of them are at `version` or beyond. -ETIMEDOUT; -ESTALE: the job can't go on. timeout_ms < 0: none. */
 int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, int timeout_ms);
-/* Blocks until a lane has ended, for good or not: its number; -ETIMEDOUT; -ESTALE as above; -ESHUTDOWN: destroy. */
+/*
+ * Blocks until a lane has ended, for good or not, or a chunk has moved to an Aggregator without one: its number;
+ * -ETIMEDOUT; -ESTALE as above; -ESHUTDOWN: destroy.
+ */
 int ne_kv_wait_lane(struct ne_kv *kv, int timeout_ms);
 
 /* ------------------------------------------------------------------- tools */

@@ -38,6 +38,7 @@ struct held {
 	bool has_any;	   /* a version is held */
 	bool is_first;	   /* it is the start, and lies where results do */
 	bool keeps;	   /* with the optimizer's state */
+	bool is_anew;	   /* ...by this process, which may compute another gradient than the one before it pushed */
 	bool is_full;	   /* the gradient of version + 1 is in the region */
 	bool has_gradient; /* the gradient of version is in the region, too */
 	bool owes;
@@ -66,7 +67,8 @@ struct ne_kv {
 	struct numbers *numbers;
 	struct aggregator aggregator[NE_MEMBERS_MAX];
 	uint8_t *scratch;
-	int dead; /* -errno: the job can't go on */
+	int dead;	  /* -errno: the job can't go on */
+	bool has_started; /* with the job: it did not come anew */
 	bool stops;
 };
 
@@ -102,7 +104,8 @@ static void put_push(struct ne_kv *kv, uint32_t chunk, uint64_t iteration)
 static void introduce(struct ne_kv *kv, uint32_t chunk)
 {
 	struct held *held = &kv->held[chunk];
-	uint16_t flags = (held->has_any ? 0 : FRAME_NOTHING) | (held->keeps ? FRAME_KEEPS : 0);
+	uint16_t flags = (held->has_any ? 0 : FRAME_NOTHING) | (held->keeps ? FRAME_KEEPS : 0) |
+			 (held->is_anew ? FRAME_ANEW : 0);
 
 	put(kv, chunk, (struct frame){.kind = FRAME_HAVE, .iteration = held->version, .flags = flags}, NULL, 0);
 	if (held->is_full)
@@ -218,6 +221,23 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 	return 0;
 }
 
+/* An Aggregator says who owns the chunk now, which counts if it is newer than what is known. */
+static int follow(struct ne_kv *kv, const struct frame *frame)
+{
+	struct held *held = &kv->held[frame->chunk];
+
+	if (frame->status >= NE_MEMBERS_MAX || !frame->aux)
+		return -EPROTO;
+	if (frame->aux <= held->epoch)
+		return 0;
+	held->owner = frame->status;
+	held->epoch = frame->aux;
+	if (!kv->aggregator[held->owner].is_there)
+		kv->aggregator[held->owner].has_ended = true;
+	introduce(kv, frame->chunk);
+	return 0;
+}
+
 static int take_result(struct source *s, const struct frame *frame)
 {
 	struct ne_kv *kv = s->kv;
@@ -229,6 +249,7 @@ static int take_result(struct source *s, const struct frame *frame)
 		return 0;
 	if (is_wanted(s, frame)) {
 		held->has_gradient = held->has_any && held->is_full && !kv->layout.sum_only;
+		held->is_anew = !held->has_any && !kv->has_started;
 		held->version = frame->iteration;
 		held->keeps = frame->flags & FRAME_KEEPS;
 		held->has_any = true;
@@ -240,7 +261,7 @@ static int take_result(struct source *s, const struct frame *frame)
 		/* What is held already asks a member that is ahead for its next push. */
 		put_push(kv, frame->chunk, held->version + 1);
 	}
-	return 0;
+	return frame->flags & FRAME_LAST ? follow(kv, frame) : 0;
 }
 
 static int take(void *owner, const struct frame *frame)
@@ -256,8 +277,7 @@ static int take(void *owner, const struct frame *frame)
 	case FRAME_RESULT:
 		return take_result(s, frame);
 	case FRAME_MOVED:
-		/* The plan is fixed so far: an owner whose epoch is newer than ours is a mistake of somebody's. */
-		return -EPROTO;
+		return follow(kv, frame);
 	case FRAME_WANT_HAVE:
 		if (is_current(s, frame))
 			introduce(kv, frame->chunk);
@@ -462,6 +482,7 @@ int ne_kv_start(struct ne_kv *kv, uint64_t version)
 	bool has_any = kv->layout.sum_only || kv->rank == 0;
 
 	pthread_mutex_lock(&kv->lock);
+	kv->has_started = true;
 	for (uint32_t chunk = 0; has_any && chunk < kv->layout.chunks; chunk++) {
 		struct held *held = &kv->held[chunk];
 
@@ -484,6 +505,9 @@ int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggrega
 		return -EINVAL;
 	pthread_mutex_lock(&kv->lock);
 	for (uint32_t chunk = first; chunk < first + count; chunk++) {
+		/* It has moved on since, or has been said already. */
+		if (epoch <= kv->held[chunk].epoch)
+			continue;
 		kv->held[chunk].owner = aggregator;
 		kv->held[chunk].epoch = epoch;
 		introduce(kv, chunk);
@@ -508,9 +532,7 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm)
 	err = kv->stops ? -ESHUTDOWN : lane_open(&to->lane, fd, is_shm, 4 * kv->layout.chunks + 1024);
 	if (!err && epoll_ctl(kv->poll, EPOLL_CTL_ADD, fd, &event)) {
 		err = -errno;
-		free(to->lane.buffer);
-		free(to->lane.items);
-		memset(&to->lane, 0, sizeof(to->lane));
+		lane_abandon(&to->lane);
 	}
 	if (!err) {
 		to->is_there = true;

@@ -156,16 +156,15 @@ int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit)
 {
 	int flags = fcntl(fd, F_GETFL), one = 1;
 
+	memset(lane, 0, sizeof(*lane));
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK))
 		return -errno;
 	/* Of a unix socket it is refused, and not needed. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	memset(lane, 0, sizeof(*lane));
 	lane->buffer = malloc(BUFFER_BYTES);
 	lane->items = calloc(FIRST_ITEMS, sizeof(*lane->items));
 	if (!lane->buffer || !lane->items) {
-		free(lane->buffer);
-		free(lane->items);
+		lane_abandon(lane);
 		return -ENOMEM;
 	}
 	lane->fd = fd;
@@ -177,15 +176,19 @@ int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit)
 	return 0;
 }
 
-void lane_close(struct lane *lane)
+void lane_abandon(struct lane *lane)
 {
-	if (!lane->buffer)
-		return;
-	close(lane->fd);
 	free(lane->buffer);
 	free(lane->items);
 	memset(lane, 0, sizeof(*lane));
 	lane->fd = -1;
+}
+
+void lane_close(struct lane *lane)
+{
+	if (lane->buffer)
+		close(lane->fd);
+	lane_abandon(lane);
 }
 
 /* The first part with bytes to come; NULL: the payload is whole. */
@@ -222,6 +225,13 @@ static int begin_frame(struct lane *lane, const struct lane_owner *calls, void *
 	return bytes == lane->in.bytes ? 0 : -EPROTO;
 }
 
+static int held(struct lane *lane, enum lane_hold hold, int err)
+{
+	if (err == -EAGAIN)
+		lane->hold = hold;
+	return err;
+}
+
 /* What is in the buffer goes to where it belongs, frame by frame. */
 static int drain(struct lane *lane, const struct lane_owner *calls, void *owner)
 {
@@ -242,15 +252,15 @@ static int drain(struct lane *lane, const struct lane_owner *calls, void *owner)
 				return 0;
 			err = begin_frame(lane, calls, owner);
 			if (err < 0)
-				return err;
+				return held(lane, LANE_HELD_HEAD, err);
 			continue;
 		}
 		part = next_part(lane);
 		if (!part) {
-			lane->head_left = sizeof(lane->in);
 			err = calls->take(owner, &lane->in);
 			if (err < 0)
-				return err;
+				return held(lane, LANE_HELD_FRAME, err);
+			lane->head_left = sizeof(lane->in);
 			continue;
 		}
 		if (!there)
@@ -261,8 +271,23 @@ static int drain(struct lane *lane, const struct lane_owner *calls, void *owner)
 	}
 }
 
+int lane_resume(struct lane *lane, const struct lane_owner *calls, void *owner)
+{
+	enum lane_hold hold = lane->hold;
+	int err = 0;
+
+	lane->hold = LANE_FLOWS;
+	if (hold == LANE_HELD_HEAD)
+		err = begin_frame(lane, calls, owner);
+	if (err < 0)
+		return held(lane, hold, err);
+	return drain(lane, calls, owner);
+}
+
 int lane_receive(struct lane *lane, const struct lane_owner *calls, void *owner)
 {
+	if (lane->hold)
+		return -EAGAIN;
 	for (int calls_left = RECEIVED; calls_left; calls_left--) {
 		struct part *part = lane->head_left ? NULL : next_part(lane);
 		struct iovec iov[2] = {{lane->buffer, BUFFER_BYTES}, {0}};

@@ -76,6 +76,11 @@ enum frame_kind {
 	FRAME_WANT_PUSH = 19,	/* iteration */
 	FRAME_WANT_SEED = 20,	/* iteration: the version */
 	FRAME_ERROR = 21,	/* status: errno; the lane ends behind it */
+	/* the owner to the next owner; epoch: the next owner's */
+	FRAME_COPY = 32,	/* iteration: the version; payload: its state */
+	/* the next owner to the owner */
+	FRAME_LIFE = 33,	/* aux: names this process; the first frame of a lane */
+	FRAME_COPIED = 34,	/* the copy is there, whole */
 };
 
 enum frame_flag {
@@ -84,6 +89,7 @@ enum frame_flag {
 	FRAME_ANEW = 4,		/* HAVE */
 	FRAME_FIRST = 8,	/* SEED: parameters of a start, in the place of results; the state is zero */
 	FRAME_LAST = 16,	/* RESULT: it has moved; aux and status as in MOVED */
+	FRAME_BEFORE = 32,	/* COPY: the version before the one that will follow */
 };
 
 /* Little-endian, as all hosts here are. */
@@ -116,9 +122,16 @@ struct lane_item {
 	uint8_t copy[LANE_COPY_BYTES];	/* payload of lane_put_copy, whose part has no address */
 };
 
+enum lane_hold {
+	LANE_FLOWS = 0,
+	LANE_HELD_HEAD = 1,	/* the payload's place is not known yet */
+	LANE_HELD_FRAME = 2,	/* the frame is whole, and nobody can take it yet */
+};
+
 struct lane {
 	int fd;
 	bool is_shm;
+	uint8_t hold;		/* enum lane_hold */
 	/* Coming in: bytes of the head, then of the payload, that are still to come. */
 	struct frame in;
 	uint32_t head_left;
@@ -134,7 +147,8 @@ struct lane {
 
 /*
  * What a lane's owner does with frames. place: says where the payload goes, by at most LANE_PARTS parts which together
- * have frame->bytes; -errno ends the lane. take: the frame is whole; -errno ends the lane.
+ * have frame->bytes; -errno ends the lane. take: the frame is whole; -errno ends the lane. -EAGAIN of both: this frame,
+ * and all behind it, wait for lane_resume().
  */
 struct lane_owner {
 	int (*place)(void *owner, const struct frame *frame, struct part parts[LANE_PARTS]);
@@ -144,8 +158,15 @@ struct lane_owner {
 /* Takes the socket, which becomes non-blocking. limit: frames that may wait to go out; more: -ENOBUFS. */
 int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit);
 void lane_close(struct lane *lane);
-/* Reads what is there, up to a bound that lets others have their turn. -EPIPE: the other end has closed it; -EPROTO: no frame. */
+/* The same, and the socket stays its caller's. */
+void lane_abandon(struct lane *lane);
+/*
+ * Reads what is there, up to a bound that lets others have their turn. -EPIPE: the other end has closed it; -EPROTO: no
+ * frame; -EAGAIN: a frame waits, and nothing is read before lane_resume().
+ */
 int lane_receive(struct lane *lane, const struct lane_owner *calls, void *owner);
+/* Gives the frame that waits once more, then those behind it. Answers as lane_receive(). */
+int lane_resume(struct lane *lane, const struct lane_owner *calls, void *owner);
 /* Queues a frame; its payload, if any, stays in place until it has gone out. */
 int lane_put(struct lane *lane, const struct frame *frame, const struct part *parts, uint32_t count);
 /* The same with a copy of the payload, at most LANE_COPY_BYTES. */

@@ -1,17 +1,31 @@
-"""Members and Aggregators in one process, whose lanes are cut and whose Aggregators are ended at will."""
+"""Members and Aggregators in one process: lanes are cut, Aggregators ended and chunks moved at will."""
 
 import contextlib
+import errno
 import os
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from farside.errors import EngineError
-from farside.kmod_shim.engine.aggregation import Aggregator, Chunk, DType, Hyper, Job, Member, Rule, reduce
+from farside.kmod_shim.engine.aggregation import (
+    Aggregator,
+    AggregatorEvent,
+    AggregatorEventKind,
+    Chunk,
+    DType,
+    Hyper,
+    Job,
+    Member,
+    Rule,
+    reduce,
+)
+from tests.support.waiting import until
 
 Array = npt.NDArray[Any]
 
@@ -74,27 +88,50 @@ def gradient_of(job: Job, rank: int, index: int, iteration: int) -> Array:
     return (rng.normal(size=chunk.count) * 10).astype(STORED[chunk.dtype])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The plan's word on a chunk."""
+
+    owner: int
+    epoch: int
+    next_owner: int | None = None
+    next_epoch: int = 0
+
+
 class Rig:
-    """A job's members and its Aggregators; each chunk is at the Aggregator of its number's remainder."""
+    """A job's members and its Aggregators; each chunk is first at the Aggregator of its number's remainder."""
 
     def __init__(
         self, job: Job, *, shm: Sequence[bool] | bool, hyper: Hyper | None = None, aggregators: int = 1
     ) -> None:
         self.job, self.hyper = job, hyper if hyper is not None else Hyper(lr=0.1)
         self.shm = [shm] * job.members if isinstance(shm, bool) else list(shm)
-        self.aggregators: list[Aggregator] = [self._aggregator(number, aggregators) for number in range(aggregators)]
+        self.places = [Place(owner=index % aggregators, epoch=1) for index in range(len(job.chunks))]
+        self.epoch = 1
+        self.moved = 0
+        self._bulk: set[tuple[int, int]] = set()
+        self._copied: set[tuple[int, int]] = set()
+        self._pushed: set[tuple[int, int]] = set()
+        self.aggregators: list[Aggregator] = [self._aggregator(number) for number in range(aggregators)]
         self.members = [Member(job, rank) for rank in range(job.members)]
         self._lock = threading.Lock()
         self._ends = False
         self._threads: list[threading.Thread] = []
         self.cuts: list[socket.socket] = []
+        self.bulk_cuts: list[socket.socket] = []
 
-    def _aggregator(self, number: int, count: int) -> Aggregator:
+    def _aggregator(self, number: int) -> Aggregator:
         made = Aggregator(1 << 30)
         made.add_job(JOB, self.job)
-        for chunk in range(number, len(self.job.chunks), count):
-            made.own(JOB, chunk, 1, 1)
+        self._tell(number, made)
         return made
+
+    def _tell(self, number: int, aggregator: Aggregator) -> None:
+        for index, place in enumerate(self.places):
+            aggregator.plan(
+                JOB, index, 1, me=number, owner=place.owner, epoch=place.epoch, next_owner=place.next_owner,
+                next_epoch=place.next_epoch,
+            )  # fmt: skip
 
     def start(self) -> None:
         """All members have the parameters of rank 0, and each reconnects by itself."""
@@ -103,8 +140,7 @@ class Rig:
                 for index in range(len(self.job.chunks)):
                     member.result(index)[:] = start_of(self.job, index).tobytes()
             member.start(0)
-            for chunk in range(len(self.job.chunks)):
-                member.own(chunk, 1, chunk % len(self.aggregators), 1)
+            self._own(member)
             if ARRAYS[self.job.rule]:
                 member.hyper(0, 1, self.hyper)
             self._begin(rank)
@@ -135,8 +171,7 @@ class Rig:
         """A member ends, and another process of its rank comes, which has nothing."""
         self.members[rank].close()
         self.members[rank] = Member(self.job, rank)
-        for chunk in range(len(self.job.chunks)):
-            self.members[rank].own(chunk, 1, chunk % len(self.aggregators), 1)
+        self._own(self.members[rank])
         self._begin(rank)
 
     def _begin(self, rank: int) -> None:
@@ -154,11 +189,90 @@ class Rig:
                 end.close()
             self.cuts = []
 
+    def cut_bulks(self) -> None:
+        """Every lane between Aggregators ends."""
+        for end in self.bulk_cuts:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.bulk_cuts = []
+
     def kill(self, number: int) -> None:
         """An Aggregator ends, and another one begins in its place that knows nothing."""
         with self._lock:
             self.aggregators[number].close()
-            self.aggregators[number] = self._aggregator(number, len(self.aggregators))
+            self._bulk = {pair for pair in self._bulk if number not in pair}
+            self.aggregators[number] = self._aggregator(number)
+
+    # ---- moves
+
+    def _own(self, member: Member) -> None:
+        for index, place in enumerate(self.places):
+            member.own(index, 1, place.owner, place.epoch)
+
+    def announce(self, *, members: bool = True) -> None:
+        """Everybody has the plan; ``members``: also those, which need it only after a change that is no move."""
+        for number, aggregator in enumerate(self.aggregators):
+            self._tell(number, aggregator)
+        for member in self.members if members else ():
+            self._own(member)
+
+    def move(self, index: int, to: int) -> None:
+        """A chunk moves; it is there when `watch_moves` has seen both words about it."""
+        place = self.places[index]
+        self.epoch += 1
+        self.places[index] = replace(place, next_owner=to, next_epoch=self.epoch)
+        self.announce(members=False)
+
+    def reassign(self, index: int, owner: int) -> None:
+        """An owner is named, whatever was under way."""
+        self.epoch += 1
+        self.places[index] = Place(owner=owner, epoch=self.epoch)
+        self.announce()
+
+    def watch_moves(self) -> None:
+        """What the manager and the Aggregators' servers do: bulk lanes, commits, and an end to broken moves."""
+        self._connect_bulks()
+        for number, aggregator in enumerate(self.aggregators):
+            for event in iter(aggregator.next_event, None):
+                if event.kind is AggregatorEventKind.NEXT_ENDED:
+                    self._bulk.discard((number, event.rank))
+                elif event.kind is AggregatorEventKind.PREVIOUS_ENDED:
+                    self._bulk.discard((event.rank, number))
+                elif event.count:
+                    for index in range(event.chunk, event.chunk + event.count):
+                        self._hear(number, index, event)
+        self._connect_bulks()
+
+    def _connect_bulks(self) -> None:
+        for place in self.places:
+            pair = (place.owner, place.next_owner)
+            if place.next_owner is None or pair in self._bulk:
+                continue
+            one, other = socket.socketpair() if all(self.shm) else tcp_pair()
+            self.bulk_cuts.append(one.dup())
+            self.aggregators[place.owner].attach_next(JOB, place.next_owner, one.detach())
+            self.aggregators[place.next_owner].attach_previous(JOB, place.owner, other.detach())
+            self._bulk.add((place.owner, place.next_owner))
+
+    def _hear(self, number: int, index: int, event: AggregatorEvent) -> None:
+        place = self.places[index]
+        if place.next_owner is None:
+            return
+        if (number, event.epoch) == (place.next_owner, place.next_epoch):
+            if event.kind is AggregatorEventKind.COPIED:
+                self._copied.add((index, event.epoch))
+            elif event.kind is AggregatorEventKind.PUSHED:
+                self._pushed.add((index, event.epoch))
+            if (index, event.epoch) in self._copied & self._pushed:
+                self.places[index] = Place(owner=number, epoch=event.epoch)
+                self.moved += 1
+                self.announce()
+        elif (number, event.epoch) == (place.owner, place.epoch):
+            if event.kind is AggregatorEventKind.BROKEN_HERE:
+                self.reassign(index, place.next_owner)
+            elif event.kind is AggregatorEventKind.BROKEN_THERE:
+                self.reassign(index, place.owner)
 
     def push(self, iteration: int) -> None:
         """All members push all chunks."""
@@ -168,12 +282,23 @@ class Rig:
             member.push(0, len(self.job.chunks), iteration)
 
     def wait(self, iteration: int) -> list[list[bytes]]:
-        """The results of each member."""
+        """The results of each member. Moves go on meanwhile."""
+        until(lambda: self._has(iteration), what=f"the results of iteration {iteration}", every_s=0.001)
         found = []
         for member in self.members:
-            member.wait(0, len(self.job.chunks), iteration, DEADLINE_S)
             found.append([bytes(member.result(index)) for index in range(len(self.job.chunks))])
         return found
+
+    def _has(self, iteration: int) -> bool:
+        self.watch_moves()
+        try:
+            for member in self.members:
+                member.wait(0, len(self.job.chunks), iteration, 0.005)
+        except EngineError as error:
+            if error.errno != errno.ETIMEDOUT:
+                raise
+            return False
+        return True
 
     def close(self) -> None:
         """Ends everything."""
@@ -185,5 +310,5 @@ class Rig:
             thread.join()
         for aggregator in self.aggregators:
             aggregator.close()
-        for end in self.cuts:
+        for end in (*self.cuts, *self.bulk_cuts):
             end.close()

@@ -166,11 +166,14 @@ def test_a_job_beyond_the_memory_is_refused_and_leaves_none_taken() -> None:
     aggregator = Aggregator(3_000_000)
 
     aggregator.add_job(1, job)
-    with pytest.raises(EngineError) as caught:
-        aggregator.add_job(2, job)
-    assert caught.value.errno == errno.ENOMEM
-    aggregator.drop_job(1)
     aggregator.add_job(2, job)
+    aggregator.own(1, 0, 1, 1)
+    with pytest.raises(EngineError) as caught:
+        aggregator.own(2, 0, 1, 1)
+    assert caught.value.errno == errno.ENOMEM
+    assert aggregator.stats(2).memory_bytes == 0
+    aggregator.drop_job(1)
+    aggregator.own(2, 0, 1, 1)
 
     aggregator.close()
 
@@ -266,6 +269,7 @@ def test_what_nobody_can_go_on_from_is_told_to_all_members() -> None:
         rig.push(1)
         rig.wait(1)
         # Rank 1 comes anew, and with it goes the state of the chunks that it keeps; the Aggregator has gone, too.
+        rig.members[1].close()
         rig.kill(0)
         rig.replace(1)
         for member in rig.members:

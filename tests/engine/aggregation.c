@@ -19,7 +19,7 @@ static void make_aggregator(void)
 {
 	CHECK(ne_aggregator_create(1 << 26, &aggregator) == 0);
 	CHECK(ne_aggregator_add_job(aggregator, JOB, &job) == 0);
-	CHECK(ne_aggregator_own(aggregator, JOB, 0, CHUNKS, 1) == 0);
+	CHECK(ne_aggregator_plan(aggregator, JOB, 0, CHUNKS, &(struct ne_place){.epoch = 1}) == 0);
 }
 
 /* Members of odd ranks have their payload inline. */

@@ -29,6 +29,8 @@ PARTS = (
     "reduce",
     "lane",
     "aggregator",
+    "aggregator_control",
+    "aggregator_move",
     "kv",
 )
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")

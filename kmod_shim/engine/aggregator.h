@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * aggregator.h - what the files of an Aggregator share: aggregator.c serves members, aggregator_move.c moves chunks to and
+ * from other Aggregators, aggregator_control.c has the calls of engine.h.
+ *
+ * Threads and locks
+ *	The server updates chunks. It holds `lock` while it works, never while it sleeps.
+ *	The mover copies chunks. It holds `move_lock` while it works, and takes `lock` for moments only. It reads the
+ *	contents of chunks that LEFT, which nobody writes, and writes those of chunks that are COMING, which nobody reads:
+ *	without `lock`, so a copy never stops an update.
+ *	A call that changes who owns what, or that drops contents, takes both, move_lock first. So it knows what the mover
+ *	is in the middle of, and cuts that lane if the contents must not be used any more.
+ */
+#ifndef FARSIDE_AGGREGATOR_H
+#define FARSIDE_AGGREGATOR_H
+
+#include <pthread.h>
+
+#include "chunk.h"
+#include "lane.h"
+
+enum {
+	JOBS_MAX = 1024,
+	EVENTS = 256,	/* that wait for Python */
+	READY = 64,	/* sockets of one look */
+	HYPERS = 2,	/* numbers of a group that are known: those of now, and of the iteration before */
+	BULK_FRAMES = 16,	/* of copies that are on their way at a time, on one lane */
+	WAKE = -1,
+};
+
+struct numbers {
+	uint64_t from; /* iteration; 0: none yet */
+	struct ne_hyper hyper;
+};
+
+struct member {
+	struct lane lane;
+	bool is_there;
+	uint32_t watched;	/* what epoll looks for */
+	uint64_t held_ns;	/* since when a frame waits for its plan; 0: none does */
+	uint8_t *region;
+	uint8_t *inlined;	/* two areas of gradients */
+	struct ne_hyper hyper;	/* numbers that are coming in */
+};
+
+/* What is on its way to another Aggregator: the chunk, and whether it is the version before. */
+struct copying {
+	uint32_t chunk;
+	bool is_before;
+};
+
+/* A lane to or from another Aggregator. move_lock guards it. */
+struct bulk {
+	struct lane lane;
+	bool is_there;
+	uint32_t watched;
+	uint64_t life;		/* next: of the process at the other end; 0: not known yet */
+	uint32_t cursor;	/* next: where the search for chunks to copy goes on */
+	struct copying copying[BULK_FRAMES];	/* next: in the order in which they are sent */
+	uint32_t copying_first, copying_count;
+	uint32_t placing;	/* previous: the chunk whose contents come in; chunks: none */
+};
+
+enum wanted_copy {
+	WANTS_BEFORE = 1,
+	WANTS_COPY = 2,
+};
+
+/* One chunk's moves, beside its ne_chunk. */
+struct move {
+	uint64_t epoch, next_epoch;	/* the plan's last word */
+	uint64_t known_epoch, known_next_epoch; /* those of the chunk for which what follows is true */
+	uint64_t sent_to;		/* LEFT: life of the next owner that was sent the copy; 0: nobody */
+	uint64_t before;		/* COMING: 1 + the version before that has come ahead; 0: none */
+	uint8_t owner, next;		/* numbers of Aggregators, by that word */
+	uint8_t told, news;		/* bits 1 << (kind - NE_AGGREGATOR_COPIED): of this epoch, and those that nobody has had */
+	bool went_ahead;		/* LEAVING, LEFT: the version before has been asked for */
+	bool is_copied;			/* LEFT: the next owner has said so */
+	bool is_held;			/* its contents count in the job's memory */
+};
+
+struct job {
+	uint64_t id;
+	uint32_t index;
+	struct layout layout;
+	struct ne_chunk *states;
+	struct move *moves;
+	uint8_t *wants;		/* enum wanted_copy, by chunk */
+	uint8_t *masters[2];
+	uint8_t *results; /* an area: sum only with inline members, or formats that are narrower than the master */
+	struct member member[NE_MEMBERS_MAX];
+	struct bulk *next[NE_MEMBERS_MAX], *previous[NE_MEMBERS_MAX];
+	struct numbers *numbers; /* HYPERS for each group */
+	uint32_t *due;		 /* a ring of chunks */
+	uint8_t *is_due;
+	uint32_t due_first, due_count;
+	uint64_t turn_ns; /* processor time that its turns have had */
+	uint64_t held_area_bytes, held_master_bytes;
+	uint32_t inline_members;
+	uint32_t bulks;	/* lanes to and from other Aggregators */
+	bool is_lost;
+	bool has_results;
+	bool has_news;
+	bool has_plan;		/* since frames were held */
+	bool has_freed;
+	struct ne_aggregator_stats stats;
+};
+
+struct ne_aggregator {
+	pthread_t thread, mover;
+	pthread_mutex_t move_lock, lock;
+	int poll, wake, move_poll, move_wake, event_fd;
+	bool stops;
+	bool wakes_mover;
+	uint32_t held;	/* lanes with a frame that waits */
+	uint64_t life;	/* names this process to others; never 0 */
+	uint64_t memory_bytes, used_bytes;
+	uint64_t turn_ns; /* of the job whose turn was last */
+	struct job *jobs[JOBS_MAX];
+	uint32_t jobs_end;	/* behind the last one */
+	uint8_t *scratch, *move_scratch; /* payload that nobody wants */
+	struct ne_aggregator_event events[EVENTS];
+	uint32_t event_first, event_count;
+};
+
+/* One frame's way through the handlers. */
+struct source {
+	struct ne_aggregator *aggregator;
+	struct job *job;
+	uint32_t rank;
+};
+
+/* ------------------------------------------------------------- aggregator.c */
+
+void *serve(void *aggregator);
+/* An event of a chunk, and all that follows from it. -EAGAIN: it waits for a plan. has_written: results stand at members. */
+int step(struct source *source, uint32_t chunk, struct ne_chunk_event event, bool has_written);
+void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, int err);
+/* The job can't go on. */
+void tell_lost(struct job *job, uint32_t rank);
+void tell(struct ne_aggregator *a, struct ne_aggregator_event event);
+void wake(int fd);
+float *master(struct job *job, uint32_t chunk, uint64_t version);
+bool is_narrow(const struct job *job, uint32_t chunk);
+uint64_t member_tag(const struct job *job, uint32_t rank);
+
+/* ------------------------------------------------------- aggregator_control.c */
+
+struct job *find(struct ne_aggregator *a, uint64_t id);
+void unmap(void *at, uint64_t bytes);
+/* Gives back the memory of chunks that are gone, once no lane sends from it. */
+void release_freed(struct ne_aggregator *a, struct job *job);
+
+/* ---------------------------------------------------------- aggregator_move.c */
+
+void *move_chunks(void *aggregator);
+/* What has become of a chunk after a step: copies that are due, words for the manager. Under `lock`. */
+void move_follow(struct ne_aggregator *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo);
+/* A plan's word is about to be given to the chunk (under both locks), and has been. */
+void move_plan(struct ne_aggregator *a, struct job *job, uint32_t chunk);
+void end_bulks(struct ne_aggregator *a, struct job *job);
+void free_bulks(struct job *job);
+
+#endif
