@@ -12,6 +12,7 @@ from farside import admin
 from farside.agent import protocol
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
+from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.manager.api.body import read_body
 from farside.scheduler.manager.api.context import Context
@@ -25,7 +26,15 @@ from farside.scheduler.manager.model.accounts import charged, quota_problems
 from farside.scheduler.manager.model.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.manager.model.role import RoleBody, most_on_a_node
-from farside.scheduler.manager.model.spec import EXAMPLE, JobBody, JobSpec, array_problems, spec_of, spec_problems
+from farside.scheduler.manager.model.spec import (
+    EXAMPLE,
+    JobBody,
+    JobSpec,
+    Ranks,
+    array_problems,
+    spec_of,
+    spec_problems,
+)
 from farside.scheduler.manager.model.state import LiveState, RequestKey
 from farside.scheduler.manager.nodes.dispatch import meeting_of, start_of
 from farside.scheduler.manager.view.listing import JobListing
@@ -217,11 +226,32 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
         most = max((node.swap_bytes for node in nodes), default=0)
         has = f"the largest is {format_bytes(most)}" if most else "none has any"
         problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
+    problems += aggregation_problems(spec, state)
     unknown = [other for other in spec.after if other not in state.jobs]
     if unknown:
         more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
         problems.append(f"after: there is no job {unknown[0]:.60}{more}")
     return problems
+
+
+def aggregation_problems(spec: JobSpec, state: LiveState) -> list[str]:
+    """Reasons why a job can never have shared aggregation on this cluster."""
+    if not spec.aggregation:
+        return []
+    offers = {name: offer for name, offer in state.aggregation.offers.items() if offer.cores}
+    # An agent of the version before has no such service, and its tasks would not be told where to go.
+    older = [node.name for node in state.nodes.values() if node.is_up and node.name not in state.aggregation.offers]
+    members = spec.gpus if spec.roles or spec.ranks is Ranks.GPU else min(spec.gpus, MEMBERS_MAX)
+    if not offers:
+        return ["aggregation: no node offers an Aggregator; start `farside aggregator` on one, or leave it out"]
+    if older:
+        return [f"aggregation: the agent of {older[0]} does not know it; update it, or leave aggregation out"]
+    if not 2 <= members <= MEMBERS_MAX:
+        return [f"aggregation: of 2 to {MEMBERS_MAX} processes with GPUs, and this job has {members}; leave it out"]
+    if spec.aggregators > len(offers):
+        has = f"it asks for {spec.aggregators}, and {len(offers)} nodes offer one"
+        return [f"aggregators: {has}; ask for fewer"]
+    return []
 
 
 def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:

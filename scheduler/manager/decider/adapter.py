@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.admission.figures import Figures
+from farside.scheduler.manager.aggregation.decide import AggregationRules, Outlook, Site, WantingJob, admission
 from farside.scheduler.manager.model.event import NodeAllocation, StopCause
-from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase, members_of
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.predict.estimator import TimeLimits
 from farside.scheduler.state import Allocation, Job, Node
 
 # Policies that need to know more of jobs are refused (configured_rules.py).
 _ESTIMATOR = TimeLimits()
+DEFAULT_RULES = AggregationRules()
 
 
 def is_ready(state: LiveState, job: LiveJob) -> bool:
@@ -30,7 +32,51 @@ def is_holding(job: LiveJob) -> bool:
 def may_wait(state: LiveState, job: LiveJob) -> bool:
     """Whether the plan has it among those that wait for GPUs: also while it leaves its own to another."""
     is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by
-    return (job.phase is Phase.WAITING or is_leaving) and not job.held_by and is_ready(state, job)
+    is_free = (job.phase is Phase.WAITING or is_leaving) and not job.held_by and is_ready(state, job)
+    return is_free and not awaited_aggregators(state, job)
+
+
+def awaited_aggregators(state: LiveState, job: LiveJob) -> str:
+    """For which Aggregators a job waits; empty: it wants none, has them, or can have them."""
+    if not job.spec.aggregation or job.phase in ACTIVE or job.job_id in state.aggregation.jobs:
+        return ""
+    return admission(outlook_of(state, 0.0), job.job_id)
+
+
+def outlook_of(state: LiveState, now_s: float, rules: AggregationRules = DEFAULT_RULES) -> Outlook:
+    """What shared aggregation is decided by."""
+    shared = state.aggregation
+    sites = {name: _site_of(state, state.nodes[name]) for name in shared.offers if name in state.nodes}
+    jobs = {job_id: _wanting(state.jobs[job_id]) for job_id in shared.wanting}
+    return Outlook(state=shared, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
+
+
+def _site_of(state: LiveState, node: LiveNode) -> Site:
+    there = (task for key in node.tasks if (task := state.task(key)) is not None)
+    asked = sum(_cpus_of(state.jobs[task.job_id], task) for task in there)
+    return Site(
+        node=node.name,
+        cores=state.aggregation.offers[node.name].cores,
+        is_up=node.is_up,
+        is_taking=node.is_taking,
+        has_gpus=bool(node.gpus),
+        free_cpus=node.cpus - asked,
+    )
+
+
+def _cpus_of(job: LiveJob, task: LiveTask) -> float:
+    role = job.spec.role(task.role)
+    return job.spec.cpus_per_gpu * len(task.gpus) if role is None else role.cpus
+
+
+def _wanting(job: LiveJob) -> WantingJob:
+    tasks = members_of(job) if job.phase in ACTIVE else ()
+    return WantingJob(
+        job_id=job.job_id,
+        start=job.start,
+        nodes=frozenset(task.node for task in tasks),
+        idle_s=math.inf if job.phase in ACTIVE else job.since_s,
+    )
 
 
 def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
@@ -94,8 +140,8 @@ class Booked:
 NOTHING = Booked()
 
 
-def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
-    """A live node as the cycle knows nodes.
+def node_of(node: LiveNode, promised: Booked = NOTHING, *, aggregating: int = 0) -> Node:
+    """A live node as the cycle knows nodes; ``aggregating``: cores that its Aggregator has in the pool.
 
     Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
     not there to be given, nor the swap that they use. GPUs are whole ones, or the parts that they are cut into. It has
@@ -107,7 +153,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
     return Node(
         name=node.name,
         gpus=max(node.device_count, promised.gpus),
-        cpus=node.cpus or math.inf,
+        cpus=max(0, node.cpus - aggregating) if node.cpus else math.inf,
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
         gpu_model=node.gpu_model,

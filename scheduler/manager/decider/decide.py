@@ -10,20 +10,32 @@ from collections.abc import Callable, Iterable, Mapping
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
-from farside.scheduler.manager.decider.adapter import is_ready
+from farside.scheduler.manager.aggregation.decide import AggregationRules
+from farside.scheduler.manager.aggregation.decide import next_events as aggregation_events
+from farside.scheduler.manager.aggregation.decide import next_wake_s as aggregation_wake_s
+from farside.scheduler.manager.aggregation.show import explain as aggregation_lines
+from farside.scheduler.manager.decider.adapter import DEFAULT_RULES, awaited_aggregators, is_ready, outlook_of
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
 from farside.scheduler.manager.decider.placement_reason import why_there
 from farside.scheduler.manager.decider.planner import Planner
+from farside.scheduler.manager.decider.timers import EDGE_S
 from farside.scheduler.manager.decider.unavailable_nodes import out_of_service
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
-from farside.scheduler.manager.model.event import Entry, Event, JobAllocated, JobStarted, NodeClosed
+from farside.scheduler.manager.model.event import Entry, Event, JobAllocated, JobStarted, NodeClosed, PoolSized
 from farside.scheduler.manager.model.maintenance import late_allocations
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.start_estimate import StartEstimate, estimate_start
 
+# Entries after which shared aggregation is looked at.
+_Aggregates = (
+    log.ModelDeclared | log.ChunksMoved | log.AggregationMeasured | log.ChunksAssigned | PoolSized
+    | log.JobSubmitted | JobStarted | log.JobRequeued | log.JobEnded | log.ServiceChanged
+    | log.NodeJoined | log.NodeChanged | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged
+)  # fmt: skip
 # So many of the jobs that a job waits for are named to who asks.
 AFTER_SHOWN = 20
 
@@ -31,8 +43,12 @@ AFTER_SHOWN = 20
 class Decider:
     """Decides for one state, from the first entry of the log or from wherever ``state`` is."""
 
-    def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
+    def __init__(
+        self, rules: Rules, state: LiveState, now_s: float, *, aggregation: AggregationRules = DEFAULT_RULES
+    ) -> None:
         self.state = state
+        self._aggregation = aggregation
+        self._aggregates_s = -math.inf  # when shared aggregation is looked at; infinite: when something has happened
         self._planner = Planner(rules, state, now_s)
         # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
         # got a place since the last look at who can start.
@@ -51,6 +67,12 @@ class Decider:
     def hear(self, entry: Entry) -> None:
         """Moves on by the next entry of the log."""
         touched = apply(self.state, entry)
+        shared = self.state.aggregation
+        if isinstance(entry.event, _Aggregates) and (shared.wanting or shared.pool):
+            self._aggregates_s = -math.inf
+            # Whether they may start may depend on it.
+            waiting = (job_id for job_id in shared.wanting if self.state.jobs[job_id].phase is Phase.WAITING)
+            touched = tuple(dict.fromkeys((*touched, *waiting)))
         self._planner.hear(entry, touched)
         cause = by_entry(entry.seq)
         self._touched.update(dict.fromkeys(touched, cause))
@@ -78,10 +100,21 @@ class Decider:
         # One kind at a time: each later kind rests on a state that has the earlier events in it.
         followed = followed or self._drafts(late_allocations(self.state, now_s), {})
         followed = followed or self._drafts(self._closings(), {})
+        followed = followed or self._aggregate(now_s)
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
         # Starts come after the cycle: they are possible only for jobs that have an allocation in the log.
         return self._planner.plan(now_s) or self._launches()
+
+    def _aggregate(self, now_s: float) -> tuple[Draft, ...]:
+        """What follows for shared aggregation."""
+        if self._aggregates_s > now_s:
+            return ()
+        outlook = outlook_of(self.state, now_s, self._aggregation)
+        found = self._drafts(aggregation_events(outlook), {})
+        if not found:
+            self._aggregates_s = max(aggregation_wake_s(outlook), now_s + EDGE_S)
+        return found
 
     def _drafts(self, events: Iterable[Event], causes: Mapping[str, str]) -> tuple[Draft, ...]:
         """Drafts of events that follow from the newest entry, or from what is among the ``causes`` by job."""
@@ -100,7 +133,8 @@ class Decider:
 
     def next_wake_s(self) -> float:
         """When to ask again though nothing has happened; infinite: never."""
-        return min(self._planner.next_wake_s(), self._limits[0][0] if self._limits else math.inf)
+        limit_s = self._limits[0][0] if self._limits else math.inf
+        return min(self._planner.next_wake_s(), limit_s, self._aggregates_s)
 
     def foresee(self, job_id: str, now_s: float) -> StartEstimate | None:
         """When a job is expected to start, by the time limits of those before it.
@@ -118,13 +152,17 @@ class Decider:
         job = self.state.jobs.get(job_id)
         if job is None:
             return ()
-        return (*self._why(job, now_s, clock), *why_there(job, self.domain.rules.placement))
+        lines = (*self._why(job, now_s, clock), *why_there(job, self.domain.rules.placement))
+        return (*lines, *aggregation_lines(self.state.aggregation, job_id))
 
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         if job.phase is Phase.WAITING and not is_ready(self.state, job):
             after, most = job.spec.after, AFTER_SHOWN
             more = f" and {len(after) - most:,} others" if len(after) > most else ""
             return (f"waits for the end of job {', '.join(after[:most])}{more}",)
+        awaited = awaited_aggregators(self.state, job)
+        if awaited and job.phase is Phase.WAITING:
+            return (awaited, "it starts as soon as it can have them; `farside aggregation` says what has them")
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
             return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))

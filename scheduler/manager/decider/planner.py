@@ -33,7 +33,7 @@ from farside.scheduler.manager.model.maintenance import windows_of
 from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.state import Job, Preempt, Promote, Start
+from farside.scheduler.state import Job, Node, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
 # Rows of jobs that are over stay in the table until there are so many more than of others.
@@ -78,6 +78,8 @@ class Planner:
                 self.domain.learn(service_gpu_s(job))
         self._pending.arrive(event)
         if isinstance(event, _NodeFacts) and not self._is_stale and self._is_other_size(event.node):
+            self._spoil()
+        if isinstance(event, log.PoolSized) and any(map(self._is_other_size, self._node_index)):
             self._spoil()
         if self._is_stale:
             return
@@ -292,17 +294,21 @@ class Planner:
         if at is None:
             return True
         promised = adapter.booked(self._state).get(name, adapter.NOTHING)
-        now, then = adapter.node_of(self._state.nodes[name], promised), self.domain.ledger.nodes[at]
+        now, then = self._node_of(name, promised), self.domain.ledger.nodes[at]
         if replace(now, memory_bytes=then.memory_bytes) != then:
             return True
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
+
+    def _node_of(self, name: str, promised: adapter.Booked = adapter.NOTHING) -> Node:
+        aggregating = self._state.aggregation.cores_of(name)
+        return adapter.node_of(self._state.nodes[name], promised, aggregating=aggregating)
 
     def _resize(self) -> None:
         nodes = self._state.nodes
         taking = frozenset(name for name, node in nodes.items() if node.is_taking)
         if taking != self._taking:
             self._taking = taking
-            there = (adapter.node_of(nodes[one.name]) for one in self.domain.ledger.nodes if one.name in taking)
+            there = (self._node_of(one.name) for one in self.domain.ledger.nodes if one.name in taking)
             self.domain.resize(tuple(there))
             self._touch()
 
@@ -321,7 +327,7 @@ class Planner:
         order = self._order()
         levels = self._levels()
         promised = adapter.booked(state)
-        nodes = [adapter.node_of(node, promised.get(node.name, adapter.NOTHING)) for node in state.nodes.values()]
+        nodes = [self._node_of(name, promised.get(name, adapter.NOTHING)) for name in state.nodes]
         self._node_index = {node.name: at for at, node in enumerate(nodes)}
         self._asks_users = any(node.users for node in nodes)
         self._rows.clear()

@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from farside.agent.gpu_share import clash
 from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
+from farside.scheduler.manager.aggregation import state as aggregation
+from farside.scheduler.manager.aggregation.orders import AGGREGATOR, offer_of
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.codec import tag_of
 from farside.scheduler.manager.model.preemption_times import step_of
@@ -97,6 +99,8 @@ def _submitted(state: LiveState, event: log.JobSubmitted, entry: log.Entry) -> T
     phase = Phase.HELD if event.is_held else Phase.WAITING
     reason = f"held by {event.user}" if event.is_held else "submitted"
     for job_id in ids:
+        if event.spec.aggregation:
+            state.aggregation.want(job_id, event.spec.aggregators)
         state.jobs[job_id] = LiveJob(
             job_id=job_id,
             sequence=state.next_sequence,
@@ -215,6 +219,8 @@ def _service_changed(state: LiveState, event: log.ServiceChanged, entry: log.Ent
     if event.node in state.nodes:
         kept = {**state.nodes[event.node].services, event.name: event.raw}
         _change_node(state, event.node, services={name: raw for name, raw in sorted(kept.items()) if raw})
+        if event.name == AGGREGATOR:
+            state.aggregation.offered(event.node, offer_of(event.raw))
 
 
 def _invited(state: LiveState, event: log.NodeInvited, entry: log.Entry) -> None:
@@ -278,6 +284,14 @@ def _unreserved(state: LiveState, event: log.ReservationCancelled, entry: log.En
     found = state.maintenance.get(event.reservation_id)
     if found is not None and found.is_pending(entry.at_s):
         state.maintenance[found.reservation_id] = replace(found, cancelled_by=event.by)
+
+
+def _aggregated(state: LiveState, event: aggregation.Event, entry: log.Entry) -> Touched:
+    misfit = state.aggregation.take(event, entry.seq, entry.generation, max(entry.at_s, state.at_s))
+    if misfit:
+        raise _misfit(entry, misfit)
+    job_id = getattr(event, "job_id", "")
+    return (job_id,) if job_id in state.jobs else ()
 
 
 def _powered(state: LiveState, event: log.PowerChanged, entry: log.Entry) -> Touched:
@@ -538,6 +552,8 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
         reason=event.reason,
     )
     del state.unfinished[job.job_id]
+    if job.spec.aggregation:
+        state.aggregation.forget(job.job_id, entry.seq, max(entry.at_s, state.at_s))
     state.queued.leave(job.submitted_at)
     state.drop_allocation(job)
     state.meetings.pop(job.job_id, None)
@@ -587,4 +603,9 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.JobRequeued: _requeued,
     log.JobEnded: _ended,
     log.JobPromoted: _promoted,
+    log.ModelDeclared: _aggregated,
+    log.ChunksMoved: _aggregated,
+    log.AggregationMeasured: _aggregated,
+    log.ChunksAssigned: _aggregated,
+    log.PoolSized: _aggregated,
 }

@@ -3,6 +3,7 @@
 It shares no code with what decides and applies: a fault there shall not hide itself here.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,26 @@ class _Job:
 
 
 @dataclass(slots=True)
+class _Chunk:
+    """Owner and next owner by their numbers, each under its epoch, and what was reported of a move; -1: nobody."""
+
+    owner: int = -1
+    epoch: int = 0
+    next_owner: int = -1
+    next_epoch: int = 0
+    reported: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Model:
+    """What a job has declared, and who owns its chunks."""
+
+    start: int
+    declared: tuple[object, ...]
+    chunks: list[_Chunk]
+
+
+@dataclass(slots=True)
 class _Check:
     """State of the check after the entries so far."""
 
@@ -39,6 +60,10 @@ class _Check:
     lost_at: dict[str, int] = field(default_factory=dict)  # the last entry by which a node was away
     drains: dict[str, int] = field(default_factory=dict)  # by node, the order to empty it that stands
     closed: set[str] = field(default_factory=set)
+    offers: dict[str, int] = field(default_factory=dict)  # cores of each node's Aggregator
+    pool: dict[str, int] = field(default_factory=dict)  # number of each node's Aggregator, while the pool has it
+    aggregators: dict[str, int] = field(default_factory=dict)  # of all that it ever had
+    models: dict[str, _Model] = field(default_factory=dict)
 
 
 def violations(entries: Iterable[log.Entry], *, is_complete: bool = False) -> Iterator[str]:
@@ -97,7 +122,7 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
             if check.drains.get(event.node) == event.number:
                 check.closed.add(event.node)
         case _:
-            pass
+            yield from _aggregation(check, entry)
 
 
 # ---- nodes
@@ -126,6 +151,86 @@ def _boot(check: _Check, event: log.NodeJoined) -> None:
     for process, place in list(check.processes.items()):
         if place.node == event.node:
             _free(check, process)
+
+
+# ---- shared aggregation
+
+
+def _aggregation(check: _Check, entry: log.Entry) -> Iterator[str]:
+    match entry.event:
+        case log.ServiceChanged(node=node, name="aggregator", raw=raw):
+            check.offers[node] = int(json.loads(raw).get("cores", 0)) if raw else 0
+        case log.ModelDeclared() as event:
+            _declared(check, event)
+        case log.ChunksMoved() as event:
+            _moved(check, event)
+        case log.ChunksAssigned() as event:
+            yield from _assigned(check, event, entry.generation << 40 | entry.seq)
+        case log.PoolSized() as event:
+            yield from _sized(check, event)
+        case _:
+            pass
+
+
+def _declared(check: _Check, event: log.ModelDeclared) -> None:
+    job, before = check.jobs.get(event.job_id), check.models.get(event.job_id)
+    if job is None or job.is_over or (before is not None and before.start >= event.start):
+        return
+    declared = (event.digest, event.rule, event.members, event.chunks)
+    if before is not None and before.declared == declared:
+        before.start = event.start
+        return
+    count = sum(count for count, _ in ((run.count, run.size_bytes) for run in event.chunks))
+    check.models[event.job_id] = _Model(event.start, declared, [_Chunk() for _ in range(count)])
+
+
+def _moved(check: _Check, event: log.ChunksMoved) -> None:
+    model, number = check.models.get(event.job_id), check.aggregators.get(event.node)
+    if model is None or model.start != event.start:
+        return
+    for what, runs in (("copied", event.copied), ("pushed", event.pushed)):
+        for run in runs:
+            for chunk in model.chunks[run.first : run.first + run.count]:
+                if (chunk.next_owner, chunk.next_epoch) == (number, run.epoch):
+                    chunk.reported.add(what)
+
+
+def _assigned(check: _Check, event: log.ChunksAssigned, epoch: int) -> Iterator[str]:
+    model = check.models.get(event.job_id)
+    if model is None or model.start != event.start:
+        return  # it came too late, and counts for nothing
+    for first, count, step, owner in ((run.first, run.count, run.step, run.owner) for run in event.steps):
+        where = f"chunk {first} of job {event.job_id}"
+        if owner not in check.pool.values() and step != "release":
+            yield f"{where} is given to Aggregator {owner}, which the pool does not have"
+        if not 0 <= first < first + count <= len(model.chunks):
+            yield f"{where} is assigned with {count} of {len(model.chunks)}"
+        for chunk in model.chunks[first : first + count]:
+            if step == "move":
+                if chunk.next_owner != -1 or chunk.owner in (-1, owner):
+                    yield f"{where} is to move to {owner} from {chunk.owner}, and to {chunk.next_owner}"
+                chunk.next_owner, chunk.next_epoch, chunk.reported = owner, epoch, set()
+                continue
+            if step == "commit" and (owner != chunk.next_owner or chunk.reported != {"copied", "pushed"}):
+                yield f"{where} is moved to {owner} before all of it is there"
+            chunk.owner, chunk.epoch = owner, chunk.next_epoch if step == "commit" else epoch
+            chunk.next_owner, chunk.next_epoch, chunk.reported = -1, 0, set()
+
+
+def _sized(check: _Check, event: log.PoolSized) -> Iterator[str]:
+    now = {one.node: one.number for one in event.nodes}
+    if len({*now.values()}) < len(event.nodes):
+        yield "two Aggregators of the pool have one number"
+    for one in event.nodes:
+        if check.aggregators.setdefault(one.node, one.number) != one.number:
+            yield f"the Aggregator of {one.node} was {check.aggregators[one.node]} and is {one.number}"
+        if one.cores > check.offers.get(one.node, 0) and one.node not in check.pool:
+            yield f"the pool takes {one.cores} cores of {one.node}, which offers {check.offers.get(one.node, 0)}"
+    owners = {chunk.owner for model in check.models.values() for chunk in model.chunks}
+    for node, number in check.pool.items():
+        if node not in now and number in owners:
+            yield f"the Aggregator of {node} leaves the pool, and has chunks"
+    check.pool = now
 
 
 # ---- jobs
@@ -211,6 +316,8 @@ def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[s
     if ending is log.Ending.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     job.is_started, job.is_over, job.places = False, ending is not None, ()
+    if job.is_over:
+        check.models.pop(event.job_id, None)
 
 
 def _left_behind(check: _Check, job: _Job, job_id: str) -> Iterator[str]:

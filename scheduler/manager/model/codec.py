@@ -75,7 +75,7 @@ def decode_event(kind: str, body: str | bytes, version: int = log.VERSION) -> lo
     if decoder is None:
         raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")
     try:
-        if version < log.VERSION and kind in version2.EVENTS:
+        if version <= version2.VERSION and kind in version2.EVENTS:
             body = _ENCODER.encode(version2.EVENTS[kind](msgspec.json.decode(body)))
         event: log.Event = decoder.decode(body)
     except version2.DAMAGE as error:

@@ -20,12 +20,30 @@ from msgspec import Struct
 
 from farside.agent.gpu_share import Device, devices_of
 from farside.agent.messages import ChangingFacts, EndKind, NodeFacts, ProfileFigures
+
+# The events of shared aggregation are declared with what follows from them.
+from farside.scheduler.manager.aggregation.state import (
+    AggregationMeasured as AggregationMeasured,
+)
+from farside.scheduler.manager.aggregation.state import (
+    ChunksAssigned as ChunksAssigned,
+)
+from farside.scheduler.manager.aggregation.state import (
+    ChunksMoved as ChunksMoved,
+)
+from farside.scheduler.manager.aggregation.state import (
+    ModelDeclared as ModelDeclared,
+)
+from farside.scheduler.manager.aggregation.state import (
+    PoolSized as PoolSized,
+)
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.spec import JobSpec
 
 # 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
 # 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; log_version2.py reads what 2 wrote.
-VERSION = 3
+# 4: jobs aggregate on servers that they share; an entry of 3 is read as it is.
+VERSION = 4
 
 
 class Ending(StrEnum):
@@ -397,10 +415,11 @@ Told = (
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
     | TaskProfiled | ServiceChanged | ServiceTold | NodeInvited | NodeKeyed | NodeAccepted | NodeRevoked
+    | ModelDeclared | ChunksMoved | AggregationMeasured
 )  # fmt: skip
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued
-    | JobEnded | JobPromoted
+    | JobEnded | JobPromoted | ChunksAssigned | PoolSized
 )  # fmt: skip
 Event = Told | Decided
 

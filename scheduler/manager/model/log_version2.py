@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 Plain = dict[str, Any]
+VERSION = 2
 
 # What reading a damaged record of any version raises.
 DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError, KeyError, TypeError, ValueError)

@@ -189,6 +189,11 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         return self.held_s + (now_s - self.since_s if self.phase in ACTIVE else 0.0)
 
 
+def members_of(job: LiveJob) -> tuple[LiveTask, ...]:
+    """The processes that train, whose gradients are aggregated: those with GPUs, in their order, or all if none has."""
+    return tuple(task for task in job.tasks if task.gpus) or job.tasks
+
+
 _POWER_STATES: Mapping[PowerPhase, str] = {
     PowerPhase.DRAINING: "closing",
     PowerPhase.OFF: "asleep",

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from farside.errors import RemoteProtocolError
+from farside.scheduler.manager.aggregation.state import Aggregation
 from farside.scheduler.manager.model import log_version2 as version2
 from farside.scheduler.manager.model.event import VERSION, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
@@ -61,6 +62,7 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     wanted: NodesWanted | None = None
     submit_rates: Mapping[str, tuple[tuple[float, int], ...]] = field(name="hourly", default_factory=dict)
     admissions: Mapping[str, Admission] = field(default_factory=dict)
+    aggregation: Aggregation = field(default_factory=Aggregation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
     """
     try:
         packed = zlib.decompress(body)
-        if version < VERSION:
+        if version <= version2.VERSION:
             packed = _ENCODER.encode(version2.snapshot(msgspec.msgpack.decode(packed)))
         snapshot = _DECODER.decode(packed)
     except (zlib.error, *version2.DAMAGE) as error:

@@ -9,11 +9,12 @@ How it works
 import re
 from collections.abc import Container, Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
 from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, VARIABLES_MAX
+from farside.scheduler.manager.aggregation.state import OWNERS_MAX
 from farside.scheduler.manager.field_limit import items, limit_problems, line, number, path
 from farside.scheduler.manager.model.role import (
     MAX_ROLES,
@@ -94,6 +95,15 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     ] = ()
     roles: tuple[Role, ...] = ()
     model: Annotated[str, line("What it trains, as Tiresias's Table 3.3 calls it: vgg16; empty: something else")] = ""
+    aggregation: Annotated[
+        Literal["", "shared"],
+        Meta(
+            description="shared: its gradients are aggregated by Aggregators that all jobs share; empty: they are not"
+        ),
+    ] = ""
+    aggregators: Annotated[
+        int, number("Parameter servers that it would need for itself; only with aggregation", 1, OWNERS_MAX)
+    ] = 1
     profile: Annotated[
         bool | None,
         Meta(description="Whether its communication is profiled; default: at first, if placement is by skew"),
@@ -167,6 +177,8 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
             yield f"{key}: must be an absolute path, is '{folder:.60}'"
     if spec.swap_bytes_per_gpu and not spec.memory_bytes_per_gpu:
         yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
+    if spec.aggregators > 1 and not spec.aggregation:
+        yield 'aggregators: only a job with aggregation = "shared" has any; add that, or leave it out'
     if spec.roles:
         yield from role_problems(spec.roles)
         told = {key: getattr(spec, key) for key, value in _of_roles(spec.roles).items() if getattr(spec, key) != value}

@@ -9,6 +9,7 @@ from itertools import count, takewhile
 
 from msgspec import Struct
 
+from farside.scheduler.manager.aggregation.state import Aggregation
 from farside.scheduler.manager.model.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes
@@ -69,6 +70,7 @@ class LiveState:
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
         self.closing: dict[str, None] = {}  # nodes to close that the scheduler process has not closed yet
         self.slept = SleepRecord()
+        self.aggregation = Aggregation()
         self.wanted: NodesWanted | None = None  # the last; None: nobody has decided how many nodes shall be on
 
     def live_jobs(self) -> Iterator[LiveJob]:

@@ -213,6 +213,37 @@ class Placement:
         self._give(profile, owners)
         return None
 
+    def restore(self, profile: Profile, owners: Sequence[int]) -> None:
+        """Puts a job where it is already, whatever that costs: a placement made anew from a record. Then `settle`.
+
+        Args:
+            profile: The job, as it is known by now.
+            owners: For each of its tasks the number of its Aggregator.
+        """
+        self.profiles[profile.job] = profile
+        for number, tasks in _by_owner(owners).items():
+            cpu_s = sum(profile.tasks_s[task] for task in tasks)
+            aggregator = self.aggregators.setdefault(number, Aggregator(number, profile.iteration_s))
+            aggregator.tasks[profile.job] = tasks
+            aggregator.demands[profile.job] = Demand(profile.iteration_s, cpu_s)
+
+    def settle(self, next_number: int) -> None:
+        """All were restored: cycles follow from the jobs, and numbers of new Aggregators begin with this one.
+
+        Where no cycle is fair to all any more, as jobs have changed, it is the longest that there may be.
+        """
+        self._next_number = next_number
+        for aggregator in self.aggregators.values():
+            demands = list(aggregator.demands.values())
+            longest_s = max(each.iteration_s for each in demands)
+            fair_s = best_cycle_s(demands, self.limits)
+            aggregator.cycle_s = longest_s * self.limits.cycle_multiple if fair_s is None else fair_s
+
+    @property
+    def next_number(self) -> int:
+        """The number of the first new Aggregator."""
+        return self._next_number
+
     def remove(self, job: str) -> tuple[int, ...]:
         """A job has ended. Returns the Aggregators that are empty now, which are gone."""
         del self.profiles[job]
@@ -272,8 +303,8 @@ class Placement:
     def _cycle_s(self, demands: Sequence[Demand], kept_s: float) -> float:
         """The cycle of an Aggregator with these jobs, which had ``kept_s`` so far."""
         cycle_s = best_cycle_s(demands, self.limits, kept_s)
-        assert cycle_s is not None, "a job was placed where it has no room"
-        return cycle_s
+        # None: only where jobs were restored that do not fit each other any more.
+        return kept_s if cycle_s is None else cycle_s
 
     def _all_at(self, profile: Profile, rooms: Sequence[_Room]) -> list[int] | None:
         for room in rooms:
@@ -329,10 +360,7 @@ class Placement:
 
     def _give(self, profile: Profile, owners: Sequence[int]) -> None:
         """Tasks to their new Aggregators, and a new cycle for each of these."""
-        added: dict[int, list[int]] = {}
-        for task, owner in enumerate(owners):
-            added.setdefault(owner, []).append(task)
-        self._add_tasks(profile, added)
+        self._add_tasks(profile, _by_owner(owners))
 
     def _add_tasks(self, profile: Profile, added: Mapping[int, Sequence[int]]) -> None:
         for number, tasks in added.items():
@@ -386,6 +414,14 @@ class Placement:
             if noted is not None and number not in noted:
                 was = self.aggregators.get(number)
                 noted[number] = was.copy() if was is not None else None
+
+
+def _by_owner(owners: Iterable[int]) -> dict[int, list[int]]:
+    """By Aggregator its tasks."""
+    found: dict[int, list[int]] = {}
+    for task, owner in enumerate(owners):
+        found.setdefault(owner, []).append(task)
+    return found
 
 
 def largest_first(profile: Profile, tasks: Iterable[int] | None = None) -> list[int]:

@@ -1,0 +1,563 @@
+"""Shared aggregation by the log alone: who owns which chunks, whatever jobs, nodes and Aggregators do."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.scheduler.manager.aggregation.decide import TASKS_MAX, admission, next_events, tasks_of
+from farside.scheduler.manager.aggregation.state import (
+    NOBODY,
+    AggregationMeasured,
+    AssignedRun,
+    Cause,
+    ChunkRun,
+    ChunksAssigned,
+    ChunksMoved,
+    EpochRun,
+    ModelDeclared,
+    PoolSized,
+    Run,
+    Step,
+    marked,
+    stepped,
+)
+from farside.scheduler.manager.decider.adapter import node_of, outlook_of
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import (
+    DrainRequested,
+    Event,
+    NodeLost,
+    ServiceChanged,
+    TaskPhase,
+    UndrainRequested,
+)
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.state import LiveState
+from tests.live.world import World, rules
+
+KIB = 1 << 10
+VGG = (ChunkRun(2, 64 * KIB), ChunkRun(40, 256 * KIB), ChunkRun(1, 30 * KIB), ChunkRun(9, 256 * KIB))
+
+
+class Cluster(World):
+    """Nodes with Aggregators, which copy and push as a test says."""
+
+    def __init__(self, nodes: int = 3, *, gpus: int = 4, cores: int = 1) -> None:
+        super().__init__(rules(), nodes=nodes, gpus=gpus)
+        for node in range(nodes):
+            self.offer(f"n{node}", cores)
+
+    def offer(self, node: str, cores: int = 1) -> None:
+        offer = {"cores": cores, "memory_bytes": 1 << 30, "unix": f"/{node}", "tcp": f"{node}:1", "machine": node}
+        self.does(ServiceChanged(node=node, name="aggregator", raw=json.dumps(offer)))
+
+    def train(self, gpus: int = 2, *, aggregators: int = 1, chunks: tuple[ChunkRun, ...] = VGG, **more: Any) -> str:
+        """Submits a job, whose members run and declare their model where they may start."""
+        job_id = self.submit(gpus, aggregation="shared", aggregators=aggregators, **more)
+        if self.phase(job_id) is Phase.STARTING:
+            self.runs(job_id)
+            self.declare(job_id, chunks)
+        return job_id
+
+    def declare(self, job_id: str, chunks: tuple[ChunkRun, ...] = VGG, digest: str = "d") -> None:
+        job = self.job(job_id)
+        self.does(
+            ModelDeclared(
+                node=job.tasks[0].node, job_id=job_id, start=job.start, digest=digest, rule="mean",
+                members=len(job.tasks), chunks=chunks,
+            )
+        )  # fmt: skip
+
+    def measure(self, job_id: str, iterations: int, iteration_s: float, load: float = 0.3) -> None:
+        """``load``: share of a core that its tasks take."""
+        chunks = self.state.aggregation.jobs[job_id]
+        byte_s = load * iteration_s / (chunks.size_bytes * chunks.members)
+        self.does(
+            AggregationMeasured(
+                node=self.job(job_id).tasks[0].node, job_id=job_id, start=chunks.start, iterations=iterations,
+                iteration_s=iteration_s, byte_s=byte_s,
+            )
+        )  # fmt: skip
+
+    def move_on(self, job_id: str) -> None:
+        """Aggregators do all moves of a job that are under way."""
+        job = self.state.aggregation.jobs[job_id]
+        moving = [run for run in job.runs if run.next_owner != NOBODY]
+        for number in {run.next_owner for run in moving}:
+            runs = tuple(EpochRun(r.first, r.count, r.next_epoch) for r in moving if r.next_owner == number)
+            told: dict[str, Any] = {
+                "node": self.state.aggregation.node_of(number),
+                "job_id": job_id,
+                "start": job.start,
+            }
+            self.does(ChunksMoved(**told, copied=runs))
+            self.does(ChunksMoved(**told, pushed=runs))
+
+    def at(self, job_id: str) -> set[str]:
+        """The nodes whose Aggregators own its chunks, or are to."""
+        state = self.state.aggregation
+        return {state.node_of(run.target) for run in state.jobs[job_id].runs}
+
+    def decided(self, kind: type) -> list[object]:
+        return [entry.event for entry in self.log if isinstance(entry.event, kind)]
+
+    def causes(self, job_id: str) -> list[Cause]:
+        return [one.cause for one in self.decided(ChunksAssigned) if one.job_id == job_id]  # type: ignore[attr-defined]
+
+
+def check(world: Cluster) -> None:
+    """What holds of any log, and that whoever takes the lead now would decide the same."""
+    assert list(violations(world.log)) == []
+    again = LiveState()
+    for entry in world.log:
+        apply(again, entry)
+    assert encode_state(again) == encode_state(world.state)
+    image = decode_state(encode_state(again))
+    assert image.aggregation == world.state.aggregation
+    for state in (again, image, world.state):
+        assert next_events(outlook_of(state, world.now_s)) == ()
+
+
+# ---- a job's way
+
+
+def test_a_job_begins_on_as_many_aggregators_of_its_own_as_it_asked_for() -> None:
+    world = Cluster(3)
+
+    job = world.train(aggregators=2)
+
+    assert len(world.at(job)) == 2
+    assert world.causes(job) == [Cause.PROFILING]
+    state = world.state.aggregation
+    held = {number: sum(r.count for r in state.jobs[job].runs if r.owner == number) for number in (0, 1)}
+    assert min(held.values()) > 20  # of 52 chunks
+    check(world)
+
+
+def test_cores_of_the_pool_are_taken_from_the_nodes_cpus_and_given_back_after_a_period() -> None:
+    world = Cluster(2, cores=4)
+    job = world.train()
+    (node,) = world.at(job)
+
+    taken = {one.name: one.cpus for one in world.decider.domain.ledger.nodes}
+    world.exits(job)
+    world.pass_s(301.0)
+
+    assert taken == {node: 12.0, **{name: 16.0 for name in ("n0", "n1") if name != node}}
+    assert world.state.aggregation.pool == {}
+    assert {one.cpus for one in world.decider.domain.ledger.nodes} == {16.0}
+    check(world)
+
+
+def test_a_measured_job_comes_to_one_that_has_room_and_its_own_aggregator_goes_back() -> None:
+    world = Cluster(3)
+    first, second = world.train(), world.train()
+    apart = world.at(first) | world.at(second)
+
+    world.measure(first, 20, 0.5)
+    world.measure(second, 20, 0.5)
+    begun = world.state.aggregation.jobs[second].is_moving
+    world.move_on(second)
+    world.pass_s(700.0)
+
+    assert len(apart) == 2
+    assert begun
+    assert world.at(first) == world.at(second)
+    assert len(world.state.aggregation.pool) == 1
+    assert world.causes(second) == [Cause.PROFILING, Cause.PLACED, Cause.COMMITTED]
+    check(world)
+
+
+def test_near_goes_before_tight() -> None:
+    world = Cluster(4, gpus=2)
+    first, second, third = world.train(), world.train(), world.train()  # one node each
+    for job, load in ((first, 0.2), (second, 0.6)):
+        world.measure(job, 20, 0.5, load)
+    assert world.at(second) == world.at(first)  # 0.2 + 0.6 fit into 0.9
+    near = world.job(third).tasks[0].node
+    fourth = world.state.aggregation.numbers.get(near)
+
+    world.measure(third, 20, 0.5, 0.05)
+
+    assert fourth is not None
+    assert world.at(third) in ({near}, world.at(first))
+    check(world)
+
+
+def test_a_job_that_cannot_have_its_aggregators_waits_and_says_for_what() -> None:
+    world = Cluster(2)
+    first = world.train(aggregators=2)
+
+    second = world.train()
+
+    assert world.phase(second) is Phase.WAITING
+    (line, *_) = world.decider.why(second, world.now_s, str)
+    assert line == "waits for Aggregators: it asks for 1, and 0 of 2 that can be had are free"
+    world.exits(first)
+    assert world.phase(second) is Phase.STARTING
+    check(world)
+
+
+def test_a_job_is_reverted_when_another_loses_too_much_and_the_loss_accepted_where_nothing_helps() -> None:
+    world = Cluster(2)
+    first, second = world.train(), world.train(aggregators=1)
+    world.measure(first, 20, 0.5)
+    world.measure(second, 20, 0.5)
+    world.move_on(second)
+    shared = world.at(second)
+
+    world.measure(first, 130, 0.6)  # 17 % lost
+
+    assert world.causes(second)[-1] is Cause.REVERTED
+    world.move_on(second)
+    assert world.at(second) != shared
+    world.measure(first, 260, 0.5)
+    world.measure(second, 260, 0.6)  # alone now, and slow all the same
+    assert world.causes(second)[-1] is Cause.ACCEPTED
+    assert world.state.aggregation.jobs[second].accepted == pytest.approx(1 - 0.5 / 0.6)
+    assert any("accepted" in line for line in world.decider.why(second, world.now_s, str))
+    check(world)
+
+
+def test_an_exit_lets_others_gather() -> None:
+    world = Cluster(4)
+    jobs = [world.train() for _ in range(3)]
+    for job, load in zip(jobs, (0.6, 0.6, 0.2), strict=True):
+        world.measure(job, 20, 0.5, load)
+        world.move_on(job)
+    assert len(set().union(*map(world.at, jobs))) == 2
+
+    world.exits(jobs[0])
+    left = jobs[1:]
+    for job in left:
+        world.move_on(job)
+
+    assert len(set().union(*map(world.at, left))) == 1
+    check(world)
+
+
+def test_a_job_too_large_for_what_there_is_stays_where_it_was_measured_and_says_why() -> None:
+    world = Cluster(1)
+    job = world.train()
+
+    world.measure(job, 20, 0.5, 1.4)
+
+    assert world.state.aggregation.jobs[job].is_placed
+    assert any("stays where it was measured" in line for line in world.decider.why(job, world.now_s, str))
+    check(world)
+
+
+# ---- nodes and Aggregators that go
+
+
+def test_chunks_of_a_node_that_drains_are_moved_first() -> None:
+    world = Cluster(2, gpus=2)
+    job = world.train()
+    (node,) = world.at(job)
+
+    world.does(DrainRequested(node=node, reason="new disks", by="root"))
+
+    assert world.causes(job)[-1] is Cause.LEAVING
+    assert all(world.state.aggregation.node_of(run.owner) == node for run in world.state.aggregation.jobs[job].runs)
+    world.move_on(job)
+    assert world.at(job) == {"n0", "n1"} - {node}
+    assert node not in world.state.aggregation.pool
+    check(world)
+
+
+def test_a_lost_owner_is_replaced_under_a_new_epoch_and_a_lost_next_one_withdrawn() -> None:
+    world = Cluster(3)
+    first, second = world.train(), world.train()
+    world.measure(first, 20, 0.5)
+    world.measure(second, 20, 0.5)
+    job = world.state.aggregation.jobs[second]
+    owner, goal, epoch = job.runs[0].owner, job.runs[0].next_owner, job.runs[0].epoch
+
+    world.does(NodeLost(node=world.state.aggregation.node_of(goal), reason="silent"))
+
+    runs = world.state.aggregation.jobs[second].runs
+    assert {(run.owner, run.next_owner) for run in runs} == {(owner, NOBODY)}
+    assert all(run.epoch > epoch for run in runs)
+    assert all(world.state.aggregation.node_of(run.owner) != "" for run in world.state.aggregation.jobs[first].runs)
+    assert goal not in world.state.aggregation.jobs[first].owners
+    check(world)
+
+
+@pytest.mark.parametrize("end", ["broken_here", "broken_there"])
+def test_an_end_of_a_move_that_came_anew_ends_it(end: str) -> None:
+    world = Cluster(2)
+    job = world.train()
+    (node,) = world.at(job)
+    world.does(DrainRequested(node=node, reason="", by="root"))
+    run = world.state.aggregation.jobs[job].runs[0]
+
+    told: dict[str, Any] = {"node": node, "job_id": job, "start": 1, end: (EpochRun(run.first, 5, run.epoch),)}
+    world.does(ChunksMoved(**told))
+
+    causes = world.causes(job)
+    assert causes[2] is Cause.BROKEN
+    first = world.state.aggregation.jobs[job].runs[0]
+    if end == "broken_here":
+        assert (first.owner, first.next_owner, first.count) == (run.next_owner, NOBODY, 5)
+    else:  # its node is still to be left: it moves again, under new epochs
+        assert (first.owner, first.next_owner) == (run.owner, run.next_owner)
+        assert first.epoch > run.next_epoch
+        assert causes[3] is Cause.LEAVING
+    check(world)
+
+
+def test_a_job_that_starts_again_with_the_same_model_finds_its_chunks_where_they_were() -> None:
+    world = Cluster(2)
+    job = world.train(retries=2)
+    runs = world.state.aggregation.jobs[job].runs
+
+    world.exits(job, code=1)
+    world.runs(job)
+    world.declare(job)
+
+    assert world.job(job).start == 2
+    assert world.state.aggregation.jobs[job].start == 2
+    assert world.state.aggregation.jobs[job].runs == runs
+    check(world)
+
+
+def test_another_model_begins_anew() -> None:
+    world = Cluster(2)
+    job = world.train(retries=2)
+    before = world.state.aggregation.jobs[job].runs[0].epoch
+    world.exits(job, code=1)
+    world.runs(job)
+
+    world.declare(job, digest="other")
+
+    assert world.causes(job) == [Cause.PROFILING, Cause.PROFILING]
+    assert world.state.aggregation.jobs[job].runs[0].epoch > before
+    check(world)
+
+
+def test_a_job_without_processes_keeps_its_chunks_for_a_minute() -> None:
+    world = Cluster(2, gpus=2)
+    job = world.train(retries=1)
+    for node in ("n0", "n1"):
+        world.does(DrainRequested(node=node, reason="", by="root"))
+    world.exits(job, code=1)
+
+    world.pass_s(30.0)
+    kept = world.state.aggregation.jobs[job].is_assigned
+    world.pass_s(40.0)
+
+    assert kept
+    assert world.causes(job)[-1] is Cause.RELEASED
+    assert world.state.aggregation.in_use() == frozenset()
+    check(world)
+
+
+def test_reports_that_come_late_or_make_no_sense_change_nothing() -> None:
+    world = Cluster(2)
+    job = world.train()
+    before = encode_state(world.state)
+
+    said: Event
+    for said in (
+        ChunksMoved(node="n0", job_id=job, start=1, copied=(EpochRun(0, 9999, 1), EpochRun(-5, 3, 1))),
+        ChunksMoved(node="n0", job_id=job, start=7, pushed=(EpochRun(0, 1, 1),)),
+        ChunksMoved(node="who", job_id="99", start=1),
+        ModelDeclared(node="n0", job_id=job, start=1, digest="x", rule="sum", members=9, chunks=(ChunkRun(1, 1),)),
+        ModelDeclared(node="n0", job_id="99", start=1, digest="x", rule="sum", members=9, chunks=(ChunkRun(1, 1),)),
+        AggregationMeasured(node="n0", job_id=job, start=3, iterations=500, iteration_s=1.0),
+    ):
+        world.does(said)
+
+    state = decode_state(before)
+    assert state.aggregation == world.state.aggregation
+    check(world)
+
+
+# ---- any order of things
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_happens_the_log_is_sound_and_every_leader_decides_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    world = Cluster(rng.randint(2, 5), gpus=rng.choice((2, 4)), cores=rng.choice((1, 2)))
+    nodes = [f"n{at}" for at in range(len(world.state.nodes))]
+    steps = (_trains, _measures, _moves, _breaks, _ends, _fails, _drains, _loses, _comes_back, _passes, _leads)
+
+    for _ in range(40):
+        rng.choice(steps)(world, rng, nodes)
+        check(world)
+
+    for job in list(world.state.aggregation.jobs.values()):
+        alive = [site for site in outlook_of(world.state, world.now_s).sites.values() if site.is_up and site.cores]
+        if alive and world.phase(job.job_id) in (Phase.STARTING, Phase.RUNNING) and not job.is_moving:
+            named = {world.state.aggregation.node_of(number) for number in job.owners}
+            assert not named or named & {site.node for site in alive}
+
+
+def _trains(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    count = rng.randint(1, 60)
+    chunks = tuple(ChunkRun(rng.randint(1, count), rng.choice((64, 256)) * KIB) for _ in range(rng.randint(1, 6)))
+    world.train(rng.randint(1, 3), aggregators=rng.randint(1, 2), chunks=chunks, retries=rng.randint(0, 1))
+
+
+def _some(world: Cluster, rng: random.Random) -> str | None:
+    running = [job for job in world.state.aggregation.jobs if world.phase(job) in (Phase.STARTING, Phase.RUNNING)]
+    return rng.choice(running) if running else None
+
+
+def _measures(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    job = _some(world, rng)
+    if job is not None:
+        done = world.state.aggregation.jobs[job].iterations
+        world.measure(job, done + rng.randint(20, 150), rng.uniform(0.1, 1.0), rng.uniform(0.05, 1.2))
+
+
+def _moves(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    for job in [job.job_id for job in world.state.aggregation.jobs.values() if job.is_moving]:
+        world.move_on(job)
+
+
+def _breaks(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    for job in list(world.state.aggregation.jobs.values()):
+        for run in job.runs:
+            if run.next_owner != NOBODY:
+                node = world.state.aggregation.node_of(run.owner)
+                end = rng.choice(("broken_here", "broken_there"))
+                told: dict[str, Any] = {end: (EpochRun(run.first, rng.randint(1, run.count), run.epoch),)}
+                world.does(ChunksMoved(node=node, job_id=job.job_id, start=job.start, **told))
+                return
+
+
+def _ends(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    job = _some(world, rng)
+    if job is not None:
+        world.exits(job)
+
+
+def _fails(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    job = _some(world, rng)
+    if job is not None:
+        world.exits(job, code=1)
+        if world.phase(job) is Phase.STARTING:
+            world.runs(job)
+            world.declare(job, digest=rng.choice(("d", "e")))
+
+
+def _drains(world: Cluster, rng: random.Random, nodes: list[str]) -> None:
+    node = rng.choice(nodes)
+    if world.state.nodes[node].drain_reason:
+        world.does(UndrainRequested(node=node, by="root"))
+    else:
+        world.does(DrainRequested(node=node, reason="x", by="root"))
+
+
+def _loses(world: Cluster, rng: random.Random, nodes: list[str]) -> None:
+    node = rng.choice(nodes)
+    if rng.random() < 0.5:
+        world.does(NodeLost(node=node, reason="silent"))
+    else:
+        world.offer(node, 0)
+
+
+def _comes_back(world: Cluster, rng: random.Random, nodes: list[str]) -> None:
+    node = rng.choice(nodes)
+    if not world.state.nodes[node].is_up:
+        world.join(node, gpus=4, boot_id=rng.choice(("boot-1", "boot-2")))
+    world.offer(node, rng.choice((1, 2)))
+
+
+def _passes(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    world.pass_s(rng.choice((1.0, 61.0, 301.0)))
+
+
+def _leads(world: Cluster, rng: random.Random, _: list[str]) -> None:
+    world.lead(decode_state(encode_state(world.state)) if rng.random() < 0.5 else None)
+
+
+# ---- parts
+
+run_lists = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 300)), min_size=1, max_size=200).map(
+    lambda pairs: tuple(ChunkRun(count, size * KIB) for count, size in pairs)
+)
+
+
+@given(run_lists)
+def test_tasks_are_all_chunks_once_few_and_none_too_large_to_balance(chunks: tuple[ChunkRun, ...]) -> None:
+    tasks = tasks_of(chunks)
+
+    ends = [0, *(task.first + task.count for task in tasks)]
+    assert [task.first for task in tasks] == ends[:-1]
+    assert ends[-1] == sum(run.count for run in chunks)
+    total = sum(run.count * run.size_bytes for run in chunks)
+    assert sum(task.size_bytes for task in tasks) == total
+    assert len(tasks) <= TASKS_MAX + 16
+    largest = max(run.size_bytes for run in chunks)
+    assert max(task.size_bytes for task in tasks) <= total / 16 + largest + total * 2 / TASKS_MAX
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.sampled_from(list(Step)), st.integers(0, 3))))
+def test_runs_are_what_a_list_of_chunks_would_be(steps: list[tuple[int, int, Step, int]]) -> None:
+    runs: tuple[Run, ...] = (Run(first=0, count=31),)
+    plain = [(NOBODY, 0, NOBODY, 0)] * 31
+    for epoch, (first, count, step, owner) in enumerate(steps, 1):
+        count = min(count, 31 - first)
+        runs = stepped(runs, AssignedRun(first, count, step, owner), epoch)
+        for at in range(first, first + count):
+            old, old_epoch, _, next_epoch = plain[at]
+            plain[at] = {
+                Step.OWN: (owner, epoch, NOBODY, 0),
+                Step.MOVE: (old, old_epoch, owner, epoch),
+                Step.COMMIT: (owner, next_epoch, NOBODY, 0),
+                Step.RELEASE: (NOBODY, 0, NOBODY, 0),
+            }[step]
+        runs = marked(runs, EpochRun(0, 31, epoch), next_owner=owner, is_copied=True)
+
+    told = [(run.owner, run.epoch, run.next_owner, run.next_epoch) for run in runs for _ in range(run.count)]
+    assert told == plain
+    assert [run.first for run in runs[1:]] == [run.end for run in runs[:-1]]
+
+
+def test_a_checker_of_logs_finds_what_may_not_be() -> None:
+    world = Cluster(2)
+    job = world.train()
+    (node,) = world.at(job)
+    other = next(name for name in ("n0", "n1") if name != node)
+    sound = len(world.log)
+    wrong: dict[str, Event] = {
+        "does not have": ChunksAssigned(
+            job_id=job, start=1, cause=Cause.PLACED, steps=(AssignedRun(0, 1, Step.OWN, 9),), reason=""
+        ),
+        "before all of it is there": ChunksAssigned(
+            job_id=job, start=1, cause=Cause.COMMITTED, steps=(AssignedRun(0, 1, Step.COMMIT, 0),), reason=""
+        ),
+        "leaves the pool": PoolSized(nodes=(), reason=""),
+    }
+
+    for text, event in wrong.items():
+        world.tell(event)
+        found = list(violations(world.log))
+        world.log.pop()
+        assert any(text in line for line in found), (text, found)
+    assert len(world.log) == sound
+    assert other in world.state.nodes
+
+
+def test_a_node_has_no_fewer_than_no_cpus() -> None:
+    world = Cluster(1)
+
+    assert node_of(world.state.nodes["n0"], aggregating=99).cpus == 0
+
+
+def test_a_job_that_wants_no_aggregation_waits_for_none() -> None:
+    world = Cluster(1)
+    job = world.submit(1)
+
+    assert admission(outlook_of(world.state, world.now_s), job) == ""
+    assert TaskPhase.ASSIGNED
