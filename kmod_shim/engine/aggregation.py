@@ -218,7 +218,10 @@ def _event(raw: Any) -> AggregatorEvent:
 
 @dataclass(frozen=True, slots=True)
 class AggregatorStats:
-    """Counters of one job since it was added; fields as in `ne_aggregator_stats`."""
+    """Counters of one job since it was added; fields as in `ne_aggregator_stats`.
+
+    ``serves`` is None where no chunk is owned, or a version of one that is owned has yet to come from a member.
+    """
 
     updates: int
     busy_ns: int
@@ -227,6 +230,7 @@ class AggregatorStats:
     memory_bytes: int
     lanes: int
     waits_for: int
+    serves: int | None
 
 
 def _checked(op: str, answer: int) -> int:
@@ -314,10 +318,25 @@ class Aggregator:
         """The lane on which chunks of a job come from another Aggregator."""
         _checked("aggregator_attach_previous", lib.ne_aggregator_attach_previous(self._handle, number, aggregator, fd))
 
-    def attach(self, number: int, rank: int, fd: int, region: int | None) -> None:
-        """A member's lane, whose other end has proved who it is; ``region``: its memory file, if it is on this host."""
+    def attach(self, number: int, rank: int, fd: int, region: int | None, greeting: bytes = b"") -> None:
+        """A member's lane, whose other end has proved who it is.
+
+        Args:
+            number: The job.
+            rank: The member.
+            fd: A connected stream socket, which is taken.
+            region: The member's memory file, if it is on this host; it is taken, too.
+            greeting: Bytes that go out before the engine's first frame, once nothing can be refused any more.
+
+        Raises:
+            EngineError: EPERM: the region is not sealed; EINVAL: it is too short, or the rank is none; ENOMEM; EPIPE: the
+                greeting did not go out. Both stay the caller's.
+        """
         given = -1 if region is None else region
-        _checked("aggregator_attach", lib.ne_aggregator_attach(self._handle, number, rank, fd, given))
+        _checked(
+            "aggregator_attach",
+            lib.ne_aggregator_attach(self._handle, number, rank, fd, given, greeting, len(greeting)),
+        )
 
     def fileno(self) -> int:
         """Readable when there are events."""
@@ -345,11 +364,16 @@ class Aggregator:
         """Counters of one job."""
         raw = ffi.new("struct ne_aggregator_stats *")
         _checked("aggregator_job_stats", lib.ne_aggregator_job_stats(self._handle, number, raw))
-        return AggregatorStats(*(getattr(raw, name) for name in AggregatorStats.__slots__))
+        values = {name: getattr(raw, name) for name in AggregatorStats.__slots__}
+        return AggregatorStats(**values | {"serves": raw.serves if raw.has_served else None})
 
 
 class Member:
-    """One member's region, and its lanes to the Aggregators of its job."""
+    """One member's region, and its lanes to the Aggregators of its job.
+
+    It belongs to the process that made it. A child of fork() gets EBADF for each call, and must not touch the buffers of
+    `gradient` and `result`, whose memory is not there.
+    """
 
     def __init__(self, job: Job, rank: int) -> None:
         handle = ffi.new("struct ne_kv **")
@@ -375,12 +399,17 @@ class Member:
 
     def gradient(self, chunk: int, iteration: int) -> Buffer:
         """Where the gradient of a chunk and iteration goes."""
-        at = lib.ne_kv_gradient(self._handle, chunk, iteration)
-        return ffi.buffer(at, self._job.chunks[chunk].size_bytes)
+        return self._buffer(chunk, lib.ne_kv_gradient(self._handle, chunk, iteration))
 
     def result(self, chunk: int) -> Buffer:
         """Where the result of a chunk is; of a start with a server's optimizer, rank 0's parameters."""
-        return ffi.buffer(lib.ne_kv_result(self._handle, chunk), self._job.chunks[chunk].size_bytes)
+        return self._buffer(chunk, lib.ne_kv_result(self._handle, chunk))
+
+    def _buffer(self, chunk: int, at: Any) -> Buffer:
+        size_bytes = self._job.chunks[chunk].size_bytes
+        if at == ffi.NULL:
+            raise EngineError("kv_region", errno.EBADF)
+        return ffi.buffer(at, size_bytes)
 
     def start(self, version: int) -> None:
         """All chunks are at this version: at rank 0 alone, if the server has the optimizer."""
@@ -407,6 +436,12 @@ class Member:
             EngineError: EAGAIN: the result of the iteration before is lacking, or they have been pushed.
         """
         _checked("kv_push", lib.ne_kv_push(self._handle, first, count, iteration))
+
+    def version(self, first: int, count: int) -> int | None:
+        """The lowest version that is held of these chunks; None: one is not held."""
+        raw = ffi.new("uint64_t *")
+        has_all = _checked("kv_version", lib.ne_kv_version(self._handle, first, count, raw))
+        return int(raw[0]) if has_all else None
 
     def wait(self, first: int, count: int, version: int, timeout_s: float | None = None) -> None:
         """Blocks until these chunks have a version.

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -464,7 +465,13 @@ static int make_inline(struct ne_aggregator *a, struct job *job, struct member *
 	return err;
 }
 
-static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int fd, int region)
+static int greet(int fd, const void *greeting, uint32_t bytes)
+{
+	return !bytes || send(fd, greeting, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes ? 0 : -EPIPE;
+}
+
+static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int fd, int region, const void *greeting,
+		  uint32_t greeting_bytes)
 {
 	struct member *member = &job->member[rank];
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = member_tag(job, rank)};
@@ -478,6 +485,11 @@ static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int f
 	err = lane_open(&lane, fd, region >= 0, 4 * job->layout.chunks + 1024);
 	if (!err && epoll_ctl(a->poll, EPOLL_CTL_ADD, fd, &event))
 		err = -errno;
+	if (!err) {
+		err = greet(fd, greeting, greeting_bytes);
+		if (err)
+			epoll_ctl(a->poll, EPOLL_CTL_DEL, fd, NULL);
+	}
 	if (err) {
 		lane_abandon(&lane);
 		unmap(mapped, layout_region_bytes(&job->layout, rank));
@@ -494,7 +506,8 @@ static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int f
 	return 0;
 }
 
-int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, int fd, int region)
+int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
+			 uint32_t greeting_bytes)
 {
 	struct job *job;
 	int err;
@@ -508,7 +521,7 @@ int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, in
 	else if (rank >= job->layout.members)
 		err = -EINVAL;
 	else
-		err = attach(a, job, rank, fd, region);
+		err = attach(a, job, rank, fd, region, greeting, greeting_bytes);
 	pthread_mutex_unlock(&a->lock);
 	wake(a->wake);
 	if (!err && region >= 0)
@@ -632,6 +645,24 @@ static uint32_t waits_for(const struct job *job)
 	return job->layout.members;
 }
 
+/* A copy that may be stale counts: its version was served. */
+static void find_served(const struct job *job, struct ne_aggregator_stats *ret)
+{
+	bool lacks_any = false, has_any = false;
+
+	ret->serves = UINT64_MAX;
+	for (uint32_t chunk = 0; chunk < job->layout.chunks; chunk++) {
+		const struct ne_chunk *state = &job->states[chunk];
+
+		if (state->state == NE_CHUNK_GONE || state->state == NE_CHUNK_COMING)
+			continue;
+		lacks_any = lacks_any || (state->state == NE_CHUNK_EMPTY && !state->has_own);
+		has_any = true;
+		ret->serves = state->version < ret->serves ? state->version : ret->serves;
+	}
+	ret->has_served = has_any && !lacks_any;
+}
+
 int ne_aggregator_job_stats(struct ne_aggregator *a, uint64_t id, struct ne_aggregator_stats *ret)
 {
 	struct job *job;
@@ -641,6 +672,7 @@ int ne_aggregator_job_stats(struct ne_aggregator *a, uint64_t id, struct ne_aggr
 	if (job) {
 		*ret = job->stats;
 		ret->waits_for = waits_for(job);
+		find_served(job, ret);
 	}
 	pthread_mutex_unlock(&a->lock);
 	return job ? 0 : -ENOENT;

@@ -433,9 +433,11 @@ int ne_aggregator_attach_previous(struct ne_aggregator *aggregator, uint64_t id,
 /*
  * A member's lane: a connected stream socket, whose other end has proved who it is. region: its memory file, sealed
  * against shrinking, if it is on this host; -1: payload comes inline. A lane of that rank that is there ends. -ENOENT,
- * -EINVAL: rank, or a region that is too short; -EPERM: a region that is not sealed; -ENOMEM. Takes both.
+ * -EINVAL: rank, or a region that is too short; -EPERM: a region that is not sealed; -ENOMEM; -EPIPE. Takes both.
+ * greeting: bytes that go out before the first frame, once nothing can be refused any more; short, or -EPIPE.
  */
-int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t rank, int fd, int region);
+int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t rank, int fd, int region,
+			 const void *greeting, uint32_t greeting_bytes);
 
 enum ne_aggregator_event_kind {
 	NE_AGGREGATOR_NONE = 0,
@@ -472,12 +474,15 @@ struct ne_aggregator_stats {		/* of one job, since it was added */
 	uint64_t memory_bytes;
 	uint32_t lanes;
 	uint32_t waits_for;		/* lowest rank whose push is lacking where others have pushed; members: none */
+	uint32_t has_served;		/* chunks are owned here, and a version of each is known */
+	uint64_t serves;		/* the lowest of these versions */
 };
 int ne_aggregator_job_stats(struct ne_aggregator *aggregator, uint64_t id, struct ne_aggregator_stats *ret);
 
 /*
  * A member's half: its region, and its lanes to all Aggregators of the job. One thread of its own receives. push, wait
- * and the like come from any thread.
+ * and the like come from any thread. A child of fork() has no part in it: its copies of the lanes are closed at once, so
+ * that they end with the member, and each call there answers -EBADF; its destroy frees memory alone.
  */
 struct ne_kv;
 /* Makes and maps the region. -ENOMEM, -EINVAL. */
@@ -502,6 +507,8 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm);
 int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper);
 /* The gradients of [first, first + count) are in place. -EAGAIN: a result of the iteration before is lacking. */
 int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration);
+/* 1: all of them are held, and `ret` is the lowest version; 0: one is not held. */
+int ne_kv_version(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t *ret);
 /* Blocks until all of them are at `version` or beyond. -ETIMEDOUT; -ESTALE: the job can't go on. timeout_ms < 0: none. */
 int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, int timeout_ms);
 /*

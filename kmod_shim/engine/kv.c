@@ -56,6 +56,8 @@ struct aggregator {
 };
 
 struct ne_kv {
+	struct ne_kv *next; /* of this process's */
+	bool is_anothers;   /* this is the copy of a child of fork() */
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -341,6 +343,91 @@ static void *receive(void *arg)
 	return NULL;
 }
 
+/* ------------------------------------------------------------------------- fork */
+
+/*
+ * A child of fork() has a copy of each lane. While it is open, the Aggregator would not see the member's end. What the
+ * child does in between is little: at the moment of fork() all locks are held, so nothing is half done.
+ */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t all_once = PTHREAD_ONCE_INIT;
+static struct ne_kv *all;
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&all_lock);
+	for (struct ne_kv *kv = all; kv; kv = kv->next)
+		pthread_mutex_lock(&kv->lock);
+}
+
+static void after_fork(void)
+{
+	for (struct ne_kv *kv = all; kv; kv = kv->next)
+		pthread_mutex_unlock(&kv->lock);
+	pthread_mutex_unlock(&all_lock);
+}
+
+static void close_all(struct ne_kv *kv)
+{
+	for (uint32_t number = 0; number < NE_MEMBERS_MAX; number++) {
+		if (kv->aggregator[number].is_there)
+			lane_close(&kv->aggregator[number].lane);
+		kv->aggregator[number].is_there = false;
+	}
+	if (kv->region >= 0)
+		close(kv->region);
+	if (kv->poll >= 0)
+		close(kv->poll);
+	if (kv->wake >= 0)
+		close(kv->wake);
+	kv->region = kv->poll = kv->wake = -1;
+}
+
+static void after_fork_in_child(void)
+{
+	for (struct ne_kv *kv = all; kv; kv = kv->next) {
+		kv->is_anothers = true;
+		kv->at = NULL;
+		close_all(kv);
+	}
+	after_fork();
+}
+
+static void watch_forks(void)
+{
+	pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+static void list(struct ne_kv *kv)
+{
+	pthread_once(&all_once, watch_forks);
+	pthread_mutex_lock(&all_lock);
+	kv->next = all;
+	all = kv;
+	pthread_mutex_unlock(&all_lock);
+}
+
+static void unlist(struct ne_kv *kv)
+{
+	struct ne_kv **at = &all;
+
+	pthread_mutex_lock(&all_lock);
+	while (*at && *at != kv)
+		at = &(*at)->next;
+	if (*at)
+		*at = kv->next;
+	pthread_mutex_unlock(&all_lock);
+}
+
+/* Takes the lock; -EBADF, and it is free: this process has no part in it. */
+static int enter(struct ne_kv *kv)
+{
+	if (kv->is_anothers)
+		return -EBADF;
+	pthread_mutex_lock(&kv->lock);
+	return 0;
+}
+
 /* ------------------------------------------------------------------------ doors */
 
 static int make_region(struct ne_kv *kv)
@@ -392,21 +479,16 @@ static void free_kv(struct ne_kv *kv)
 {
 	if (kv->at)
 		munmap(kv->at, layout_region_bytes(&kv->layout, kv->rank));
-	for (int i = 0; i < NE_MEMBERS_MAX; i++)
-		if (kv->aggregator[i].is_there)
-			lane_close(&kv->aggregator[i].lane);
-	if (kv->region >= 0)
-		close(kv->region);
-	if (kv->poll >= 0)
-		close(kv->poll);
-	if (kv->wake >= 0)
-		close(kv->wake);
+	close_all(kv);
 	free(kv->held);
 	free(kv->numbers);
 	free(kv->scratch);
 	layout_free(&kv->layout);
-	pthread_mutex_destroy(&kv->lock);
-	pthread_cond_destroy(&kv->changed);
+	/* In a child of fork() somebody may seem to wait for ever. */
+	if (!kv->is_anothers) {
+		pthread_mutex_destroy(&kv->lock);
+		pthread_cond_destroy(&kv->changed);
+	}
 	free(kv);
 }
 
@@ -425,8 +507,11 @@ int ne_kv_create(const struct ne_job *job, uint32_t rank, struct ne_kv **ret)
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&kv->changed, &attr);
 	pthread_condattr_destroy(&attr);
+	/* Its thread starts last: a fork() before finds nothing to close but files. */
+	list(kv);
 	err = make(kv, job);
 	if (err) {
+		unlist(kv);
 		free_kv(kv);
 		return err;
 	}
@@ -439,7 +524,8 @@ void ne_kv_stop(struct ne_kv *kv)
 	uint64_t one = 1;
 	bool was;
 
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return;
 	was = kv->stops;
 	kv->stops = true;
 	pthread_cond_broadcast(&kv->changed);
@@ -459,6 +545,7 @@ void ne_kv_destroy(struct ne_kv *kv)
 	if (!kv)
 		return;
 	ne_kv_stop(kv);
+	unlist(kv);
 	free_kv(kv);
 }
 
@@ -469,19 +556,20 @@ int ne_kv_region(struct ne_kv *kv)
 
 void *ne_kv_gradient(struct ne_kv *kv, uint32_t chunk, uint64_t iteration)
 {
-	return chunk < kv->layout.chunks ? kv->at + layout_gradient(&kv->layout, chunk, iteration) : NULL;
+	return chunk < kv->layout.chunks && kv->at ? kv->at + layout_gradient(&kv->layout, chunk, iteration) : NULL;
 }
 
 void *ne_kv_result(struct ne_kv *kv, uint32_t chunk)
 {
-	return chunk < kv->layout.chunks ? kv->at + layout_result(&kv->layout, chunk) : NULL;
+	return chunk < kv->layout.chunks && kv->at ? kv->at + layout_result(&kv->layout, chunk) : NULL;
 }
 
 int ne_kv_start(struct ne_kv *kv, uint64_t version)
 {
 	bool has_any = kv->layout.sum_only || kv->rank == 0;
 
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	kv->has_started = true;
 	for (uint32_t chunk = 0; has_any && chunk < kv->layout.chunks; chunk++) {
 		struct held *held = &kv->held[chunk];
@@ -503,7 +591,8 @@ int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggrega
 {
 	if (!is_range(kv, first, count) || aggregator >= NE_MEMBERS_MAX || !epoch)
 		return -EINVAL;
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	for (uint32_t chunk = first; chunk < first + count; chunk++) {
 		/* It has moved on since, or has been said already. */
 		if (epoch <= kv->held[chunk].epoch)
@@ -526,7 +615,8 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm)
 	if (aggregator >= NE_MEMBERS_MAX)
 		return -EINVAL;
 	to = &kv->aggregator[aggregator];
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	end_lane(kv, aggregator);
 	to->has_ended = false;
 	err = kv->stops ? -ESHUTDOWN : lane_open(&to->lane, fd, is_shm, 4 * kv->layout.chunks + 1024);
@@ -553,7 +643,8 @@ int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const stru
 
 	if (group >= kv->layout.group_count || !iteration)
 		return -EINVAL;
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	if (numbers[0].from != iteration)
 		numbers[1] = numbers[0];
 	numbers[0] = (struct numbers){iteration, *hyper};
@@ -570,7 +661,8 @@ int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iterat
 
 	if (!is_range(kv, first, count) || !iteration)
 		return -EINVAL;
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	for (uint32_t chunk = first; !err && chunk < first + count; chunk++)
 		if (!kv->held[chunk].has_any || kv->held[chunk].version + 1 != iteration || kv->held[chunk].is_full)
 			err = -EAGAIN;
@@ -611,6 +703,23 @@ static struct timespec deadline_of(int timeout_ms)
 	return (struct timespec){at_ns / 1000000000, at_ns % 1000000000};
 }
 
+int ne_kv_version(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t *ret)
+{
+	bool has_all = true;
+
+	if (!is_range(kv, first, count) || !count)
+		return -EINVAL;
+	if (enter(kv))
+		return -EBADF;
+	*ret = UINT64_MAX;
+	for (uint32_t chunk = first; chunk < first + count; chunk++) {
+		has_all = has_all && kv->held[chunk].has_any;
+		*ret = kv->held[chunk].version < *ret ? kv->held[chunk].version : *ret;
+	}
+	pthread_mutex_unlock(&kv->lock);
+	return has_all;
+}
+
 int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, int timeout_ms)
 {
 	struct timespec deadline = deadline_of(timeout_ms);
@@ -619,7 +728,8 @@ int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versio
 
 	if (!is_range(kv, first, count))
 		return -EINVAL;
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	while (!err) {
 		/* What has been seen once needs no second look: versions only grow. */
 		while (chunk < first + count && kv->held[chunk].has_any && kv->held[chunk].version >= version)
@@ -637,7 +747,8 @@ int ne_kv_wait_lane(struct ne_kv *kv, int timeout_ms)
 	struct timespec deadline = deadline_of(timeout_ms);
 	int found = -1, err = 0;
 
-	pthread_mutex_lock(&kv->lock);
+	if (enter(kv))
+		return -EBADF;
 	while (!err && found < 0) {
 		for (int i = 0; i < NE_MEMBERS_MAX && found < 0; i++)
 			found = kv->aggregator[i].has_ended ? i : -1;

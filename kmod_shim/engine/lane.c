@@ -157,7 +157,7 @@ int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit)
 	int flags = fcntl(fd, F_GETFL), one = 1;
 
 	memset(lane, 0, sizeof(*lane));
-	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK))
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC))
 		return -errno;
 	/* Of a unix socket it is refused, and not needed. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));

@@ -314,6 +314,40 @@ def test_counters_say_who_is_waited_for() -> None:
         assert stats.pushed_bytes == stats.result_bytes == 2 * sum(chunk.size_bytes for chunk in rig.job.chunks)
 
 
+def test_a_lane_begins_with_its_greeting_unless_it_is_refused() -> None:
+    job = make_job(Rule.SUM)
+    aggregator = Aggregator(1 << 20)
+    aggregator.add_job(JOB, job)
+    aggregator.own(JOB, 0, 5, 1)
+    theirs, ours = socket.socketpair()
+    ours.settimeout(30)
+    short = Member(Job(2, Rule.SUM, (Chunk(1),)), 0)
+    with pytest.raises(EngineError):
+        aggregator.attach(JOB, 0, theirs.fileno(), short.region, b"welcome")
+    aggregator.attach(JOB, 0, theirs.detach(), None, b"welcome")
+
+    ours.sendall(FRAME.pack(MAGIC, HAVE, 0, 0, 0, 0, 1, 0, 0, 0))
+    aggregator.close()
+
+    assert b"".join(iter(lambda: ours.recv(4096), b""))[:7] == b"welcome"
+    short.close()
+    ours.close()
+
+
+def test_what_is_served_and_what_is_held_is_known() -> None:
+    rig = Rig(make_job(Rule.ADAM), shm=True, hyper=ADAM)
+    try:
+        assert rig.aggregators[0].stats(JOB).serves is None
+        assert rig.members[1].version(0, 5) is None
+        rig.start()
+        rig.push(1)
+        rig.wait(1)
+        assert rig.aggregators[0].stats(JOB).serves == 1
+        assert rig.members[1].version(0, 5) == 1
+    finally:
+        rig.close()
+
+
 def test_the_start_of_rank_0_is_everybodys() -> None:
     with running(make_job(Rule.SGD, members=3), shm=[True, False, True]) as rig:
         wanted = [start_of(rig.job, index).tobytes() for index in range(5)]

@@ -29,7 +29,8 @@ static void connect_member(uint32_t rank)
 	int fds[2];
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-	CHECK(ne_aggregator_attach(aggregator, JOB, rank, fds[0], shm ? dup(ne_kv_region(members[rank])) : -1) == 0);
+	CHECK(ne_aggregator_attach(aggregator, JOB, rank, fds[0], shm ? dup(ne_kv_region(members[rank])) : -1, NULL,
+				   0) == 0);
 	CHECK(ne_kv_attach(members[rank], 0, fds[1], shm) == 0);
 }
 
@@ -165,7 +166,7 @@ static void takes_nonsense(uint32_t rule)
 
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
 		CHECK(ne_aggregator_attach(aggregator, JOB, rank, fds[0],
-					   draw() % 2 ? dup(ne_kv_region(members[rank])) : -1) == 0);
+					   draw() % 2 ? dup(ne_kv_region(members[rank])) : -1, NULL, 0) == 0);
 		(void)!send(fds[1], bytes, nonsense(bytes, sizeof(bytes)), MSG_NOSIGNAL | MSG_DONTWAIT);
 		close(fds[1]);
 	}
