@@ -329,8 +329,8 @@ class Aggregator:
             greeting: Bytes that go out before the engine's first frame, once nothing can be refused any more.
 
         Raises:
-            EngineError: EPERM: the region is not sealed; EINVAL: it is too short, or the rank is none; ENOMEM; EPIPE: the
-                greeting did not go out. Both stay the caller's.
+            EngineError: EPERM: the region is not sealed; EINVAL: it is too short, or there is no such rank; ENOMEM;
+                EPIPE: the greeting did not go out. Both stay the caller's.
         """
         given = -1 if region is None else region
         _checked(
@@ -371,8 +371,8 @@ class Aggregator:
 class Member:
     """One member's region, and its lanes to the Aggregators of its job.
 
-    It belongs to the process that made it. A child of fork() gets EBADF for each call, and must not touch the buffers of
-    `gradient` and `result`, whose memory is not there.
+    It belongs to the process that made it. A child of fork() gets EBADF for each call, and must not touch the buffers
+    of `gradient` and `result`, whose memory is not there.
     """
 
     def __init__(self, job: Job, rank: int) -> None:

@@ -315,7 +315,8 @@ static void take_contents(struct source *s, const struct frame *frame)
 		return;
 	}
 	if (is_first) {
-		const uint8_t *from = member->lane.is_shm     ? member->region + layout_result(layout, chunk)
+		const uint8_t *from = member->lane.is_shm
+					      ? member->region + layout_start(layout, chunk, frame->iteration)
 				      : is_narrow(job, chunk) ? job->results + layout->offsets[chunk]
 							      : NULL;
 

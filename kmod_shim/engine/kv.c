@@ -36,7 +36,7 @@ struct held {
 	uint64_t owed;	   /* a version whose contents an Aggregator wants as soon as it is here */
 	uint8_t owner;	   /* NOBODY: not said yet */
 	bool has_any;	   /* a version is held */
-	bool is_first;	   /* it is the start, and lies where results do */
+	bool is_first;	   /* it is the start: layout_start() */
 	bool keeps;	   /* with the optimizer's state */
 	bool is_anew;	   /* ...by this process, which may compute another gradient than the one before it pushed */
 	bool is_full;	   /* the gradient of version + 1 is in the region */
@@ -125,7 +125,9 @@ static void pay(struct ne_kv *kv, uint32_t chunk)
 	held->owes = false;
 	if (held->is_first)
 		frame.flags = FRAME_FIRST;
-	if (layout->sum_only || held->is_first)
+	if (held->is_first)
+		put(kv, chunk, frame, kv->at + layout_start(layout, chunk, held->version), layout_bytes(layout, chunk));
+	else if (layout->sum_only)
 		put(kv, chunk, frame, kv->at + layout_result(layout, chunk), layout_bytes(layout, chunk));
 	else
 		put(kv, chunk, frame, kv->at + layout_kept(layout, chunk, held->version),
@@ -577,6 +579,9 @@ int ne_kv_start(struct ne_kv *kv, uint64_t version)
 		held->version = version;
 		held->has_any = true;
 		held->is_first = held->keeps = !kv->layout.sum_only;
+		if (held->is_first)
+			memcpy(kv->at + layout_start(&kv->layout, chunk, version),
+			       kv->at + layout_result(&kv->layout, chunk), layout_bytes(&kv->layout, chunk));
 	}
 	pthread_mutex_unlock(&kv->lock);
 	return 0;

@@ -144,6 +144,11 @@ uint64_t layout_result(const struct layout *layout, uint32_t chunk)
 	return gradient_areas(layout) * layout->area_bytes + layout->offsets[chunk];
 }
 
+uint64_t layout_start(const struct layout *layout, uint32_t chunk, uint64_t version)
+{
+	return layout_gradient(layout, chunk, version);
+}
+
 uint64_t layout_kept(const struct layout *layout, uint32_t chunk, uint64_t version)
 {
 	return (gradient_areas(layout) + 1) * layout->area_bytes +

@@ -54,6 +54,11 @@ uint64_t layout_region_bytes(const struct layout *layout, uint32_t rank);
 /* Offsets within a region. */
 uint64_t layout_gradient(const struct layout *layout, uint32_t chunk, uint64_t iteration);
 uint64_t layout_result(const struct layout *layout, uint32_t chunk);
+/*
+ * Parameters of a start, with a server's optimizer. Not where results are: an update that is broken off has written a
+ * part of them. The gradients of `version` have this place, and are never needed.
+ */
+uint64_t layout_start(const struct layout *layout, uint32_t chunk, uint64_t version);
 uint64_t layout_kept(const struct layout *layout, uint32_t chunk, uint64_t version);
 /* Bytes of one array, and of what is kept of a chunk: all its arrays. */
 uint64_t layout_array_bytes(const struct layout *layout, uint32_t chunk);
@@ -87,7 +92,7 @@ enum frame_flag {
 	FRAME_NOTHING = 1,	/* HAVE: nothing is held */
 	FRAME_KEEPS = 2,	/* HAVE: the optimizer's state, too; RESULT: the state is there */
 	FRAME_ANEW = 4,		/* HAVE */
-	FRAME_FIRST = 8,	/* SEED: parameters of a start, in the place of results; the state is zero */
+	FRAME_FIRST = 8,	/* SEED: parameters of a start, in their place; the state is zero */
 	FRAME_LAST = 16,	/* RESULT: it has moved; aux and status as in MOVED */
 	FRAME_BEFORE = 32,	/* COPY: the version before the one that will follow */
 };

@@ -111,6 +111,16 @@ def test_a_job_ends_bit_equal_though_its_lanes_are_cut(rule: Rule, shm: bool) ->
             assert rig.wait(iteration) == [wanted] * rig.job.members
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16])
+def test_a_first_update_that_is_broken_off_spoils_no_start(dtype: DType) -> None:
+    with running(make_job(Rule.SGD, dtype=dtype), shm=True) as rig:
+        # A killed Aggregator may have written any part of the results.
+        for index in range(5):
+            rig.members[0].result(index)[:7] = b"\1\2\3\4\5\6\7"
+        rig.kill(0)
+        assert_trains(rig)
+
+
 def test_learning_rates_count_from_the_iteration_that_names_them() -> None:
     with running(make_job(Rule.SGD), shm=True) as rig:
         reference = Reference(rig.job, rig.hyper)

@@ -25,8 +25,8 @@ child = os.fork()
 if child == 0:
     found = []
     for call in (
-        lambda: member.push(0, 5, 1), lambda: member.wait(0, 5, 1, 5), lambda: member.wait_lane(5), lambda: member.result(0),
-        lambda: member.own(0, 5, 0, 2),
+        lambda: member.push(0, 5, 1), lambda: member.wait(0, 5, 1, 5), lambda: member.wait_lane(5),
+        lambda: member.result(0), lambda: member.own(0, 5, 0, 2),
     ):
         try:
             call()
@@ -66,14 +66,15 @@ def test_a_killed_member_is_seen_at_once_though_its_forked_children_live() -> No
 
 
 def test_a_member_goes_on_after_it_has_forked() -> None:
-    code = MEMBER.replace("sys.stdin.read()", "") + "member.push(0, 5, 1)\nmember.wait(0, 5, 1, 30)\nprint('done')"
+    code = MEMBER.replace("sys.stdin.read()", "").replace("Rule.SUM", "Rule.SUM, members=1")
+    code += "member.push(0, 5, 1)\nmember.wait(0, 5, 1, 30)\nprint('done')"
     aggregator = Aggregator(1 << 24)
     job = make_job(Rule.SUM, members=1)
     aggregator.add_job(JOB, job)
     aggregator.own(JOB, 0, 5, 1)
     ours, theirs = socket.socketpair()
     with subprocess.Popen(
-        [sys.executable, "-c", code.replace("make_job(Rule.SUM)", "make_job(Rule.SUM, members=1)"), str(theirs.fileno())],
+        [sys.executable, "-c", code, str(theirs.fileno())],
         pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True,
     ) as member:  # fmt: skip
         theirs.close()
