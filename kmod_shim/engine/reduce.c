@@ -7,6 +7,9 @@
  *
  *	gradients ──widen──► sum [──/ n──► optimizer, on float32 masters] ──round──► results
  *
+ * Sum and mean of float32, which most jobs want, take one pass instead: a few elements of all gradients are added in
+ * registers and stored to all results. Copies by way of a block cost half as much again where nothing is in the cache.
+ *
  * Every operation is one IEEE 754 operation of the formulas in ne_reduce()'s comment, so the bits depend neither on the
  * CPU nor on the variant that was chosen. That needs -ffp-contract=off: a compiler that may fuse a product and a sum
  * does so in the AVX2 variant alone. A fused operation is written as such; a CPU without one calls libm's, which is
@@ -20,7 +23,10 @@
 
 #include "engine.h"
 
-enum { BLOCK = 1024 }; /* elements: the stack holds four blocks of float32 */
+enum {
+	BLOCK = 1024,  /* elements: the stack holds four blocks of float32 */
+	TOGETHER = 64, /* elements that fit the CPU's registers */
+};
 
 /* The optimizer's numbers in the form in which every element needs them. */
 struct factors {
@@ -30,8 +36,9 @@ struct factors {
 	bool has_momentum, is_first, is_nesterov, has_decay, has_shrink;
 };
 
-/* What a variant does with a block. */
+/* What a variant does with a block; the first one with a whole chunk. */
 struct operations {
+	void (*combine)(const struct ne_reduction *r, float by);
 	void (*add_f32)(float *restrict sum, const float *restrict part, size_t n);
 	void (*add_f64)(double *restrict sum, const double *restrict part, size_t n);
 	void (*add_i32)(uint32_t *restrict sum, const uint32_t *restrict part, size_t n);
@@ -178,6 +185,35 @@ INLINE void adam(float *restrict p, float *restrict m, float *restrict v, float 
 	p[i] += f->step_size * m[i] / (sqrtf(v[i]) / f->second_correction + f->eps);
 }
 
+/* Elements i to i + n of all gradients are read before any result is written, so a result may be a gradient. */
+INLINE void combine_some(const struct ne_reduction *r, float by, size_t i, size_t n)
+{
+	float sum[TOGETHER];
+
+	memcpy(sum, (const float *)r->gradients[0] + i, n * sizeof(*sum));
+	for (uint32_t m = 1; m < r->members; m++) {
+		const float *part = (const float *)r->gradients[m] + i;
+
+		EACH(j, n)
+		sum[j] += part[j];
+	}
+	if (by > 1)
+		divide(sum, by, n);
+	for (uint32_t m = 0; m < r->results; m++)
+		memcpy((float *)r->outputs[m] + i, sum, n * sizeof(*sum));
+}
+
+/* The sum of float32 in rank order, divided by `by` if that is more than 1. */
+INLINE void combine(const struct ne_reduction *r, float by)
+{
+	size_t i = 0;
+
+	for (; i + TOGETHER <= r->count; i += TOGETHER)
+		combine_some(r, by, i, TOGETHER);
+	if (i < r->count)
+		combine_some(r, by, i, r->count - i);
+}
+
 /* ------------------------------------------------------------------- variants */
 
 #define ADD(type, name, target, variant)                                                                   \
@@ -188,6 +224,10 @@ INLINE void adam(float *restrict p, float *restrict m, float *restrict v, float 
 	}
 
 #define VARIANT(target, variant)                                                                                      \
+	target static void combine_##variant(const struct ne_reduction *r, float by)                                  \
+	{                                                                                                             \
+		combine(r, by);                                                                                       \
+	}                                                                                                             \
 	ADD(float, f32, target, variant)                                                                              \
 	ADD(double, f64, target, variant)                                                                             \
 	ADD(uint32_t, i32, target, variant)                                                                           \
@@ -215,6 +255,7 @@ INLINE void adam(float *restrict p, float *restrict m, float *restrict v, float 
 		adam(p, m, v, g, f, n);                                                                               \
 	}                                                                                                             \
 	static const struct operations variant##_operations = {                                                       \
+		.combine = combine_##variant,                                                                         \
 		.add_f32 = add_f32_##variant,                                                                         \
 		.add_f64 = add_f64_##variant,                                                                         \
 		.add_i32 = add_i32_##variant,                                                                         \
@@ -475,6 +516,10 @@ int ne_reduce(const struct ne_reduction *r)
 	is_float = r->dtype <= NE_DTYPE_BF16;
 	/* Divided by 1 it is the same, and NaN of half the width keep their bits. */
 	is_copy = r->members == 1 && !is_optimizer(r->rule);
+	if (r->dtype == NE_DTYPE_F32 && !is_copy && !is_optimizer(r->rule)) {
+		operations->combine(r, r->rule == NE_RULE_MEAN ? (float)r->members : 1);
+		return 0;
+	}
 	for (size_t first = 0; first < r->count; first += BLOCK) {
 		size_t n = r->count - first < BLOCK ? r->count - first : BLOCK;
 
