@@ -21,6 +21,7 @@ from benchmarks.aggregation.judge import bars_table, cpu_table, speed_table
 from benchmarks.aggregation.measure import Systems, exchanges
 from benchmarks.aggregation.plan import BARS, GLOO, OURS, PS_LITE, workloads
 from benchmarks.aggregation.record import RESULTS, Record, keep
+from benchmarks.aggregation.sharing import share
 from benchmarks.aggregation.training import train
 from benchmarks.figure import Figure, as_text
 from benchmarks.load import BenchmarkError
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small exchanges alone, in seconds")
     parser.add_argument("--exchanges", action="store_true", help="the part: all sizes and BERT-base's tensors")
     parser.add_argument("--timers", action="store_true", help="the part: AlexNet and BERT-base, computed by a timer")
+    parser.add_argument("--sharing", action="store_true", help="the part: two jobs on one Aggregator, and an idle one")
     parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
     options = parser.parse_args(arguments)
     wanted = [name for name in options.peers.split(",") if name and name != "none"]
@@ -47,16 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     if rounds < 1:
         parser.error("--rounds must be at least 1")
-    every = not (options.exchanges or options.timers)
+    every = not (options.exchanges or options.timers or options.sharing)
     record = Record()
     begun_s = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aggregation-")))
-        systems = _started(wanted, folder, stack)
+        ours = Farside(sys.executable, folder)
+        stack.callback(ours.close)
+        systems = _started(ours, wanted if every or options.exchanges or options.timers else [], folder, stack)
         if options.exchanges or every:
             record.add("exchanges", _exchanges(systems, rounds, is_quick=options.quick))
         if options.timers or (every and not options.quick):
             record.add("timers", train(systems, rounds))
+        if options.sharing:
+            record.add("sharing", share(ours, rounds))
         failures = dict(systems.failures)
     for figure in record.figures.values():
         print(as_text(figure), end="\n\n")
@@ -68,10 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _started(wanted: Sequence[str], folder: Path, stack: ExitStack) -> Systems:
+def _started(ours: Farside, wanted: Sequence[str], folder: Path, stack: ExitStack) -> Systems:
     """Ours under its three names, and the peers that can be had."""
-    ours = Farside(sys.executable, folder)
-    stack.callback(ours.close)
     starts: dict[str, Callable[[], Group]] = {
         GLOO: lambda: Gloo(peers.gloo_python(), folder),
         PS_LITE: lambda: PsLite(peers.pslite_python(), folder, free_port()),

@@ -8,6 +8,7 @@ from benchmarks.aggregation.__main__ import main
 from benchmarks.aggregation.judge import Sample, bars_table, busy_s, judged, other_share, spread
 from benchmarks.aggregation.models import FLOAT_BYTES, MIB, alexnet, bert_base, chunks_of, ddp_buckets
 from benchmarks.aggregation.plan import GLOO, PS_LITE, TCP, Bar, in_turn
+from benchmarks.aggregation.sharing import begun_after
 from benchmarks.aggregation.training import median_step_s
 from benchmarks.policy_runs import data_folder
 
@@ -128,6 +129,13 @@ def test_each_system_has_each_turn() -> None:
 
 def test_the_slowest_member_counts_and_first_iterations_do_not() -> None:
     assert median_step_s([[9.0, 9.0, 1.0, 1.0, 2.0], [9.0, 9.0, 3.0, 3.0, 3.0]]) == 3.0
+
+
+def test_iterations_that_began_before_a_kill_do_not_show_what_it_did() -> None:
+    steps_s = [1.0, 1.0, 1.0, 2.0, 4.0]
+
+    assert begun_after(steps_s, 2.5) == [2.0, 4.0]
+    assert begun_after(steps_s, 0.0) == [1.0, 2.0, 4.0]  # never the first two
 
 
 def test_a_short_run_of_ours_alone_ends_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
