@@ -1,7 +1,21 @@
 """A member of a training job: declares its model, holds lanes to the job's Aggregators, and keeps them.
 
-member.py       a member's session, whichever way its plan comes
-static_plan.py  a plan without a manager: Aggregators and a key file that the user names
+member.py           a member's session, whichever way its plan comes
+static_plan.py      a plan without a manager: Aggregators and a key file that the user names
+service.py          which of the two a training script has asked for
+exchange.py         iterations: what is complete and pushed, what has come back
+region_place.py     where each tensor is in the region
 
-Runs in users' own processes: nothing here imports torch or starts a thread when it is imported.
+The rest is for PyTorch, and imports it:
+
+attach.py, door.py  `farside.attach`, and what it refuses
+server_update.py    the server has the optimizer
+worker_update.py    `grad` gets the mean, for any optimizer
+ddp.py              a communication hook of DistributedDataParallel
+attachment.py       what these three share: hooks, checks, the user's handle
+module_use.py       which module uses which parameter, and waits for it
+tensor_copy.py      copies into the region and out of it, for GPUs by pinned memory
+trainable.py, optimizer_rule.py, sampled_words.py   checks of model, optimizer and gradients
+
+Runs in users' own processes: nothing of the first part imports torch or starts a thread when it is imported.
 """

@@ -106,6 +106,7 @@ class MemberSession:
         self.job = engine_job(self.layout, rule=rule, members=source.members)
         self.member = Member(self.job, source.rank)
         self._hold = hold
+        self._first_version = 0
         self._life = secrets.randbits(62)
         self._lock = threading.Lock()
         self._plan: JobPlan | None = None
@@ -120,6 +121,11 @@ class MemberSession:
         return self.rule not in ("sum", "mean")
 
     @property
+    def first_version(self) -> int:
+        """The version of all chunks that the job goes on from, known once `connect` is done; `wait` for it."""
+        return self._first_version
+
+    @property
     def plan(self) -> JobPlan:
         """The newest plan that is known."""
         assert self._plan is not None, "connect first"
@@ -129,8 +135,9 @@ class MemberSession:
         """Opens a lane to each Aggregator of the job, and keeps them from then on.
 
         Args:
-            parameters: With an Aggregator's optimizer, called at rank 0 of a job that no Aggregator knows yet: puts the
-                parameters where results are (`member.result`).
+            parameters: Called at rank 0 of a job that no Aggregator knows yet: puts the parameters where results are
+                (`member.result`), from where all members get them. Without an Aggregator's optimizer they count as the
+                result of iteration 1; None, at all members: they have the same parameters already.
             limit_s: For an Aggregator that does not answer.
 
         Raises:
@@ -142,8 +149,11 @@ class MemberSession:
             lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
             for sock, _welcome, _is_shm in lanes:
                 stack.callback(sock.close)
-            if all(welcome.version is None for _sock, welcome, _is_shm in lanes):
+            versions = [welcome.version for _sock, welcome, _is_shm in lanes]
+            if all(version is None for version in versions):
                 self._begin(parameters)
+            else:
+                self._first_version = min(version or 0 for version in versions)
             self._own(self._plan.runs)
             for address, (sock, _welcome, is_shm) in zip(self._plan.aggregators, lanes, strict=True):
                 self._hand_over(address.number, sock, is_shm)
@@ -201,12 +211,18 @@ class MemberSession:
             self.member.own(run.first, run.count, run.owner, run.epoch)
 
     def _begin(self, parameters: Callable[[], None] | None) -> None:
-        if self.has_optimizer and self.source.rank == 0:
-            if parameters is not None:
-                parameters()
+        is_first = self.source.rank == 0
+        if is_first and parameters is not None:
+            parameters()
+        if self.has_optimizer:
+            if is_first:
+                self.member.start(0)
+        elif parameters is None:
             self.member.start(0)
-        elif not self.has_optimizer:
-            self.member.start(0)
+        else:
+            # Rank 0 is one iteration ahead, and its parameters are that one's result: so they are given to the others.
+            self._first_version = 1
+            self.member.start(1 if is_first else 0)
 
     def _follow_plans(self) -> None:
         while not self._closed.is_set():

@@ -1,0 +1,51 @@
+"""`farside.attach`: a model's gradients go to the shared Aggregators, and the training loop stays as it is."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+from farside.training.door import Handle, open_door
+from farside.training.member import MemberSession
+from farside.training.service import source_of
+
+
+def attach(
+    model: Any,
+    optimizer: Any,
+    *,
+    update: Literal["server", "worker"] = "server",
+    overlap: bool = True,
+    service: Sequence[str] = (),
+    key_file: str | os.PathLike[str] | None = None,
+    job: str | None = None,
+    rank: int | None = None,
+    members: int | None = None,
+) -> Handle:
+    """Share this model's aggregation with the other jobs of the cluster: once, on every rank, before training.
+
+    Every rank then has rank 0's parameters. Buffers, such as the statistics of BatchNorm, stay each rank's own.
+
+    Args:
+        model: The model itself, not one that DistributedDataParallel or FSDP wraps.
+        optimizer: Its optimizer.
+        update: "server": the server has the optimizer (SGD, Adam, AdamW), and `step()` finds nothing to do. "worker":
+            `grad` holds the mean of all ranks when `backward()` returns; for any optimizer, clipping and GradScaler.
+        overlap: Bring each parameter when the module that uses it runs. Otherwise the forward waits for all of them.
+        service: Without a manager: Aggregators, as "unix:/PATH" or "tcp:HOST:PORT", the same on all ranks.
+        key_file: With ``service``: the file with the service's key.
+        job: With ``service``: the job's name, the same on all ranks.
+        rank: With ``service``: which rank this is; default: as torchrun or Slurm has set it.
+        members: With ``service``: how many ranks there are; default: as torchrun or Slurm has set it.
+
+    Raises:
+        FarsideError: this can't be aggregated, or the service can't be had: one line. Nothing has been changed.
+    """
+    return open_door(
+        model,
+        optimizer,
+        update=update,
+        overlap=overlap,
+        source_of=partial(source_of, service, key_file, job=job, rank=rank, members=members),
+        session_of=MemberSession,
+    )

@@ -1,0 +1,206 @@
+"""What both doors of PyTorch share: a session, gradients that leave in hooks, and the handle that the user gets."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from farside.errors import ConfigError
+from farside.training.exchange import Exchange, Refilled
+from farside.training.region_place import RegionPlaces
+from farside.training.tensor_copy import TensorCopy
+from farside.training.trainable import Trainable
+
+torch: Any = import_module("torch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStats:
+    """Counters of one member since it attached.
+
+    Attributes:
+        iterations: Iterations that it has completed.
+        tensors, chunks: Of the model.
+        pushed_bytes: Gradients that it has pushed.
+        waited_s: Time for which the training loop has waited for results.
+        waits_late: Whether parameters are waited for by the modules that use them, or all at once.
+    """
+
+    iterations: int
+    tensors: int
+    chunks: int
+    pushed_bytes: int
+    waited_s: float
+    waits_late: bool
+
+
+@contextlib.contextmanager
+def closed_on_error(session: Any) -> Iterator[None]:
+    """Leave the job if what is done here fails."""
+    try:
+        yield
+    except BaseException:
+        session.close()
+        raise
+
+
+class Attachment:
+    """A model whose gradients leave in hooks. The handle of `farside.attach`."""
+
+    def __init__(self, session: Any, source: Any, trainables: Sequence[Trainable], *, first: int = 0) -> None:
+        """``first``: number of the first parameter among the session's tensors, which may have others before it."""
+        self._session, self._source, self._trainables, self._first = session, source, tuple(trainables), first
+        self._parameters = [one.parameter for one in self._trainables]
+        self._formats = [(one.parameter.dtype, one.parameter.device) for one in self._trainables]
+        self._copy = TensorCopy(self._parameters, RegionPlaces(session.layout, session.member), first=first)
+        self._exchange: Exchange
+        self._hooks: list[Any] = []
+        self._started_at = 0
+        self._waited_s = 0.0
+        self._last_finish_s: float | None = None
+        self._is_accumulating = False
+        self.is_open = True
+
+    def _connect(self) -> None:
+        self._session.connect(self._copy.put_parameters)
+        self._session.wait(0, len(self._session.layout.chunks), self._session.first_version)
+
+    # What users call
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that are complete: where the training loop goes on. After a resumed start it is not 0."""
+        return self._exchange.version
+
+    def wait(self) -> None:
+        """Wait until every parameter is up to date; for uses outside of the model's forward."""
+        self._need(range(len(self._parameters)))
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Gradients of a backward pass in here stay in `grad`, and leave with those of the next one outside."""
+        before, self._is_accumulating = self._is_accumulating, True
+        try:
+            yield
+        finally:
+            self._is_accumulating = before
+
+    def stats(self) -> TrainingStats:
+        """Counters since `attach`."""
+        iterations = self._exchange.version - self._started_at
+        layout = self._session.layout
+        return TrainingStats(
+            iterations=iterations,
+            tensors=len(self._parameters),
+            chunks=len(layout.chunks),
+            pushed_bytes=iterations * sum(layout.sizes_bytes),
+            waited_s=self._waited_s,
+            waits_late=self._waits_late,
+        )
+
+    def detach(self) -> None:
+        """Bring the parameters up to date, take the hooks off, and leave the job. A second call does nothing."""
+        if self.is_open:
+            self.wait()
+            self._leave()
+
+    # Gradients
+
+    @property
+    def _waits_late(self) -> bool:
+        return False
+
+    def _hook_gradients(self) -> None:
+        for number, parameter in enumerate(self._parameters):
+            self._hooks.append(
+                parameter.register_post_accumulate_grad_hook(
+                    lambda parameter, number=number: self._on_gradient(number, parameter)
+                )
+            )
+
+    def _on_gradient(self, number: int, parameter: Any) -> None:
+        if not self._is_accumulating:
+            self._push(number, parameter)
+
+    def _push(self, number: int, parameter: Any) -> None:
+        gradient, tensor = parameter.grad, number + self._first
+        self._check_gradient(number, parameter, gradient)
+        try:
+            self._exchange.begin(tensor)
+        except Refilled:
+            raise self._second_backward(number) from None
+        self._copy.take(number, gradient.detach(), self._exchange.iteration, lambda: self._exchange.fill(tensor))
+
+    def _push_missing(self) -> list[int]:
+        """Push what no hook has pushed: a gradient that only accumulated, or zeros. The numbers of those."""
+        absent = []
+        for tensor in reversed(self._exchange.missing()):
+            number = tensor - self._first
+            if number < 0:
+                continue
+            parameter = self._parameters[number]
+            if parameter.grad is not None:
+                self._push(number, parameter)
+            else:
+                self._exchange.begin(tensor)
+                self._copy.take_zeros(number, self._exchange.iteration)
+                self._exchange.fill(tensor)
+                absent.append(number)
+        return absent
+
+    def _check_gradient(self, number: int, parameter: Any, gradient: Any) -> None:
+        name = self._trainables[number].name
+        if gradient.layout is not torch.strided:
+            raise ConfigError(f"the gradient of '{name}' is sparse", hint="make its module with sparse=False")
+        if gradient.requires_grad:
+            raise ConfigError(f"the gradient of '{name}' has a graph", hint="call backward() without create_graph=True")
+        self._check_format(number, parameter)
+        if gradient.dtype is not parameter.dtype:
+            raise ConfigError(f"the gradient of '{name}' is of {gradient.dtype}, the parameter of {parameter.dtype}")
+
+    def _check_format(self, number: int, parameter: Any) -> None:
+        if (parameter.dtype, parameter.device) != self._formats[number]:
+            before = "{} on {}".format(*self._formats[number])
+            raise ConfigError(
+                f"parameter '{self._trainables[number].name}' is of {parameter.dtype} on {parameter.device} now; "
+                f"it was of {before} when it was attached",
+                hint="move and convert the model before farside.attach",
+            )
+
+    def _second_backward(self, number: int) -> ConfigError:
+        return ConfigError(
+            f"backward() came to '{self._trainables[number].name}' twice without optimizer.step()",
+            hint="put all but the last one into `with handle.accumulate():`; where a GradScaler skips steps, "
+            'use farside.attach(..., update="worker")',
+        )
+
+    # Results
+
+    def _need(self, numbers: Any) -> None:
+        """Bring these parameters up to date, waiting for their results."""
+        exchange, first = self._exchange, self._first
+        if not exchange.has_stale:
+            return
+        stale = exchange.stale([number + first for number in numbers])
+        if stale:
+            began_s = time.monotonic()
+            exchange.wait(stale)
+            self._waited_s += time.monotonic() - began_s
+            self._copy.give([tensor - first for tensor in stale])
+            exchange.arrived(stale)
+
+    def _measure(self) -> None:
+        now_s = time.monotonic()
+        if self._last_finish_s is not None:
+            self._source.measured(self._exchange.version, now_s - self._last_finish_s)
+        self._last_finish_s = now_s
+
+    def _leave(self) -> None:
+        self.is_open = False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._copy.close()
+        self._session.close()

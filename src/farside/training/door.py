@@ -1,0 +1,113 @@
+"""Opens the door that a training script asked for: everything that can be refused is, before anything is changed."""
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from farside.errors import ConfigError
+from farside.training.attachment import Attachment, TrainingStats, closed_on_error
+from farside.training.optimizer_rule import rule_of
+from farside.training.server_update import ServerUpdate
+from farside.training.trainable import check_optimizer, optimized_in, trainable_in
+from farside.training.worker_update import WorkerUpdate, tensors_of
+
+_log = logging.getLogger(__name__)
+_attached: "weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]]" = weakref.WeakKeyDictionary()
+
+
+class Handle(Protocol):
+    """What `farside.attach` returns."""
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that are complete: where the training loop goes on."""
+
+    def wait(self) -> None:
+        """Wait until every parameter is up to date; for uses outside of the model's forward."""
+
+    def accumulate(self) -> contextlib.AbstractContextManager[None]:
+        """Gradients of a backward pass in here stay in `grad`, and leave with those of the next one outside."""
+
+    def stats(self) -> TrainingStats:
+        """Counters since `attach`."""
+
+    def detach(self) -> None:
+        """Bring the parameters up to date, take the hooks off, and leave the job."""
+
+
+def open_door(
+    model: Any,
+    optimizer: Any,
+    *,
+    update: str,
+    overlap: bool,
+    source_of: Callable[[], Any],
+    session_of: Callable[..., Any],
+) -> Handle:
+    """Attach a model and its optimizer; arguments as of `farside.attach`.
+
+    Args:
+        model: A torch.nn.Module.
+        optimizer: Its torch.optim.Optimizer.
+        update: "server" or "worker".
+        overlap: Bring each parameter when the module that uses it runs.
+        source_of: Where plans come from.
+        session_of: Makes a `MemberSession` of a source, a rule and tensors.
+
+    Raises:
+        FarsideError: this can't be aggregated, or the service can't be had: one line.
+    """
+    if update not in ("server", "worker"):
+        raise ConfigError(f'farside.attach: update is "{update}"; it is "server" or "worker"')
+    if update == "server":
+        trainables, rule = optimized_in(model, optimizer), rule_of(optimizer)
+        tensors = tuple(one.tensor for one in trainables)
+    else:
+        trainables, rule = trainable_in(model), "mean"
+        check_optimizer(model, optimizer)
+        tensors = tensors_of(trainables)
+    if any(_is_attached(one) for one in (model, optimizer)):
+        raise ConfigError("this model or optimizer is attached already", hint="call handle.detach() first")
+    source = source_of()
+    if source.members == 1:
+        source.close()
+        _log.warning("farside.attach: a world of one: it trains, and nothing is shared")
+        return Alone()
+    session = session_of(source, rule=rule, tensors=tensors)
+    with closed_on_error(session):
+        handle: Attachment
+        if update == "server":
+            handle = ServerUpdate(session, source, trainables, model=model, optimizer=optimizer, overlap=overlap)
+        else:
+            handle = WorkerUpdate(session, source, trainables, optimizer=optimizer)
+    for one in (model, optimizer):
+        _attached[one] = weakref.ref(handle)
+    return handle
+
+
+def _is_attached(one: Any) -> bool:
+    handle = _attached.get(one, lambda: None)()
+    return handle is not None and handle.is_open
+
+
+class Alone:
+    """The handle of a world of one: every step is the optimizer's own."""
+
+    iteration = 0
+
+    def wait(self) -> None:
+        """Nothing is ever behind."""
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Gradients accumulate in any case."""
+        yield
+
+    def stats(self) -> TrainingStats:
+        """Nothing has been counted."""
+        return TrainingStats(iterations=0, tensors=0, chunks=0, pushed_bytes=0, waited_s=0.0, waits_late=False)
+
+    def detach(self) -> None:
+        """Nothing to leave."""

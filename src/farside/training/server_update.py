@@ -1,0 +1,123 @@
+"""The chapter's door: the server updates the parameters, and members get them back before they are used.
+
+An iteration ends with the user's `optimizer.step()`, which then finds nothing to do: all gradients have left, and
+`grad` is None. Parameters come back while the next iteration begins. [autops §4.3.1]
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from farside.errors import ConfigError
+from farside.kmod_shim.engine.aggregation import Hyper
+from farside.training.attachment import Attachment
+from farside.training.exchange import Exchange
+from farside.training.module_use import ModuleUse
+from farside.training.optimizer_rule import numbers_of
+from farside.training.sampled_words import sampled_at, words_of
+from farside.training.trainable import Trainable, grouped
+
+torch: Any = import_module("torch")
+
+
+class ServerUpdate(Attachment):
+    """A model whose optimizer the server runs."""
+
+    def __init__(
+        self,
+        session: Any,
+        source: Any,
+        trainables: Sequence[Trainable],
+        *,
+        model: Any,
+        optimizer: Any,
+        overlap: bool,
+    ) -> None:
+        """Connects; rank 0's parameters are everybody's when it returns, or those that the service kept."""
+        super().__init__(session, source, trainables)
+        self._optimizer = optimizer
+        self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        self._numbers: list[Hyper] = []
+        self._sampled = [sampled_at(parameter.numel()) for parameter in self._parameters]
+        self._connect()
+        self._exchange = Exchange(session, version=session.first_version, begins=self._tell_numbers)
+        self._started_at = self._exchange.version
+        self._copy.give(range(len(self._parameters)))
+        self._use = ModuleUse(model, self._parameters, need=self._need, overlap=overlap)
+        self._hook_gradients()
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._hooks.extend(
+            module.register_state_dict_pre_hook(lambda *_arguments: self.wait()) for module in model.modules()
+        )
+        self._hooks.append(self._use)
+
+    @property
+    def _waits_late(self) -> bool:
+        return self._use.waits_late
+
+    def _tell_numbers(self, iteration: int) -> None:
+        self._check_parameters()
+        now = [numbers_of(self._optimizer, group) for group in self._optimizer.param_groups]
+        for group, numbers in enumerate(now):
+            if not self._numbers or self._numbers[group] != numbers:
+                self._session.member.hyper(group, iteration, numbers)
+        self._numbers = now
+
+    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # 1. Refuse what can't be right before anything more is pushed.
+        if kwargs.get("closure") is not None or any(one is not None for one in args[1:]):
+            raise ConfigError(
+                "optimizer.step() has a closure, which the server can't call",
+                hint='call backward() yourself, or use farside.attach(..., update="worker")',
+            )
+        if self._is_accumulating:
+            raise ConfigError("optimizer.step() within handle.accumulate()", hint="end it before the last backward()")
+        self._check_parameters()
+        self._copy.drain()
+        self._check_unchanged()
+        # 2. The rest of the iteration.
+        self._push_missing()
+        self._copy.drain()
+        # 3. Nothing is left for the optimizer to do.
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._exchange.finish()
+        self._use.begin_iteration(self._exchange.version - self._started_at)
+        self._measure()
+
+    def _check_parameters(self) -> None:
+        if any(id(parameter) not in self._known for _group, parameter in grouped(self._optimizer)):
+            raise ConfigError(
+                "the optimizer has got parameters since farside.attach, which are not aggregated",
+                hint="call handle.detach(), add them, and attach anew",
+            )
+        for number, parameter in enumerate(self._parameters):
+            self._check_format(number, parameter)
+
+    def _check_unchanged(self) -> None:
+        """Refuses gradients and numbers that were changed after they were pushed."""
+        if not self._exchange.has_begun:
+            return
+        for number, parameter in enumerate(self._parameters):
+            if self._exchange.is_filled(number) and self._is_changed(number, parameter):
+                raise ConfigError(
+                    f"the gradient of '{self._trainables[number].name}' was changed after backward(), as clipping and "
+                    "GradScaler do; the server has it as it was",
+                    hint='use farside.attach(..., update="worker")',
+                )
+        for group, numbers in zip(self._optimizer.param_groups, self._numbers, strict=False):
+            if numbers_of(self._optimizer, group) != numbers:
+                raise ConfigError(
+                    "the learning rate or another number of the optimizer was changed between backward() and step()",
+                    hint="change it before backward(), or after step() as schedules do",
+                )
+
+    def _is_changed(self, number: int, parameter: Any) -> bool:
+        gradient, places = parameter.grad, self._sampled[number]
+        if gradient is None:
+            return True
+        pushed = words_of(self._copy.gradient(number, self._exchange.iteration), places)
+        if gradient.device.type != "cpu":
+            gradient = gradient.flatten()[torch.tensor(places, device=gradient.device)].cpu()
+            places = tuple(range(len(places)))
+        return words_of(gradient.detach(), places) != pushed

@@ -1,0 +1,131 @@
+"""Which parameters of a model are aggregated, and why others cannot be."""
+
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from farside.agent.aggregator.layout import Tensor
+from farside.errors import ConfigError
+
+torch: Any = import_module("torch")
+
+FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+# By the last parts of their classes' names: most of them are libraries that are not installed here.
+SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine", "ShardedDataParallel")
+WRAPPED = ("DistributedDataParallel", "DataParallel")
+
+
+class Trainable(NamedTuple):
+    """One parameter: its name in the model, and the number of its group in the optimizer."""
+
+    name: str
+    parameter: Any
+    group: int
+
+    @property
+    def tensor(self) -> Tensor:
+        """What is declared of it."""
+        return Tensor(self.name, self.parameter.numel(), FORMATS[self.parameter.dtype], self.group)
+
+
+def trainable_in(model: Any) -> tuple[Trainable, ...]:
+    """Parameters that want a gradient, in the order of `named_parameters`, a tied one once; all in group 0.
+
+    Raises:
+        ConfigError: one of them, or the model, can't be aggregated.
+    """
+    _check_model(model)
+    return _checked(Trainable(name, parameter, 0) for name, parameter in model.named_parameters())
+
+
+def optimized_in(model: Any, optimizer: Any) -> tuple[Trainable, ...]:
+    """Those of them that the optimizer has, with the numbers of their groups.
+
+    Raises:
+        ConfigError: one of them, or the model, can't be aggregated; the optimizer is none, or has others.
+    """
+    _check_model(model)
+    check_optimizer(model, optimizer)
+    groups = {id(parameter): number for number, parameter in grouped(optimizer)}
+    return _checked(
+        Trainable(name, parameter, groups[id(parameter)])
+        for name, parameter in model.named_parameters()
+        if id(parameter) in groups
+    )
+
+
+def _checked(candidates: Iterable[Trainable]) -> tuple[Trainable, ...]:
+    wanted = [one for one in candidates if one.parameter.requires_grad]
+    for name, parameter, _group in wanted:
+        check_parameter(name, parameter)
+    return tuple(one for one in wanted if one.parameter.numel())
+
+
+def check_optimizer(model: Any, optimizer: Any) -> None:
+    """Whether this is an optimizer of this model.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"farside.attach: the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer",
+            hint="give the optimizer itself, not its scheduler or wrapper",
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    strangers = [number for number, parameter in grouped(optimizer) if id(parameter) not in known]
+    if strangers:
+        raise ConfigError(
+            f"parameter group {strangers[0]} of the optimizer has a parameter that the model does not have",
+            hint="give the model and its own optimizer, and attach after both are made",
+        )
+
+
+def grouped(optimizer: Any) -> Iterator[tuple[int, Any]]:
+    """Parameters of an optimizer with the numbers of their groups."""
+    for number, group in enumerate(optimizer.param_groups):
+        yield from ((number, parameter) for parameter in group["params"])
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"farside.attach: the model is a {type(model).__name__}, not a torch.nn.Module")
+    for name, module in model.named_modules():
+        # A module that FSDP2 has taken has a class of its own with FSDPModule among its bases.
+        kinds = {base.__name__ for base in type(module).__mro__}
+        where = f"module '{name}'" if name else "the model"
+        if kinds & set(SHARDED):
+            raise ConfigError(
+                f"{where} is sharded ({type(module).__name__}); sharded parameters can't be aggregated",
+                hint="train it without sharding, or without Farside's aggregation",
+            )
+        if kinds & set(WRAPPED):
+            raise ConfigError(
+                f"{where} is wrapped by {type(module).__name__}, which sums gradients itself",
+                hint="attach to the model inside, or register farside.training.ddp.hook",
+            )
+        is_embedding = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        if is_embedding and module.sparse and module.weight.requires_grad:
+            raise ConfigError(f"{where} has sparse gradients", hint="make it with sparse=False")
+
+
+def check_parameter(name: str, parameter: Any) -> None:
+    """Whether one parameter can be aggregated.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:
+        raise ConfigError(
+            f"parameter '{name}' is a {type(parameter).__name__}; only ordinary parameters can be aggregated",
+            hint="run a lazy module once before attach; train without sharding",
+        )
+    if parameter.dtype not in FORMATS:
+        raise ConfigError(
+            f"parameter '{name}' is of {parameter.dtype}; float32, float16 and bfloat16 can be aggregated",
+            hint="convert the model, or freeze this parameter",
+        )
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"parameter '{name}' is on device {parameter.device}; use the CPU or CUDA")
+    if parameter.layout is not torch.strided:
+        raise ConfigError(f"parameter '{name}' is sparse ({parameter.layout}); only dense ones can be aggregated")

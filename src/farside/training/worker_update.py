@@ -1,0 +1,95 @@
+"""The door for any optimizer: when `backward()` returns, `grad` holds the mean of all members' gradients.
+
+Optimizer, clipping and GradScaler then work as they do with one process, and all members do the same. A tensor of the
+door's own says which parameters had a gradient here; where no member had one, `grad` stays None, as PyTorch leaves it.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from farside.agent.aggregator.layout import Tensor
+from farside.errors import ConfigError
+from farside.training.attachment import Attachment
+from farside.training.exchange import Exchange
+from farside.training.region_place import RegionPlaces
+from farside.training.trainable import Trainable, grouped
+
+torch: Any = import_module("torch")
+_engine: Any = import_module("torch.autograd").Variable._execution_engine
+
+USED = 0
+"""Number of the door's own tensor. Members push in descending order, and it is known last."""
+
+
+def tensors_of(trainables: Sequence[Trainable]) -> tuple[Tensor, ...]:
+    """What is declared: the door's own tensor, in a group and thus in a chunk of its own, then the parameters."""
+    return (Tensor("farside.used", len(trainables), "f32", 1), *(one.tensor for one in trainables))
+
+
+class WorkerUpdate(Attachment):
+    """A model whose mean gradients come back into `grad`."""
+
+    def __init__(self, session: Any, source: Any, trainables: Sequence[Trainable], *, optimizer: Any) -> None:
+        """Connects; rank 0's parameters are everybody's when it returns."""
+        super().__init__(session, source, trainables, first=USED + 1)
+        self._optimizer = optimizer
+        self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        places = RegionPlaces(session.layout, session.member)
+        count = len(self._trainables)
+        self._used_here = [torch.frombuffer(places.gradients(parity)[USED], dtype=torch.float32) for parity in (0, 1)]
+        self._used = torch.frombuffer(places.results[USED], dtype=torch.float32)
+        self._is_called_back = False
+        self._connect()
+        self._exchange = Exchange(session, version=session.first_version)
+        self._started_at = self._exchange.version
+        self._copy.give(range(count))
+        self._hook_gradients()
+
+    def _on_gradient(self, number: int, parameter: Any) -> None:
+        if self._is_accumulating:
+            return
+        if not self._is_called_back:
+            self._is_called_back = True
+            _engine.queue_callback(self._after_backward)
+        self._push(number, parameter)
+
+    def _after_backward(self) -> None:
+        self._is_called_back = False
+        self._check_parameters()
+        # 1. What no hook has pushed, and which parameters had a gradient.
+        absent = self._push_missing()
+        self._copy.drain()
+        exchange = self._exchange
+        exchange.begin(USED)
+        used_here = self._used_here[exchange.iteration & 1].fill_(1)
+        used_here[absent] = 0
+        exchange.fill(USED)
+        exchange.finish()
+        # 2. The means, which have come back meanwhile from the last layer on.
+        self._take_means()
+        self._measure()
+
+    def _take_means(self) -> None:
+        self._exchange.wait([USED])
+        self._exchange.arrived([USED])
+        is_used = (self._used > 0).tolist()
+        for number in range(len(self._parameters) - 1, -1, -1):
+            tensor, parameter = number + self._first, self._parameters[number]
+            self._exchange.wait([tensor])
+            if is_used[number]:
+                with torch.no_grad():
+                    if parameter.grad is None:
+                        parameter.grad = torch.empty_like(parameter)
+                    parameter.grad.copy_(self._copy.result(number), non_blocking=True)
+            self._exchange.arrived([tensor])
+
+    def _need(self, numbers: Any) -> None:
+        """Nothing is behind: `backward()` has brought all means."""
+
+    def _check_parameters(self) -> None:
+        if any(id(parameter) not in self._known for _group, parameter in grouped(self._optimizer)):
+            raise ConfigError(
+                "the optimizer has got parameters since farside.attach, which are not aggregated",
+                hint="call handle.detach(), add them, and attach anew",
+            )

@@ -1,0 +1,94 @@
+"""A job's members in one process, with an Aggregator of the engine's between them and nothing else."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from farside.agent.aggregator.layout import Tensor, make_layout
+from farside.kmod_shim.engine.aggregation import Aggregator, Chunk, DType, Job, Member, Rule
+
+JOB = 3
+DEADLINE_S = 60.0
+
+
+class LocalJob:
+    """An Aggregator, and the sessions of the members that have come."""
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self._aggregator = Aggregator(1 << 30)
+        self._lock = threading.Lock()
+        self._has_job = False
+        self._sessions: list[LocalSession] = []
+
+    def session(self, rank: int, rule: str, tensors: Sequence[Tensor]) -> "LocalSession":
+        """A member of this rank, which is not connected yet."""
+        made = LocalSession(self, rank, rule, tensors)
+        with self._lock:
+            self._sessions.append(made)
+            if not self._has_job:
+                self._aggregator.add_job(JOB, made.job)
+                self._aggregator.own(JOB, 0, len(made.job.chunks), 1)
+                self._has_job = True
+        return made
+
+    def attach(self, rank: int, member: Member) -> None:
+        """A lane over shared memory."""
+        theirs, ours = socket.socketpair()
+        self._aggregator.attach(JOB, rank, theirs.detach(), os.dup(member.region))
+        member.attach(0, ours.detach(), shm=True)
+
+    def updates(self) -> int:
+        """Chunks that have been updated."""
+        return self._aggregator.stats(JOB).updates
+
+    def end(self) -> None:
+        """One member has failed: the others, which wait for it, come back with an error."""
+        with self._lock:
+            for session in self._sessions:
+                session.close()
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.end()
+        self._aggregator.close()
+
+
+class LocalSession:
+    """What a `MemberSession` is to the doors."""
+
+    def __init__(self, job: LocalJob, rank: int, rule: str, tensors: Sequence[Tensor]) -> None:
+        self._local, self.rank = job, rank
+        self.layout = make_layout(tensors)
+        chunks = zip(self.layout.counts, self.layout.dtypes, self.layout.groups, strict=True)
+        self.job = Job(
+            job.members, Rule[rule.upper()], tuple(Chunk(count, DType[kind.upper()], at) for count, kind, at in chunks)
+        )
+        self.member = Member(self.job, rank)
+        self.first_version = 0
+
+    def connect(self, parameters: Callable[[], None] | None = None) -> None:
+        """Everybody has rank 0's parameters."""
+        is_sum = self.job.rule in (Rule.SUM, Rule.MEAN)
+        if self.rank == 0 and parameters is not None:
+            parameters()
+        self.first_version = 1 if is_sum and parameters is not None else 0
+        self.member.start(self.first_version if self.rank == 0 else 0)
+        self.member.own(0, len(self.job.chunks), 0, 1)
+        self._local.attach(self.rank, self.member)
+
+    def push(self, first: int, count: int, iteration: int) -> None:
+        """As the member's."""
+        self.member.push(first, count, iteration)
+
+    def wait(self, first: int, count: int, version: int) -> None:
+        """As the member's, with a deadline."""
+        self.member.wait(first, count, version, DEADLINE_S)
+
+    def measured(self, iteration: int, iteration_s: float) -> None:
+        """Nobody asks."""
+
+    def close(self) -> None:
+        """Ends the member."""
+        self.member.close()

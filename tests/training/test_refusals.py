@@ -1,0 +1,215 @@
+"""What can't be aggregated is refused with one line, before anything has changed or while training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from farside.errors import ConfigError, FarsideError
+from tests.training.members import run_members
+from tests.training.models import Convolutions, made, needs_torch, parameters_of, torch
+
+pytestmark = needs_torch
+
+
+def nobody() -> Any:
+    raise AssertionError("it was to be refused before the service is looked for")
+
+
+def attach(model: Any, optimizer: Any, *, update: str = "server") -> Any:
+    from farside.training.door import open_door
+
+    return open_door(model, optimizer, update=update, overlap=True, source_of=nobody, session_of=nobody)
+
+
+def sgd(model: Any, **options: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
+
+
+def own_optimizer(model: Any) -> Any:
+    return type("OwnSGD", (torch.optim.SGD,), {})(model.parameters(), lr=0.1)
+
+
+def sharded() -> Any:
+    return type("FullyShardedDataParallel", (torch.nn.Module,), {})()
+
+
+AT_ATTACH: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
+    "no-model": (lambda: ([], None), "the model is a list"),
+    "no-optimizer": (lambda: (made(Convolutions, 0), "sgd"), "the optimizer is a str"),
+    "sparse": (lambda: with_sgd(torch.nn.Embedding(9, 9, sparse=True)), "sparse gradients; make it with sparse=False"),
+    "double": (lambda: with_sgd(torch.nn.Linear(3, 3).double()), "is of torch.float64; float32, float16"),
+    "lazy": (lambda: with_sgd(torch.nn.LazyLinear(3)), "only ordinary parameters can be aggregated"),
+    "meta": (lambda: with_sgd(torch.nn.Linear(3, 3, device="meta")), "is on device meta"),
+    "wrapped": (lambda: with_sgd(torch.nn.DataParallel(torch.nn.Linear(3, 3))), "wrapped by DataParallel"),
+    "sharded": (lambda: (sharded(), sgd(torch.nn.Linear(3, 3))), "is sharded (FullyShardedDataParallel)"),
+    "rmsprop": (lambda: with_optimizer(torch.optim.RMSprop), 'no optimizer RMSprop, only SGD, Adam and AdamW; use'),
+    "own": (lambda: (model := made(Convolutions, 0), own_optimizer(model)), "no optimizer OwnSGD"),
+    "dampening": (lambda: with_optimizer(torch.optim.SGD, momentum=0.9, dampening=0.1), "the option dampening"),
+    "maximize": (lambda: with_optimizer(torch.optim.Adam, maximize=True), "the option maximize"),
+    "amsgrad": (lambda: with_optimizer(torch.optim.AdamW, amsgrad=True), "the option amsgrad"),
+    "stranger": (lambda: (made(Convolutions, 0), sgd(torch.nn.Linear(3, 3))), "the model does not have"),
+}  # fmt: skip
+
+
+def with_sgd(model: Any) -> tuple[Any, Any]:
+    return model, sgd(model)
+
+
+def with_optimizer(kind: Any, **options: Any) -> tuple[Any, Any]:
+    model = made(Convolutions, 0)
+    return model, kind(model.parameters(), lr=0.1, **options)
+
+
+@pytest.mark.parametrize("case", AT_ATTACH)
+def test_what_cannot_be_aggregated_is_refused_before_the_service_is_looked_for(case: str) -> None:
+    make, line = AT_ATTACH[case]
+    model, optimizer = make()
+
+    with pytest.raises(ConfigError) as refused:
+        attach(model, optimizer)
+
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_kind_of_update_is_refused() -> None:
+    with pytest.raises(ConfigError, match='update is "both"'):
+        attach(*with_optimizer(torch.optim.SGD), update="both")
+
+
+def test_decoupled_decay_in_some_groups_only_is_refused() -> None:
+    model = made(Convolutions, 0)
+    groups = [
+        {"params": list(model.wide.parameters()), "decoupled_weight_decay": True},
+        {"params": list(model.head.parameters())},
+    ]
+
+    with pytest.raises(ConfigError, match="decoupled_weight_decay differs"):
+        attach(model, torch.optim.Adam(groups))
+
+
+# While training: what is done between attach and the refusal, on both members.
+
+
+def clip(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+
+
+def unscale(model: Any, optimizer: Any, handle: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model.loss(0, 0)).backward()
+    scaler.step(optimizer)
+
+
+def drop(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def twice(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    model.loss(0, 1).backward()
+
+
+def graph(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward(create_graph=True)
+
+
+def closure(model: Any, optimizer: Any, handle: Any) -> None:
+    optimizer.step(lambda: 0.0)
+
+
+def schedule_early(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    optimizer.param_groups[0]["lr"] = 0.01
+    optimizer.step()
+
+
+def new_option(model: Any, optimizer: Any, handle: Any) -> None:
+    optimizer.param_groups[0]["dampening"] = 0.5
+    model.loss(0, 0).backward()
+
+
+def new_group(model: Any, optimizer: Any, handle: Any) -> None:
+    model.more = torch.nn.Linear(2, 2)
+    optimizer.add_param_group({"params": list(model.more.parameters())})
+    model.loss(0, 0).backward()
+
+
+def convert(model: Any, optimizer: Any, handle: Any) -> None:
+    model.double().loss(0, 0).backward()
+
+
+def step_within(model: Any, optimizer: Any, handle: Any) -> None:
+    with handle.accumulate():
+        model.loss(0, 0).backward()
+        optimizer.step()
+
+
+def again(model: Any, optimizer: Any, handle: Any) -> None:
+    attach(model, optimizer)
+
+
+def again_with_another(model: Any, optimizer: Any, handle: Any) -> None:
+    attach(model, sgd(model), update="worker")
+
+
+WHILE_TRAINING = {
+    clip: "was changed after backward(), as clipping and GradScaler do; the server has it as it was; use farside",
+    unscale: "was changed after backward()",
+    drop: "was changed after backward()",
+    twice: "twice without optimizer.step(); put all but the last one into `with handle.accumulate():`",
+    graph: "without create_graph=True",
+    closure: "optimizer.step() has a closure",
+    schedule_early: "changed between backward() and step()",
+    new_option: "the option dampening",
+    new_group: "the optimizer has got parameters since farside.attach",
+    convert: "is of torch.float64 on cpu now; it was of torch.float32 on cpu when it was attached",
+    step_within: "optimizer.step() within handle.accumulate()",
+    again: "attached already; call handle.detach() first",
+    again_with_another: "attached already",
+}
+
+
+@pytest.mark.parametrize("wrong", WHILE_TRAINING, ids=lambda wrong: str(wrong.__name__))
+def test_what_would_be_ignored_silently_is_refused_with_one_line(wrong: Callable[..., None]) -> None:
+    def body(rank: int, attach: Any) -> str:
+        model = made(Convolutions, 0)
+        optimizer = sgd(model)
+        handle = attach(model, optimizer)
+        with pytest.raises(FarsideError) as refused:
+            wrong(model, optimizer, handle)
+        return str(refused.value)
+
+    lines = run_members(2, body)
+
+    assert WHILE_TRAINING[wrong] in lines[0]
+    assert "\n" not in lines[0]
+    assert lines[0] == lines[1]
+
+
+def test_a_world_of_one_trains_and_says_that_nothing_is_shared(caplog: pytest.LogCaptureFixture) -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = sgd(model)
+        handle = attach(model, optimizer)
+        with handle.accumulate():
+            model.loss(0, 0).backward()
+        optimizer.step()
+        handle.wait()
+        handle.detach()
+        return parameters_of(model), handle.stats().iterations
+
+    found, iterations = run_members(1, body)[0]
+
+    model = made(Convolutions, 0)
+    optimizer = sgd(model)
+    model.loss(0, 0).backward()
+    optimizer.step()
+    assert all(torch.equal(found[name], one) for name, one in parameters_of(model).items())
+    assert iterations == 0
+    assert "a world of one: it trains, and nothing is shared" in caplog.text

@@ -1,0 +1,259 @@
+"""The server's optimizer behind an unchanged training loop: equal to one process, to the bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.training.members import run_members
+from tests.training.models import (
+    Convolutions,
+    Transformer,
+    differing,
+    made,
+    needs_torch,
+    parameters_of,
+    torch,
+    train_alone,
+)
+
+pytestmark = needs_torch
+STEPS = 12
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4),
+    "nesterov": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+def train(kind: Any, make: Callable[[Any], Any], *, members: int = 2, steps: int = STEPS, **options: Any) -> list[Any]:
+    """The parameters of each member after the plainest of loops."""
+
+    def body(rank: int, attach: Any) -> Any:
+        model = made(kind, seed=rank)
+        optimizer = make(model.parameters())
+        handle = attach(model, optimizer, **options)
+        for iteration in range(steps):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        assert handle.iteration == steps
+        return parameters_of(model)
+
+    return run_members(members, body)
+
+
+def alone(kind: Any, make: Callable[[Any], Any], *, members: int = 2, steps: int = STEPS, **options: Any) -> Any:
+    model = made(kind, seed=0)
+    return train_alone(model, make(model.parameters()), members=members, steps=steps, **options)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("kind", [Convolutions, Transformer])
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+def test_sgd_on_the_server_is_one_process_bit_for_bit(name: str, kind: Any, members: int) -> None:
+    # Weight decay would move a parameter that nobody uses.
+    make = OPTIMIZERS[name] if kind is Convolutions else OPTIMIZERS["nesterov"]
+
+    found = train(kind, make, members=members)
+
+    assert differing(found[0], alone(kind, make, members=members)) == {}
+    assert all(differing(found[0], other) == {} for other in found[1:])
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_on_the_server_is_within_1e_6_of_one_process(name: str) -> None:
+    found = train(Convolutions, OPTIMIZERS[name])
+
+    assert differing(found[0], found[1]) == {}
+    # The bias before a norm has a true gradient of zero: Adam steps on what rounding leaves of it.
+    apart = differing(found[0], alone(Convolutions, OPTIMIZERS[name]))
+    assert max(by for name, by in apart.items() if name != "convolution.bias") <= 1e-6
+
+
+def test_gradients_accumulate_and_leave_with_the_last_backward() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Transformer, seed=0)
+        optimizer = OPTIMIZERS["nesterov"](model.parameters())
+        handle = attach(model, optimizer)
+        for iteration in range(STEPS):
+            with handle.accumulate():
+                model.loss(rank, 100 + iteration).backward()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    def twice(model: Any, rank: int, iteration: int) -> Any:
+        model.loss(rank, 100 + iteration).backward()
+        return model.loss(rank, iteration)
+
+    assert differing(found[0], alone(Transformer, OPTIMIZERS["nesterov"], loss=twice)) == {}
+
+
+def grouped(model: Any) -> Any:
+    biases = [one for name, one in model.named_parameters() if name.endswith("bias")]
+    weights = [one for name, one in model.named_parameters() if not name.endswith("bias")]
+    return torch.optim.SGD(
+        [{"params": weights}, {"params": biases, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}],
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=1e-3,
+    )
+
+
+def test_groups_have_their_own_numbers_and_a_schedule_changes_them() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = grouped(model)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+        handle = attach(model, optimizer)
+        for iteration in range(STEPS):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+            schedule.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    model = made(Convolutions, seed=0)
+    optimizer = grouped(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    wanted = train_alone(model, optimizer, members=2, steps=STEPS, after_step=schedule.step)
+    assert differing(found[0], wanted) == {}
+
+
+def test_a_state_dict_has_every_update_though_no_forward_has_run_since() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        attach(model, optimizer)
+        for iteration in range(STEPS):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        return {name: kept[name] for name, _parameter in model.named_parameters()}
+
+    found = run_members(2, body)
+
+    assert differing(found[0], alone(Convolutions, OPTIMIZERS["sgd"])) == {}
+
+
+def test_the_optimizer_has_nothing_left_to_do() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        attach(model, optimizer)
+        model.loss(rank, 0).backward()
+        optimizer.step()
+        return len(optimizer.state), [one.grad for one in model.parameters() if one.grad is not None]
+
+    assert run_members(2, body) == [(0, []), (0, [])]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_models_of_half_the_width_are_updated_in_float32_and_equal_on_all_members(name: str) -> None:
+    dtype = getattr(torch, name)
+
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0).to(dtype)
+        optimizer = OPTIMIZERS["nesterov"](model.parameters())
+        handle = attach(model, optimizer)
+        first = model.loss(0, 0).item()
+        for _iteration in range(STEPS):
+            optimizer.zero_grad()
+            model.loss(0, 0).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model), first, model.loss(0, 0).item()
+
+    found = run_members(2, body)
+
+    assert differing(found[0][0], found[1][0]) == {}
+    assert found[0][2] < found[0][1] / 2
+
+
+@pytest.mark.parametrize("kind", [Convolutions, Transformer])
+def test_parameters_that_are_waited_for_at_once_are_the_same(kind: Any) -> None:
+    assert differing(train(kind, OPTIMIZERS["nesterov"], overlap=False)[1], alone(kind, OPTIMIZERS["nesterov"])) == {}
+
+
+def test_an_evaluation_right_after_a_step_sees_its_update() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Transformer, seed=0)
+        optimizer = OPTIMIZERS["nesterov"](model.parameters())
+        attach(model, optimizer)
+        losses = []
+        for iteration in range(STEPS):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+            model.eval()
+            with torch.inference_mode():
+                losses.append(model.loss(9, 9).item())
+            model.train()
+        return losses
+
+    found = run_members(2, body)
+
+    model, losses = made(Transformer, seed=0), []
+    optimizer = OPTIMIZERS["nesterov"](model.parameters())
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.inference_mode():
+            losses.append(model.loss(9, 9).item())
+        model.train()
+
+    train_alone(model, optimizer, members=2, steps=STEPS, after_step=evaluate)
+    assert found == [losses, losses]
+
+
+def test_training_goes_on_alone_after_a_detach() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = attach(model, optimizer)
+        model.loss(rank, 0).backward()
+        optimizer.step()
+        handle.detach()
+        handle.detach()
+        optimizer.zero_grad()
+        model.loss(5, 1).backward()
+        optimizer.step()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    assert differing(found[0], found[1]) == {}
+
+
+def test_a_member_without_a_gradient_takes_part_with_zeros() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = attach(model, optimizer)
+        for iteration in range(STEPS):
+            optimizer.zero_grad()
+            if rank == 0 or iteration % 2:
+                model.loss(rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    def sometimes(model: Any, rank: int, iteration: int) -> Any:
+        return model.loss(rank, iteration) * (1 if rank == 0 or iteration % 2 else 0)
+
+    wanted = alone(Convolutions, lambda parameters: torch.optim.SGD(parameters, lr=0.1), loss=sometimes)
+    assert differing(found[0], found[1]) == {}
+    assert differing(found[0], wanted) == {}
