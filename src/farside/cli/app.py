@@ -21,6 +21,7 @@ from farside.cli.manager import manager_commands
 from farside.cli.node import node_commands
 from farside.cli.power import power_app
 from farside.cli.predict import predict_app
+from farside.cli.serve import serve_app
 from farside.cli.sim import sim_app
 from farside.cli.sizing import sizing
 from farside.cli.slurm import slurm_app
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 app.add_typer(sim_app, name="sim")
+app.add_typer(serve_app, name="serve")
 app.add_typer(swap_app, name="swap")
 app.add_typer(trace_app, name="trace")
 app.add_typer(energy_app, name="energy")

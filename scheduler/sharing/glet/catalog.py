@@ -1,0 +1,44 @@
+"""The schedulers by name, and which of them claim to plan with interference. PURE."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
+from farside.scheduler.sharing.glet.plan import Plan, Refusal
+from farside.scheduler.sharing.glet.portfolio import ideal
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
+from farside.scheduler.sharing.glet.scaling import fewest
+from farside.scheduler.sharing.glet.size import Sizes
+
+Planner = Callable[[Sizes, Mapping[str, float], int], Plan | Refusal]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """A way to plan; ``with_interference``: what it plans is sound beside neighbours, too."""
+
+    plan: Planner
+    with_interference: bool
+
+    def sizes(self, models: Mapping[str, ModelProfile], device: DeviceProfile) -> Sizes:
+        """Models and device as this scheduler sees them."""
+        seen = device if self.with_interference else replace(device, interference=NoInterference())
+        return Sizes(models, seen)
+
+
+def _halves(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal:
+    return squishy(sizes, rates, gpus, HALF_PCT)
+
+
+# The names of the paper's figures.
+SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
+    {
+        "sbp": Scheduler(plan=squishy, with_interference=True),
+        "half": Scheduler(plan=_halves, with_interference=False),
+        "greedy": Scheduler(plan=greedy, with_interference=False),
+        "glet": Scheduler(plan=fewest, with_interference=False),
+        "glet+int": Scheduler(plan=fewest, with_interference=True),
+        "ideal": Scheduler(plan=ideal, with_interference=True),
+    }
+)

@@ -1,0 +1,157 @@
+"""Rates: what is planned for a measured one, how rates are measured, and when they have changed. PURE."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Literal
+
+# From here on the exact tail is computed in vain: it is within a percent of this multiple.
+POISSON_MAX = 550.0
+ABOVE = 1.1
+_PLANNED_SHARE = 0.99
+
+
+@lru_cache(maxsize=4096)
+def poisson_quantile(mean: float, share: float) -> int:
+    """The smallest number that a Poisson variable of this mean does not exceed with this probability."""
+    term = total = math.exp(-mean)
+    count = 0
+    while total < share:
+        count += 1
+        term *= mean / count
+        total += term
+    return count
+
+
+def planned_rate(rate: float) -> float:
+    """Requests a second that are planned for: one above what a second of Poisson arrivals exceeds once in a hundred.
+
+    100 becomes 125 and 200 becomes 235; above 550 it is a tenth more. The authors' code leaves out P(0), and never ends
+    below 4.6 requests a second.
+    """
+    if rate <= 0:
+        return 0.0
+    return ABOVE * rate if rate > POISSON_MAX else poisson_quantile(rate, _PLANNED_SHARE) + 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateSettings:
+    """When rates count as changed. Counts come in ticks of ``tick_s``.
+
+    ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
+    end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``. A burst is two ticks
+    in a row above what the planned rate exceeds once in ``burst_once_in``, or ``drop_share`` dropped within
+    ``fast_ticks``.
+    """
+
+    tick_s: float = 0.5
+    slow_alpha: float = 2 / 41
+    fast_ticks: int = 4
+    period_s: float = 20.0
+    rise_share: float = 0.05
+    rise_rate: float = 10.0
+    fall_share: float = 0.10
+    burst_once_in: float = 10_000.0
+    burst_ticks: int = 2
+    drop_share: float = 0.01
+    early_every_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One model's rate: the slow average, the last ticks' requests and drops, and ticks in a row that burst."""
+
+    slow: float = 0.0
+    counts: tuple[int, ...] = ()
+    drops: tuple[int, ...] = ()
+    bursting: int = 0
+
+    def rate(self, settings: RateSettings) -> float:
+        """Requests a second: the fast mean where it is larger, otherwise the slow average."""
+        fast = sum(self.counts) / (settings.tick_s * len(self.counts)) if self.counts else 0.0
+        return max(self.slow, fast)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracked:
+    """All models' rates, the targets that the last plan was made for, and when that was."""
+
+    models: Mapping[str, Measured]
+    targets: Mapping[str, float]
+    planned_s: float = 0.0
+    looked_s: float = 0.0
+
+
+Cause = Literal["period", "burst", "drops"]
+
+
+def tracked(targets: Mapping[str, float], now_s: float = 0.0) -> Tracked:
+    """The state after a plan for measured rates ``targets`` (requests a second) that are expected."""
+    models = {name: Measured(slow=rate) for name, rate in targets.items()}
+    return Tracked(models=models, targets=dict(targets), planned_s=now_s, looked_s=now_s)
+
+
+def tick(
+    state: Tracked, counts: Mapping[str, int], drops: Mapping[str, int], now_s: float, settings: RateSettings
+) -> tuple[Tracked, Cause | None]:
+    """Takes in the requests and drops of one tick; says why a new plan is due, or None.
+
+    A caller that plans then goes on with `planned`. Rows of a request count, not requests.
+    """
+    models = {name: _counted(one, name, state, counts, drops, settings) for name, one in state.models.items()}
+    state = replace(state, models=models)
+    if now_s - state.planned_s >= settings.early_every_s:
+        if any(one.bursting >= settings.burst_ticks for one in models.values()):
+            return state, "burst"
+        if any(_is_dropping(one, settings) for one in models.values()):
+            return state, "drops"
+    if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
+        state = replace(state, looked_s=now_s)
+        if any(_has_changed(one.rate(settings), state.targets[name], settings) for name, one in models.items()):
+            return state, "period"
+    return state, None
+
+
+def planned(state: Tracked, now_s: float, settings: RateSettings) -> Tracked:
+    """The state after a plan for the rates as they are measured now."""
+    models = {name: replace(one, bursting=0) for name, one in state.models.items()}
+    targets = {name: one.rate(settings) for name, one in models.items()}
+    return Tracked(models=models, targets=targets, planned_s=now_s, looked_s=now_s)
+
+
+def _counted(
+    one: Measured,
+    name: str,
+    state: Tracked,
+    counts: Mapping[str, int],
+    drops: Mapping[str, int],
+    settings: RateSettings,
+) -> Measured:
+    count, dropped = counts.get(name, 0), drops.get(name, 0)
+    expected = planned_rate(state.targets[name]) * settings.tick_s
+    is_above = count > poisson_bound(expected, settings.burst_once_in)
+    return Measured(
+        slow=one.slow + settings.slow_alpha * (count / settings.tick_s - one.slow),
+        counts=(*one.counts, count)[-settings.fast_ticks :],
+        drops=(*one.drops, dropped)[-settings.fast_ticks :],
+        bursting=one.bursting + 1 if is_above else 0,
+    )
+
+
+@lru_cache(maxsize=4096)
+def poisson_bound(mean: float, once_in: float) -> float:
+    """What a Poisson variable exceeds about once in ``once_in`` draws; by its normal form for large means."""
+    if mean > POISSON_MAX:
+        return mean + NormalDist().inv_cdf(1 - 1 / once_in) * math.sqrt(mean)
+    return poisson_quantile(mean, 1 - 1 / once_in)
+
+
+def _is_dropping(one: Measured, settings: RateSettings) -> bool:
+    return sum(one.drops) > settings.drop_share * max(1, sum(one.counts))
+
+
+def _has_changed(rate: float, target: float, settings: RateSettings) -> bool:
+    rise = min(settings.rise_share * target, settings.rise_rate)
+    return rate > target + rise or rate < target * (1 - settings.fall_share)

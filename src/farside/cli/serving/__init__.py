@@ -1,0 +1,1 @@
+"""The code behind `farside serve`."""

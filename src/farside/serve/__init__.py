@@ -1,0 +1,1 @@
+"""Inference with a promise: the files of profiles and deployments."""

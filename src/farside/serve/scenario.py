@@ -1,0 +1,85 @@
+"""Rates as users give them: one text, or a CSV file of scenarios."""
+
+import csv
+import difflib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from farside.errors import ConfigError
+
+RATE_MAX = 1e6
+SCENARIOS_MAX = 1_000_000
+
+
+def parse_rates(text: str, models: Collection[str], option: str = "--rates") -> Mapping[str, float]:
+    """Requests a second by model, from MODEL=RATE,...; models that are not named have none.
+
+    Raises:
+        ConfigError: A part is malformed, a model unknown or named twice, or a rate is out of bounds.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = (one.strip() for one in part.partition("="))
+        where = f"{option} {part.strip()}"
+        if not equals or not name:
+            raise ConfigError(f"{where}: is not MODEL=RATE", hint="for example resnet50=100,vgg16=50")
+        _known(where, name, models)
+        if name in found:
+            raise ConfigError(f"{where}: {name} is there twice", hint="give each model one rate")
+        found[name] = _rate(where, value)
+    if not any(found.values()):
+        raise ConfigError(f"{option} {text}: no model has requests", hint="give a rate above 0")
+    return found
+
+
+def read_scenarios(path: Path, models: Collection[str]) -> Iterator[Mapping[str, float]]:
+    """Each row's requests a second by model; models without a column have none.
+
+    Raises:
+        ConfigError: The file can't be read, a column is no model, or a cell no rate; with the line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            for name in names:
+                _known(f"{path}, line 1", name, models)
+            if len(set(names)) != len(names) or not names:
+                raise ConfigError(f"{path}, line 1: names no model, or one twice", hint="give a column for each model")
+            count = 0
+            for row in reader:
+                if not row:
+                    continue
+                where, count = f"{path}, line {reader.line_num}", count + 1
+                if count > SCENARIOS_MAX:
+                    raise ConfigError(f"{where}: more than {SCENARIOS_MAX:,} scenarios", hint="split the file")
+                if len(row) != len(names):
+                    raise ConfigError(f"{where}: has {len(row)} cells of {len(names)}", hint="give every model a rate")
+                yield {name: _rate(f"{where}, {name}", cell) for name, cell in zip(names, row, strict=True)}
+            if count == 0:
+                raise ConfigError(f"{path}: has no scenario", hint="add a row of rates below the names of the models")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="name a CSV file of scenarios") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is no CSV file ({error})", hint="give it comma-separated text") from error
+
+
+def _known(where: str, name: str, models: Collection[str]) -> None:
+    if name in models:
+        return
+    near = difflib.get_close_matches(name, models, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the table has {', '.join(sorted(models))}"
+    raise ConfigError(f"{where}: {name!r} has no profile in the table", hint=hint)
+
+
+def _rate(where: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate <= RATE_MAX:
+        raise ConfigError(
+            f"{where}: {text.strip()!r} is not a rate", hint=f"give requests a second from 0 to {RATE_MAX:,.0f}"
+        )
+    return rate

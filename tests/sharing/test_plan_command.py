@@ -1,0 +1,134 @@
+"""`farside serve plan` as a user runs it."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside.cli.serve import PlanRequest
+from farside.cli.serving.plan import run
+from farside.errors import ConfigError
+from tests.sharing.tables import derived
+
+SCHEDULERS = ("sbp", "half", "greedy", "glet", "glet+int", "ideal")
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "farside", "serve", "plan", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def planned(folder: Path, scheduler: Any, gpus: int = 2, **fields: Any) -> tuple[int, Any]:
+    out = folder / "out.json"
+    code = run(PlanRequest(table=folder, scheduler=scheduler, gpus=gpus, **fields), out)
+    return code, json.loads(out.read_bytes())
+
+
+def test_a_plan_says_what_goes_where_and_why(tmp_path: Path) -> None:
+    done = command("--table", derived(tmp_path), "--rates", "small=300,large=20", "--gpus", 2)
+
+    assert done.returncode == 0, done.stderr
+    assert "of 2 GPUs are used" in done.stdout
+    assert "large: 20 requests/s, planned as" in done.stdout
+    assert "derived, not measured" in " ".join(done.stdout.split())
+
+
+def test_rates_that_do_not_fit_are_named_with_the_gpus_that_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, (judged,) = planned(derived(tmp_path), "glet+int", 1, rates="small=300,large=400")
+    text = " ".join(capsys.readouterr().out.split())
+
+    assert code == 1
+    assert judged["scheduled"] is False
+    assert "does not fit on 1 GPU" in text
+    count = int(text.partition(" GPUs would do")[0].split()[-1])
+    for gpus, expected in ((count, 0), (count - 1, 1)):
+        assert planned(tmp_path, "glet+int", gpus, rates="small=300,large=400")[0] == expected
+
+
+def test_an_slo_that_can_not_be_met_is_named_with_the_shortest_that_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = derived(tmp_path, models="id,model,slo_ms,mem_mb,input\n0,small,2.5,100,1x28x28\n")
+
+    code, _ = planned(folder, "glet+int", rates="small=1")
+
+    assert code == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "an SLO of 2.5 ms can never be met: the shortest that can is 3.08 ms" in text
+
+
+def test_scenarios_are_judged_by_each_scheduler_so_that_another_checker_can(tmp_path: Path) -> None:
+    folder, rows = derived(tmp_path), [f"{a},{b}" for a, b in itertools.product((0, 100, 800), (0, 40, 150))]
+    path = tmp_path / "scenarios.csv"
+    path.write_text("\n".join(["small,large", *rows]) + "\n")
+    verdicts = {}
+
+    for scheduler in SCHEDULERS:
+        code, judged = planned(folder, scheduler, scenarios=path)
+        assert code == 0
+        assert len(judged) == len(rows)
+        verdicts[scheduler] = [one["scheduled"] for one in judged]
+        for one in judged:
+            assert sum(one["rates"].values()) == sum(map(float, rows[judged.index(one)].split(",")))
+            check_alone(one)
+
+    for less, more in (("sbp", "glet+int"), ("glet+int", "ideal")):
+        assert all(after or not before for before, after in zip(verdicts[less], verdicts[more], strict=True))
+
+
+def check_alone(judged: dict[str, Any]) -> None:
+    """What can be checked with neither table nor code of ours."""
+    served: dict[str, float] = defaultdict(float)
+    parts: dict[int, int] = defaultdict(int)
+    for glet in judged["plan"]:
+        assert set(glet) == {"gpu", "part_pct", "cycle_ms", "models"}
+        parts[glet["gpu"]] += glet["part_pct"]
+        for portion in glet["models"]:
+            assert set(portion) == {"model", "batch", "rate"}
+            served[portion["model"]] += portion["rate"]
+            assert portion["batch"] >= portion["rate"] * glet["cycle_ms"] / 1000 * (1 - 1e-6)
+    assert len(parts) == judged["gpus_used"]
+    assert max(parts.values(), default=0) <= 100
+    if judged["scheduled"]:
+        assert all(served[name] >= rate * (1 - 1e-6) for name, rate in judged["planned"].items())
+    else:
+        assert judged["plan"] == []
+        assert judged["why"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "wants --rates or --scenarios"),
+        ({"rates": "small=1", "scenarios": Path("x.csv")}, "wants --rates or --scenarios"),
+        ({"rates": "small=1", "scheduler": "ideal", "gpus": 64}, "are too many"),
+        ({"rates": "smalll=1"}, "did you mean small"),
+        ({"scenarios": Path("/nowhere.csv")}, "/nowhere.csv: No such file"),
+    ],
+)
+def test_bad_options_end_before_anything_is_planned(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(PlanRequest(table=derived(tmp_path), **fields), None)
+
+
+def test_an_output_that_is_the_input_is_refused_and_the_input_stays(tmp_path: Path) -> None:
+    path = tmp_path / "scenarios.csv"
+    path.write_text("small\n1\n")
+
+    done = command("--table", derived(tmp_path), "--scenarios", path, "--json", path)
+
+    assert done.returncode == 2
+    assert "--scenarios as well" in done.stderr
+    assert path.read_text() == "small\n1\n"

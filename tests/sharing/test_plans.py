@@ -1,0 +1,316 @@
+"""What a planner calls scheduled is sound, whatever the models are; and the verdicts fit each other."""
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import example, given, settings
+
+from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy, tuned_part
+from farside.scheduler.sharing.glet.check import check
+from farside.scheduler.sharing.glet.elastic import Variant, place
+from farside.scheduler.sharing.glet.plan import Plan, Refusal
+from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
+from farside.scheduler.sharing.glet.rate import planned_rate
+from farside.scheduler.sharing.glet.scaling import enough, fewest
+from farside.scheduler.sharing.glet.size import Sizes
+from tests.sharing.drawn import PARTS, deployments, device, model, needs_tables, shared_tables, slowing
+
+Planner = Callable[[Sizes, Mapping[str, float], int], Plan | Refusal]
+WITH_INTERFERENCE: dict[str, Planner] = {
+    "glet+int": plan,
+    "fewest": fewest,
+    "ideal": ideal,
+    "sbp": squishy,
+    **{f"{variant.knee}, {variant.merge_first}": partial(place, variant=variant) for variant in PRINTED},
+}
+WITHOUT: dict[str, Planner] = {
+    "glet": plan,
+    "greedy": greedy,
+    "half": lambda sizes, rates, gpus: squishy(sizes, rates, gpus, HALF_PCT),
+}
+
+
+def problems(found: Plan | Refusal, sizes: Sizes, rates: Mapping[str, float], gpus: int, *, slowed: bool) -> object:
+    if isinstance(found, Refusal):
+        return ()
+    return check(found, rates, sizes.models, sizes.device, gpus, with_interference=slowed)
+
+
+def alone(sizes: Sizes) -> Sizes:
+    return Sizes(sizes.models, replace(sizes.device, interference=NoInterference()))
+
+
+@settings(max_examples=60)
+@given(drawn=deployments())
+def test_whatever_a_planner_calls_scheduled_passes_the_checker(drawn: tuple[Sizes, dict[str, float]]) -> None:
+    sizes, rates = drawn
+    without = alone(sizes)
+
+    for name, planner in WITH_INTERFERENCE.items():
+        assert problems(planner(sizes, rates, 2), sizes, rates, 2, slowed=True) == (), name
+    for name, planner in WITHOUT.items():
+        assert problems(planner(without, rates, 2), without, rates, 2, slowed=False) == (), name
+
+
+@settings(max_examples=40)
+@given(drawn=deployments())
+def test_what_squishy_bin_packing_plans_glet_plans_and_what_glet_plans_the_ideal_plans(
+    drawn: tuple[Sizes, dict[str, float]],
+) -> None:
+    sizes, rates = drawn
+    verdicts = [isinstance(planner(sizes, rates, 2), Plan) for planner in (squishy, plan, ideal)]
+
+    assert verdicts == sorted(verdicts)
+
+
+@settings(max_examples=40)
+@given(drawn=deployments())
+def test_a_gpu_more_never_turns_yes_into_no(drawn: tuple[Sizes, dict[str, float]]) -> None:
+    sizes, rates = drawn
+    verdicts = [isinstance(plan(sizes, rates, gpus), Plan) for gpus in (1, 2, 3)]
+
+    assert verdicts == sorted(verdicts)
+
+
+@settings(max_examples=30)
+@given(drawn=deployments())
+def test_order_and_names_of_models_do_not_matter(drawn: tuple[Sizes, dict[str, float]]) -> None:
+    sizes, rates = drawn
+    names = list(sizes.models)
+    renamed = {old: f"z{len(names) - at}" for at, old in enumerate(names)}
+    models = {renamed[old]: renamed_model(sizes.models[old], renamed[old]) for old in reversed(names)}
+    slowed = not isinstance(sizes.device.interference, NoInterference)
+    other = Sizes(models, replace(sizes.device, interference=slowing(models, 0.1) if slowed else NoInterference()))
+    ours = Sizes(sizes.models, replace(sizes.device, interference=slowing(sizes.models, 0.1))) if slowed else sizes
+
+    found = plan(ours, rates, 2)
+    again = plan(other, {renamed[name]: rate for name, rate in reversed(rates.items())}, 2)
+
+    assert isinstance(found, Plan) == isinstance(again, Plan)
+    if isinstance(found, Plan) and isinstance(again, Plan):
+        assert (found.gpus, found.part_pct) == (again.gpus, again.part_pct)
+
+
+def renamed_model(one: ModelProfile, name: str) -> ModelProfile:
+    return replace(one, name=name)
+
+
+def test_equal_inputs_give_equal_plans() -> None:
+    models = {name: model(name, slo_ms=slo_ms) for name, slo_ms in (("a", 50.0), ("b", 100.0), ("c", 200.0))}
+    rates = {"a": 100.0, "b": 60.0, "c": 30.0}
+    reversed_rates = dict(reversed(rates.items()))
+
+    found, again = plan(Sizes(models, device()), rates, 4), plan(Sizes(models, device()), reversed_rates, 4)
+
+    assert isinstance(found, Plan)
+    assert isinstance(again, Plan)
+    assert found.digest() == again.digest()
+
+
+def test_the_fewest_gpus_are_searched_and_not_only_grown() -> None:
+    models = {name: model(name, flat=0.9) for name in "abcdef"}
+    sizes, rates = Sizes(models, device()), dict.fromkeys("abcdef", 30.0)
+
+    found = fewest(sizes, rates, 6)
+
+    assert isinstance(found, Plan)
+    assert isinstance(plan(sizes, rates, found.gpus), Plan)
+    assert found.gpus == 1 or isinstance(plan(sizes, rates, found.gpus - 1), Refusal)
+
+
+def test_a_refusal_says_how_many_gpus_would_do() -> None:
+    sizes, rates = Sizes({"a": model("a")}, device()), {"a": 900.0}
+
+    refusal = plan(sizes, rates, 2)
+    count = enough(sizes, rates, 2)
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.gpus_min > 2
+    assert count is not None
+    assert isinstance(plan(sizes, rates, count), Plan)
+    assert isinstance(plan(sizes, rates, count - 1), Refusal)
+
+
+def test_an_slo_that_no_batch_can_meet_is_named_with_the_shortest_that_can() -> None:
+    sizes = Sizes({"a": model("a", slo_ms=11.9)}, device())
+
+    refusal = plan(sizes, {"a": 1.0}, 1)
+
+    assert isinstance(refusal, Refusal)
+    assert "12 ms" in refusal.why
+    assert enough(sizes, {"a": 1.0}, 1) is None
+
+
+# ---- sizes
+
+
+def test_the_knee_by_the_chord_is_where_a_larger_part_stops_to_help() -> None:
+    sizes = Sizes({"a": model("a", flat=0.9)}, device())
+    served = sizes.best_rate["a"]
+    above = {part: served[part] - served[20] - (served[100] - served[20]) * (part - 20) / 80 for part in PARTS}
+
+    assert above[sizes.knee("a", "chord")] == max(above.values())
+
+
+def test_a_model_that_gains_by_every_percent_has_no_knee_below_the_whole() -> None:
+    # What it serves is proportional to the part: no part is better than another, so it is not cut.
+    assert Sizes({"a": model("a", flat=0.0, slo_ms=1e6)}, device()).knee("a", "chord") == 100
+
+
+def test_the_required_part_is_found_with_the_best_batch_of_each_part() -> None:
+    # The authors' code keeps the batch of the largest part. Here 20 % serves only small batches within the SLO.
+    sizes = Sizes({"a": model("a", slo_ms=60.0)}, device())
+    served = sizes.best_rate["a"]
+
+    assert sizes.required("a", served[20]) == 20
+    assert sizes.required("a", served[20] * 1.01) == 40
+    assert sizes.required("a", served[100] * 1.01) is None
+
+
+def test_the_lower_bound_is_never_above_what_a_plan_needs() -> None:
+    sizes, rates = Sizes({"a": model("a"), "b": model("b", slo_ms=50.0)}, device()), {"a": 200.0, "b": 70.0}
+    found = fewest(sizes, rates, 8)
+
+    assert isinstance(found, Plan)
+    assert 1 <= sizes.gpus_min(rates) <= found.gpus
+
+
+# ---- faults of the paper and of its authors' code
+
+
+def test_a_cycle_is_not_stretched_beyond_the_slo_by_a_low_rate() -> None:
+    found = plan(Sizes({"a": model("a")}, device()), {"a": 0.5}, 1)
+
+    assert isinstance(found, Plan)
+    assert found.glets[0].cycle_ms < 100
+
+
+def test_what_a_slowed_neighbour_no_longer_serves_goes_back_to_its_own_model() -> None:
+    models = {"a": model("a", slo_ms=40.0), "b": model("b", slo_ms=60.0)}
+    sizes = Sizes(models, device(slowing(models, 0.4)))
+
+    for a, b in itertools.product((60.0, 120.0, 180.0), repeat=2):
+        found = place(sizes, {"a": a, "b": b}, 3, Variant())
+        if isinstance(found, Plan):
+            served = found.served()
+            assert served["a"] == pytest.approx(a)
+            assert served["b"] == pytest.approx(b)
+
+
+def test_a_rate_below_fifteen_requests_a_second_is_placed_alone() -> None:
+    found = plan(Sizes({"a": model("a")}, device()), {"a": 0.01}, 1)
+
+    assert isinstance(found, Plan)
+    assert found.served() == {"a": 0.01}
+
+
+def test_greedy_best_fit_shares_no_part_in_time() -> None:
+    models = {name: model(name) for name in "abc"}
+
+    found = greedy(Sizes(models, device()), dict.fromkeys(models, 20.0), 3)
+
+    assert isinstance(found, Plan)
+    assert all(len(glet.models) == 1 for glet in found.glets)
+
+
+def test_self_tuning_follows_the_larger_residual() -> None:
+    assert tuned_part(PARTS, 40, 1.3, 0.5) == 60
+    assert tuned_part(PARTS, 40, 0.5, 1.1) == 50
+    assert tuned_part(PARTS, 80, 0.5, 0.45) == 40
+    assert tuned_part(PARTS, 80, 2.0, 2.0) == 100
+
+
+# ---- the derived table
+
+
+def table_case(seed: int) -> tuple[Sizes, dict[str, float]]:
+    tables = shared_tables()
+    rng = random.Random(seed)
+    return Sizes(tables.models, tables.device), {
+        name: planned_rate(rng.choice((0, 100, 200))) for name in sorted(tables.models)
+    }
+
+
+@needs_tables
+def test_squishy_bin_packing_schedules_2024_scenarios_of_the_derived_table() -> None:
+    tables = shared_tables()
+    sizes, names = Sizes(tables.models, tables.device), sorted(tables.models)
+    rates = {0: 0.0, 100: planned_rate(100), 200: planned_rate(200)}
+
+    found = sum(
+        isinstance(squishy(sizes, dict(zip(names, (rates[one] for one in scenario), strict=True)), 4), Plan)
+        for scenario in itertools.product((0, 100, 200), repeat=9)
+        if any(scenario)
+    )
+
+    assert found == 2024
+
+
+@needs_tables
+def test_plans_of_the_derived_table_pass_with_interference() -> None:
+    yes = 0
+    for seed in range(120):
+        sizes, rates = table_case(seed)
+        found = fewest(sizes, rates, 4)
+        assert problems(found, sizes, rates, 4, slowed=True) == ()
+        yes += isinstance(found, Plan)
+
+    # Seven in ten of all scenarios have a plan.
+    assert 60 < yes < 110
+
+
+@needs_tables
+def test_plans_without_interference_fail_with_it_in_places() -> None:
+    failed = 0
+    for seed in range(60):
+        sizes, rates = table_case(seed)
+        without = alone(sizes)
+        found = plan(without, rates, 4)
+        assert problems(found, without, rates, 4, slowed=False) == ()
+        failed += problems(found, sizes, rates, 4, slowed=True) != ()
+
+    assert failed > 0
+
+
+@example(0)
+@given(seed=...)
+@settings(max_examples=5)
+def test_random_tables_never_raise(seed: int) -> None:
+    rng = random.Random(seed)
+    models = {f"m{at}": drawn_model(f"m{at}", rng) for at in range(rng.randint(1, 5))}
+    sizes = Sizes(models, device(slowing(models, rng.random())))
+    for planner in WITH_INTERFERENCE.values():
+        rates = {name: 10 ** rng.uniform(-1, 4) for name in models}
+        assert problems(planner(sizes, rates, 3), sizes, rates, 3, slowed=True) == ()
+
+
+def drawn_model(name: str, rng: random.Random) -> ModelProfile:
+    """Latencies that rise with the batch and fall with the part, by steps of any size."""
+    largest = rng.randint(1, 16)
+    latencies: dict[int, tuple[float, ...]] = {}
+    before = [0.0] * largest
+    for part in reversed(PARTS):
+        row, least = [], 0.0
+        for at in range(largest):
+            least = max(least, before[at]) + rng.choice((0.0, rng.random() * 5)) + 1e-3
+            row.append(least)
+        before = row
+        latencies[part] = tuple(row)
+    return ModelProfile(
+        name=name,
+        slo_ms=10 ** rng.uniform(0, 2.5),
+        memory_mb=rng.uniform(0, 6000),
+        latency_ms=latencies,
+        slowed_ms={part: tuple(one * rng.random() for one in row) for part, row in latencies.items()},
+    )
+
+
+def test_a_device_profile_lists_its_parts_once() -> None:
+    assert device().parts == PARTS
+    assert device().cuts == ((100,), (50, 50), (60, 40), (80, 20))
+    assert isinstance(device(), DeviceProfile)

@@ -1,0 +1,101 @@
+"""What is planned for a rate, and when rates count as changed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.scheduler.sharing.glet.rate import (
+    Cause,
+    RateSettings,
+    Tracked,
+    planned,
+    planned_rate,
+    poisson_bound,
+    poisson_quantile,
+    tick,
+    tracked,
+)
+
+SETTINGS = RateSettings()
+
+
+def run(state: Tracked, counts: list[int], *, since_s: float = 0.0, drops: int = 0) -> tuple[Tracked, list[Cause]]:
+    causes: list[Cause] = []
+    for at, count in enumerate(counts):
+        now_s = since_s + (at + 1) * SETTINGS.tick_s
+        state, cause = tick(state, {"a": count}, {"a": drops}, now_s, SETTINGS)
+        if cause is not None:
+            causes.append(cause)
+            state = planned(state, now_s, SETTINGS)
+    return state, causes
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0, 0), (100, 125), (200, 235), (600, 660)])
+def test_a_rate_is_planned_with_room_for_what_a_second_may_bring(rate: float, expected: float) -> None:
+    assert planned_rate(rate) == pytest.approx(expected)
+
+
+@given(rate=st.floats(1e-6, 549.0))
+def test_small_rates_end_and_count_that_nothing_may_come(rate: float) -> None:
+    # The authors' code leaves out P(0) and never ends below 4.6 requests a second.
+    assert planned_rate(rate) > rate
+
+
+@given(mean=st.floats(0.01, 500), share=st.floats(0.5, 0.9999))
+def test_a_quantile_never_falls_with_its_share(mean: float, share: float) -> None:
+    assert poisson_quantile(mean, share) >= poisson_quantile(mean, share / 2)
+
+
+def test_bounds_of_large_rates_go_on_from_those_of_small_ones() -> None:
+    assert poisson_bound(551.0, 1e4) == pytest.approx(poisson_bound(549.0, 1e4), rel=0.01)
+
+
+def test_a_steady_rate_changes_nothing() -> None:
+    _, causes = run(tracked({"a": 100.0}), [50] * 200)
+
+    assert causes == []
+
+
+def test_a_step_is_seen_within_a_second() -> None:
+    state, causes = run(tracked({"a": 100.0}), [50] * 12)
+    assert causes == []
+
+    _, causes = run(state, [110, 110], since_s=6.0)
+
+    assert causes == ["burst"]
+
+
+def test_one_busy_half_second_is_no_burst() -> None:
+    _, causes = run(tracked({"a": 100.0}), [50] * 12 + [110] + [50] * 6)
+
+    assert causes == []
+
+
+def test_early_plans_come_at_most_every_five_seconds() -> None:
+    # Each plan follows the rate, so only a rate that doubles again is a burst again.
+    _, causes = run(tracked({"a": 100.0}), [50] * 12 + [110] * 4 + [500] * 30)
+
+    assert causes.count("burst") == 2
+
+
+def test_drops_ask_for_a_plan_before_the_period_ends() -> None:
+    state, _ = run(tracked({"a": 100.0}), [50] * 12)
+
+    _, causes = run(state, [50], since_s=6.0, drops=3)
+
+    assert causes == ["drops"]
+
+
+def test_a_rate_that_falls_is_followed_by_the_slow_average_at_the_end_of_a_period() -> None:
+    state, causes = run(tracked({"a": 100.0}), [25] * 40)
+
+    assert causes == ["period"]
+    assert 50 < state.targets["a"] < 90
+
+
+def test_a_model_that_is_not_asked_for_is_counted_as_well() -> None:
+    state = tracked({"a": 100.0, "b": 1.0})
+
+    state, _ = tick(state, {"a": 50}, {}, 0.5, SETTINGS)
+
+    assert state.models["b"].slow < 1.0
