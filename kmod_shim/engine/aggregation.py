@@ -46,6 +46,10 @@ class Rule(IntEnum):
     ADAMW = lib.NE_RULE_ADAMW
 
 
+# Of float32 that an Aggregator keeps of a chunk: parameters, then momentum or two moments.
+_ARRAYS = {Rule.SUM: 0, Rule.MEAN: 0, Rule.SGD: 2, Rule.ADAM: 3, Rule.ADAMW: 3}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyper:
     """An optimizer's numbers, named and preset as in torch.optim.Adam; ``momentum`` and ``nesterov`` are SGD's."""
@@ -411,9 +415,55 @@ class Member:
             raise EngineError("kv_region", errno.EBADF)
         return ffi.buffer(at, size_bytes)
 
-    def start(self, version: int) -> None:
-        """All chunks are at this version: at rank 0 alone, if the server has the optimizer."""
-        _checked("kv_start", lib.ne_kv_start(self._handle, version))
+    def start(self, version: int, state: Sequence[Sequence[Buffer]] | None = None) -> None:
+        """All chunks are at this version: at rank 0 alone, if the server has the optimizer.
+
+        Args:
+            version: Updates that the chunks have had.
+            state: At rank 0, of a job that goes on: for each chunk the optimizer's arrays of float32, as `fetch` gives
+                them. Parameters must be in `result` as well. None: momentum and moments are zero.
+
+        Raises:
+            ValueError: ``state`` has not the shape of the job.
+            EngineError: EINVAL: a second call, or a state where nothing but a sum is wanted.
+        """
+        packed = ffi.NULL if state is None else ffi.from_buffer(self._packed(state))
+        _checked("kv_start", lib.ne_kv_start(self._handle, version, packed))
+
+    def _packed(self, state: Sequence[Sequence[Buffer]]) -> bytearray:
+        arrays = _ARRAYS[self._job.rule]
+        packed = bytearray()
+        if len(state) != len(self._job.chunks):
+            raise ValueError(f"state of {len(state)} chunks, and the job has {len(self._job.chunks)}")
+        for index, (given, chunk) in enumerate(zip(state, self._job.chunks, strict=True)):
+            views = [memoryview(array).cast("B") for array in given]
+            if [len(view) for view in views] != [4 * chunk.count] * arrays:
+                raise ValueError(f"chunk {index}: {arrays} arrays of {chunk.count} float32 are needed")
+            for view in views:
+                packed += view
+        return packed
+
+    def fetch(self, first: int, count: int, version: int, timeout_s: float | None = None) -> list[tuple[Buffer, ...]]:
+        """Parameters and optimizer state of chunks: for each its arrays of float32, parameters first.
+
+        They come from the owners. The chunks must be held at ``version``, without a push under way; nothing of them can
+        be pushed meanwhile.
+
+        Raises:
+            EngineError: EAGAIN: they are not; EINVAL: the job has no optimizer; EBUSY: another fetch is under way;
+                ETIMEDOUT; ESTALE: the job can't go on.
+        """
+        arrays = _ARRAYS[self._job.rule]
+        chunks = self._job.chunks[first : first + count]
+        packed = bytearray(sum(4 * arrays * chunk.count for chunk in chunks))
+        timeout_ms = -1 if timeout_s is None else int(timeout_s * 1000)
+        to = ffi.from_buffer(packed, require_writable=True)
+        _checked("kv_fetch", lib.ne_kv_fetch(self._handle, first, count, version, to, len(packed), timeout_ms))
+        view, found, at = memoryview(packed).cast("f"), [], 0
+        for chunk in chunks:
+            found.append(tuple(view[at + i * chunk.count :][: chunk.count] for i in range(arrays)))
+            at += arrays * chunk.count
+        return found
 
     def own(self, first: int, count: int, aggregator: int, epoch: int) -> None:
         """Names the Aggregator that owns these chunks; ignored unless the epoch is newer than the one that is known."""

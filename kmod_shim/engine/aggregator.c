@@ -146,6 +146,14 @@ static void put_result(struct job *job, uint32_t rank, uint32_t chunk, struct fr
 	put(job, rank, chunk, frame, NULL, 0);
 }
 
+/* Sent from its place: who asked pushes nothing meanwhile, so no update can be writing there. */
+static void put_state(struct job *job, uint32_t rank, uint32_t chunk, uint64_t version)
+{
+	struct part part = {master(job, chunk, version), layout_state_bytes(&job->layout, chunk)};
+
+	put(job, rank, chunk, (struct frame){.kind = FRAME_STATE, .iteration = version}, &part, 1);
+}
+
 /* Members on this host find results in their region. An update has written them there; else they come from `from`. */
 static void write_results(struct job *job, uint32_t chunk, uint64_t mask, const uint8_t *from)
 {
@@ -200,6 +208,8 @@ static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_tod
 	}
 	for (uint64_t mask = todo->result; mask; mask &= mask - 1)
 		put_result(job, __builtin_ctzll(mask), chunk, result_frame);
+	for (uint64_t mask = todo->given; mask; mask &= mask - 1)
+		put_state(job, __builtin_ctzll(mask), chunk, todo->given_version);
 	put_all(job, todo->want_have, chunk, (struct frame){.kind = FRAME_WANT_HAVE});
 	put_all(job, todo->want_push, chunk,
 		(struct frame){.kind = FRAME_WANT_PUSH, .iteration = todo->want_iteration});
@@ -256,7 +266,9 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 	struct source *s = owner;
 	struct job *job = s->job;
 
-	if (job->member[s->rank].lane.is_shm && frame->kind != FRAME_HYPER)
+	bool may_be_inline = frame->kind == FRAME_HYPER || (frame->kind == FRAME_SEED && !job->layout.sum_only);
+
+	if (job->member[s->rank].lane.is_shm && !may_be_inline)
 		return -EPROTO;
 	if (frame->kind == FRAME_HYPER) {
 		parts[0] = (struct part){&job->member[s->rank].hyper, sizeof(struct ne_hyper)};
@@ -301,12 +313,12 @@ static void take_contents(struct source *s, const struct frame *frame)
 	const struct layout *layout = &job->layout;
 	uint32_t chunk = frame->chunk;
 	struct member *member = &job->member[s->rank];
-	bool is_first = frame->flags & FRAME_FIRST;
+	bool is_first = frame->flags & FRAME_FIRST, in_region = !frame->bytes;
 
 	if (layout->sum_only) {
 		const uint8_t *from = job->results ? job->results + layout->offsets[chunk] : NULL;
 
-		if (member->lane.is_shm) {
+		if (in_region) {
 			from = member->region + layout_result(layout, chunk);
 			if (job->results)
 				memcpy(job->results + layout->offsets[chunk], from, layout_bytes(layout, chunk));
@@ -315,8 +327,7 @@ static void take_contents(struct source *s, const struct frame *frame)
 		return;
 	}
 	if (is_first) {
-		const uint8_t *from = member->lane.is_shm
-					      ? member->region + layout_start(layout, chunk, frame->iteration)
+		const uint8_t *from = in_region ? member->region + layout_start(layout, chunk, frame->iteration)
 				      : is_narrow(job, chunk) ? job->results + layout->offsets[chunk]
 							      : NULL;
 
@@ -326,7 +337,7 @@ static void take_contents(struct source *s, const struct frame *frame)
 				     layout->counts[chunk]);
 		for (uint32_t i = 1; i < layout->arrays; i++)
 			memset(master_array(job, chunk, frame->iteration, i), 0, layout_array_bytes(layout, chunk));
-	} else if (member->lane.is_shm) {
+	} else if (in_region) {
 		memcpy(master(job, chunk, frame->iteration),
 		       member->region + layout_kept(layout, chunk, frame->iteration),
 		       layout_state_bytes(layout, chunk));
@@ -361,12 +372,15 @@ static int take(void *owner, const struct frame *frame)
 		event.keeps = frame->flags & FRAME_KEEPS;
 		event.is_anew = frame->flags & FRAME_ANEW;
 		return step(s, frame->chunk, event, false);
+	case FRAME_ASK:
+		event.kind = NE_CHUNK_ASK;
+		return step(s, frame->chunk, event, false);
 	case FRAME_SEED:
 		event.kind = NE_CHUNK_SEED;
 		if (!s->job->member[s->rank].lane.is_shm && !frame->bytes)
 			return -EPROTO;
 		/* Keepers alone have a place for state in their region. */
-		if (s->job->member[s->rank].lane.is_shm && !layout->sum_only && !(frame->flags & FRAME_FIRST) &&
+		if (!frame->bytes && !layout->sum_only && !(frame->flags & FRAME_FIRST) &&
 		    layout_keeper(layout, frame->chunk) != s->rank)
 			return -EPROTO;
 		if (is_seed_wanted(s, frame))

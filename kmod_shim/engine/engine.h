@@ -495,10 +495,22 @@ int ne_kv_region(struct ne_kv *kv);	/* its memory file, which stays the kv's */
 void *ne_kv_gradient(struct ne_kv *kv, uint32_t chunk, uint64_t iteration);
 void *ne_kv_result(struct ne_kv *kv, uint32_t chunk);
 /*
- * All chunks are at `version`: with sum only at every member; with a server's optimizer at rank 0 alone, whose parameters
- * lie where results do. The others have nothing, and are given it.
+ * The job's first start: each of its members calls this once, and one that comes anew does not. All chunks are at
+ * `version`: with sum only at every member; with a server's optimizer at rank 0 alone, whose parameters lie where results
+ * do. The others have nothing, and are given it. state, at rank 0, which is copied: for each chunk in order the optimizer's
+ * arrays of float32, parameters first, one behind the other; NULL: those behind the parameters are zero. -EINVAL, -ENOMEM.
+ *
+ * A member that comes anew is given all chunks by the Aggregators, at the last version that all of them have. Until then
+ * it holds nothing.
  */
-int ne_kv_start(struct ne_kv *kv, uint64_t version);
+int ne_kv_start(struct ne_kv *kv, uint64_t version, const void *state);
+/*
+ * Copies parameters and optimizer state of chunks that are held at `version`, without a push under way, from their owners:
+ * in the layout of ne_kv_start's state. Nothing of them can be pushed meanwhile. -EAGAIN: not at this version, or pushed;
+ * -EINVAL: sum only, or another number of bytes; -EBUSY: a fetch is under way; -ETIMEDOUT, -ESTALE, -ENOMEM.
+ */
+int ne_kv_fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, void *to, uint64_t bytes,
+		int timeout_ms);
 /* Who owns chunks [first, first + count): a number of ne_kv_attach's. An older epoch than is known is ignored. */
 int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
 /* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. One that is there ends. Takes fd. */

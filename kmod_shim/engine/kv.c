@@ -21,10 +21,12 @@
 
 #include "clock.h"
 #include "lane.h"
+#include "reduce.h"
 #include "thread.h"
 
 enum {
 	READY = 64,
+	ASKED = 16,  /* states of chunks that are on their way */
 	NUMBERS = 2, /* of a group: of now, and of the iteration before, which may be repeated */
 	WAKE = -1,
 	NOBODY = NE_MEMBERS_MAX,
@@ -42,6 +44,10 @@ struct held {
 	bool is_full;	   /* the gradient of version + 1 is in the region */
 	bool has_gradient; /* the gradient of version is in the region, too */
 	bool owes;
+	bool has_asked; /* for the state of version `asked`... */
+	bool has_given; /* ...which is here, in `given` */
+	uint64_t asked;
+	uint8_t *given;
 };
 
 struct numbers {
@@ -71,6 +77,13 @@ struct ne_kv {
 	uint8_t *scratch;
 	int dead;	  /* -errno: the job can't go on */
 	bool has_started; /* with the job: it did not come anew */
+	bool has_joined;  /* it came anew, and has all chunks at one version */
+	bool is_fetching;
+	uint32_t lacking; /* chunks that are not held */
+	uint64_t join_version;
+	uint32_t join_next, joining; /* chunk to ask for next; how many are on their way */
+	uint8_t *start;		     /* state of a start, as a master has it; NULL: none, or of no use any more */
+	uint32_t first_left;	     /* chunks that are at the start */
 	bool stops;
 };
 
@@ -81,7 +94,8 @@ struct source {
 
 /* ---------------------------------------------------------------------- sending */
 
-static void put(struct ne_kv *kv, uint32_t chunk, struct frame frame, void *payload, uint64_t bytes)
+/* The payload is sent by lanes of any kind; by shared memory it is not needed otherwise. */
+static void put_inline(struct ne_kv *kv, uint32_t chunk, struct frame frame, void *payload, uint64_t bytes)
 {
 	struct held *held = &kv->held[chunk];
 	struct part part = {payload, bytes};
@@ -92,8 +106,20 @@ static void put(struct ne_kv *kv, uint32_t chunk, struct frame frame, void *payl
 	to = &kv->aggregator[held->owner];
 	frame.chunk = chunk;
 	frame.epoch = held->epoch;
-	if (lane_put(&to->lane, &frame, &part, to->lane.is_shm || !bytes ? 0 : 1) < 0)
+	if (lane_put(&to->lane, &frame, &part, bytes ? 1 : 0) < 0)
 		shutdown(to->lane.fd, SHUT_RDWR);
+}
+
+static void put(struct ne_kv *kv, uint32_t chunk, struct frame frame, void *payload, uint64_t bytes)
+{
+	uint8_t owner = kv->held[chunk].owner;
+
+	put_inline(kv, chunk, frame, payload, owner != NOBODY && kv->aggregator[owner].lane.is_shm ? 0 : bytes);
+}
+
+static void put_ask(struct ne_kv *kv, uint32_t chunk)
+{
+	put(kv, chunk, (struct frame){.kind = FRAME_ASK, .iteration = kv->held[chunk].asked}, NULL, 0);
 }
 
 static void put_push(struct ne_kv *kv, uint32_t chunk, uint64_t iteration)
@@ -110,6 +136,8 @@ static void introduce(struct ne_kv *kv, uint32_t chunk)
 			 (held->is_anew ? FRAME_ANEW : 0);
 
 	put(kv, chunk, (struct frame){.kind = FRAME_HAVE, .iteration = held->version, .flags = flags}, NULL, 0);
+	if (held->has_asked && !held->has_given)
+		put_ask(kv, chunk);
 	if (held->is_full)
 		put_push(kv, chunk, held->version + 1);
 }
@@ -123,9 +151,11 @@ static void pay(struct ne_kv *kv, uint32_t chunk)
 	if (!held->owes || !held->has_any || held->owed != held->version || !(held->keeps || layout->sum_only))
 		return;
 	held->owes = false;
-	if (held->is_first)
+	if (held->is_first && !kv->start)
 		frame.flags = FRAME_FIRST;
-	if (held->is_first)
+	if (held->is_first && kv->start)
+		put_inline(kv, chunk, frame, kv->start + layout->masters[chunk], layout_state_bytes(layout, chunk));
+	else if (held->is_first)
 		put(kv, chunk, frame, kv->at + layout_start(layout, chunk, held->version), layout_bytes(layout, chunk));
 	else if (layout->sum_only)
 		put(kv, chunk, frame, kv->at + layout_result(layout, chunk), layout_bytes(layout, chunk));
@@ -199,6 +229,23 @@ static bool is_wanted(const struct source *s, const struct frame *frame)
 	return is_current(s, frame) && (!held->has_any || frame->iteration == held->version + 1);
 }
 
+static bool is_asked(const struct source *s, const struct frame *frame)
+{
+	const struct held *held = &s->kv->held[frame->chunk];
+
+	return is_current(s, frame) && held->has_asked && !held->has_given && held->asked == frame->iteration;
+}
+
+static int place_state(struct source *s, const struct frame *frame, struct part *part)
+{
+	const struct layout *layout = &s->kv->layout;
+
+	if (layout->sum_only || frame->bytes != layout_state_bytes(layout, frame->chunk))
+		return -EPROTO;
+	*part = (struct part){is_asked(s, frame) ? s->kv->held[frame->chunk].given : s->kv->scratch, frame->bytes};
+	return 0;
+}
+
 static int place(void *owner, const struct frame *frame, struct part parts[LANE_PARTS])
 {
 	struct source *s = owner;
@@ -206,7 +253,11 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 	const struct layout *layout = &kv->layout;
 	uint64_t bytes, kept = 0;
 
-	if (kv->aggregator[s->number].lane.is_shm || frame->kind != FRAME_RESULT || frame->chunk >= layout->chunks)
+	if (frame->chunk >= layout->chunks)
+		return -EPROTO;
+	if (frame->kind == FRAME_STATE)
+		return place_state(s, frame, &parts[0]);
+	if (kv->aggregator[s->number].lane.is_shm || frame->kind != FRAME_RESULT)
 		return -EPROTO;
 	bytes = layout_bytes(layout, frame->chunk);
 	if (frame->flags & FRAME_KEEPS) {
@@ -225,6 +276,110 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 	return 0;
 }
 
+/* ---------------------------------------------------------------------- joining */
+
+static bool is_joining(const struct ne_kv *kv)
+{
+	return !kv->layout.sum_only && !kv->has_started && !kv->has_joined;
+}
+
+static int ask(struct ne_kv *kv, uint32_t chunk, uint64_t version)
+{
+	struct held *held = &kv->held[chunk];
+
+	if (!held->given)
+		held->given = malloc(layout_state_bytes(&kv->layout, chunk));
+	if (!held->given)
+		return -ENOMEM;
+	held->has_asked = true;
+	held->has_given = false;
+	held->asked = version;
+	put_ask(kv, chunk);
+	return 0;
+}
+
+static void forget(struct held *held, bool is_whole)
+{
+	held->has_asked = held->has_given = false;
+	/* What has come in part may go on coming in. */
+	if (is_whole) {
+		free(held->given);
+		held->given = NULL;
+	}
+}
+
+/*
+ * A member that came anew has chunks at two versions, if it came in the middle of an iteration. It goes on from the
+ * lower one, which all Aggregators still have.
+ */
+static void join(struct ne_kv *kv)
+{
+	while (kv->joining < ASKED && kv->join_next < kv->layout.chunks) {
+		uint32_t chunk = kv->join_next++;
+
+		if (kv->held[chunk].version == kv->join_version)
+			continue;
+		if (kv->held[chunk].version != kv->join_version + 1) {
+			kv->dead = -ESTALE;
+			return;
+		}
+		if (ask(kv, chunk, kv->join_version) < 0) {
+			kv->dead = -ENOMEM;
+			return;
+		}
+		kv->joining++;
+	}
+	if (!kv->joining && kv->join_next == kv->layout.chunks)
+		kv->has_joined = true;
+}
+
+static void begin_to_join(struct ne_kv *kv)
+{
+	kv->join_version = UINT64_MAX;
+	for (uint32_t chunk = 0; chunk < kv->layout.chunks; chunk++)
+		if (kv->held[chunk].version < kv->join_version)
+			kv->join_version = kv->held[chunk].version;
+	join(kv);
+}
+
+/* The chunk goes back to the version that was asked for. */
+static void install(struct ne_kv *kv, uint32_t chunk)
+{
+	const struct layout *layout = &kv->layout;
+	struct held *held = &kv->held[chunk];
+	uint8_t *result = kv->at + layout_result(layout, chunk);
+
+	if (layout->dtypes[chunk] == NE_DTYPE_F32)
+		memcpy(result, held->given, layout_bytes(layout, chunk));
+	else
+		reduce_narrow(layout->dtypes[chunk], result, (const float *)held->given, layout->counts[chunk]);
+	if (layout_keeper(layout, chunk) == kv->rank)
+		memcpy(kv->at + layout_kept(layout, chunk, held->asked), held->given,
+		       layout_state_bytes(layout, chunk));
+	held->keeps = layout_keeper(layout, chunk) == kv->rank;
+	held->version = held->asked;
+	held->is_anew = true;
+	forget(held, true);
+	kv->joining--;
+	join(kv);
+}
+
+static int take_state(struct source *s, const struct frame *frame)
+{
+	struct ne_kv *kv = s->kv;
+
+	if (kv->layout.sum_only || !frame->bytes)
+		return -EPROTO;
+	if (!is_asked(s, frame))
+		return 0;
+	kv->held[frame->chunk].has_given = true;
+	if (is_joining(kv))
+		install(kv, frame->chunk);
+	return 0;
+}
+
+/* ---------------------------------------------------------------------- results */
+
 /* An Aggregator says who owns the chunk now, which counts if it is newer than what is known. */
 static int follow(struct ne_kv *kv, const struct frame *frame)
 {
@@ -242,6 +397,17 @@ static int follow(struct ne_kv *kv, const struct frame *frame)
 	return 0;
 }
 
+static void leave_start(struct ne_kv *kv, struct held *held)
+{
+	kv->first_left -= held->is_first ? 1 : 0;
+	held->is_first = false;
+	/* Nothing of it is on its way: who has the next version has had it. */
+	if (!kv->first_left && kv->start) {
+		free(kv->start);
+		kv->start = NULL;
+	}
+}
+
 static int take_result(struct source *s, const struct frame *frame)
 {
 	struct ne_kv *kv = s->kv;
@@ -256,11 +422,18 @@ static int take_result(struct source *s, const struct frame *frame)
 		held->is_anew = !held->has_any && !kv->has_started;
 		held->version = frame->iteration;
 		held->keeps = frame->flags & FRAME_KEEPS;
+		leave_start(kv, held);
+		kv->lacking -= held->has_any ? 0 : 1;
 		held->has_any = true;
-		held->is_full = held->is_first = false;
+		held->is_full = false;
 		pay(kv, frame->chunk);
+		if (!kv->lacking && is_joining(kv))
+			begin_to_join(kv);
 	} else if (frame->iteration > held->version) {
 		return -EPROTO;
+	} else if (held->has_asked && !held->has_given) {
+		/* The owner knows its version now. */
+		put_ask(kv, frame->chunk);
 	} else if (held->is_full && frame->iteration == held->version) {
 		/* What is held already asks a member that is ahead for its next push. */
 		put_push(kv, frame->chunk, held->version + 1);
@@ -280,6 +453,8 @@ static int take(void *owner, const struct frame *frame)
 	switch (frame->kind) {
 	case FRAME_RESULT:
 		return take_result(s, frame);
+	case FRAME_STATE:
+		return take_state(s, frame);
 	case FRAME_MOVED:
 		return follow(kv, frame);
 	case FRAME_WANT_HAVE:
@@ -467,6 +642,7 @@ static int make(struct ne_kv *kv, const struct ne_job *job)
 		return -ENOMEM;
 	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
 		kv->held[chunk].owner = NOBODY;
+	kv->lacking = job->chunks;
 	err = make_region(kv);
 	if (err)
 		return err;
@@ -482,6 +658,9 @@ static void free_kv(struct ne_kv *kv)
 	if (kv->at)
 		munmap(kv->at, layout_region_bytes(&kv->layout, kv->rank));
 	close_all(kv);
+	for (uint32_t chunk = 0; kv->held && chunk < kv->layout.chunks; chunk++)
+		free(kv->held[chunk].given);
+	free(kv->start);
 	free(kv->held);
 	free(kv->numbers);
 	free(kv->scratch);
@@ -566,25 +745,65 @@ void *ne_kv_result(struct ne_kv *kv, uint32_t chunk)
 	return chunk < kv->layout.chunks && kv->at ? kv->at + layout_result(&kv->layout, chunk) : NULL;
 }
 
-int ne_kv_start(struct ne_kv *kv, uint64_t version)
+/* Arrays that stand one behind the other, and those of a master, which begin on cache lines. */
+static uint8_t *copy_packed(const struct layout *layout, uint32_t chunk, uint8_t *master, uint8_t *packed,
+			    bool to_master)
+{
+	uint64_t bytes = layout_array_bytes(layout, chunk);
+
+	for (uint32_t i = 0; i < layout->arrays; i++) {
+		uint8_t *array = master + i * (layout_state_bytes(layout, chunk) / layout->arrays);
+
+		memcpy(to_master ? array : packed, to_master ? packed : array, bytes);
+		packed += bytes;
+	}
+	return packed;
+}
+
+static int copy_start(struct ne_kv *kv, const void *state)
+{
+	uint8_t *at = (uint8_t *)state;
+
+	kv->start = calloc(1, kv->layout.master_bytes);
+	if (!kv->start)
+		return -ENOMEM;
+	for (uint32_t chunk = 0; chunk < kv->layout.chunks; chunk++)
+		at = copy_packed(&kv->layout, chunk, kv->start + kv->layout.masters[chunk], at, true);
+	return 0;
+}
+
+static void start_at(struct ne_kv *kv, uint32_t chunk, uint64_t version)
+{
+	struct held *held = &kv->held[chunk];
+
+	held->version = version;
+	held->has_any = true;
+	if (kv->layout.sum_only)
+		return;
+	held->is_first = held->keeps = true;
+	kv->first_left++;
+	memcpy(kv->at + layout_start(&kv->layout, chunk, version), kv->at + layout_result(&kv->layout, chunk),
+	       layout_bytes(&kv->layout, chunk));
+}
+
+int ne_kv_start(struct ne_kv *kv, uint64_t version, const void *state)
 {
 	bool has_any = kv->layout.sum_only || kv->rank == 0;
+	int err = 0;
 
 	if (enter(kv))
 		return -EBADF;
-	kv->has_started = true;
-	for (uint32_t chunk = 0; has_any && chunk < kv->layout.chunks; chunk++) {
-		struct held *held = &kv->held[chunk];
-
-		held->version = version;
-		held->has_any = true;
-		held->is_first = held->keeps = !kv->layout.sum_only;
-		if (held->is_first)
-			memcpy(kv->at + layout_start(&kv->layout, chunk, version),
-			       kv->at + layout_result(&kv->layout, chunk), layout_bytes(&kv->layout, chunk));
-	}
+	if (kv->has_started || (state && kv->layout.sum_only))
+		err = -EINVAL;
+	else if (state && kv->rank == 0)
+		err = copy_start(kv, state);
+	kv->has_started = kv->has_started || !err;
+	for (uint32_t chunk = 0; !err && has_any && chunk < kv->layout.chunks; chunk++)
+		start_at(kv, chunk, version);
+	if (!err && has_any)
+		kv->lacking = 0;
 	pthread_mutex_unlock(&kv->lock);
-	return 0;
+	return err;
 }
 
 static bool is_range(const struct ne_kv *kv, uint32_t first, uint32_t count)
@@ -671,6 +890,11 @@ int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iterat
 	for (uint32_t chunk = first; !err && chunk < first + count; chunk++)
 		if (!kv->held[chunk].has_any || kv->held[chunk].version + 1 != iteration || kv->held[chunk].is_full)
 			err = -EAGAIN;
+	if (is_joining(kv))
+		err = -EAGAIN;
+	for (uint32_t chunk = first; !err && chunk < first + count; chunk++)
+		if (kv->held[chunk].has_asked)
+			err = -EAGAIN;
 	/* In descending order, as gradients come. */
 	for (uint32_t chunk = first + count; !err && chunk-- > first;) {
 		kv->held[chunk].is_full = true;
@@ -718,7 +942,7 @@ int ne_kv_version(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t *re
 		return -EBADF;
 	*ret = UINT64_MAX;
 	for (uint32_t chunk = first; chunk < first + count; chunk++) {
-		has_all = has_all && kv->held[chunk].has_any;
+		has_all = has_all && kv->held[chunk].has_any && !is_joining(kv);
 		*ret = kv->held[chunk].version < *ret ? kv->held[chunk].version : *ret;
 	}
 	pthread_mutex_unlock(&kv->lock);
@@ -737,11 +961,79 @@ int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versio
 		return -EBADF;
 	while (!err) {
 		/* What has been seen once needs no second look: versions only grow. */
-		while (chunk < first + count && kv->held[chunk].has_any && kv->held[chunk].version >= version)
+		while (!is_joining(kv) && chunk < first + count && kv->held[chunk].has_any &&
+		       kv->held[chunk].version >= version)
 			chunk++;
 		if (chunk == first + count)
 			break;
 		err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+	}
+	pthread_mutex_unlock(&kv->lock);
+	return err;
+}
+
+static bool can_fetch(const struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version)
+{
+	for (uint32_t chunk = first; chunk < first + count; chunk++) {
+		const struct held *held = &kv->held[chunk];
+
+		if (!held->has_any || held->version != version || held->is_full)
+			return false;
+	}
+	return !is_joining(kv);
+}
+
+static uint64_t packed_bytes(const struct layout *layout, uint32_t first, uint32_t count)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t chunk = first; chunk < first + count; chunk++)
+		bytes += layout->arrays * layout_array_bytes(layout, chunk);
+	return bytes;
+}
+
+/* Asks for a few chunks at a time, and copies them in their order. */
+static int fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, uint8_t *to, int timeout_ms)
+{
+	struct timespec deadline = deadline_of(timeout_ms);
+	uint32_t next = first, done = first;
+	int err = 0;
+
+	while (!err && done < first + count) {
+		struct held *held = &kv->held[done];
+
+		while (!err && next < first + count && next - done < ASKED)
+			err = ask(kv, next++, version);
+		send_all(kv);
+		if (!err && held->has_given) {
+			to = copy_packed(&kv->layout, done++, held->given, to, false);
+			forget(held, true);
+		} else if (!err) {
+			err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+		}
+	}
+	for (; done < next; done++)
+		forget(&kv->held[done], kv->held[done].has_given);
+	return err;
+}
+
+int ne_kv_fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, void *to, uint64_t bytes,
+		int timeout_ms)
+{
+	int err;
+
+	if (!is_range(kv, first, count) || kv->layout.sum_only || bytes != packed_bytes(&kv->layout, first, count))
+		return -EINVAL;
+	if (enter(kv))
+		return -EBADF;
+	if (kv->is_fetching) {
+		err = -EBUSY;
+	} else if (!can_fetch(kv, first, count, version)) {
+		err = -EAGAIN;
+	} else {
+		kv->is_fetching = true;
+		err = fetch(kv, first, count, version, to, timeout_ms);
+		kv->is_fetching = false;
 	}
 	pthread_mutex_unlock(&kv->lock);
 	return err;

@@ -72,8 +72,10 @@ enum frame_kind {
 	/* member */
 	FRAME_HAVE = 1,		/* iteration: the version held; flags: FRAME_NOTHING, FRAME_KEEPS, FRAME_ANEW */
 	FRAME_PUSH = 2,		/* iteration; payload: the gradient */
-	FRAME_SEED = 3,		/* iteration: the version; payload: its state, or with sum only the result */
+	FRAME_SEED = 3,		/* iteration: the version; payload: its state, or with sum only the result. On one host
+				   it lies in the region, but for the state of a start, which has no place there */
 	FRAME_HYPER = 4,	/* chunk: the group; iteration: from it on; payload: struct ne_hyper */
+	FRAME_ASK = 5,		/* iteration: the version whose state is wanted */
 	/* Aggregator */
 	FRAME_RESULT = 16,	/* iteration: the version; payload: parameters, and for the keeper the state */
 	FRAME_MOVED = 17,	/* aux: the epoch of the owner that is told; status: its number */
@@ -81,6 +83,7 @@ enum frame_kind {
 	FRAME_WANT_PUSH = 19,	/* iteration */
 	FRAME_WANT_SEED = 20,	/* iteration: the version */
 	FRAME_ERROR = 21,	/* status: errno; the lane ends behind it */
+	FRAME_STATE = 22,	/* iteration: the version; payload: all its arrays, on a lane of any kind */
 	/* the owner to the next owner; epoch: the next owner's */
 	FRAME_COPY = 32,	/* iteration: the version; payload: its state */
 	/* the next owner to the owner */

@@ -133,19 +133,24 @@ class Rig:
                 next_epoch=place.next_epoch,
             )  # fmt: skip
 
-    def start(self) -> None:
+    def start(
+        self,
+        version: int = 0,
+        parameters: Sequence[bytes] | None = None,
+        state: Sequence[Sequence[Any]] | None = None,
+    ) -> None:
         """All members have the parameters of rank 0, and each reconnects by itself."""
         for rank, member in enumerate(self.members):
             if ARRAYS[self.job.rule] and rank == 0:
                 for index in range(len(self.job.chunks)):
-                    member.result(index)[:] = start_of(self.job, index).tobytes()
-            member.start(0)
+                    member.result(index)[:] = parameters[index] if parameters else start_of(self.job, index).tobytes()
+            member.start(version, state if rank == 0 else None)
             self._own(member)
             if ARRAYS[self.job.rule]:
-                member.hyper(0, 1, self.hyper)
+                member.hyper(0, version + 1, self.hyper)
             self._begin(rank)
         for member in self.members:
-            member.wait(0, len(self.job.chunks), 0, DEADLINE_S)
+            member.wait(0, len(self.job.chunks), version, DEADLINE_S)
 
     def connect(self, rank: int, number: int) -> None:
         """A lane. The Aggregator may end while it is made."""

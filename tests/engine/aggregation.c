@@ -45,7 +45,7 @@ static void make_job(uint32_t rule, uint32_t dtype)
 	make_aggregator();
 	for (uint32_t rank = 0; rank < MEMBERS; rank++) {
 		CHECK(ne_kv_create(&job, rank, &members[rank]) == 0);
-		CHECK(ne_kv_start(members[rank], 0) == 0);
+		CHECK(ne_kv_start(members[rank], 0, NULL) == 0);
 		CHECK(ne_kv_own(members[rank], 0, CHUNKS, 0, 1) == 0);
 		if (rule >= NE_RULE_SGD)
 			CHECK(ne_kv_hyper(members[rank], 0, 1, &hyper) == 0);
