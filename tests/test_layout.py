@@ -106,7 +106,7 @@ PLAIN = {
     f"farside.{name}"
     for name in (
         "errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent", "config.manager",
-        "config.shared", "config.slurm",
+        "config.shared", "config.slurm", "config.aggregator",
     )
 }  # fmt: skip
 IMPURE = {

@@ -14,6 +14,7 @@ key of this connection and direction is its end. Before the proof a message is a
 A caller is a member, or the Aggregator that a chunk moves away from.
 """
 
+import copy
 import enum
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -173,6 +174,13 @@ class _Messages:
         self._first = self._first or body
         self._to_send += len(body).to_bytes(_HEAD_BYTES, "little") + body
 
+    def last_words(self, message: msgspec.Struct) -> bytes:
+        """The bytes of a message that may still be replaced by another one."""
+        assert self._codes is not None
+        body = msgspec.msgpack.encode(message)
+        body += copy.copy(self._codes[0]).code(body)
+        return len(body).to_bytes(_HEAD_BYTES, "little") + body
+
     def to_send(self) -> bytes:
         data, self._to_send = bytes(self._to_send), bytearray()
         return data
@@ -310,10 +318,9 @@ class Door:
             return message
         raise RemoteProtocolError(f"{type(message).__name__} came out of turn")
 
-    def welcome(self, welcome: Welcome) -> None:
-        """Answers the request."""
-        self._messages.send(welcome)
-        self._state = _State.DONE
+    def welcome(self, welcome: Welcome) -> bytes:
+        """The answer to the request, which somebody else sends; where nobody has, `refuse` is possible instead."""
+        return self._messages.last_words(welcome)
 
     def refuse(self, line: str, *, is_final: bool = True) -> None:
         """Ends the conversation with one line."""

@@ -33,10 +33,13 @@ _log = get_log("admin")
 
 
 @asynccontextmanager
-async def serve(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
+async def serve(
+    path: Path, handlers: Mapping[str, Handler], *, listener: socket.socket | None = None
+) -> AsyncIterator[None]:
     """Answer requests on a unix socket during the body, each by the handler that has its command's name.
 
-    The socket file is removed at the end, unless another process has put its own there since.
+    The socket file is removed at the end, unless another process has put its own there since, or listens there still.
+    ``listener``: one that listens at this path already.
 
     A handler takes the request's arguments (without the command) and returns what JSON or `msgspec` can say. A
     `FarsideError` from it becomes the answer's error.
@@ -44,7 +47,8 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[No
     Raises:
         ConfigError: The socket can't be made, or another live process serves it.
     """
-    listener = open_listener(f"unix:{path}", setting="admin_socket")
+    if listener is None:
+        listener = open_listener(f"unix:{path}", setting="admin_socket")
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

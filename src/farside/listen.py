@@ -18,15 +18,15 @@ from farside.errors import ConfigError
 BACKLOG = 512  # connections not accepted yet: a cluster that reconnects at once after a restart
 
 
-def open_listener(endpoint: str, *, setting: str = "listen") -> socket.socket:
-    """A socket that listens at ``tcp:HOST:PORT`` or ``unix:PATH``; only the owner may connect to the latter.
+def open_listener(endpoint: str, *, setting: str = "listen", mode: int = 0o600) -> socket.socket:
+    """A socket that listens at ``tcp:HOST:PORT`` or ``unix:PATH``; by default only the owner may connect to the latter.
 
     Raises:
         ConfigError: it cannot, with the reason; ``setting`` is what the user has to change.
     """
     try:
         where = parse_endpoint(endpoint)
-        return _unix(where) if isinstance(where, str) else _tcp(*where)
+        return _unix(where, mode) if isinstance(where, str) else _tcp(*where)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{setting} {endpoint}: {_reason(error)}") from error
 
@@ -84,7 +84,7 @@ def _tcp(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
-def _unix(path: str) -> socket.socket:
+def _unix(path: str, mode: int) -> socket.socket:
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -93,7 +93,7 @@ def _unix(path: str) -> socket.socket:
             clear_stale(path)
             listener.bind(path)
             # Nobody can connect between bind() and listen(), so that the mode is right from the start.
-            os.chmod(path, 0o600)
+            os.chmod(path, mode)
             listener.listen(BACKLOG)
     except OSError:
         listener.close()

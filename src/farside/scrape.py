@@ -5,6 +5,7 @@ and these are what donors and devices live on.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
@@ -62,8 +63,12 @@ def registry_of(collect: Callable[[], Iterable[Metric]], *, has_process: bool = 
     return registry
 
 
-async def serve_metrics(address: str, registry: CollectorRegistry) -> asyncio.Server:
+async def serve_metrics(
+    address: str, registry: CollectorRegistry, *, listener: socket.socket | None = None
+) -> asyncio.Server:
     """Serves a registry's metrics on HOST:PORT until the server is closed; one scraper too many is disconnected.
+
+    ``listener``: one that listens at this address already.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -89,5 +94,6 @@ async def serve_metrics(address: str, registry: CollectorRegistry) -> asyncio.Se
             scrapers -= 1
             writer.close()
 
-    listener = open_listener(f"tcp:{address}", setting="metrics_listen")
+    if listener is None:
+        listener = open_listener(f"tcp:{address}", setting="metrics_listen")
     return await asyncio.start_server(answer, sock=listener, limit=REQUEST_BYTES_MAX)

@@ -37,11 +37,20 @@ def make_door(key: bytes = KEY) -> Door:
     return Door(key_of, NONCES[1])
 
 
-Answer = Callable[[Door, Request], None]
+Answer = Callable[[Door, Request], bytes]
 
 
-def welcome(door: Door, _request: Request) -> None:
-    door.welcome(Welcome(99, 5))
+def welcome(door: Door, _request: Request) -> bytes:
+    return door.welcome(Welcome(99, 5))
+
+
+def refuse(line: str) -> Answer:
+    def answer(door: Door, _request: Request) -> bytes:
+        door.welcome(Welcome(99, 5))  # nobody sends it
+        door.refuse(line)
+        return door.to_send()
+
+    return answer
 
 
 def talk(caller: Caller, door: Door, answer: Answer, cuts: list[int] | None = None) -> Welcome | Refused | None:
@@ -49,11 +58,12 @@ def talk(caller: Caller, door: Door, answer: Answer, cuts: list[int] | None = No
     sizes = iter(cuts or ())
     end: Welcome | Refused | None = None
     for _turn in range(4):
+        said = b""
         for part in parts(caller.to_send(), door, sizes):
             request = door.receive(part)
             if request is not None:
-                answer(door, request)
-        for part in parts(door.to_send(), caller, sizes):
+                said = answer(door, request)
+        for part in parts(door.to_send() + said, caller, sizes):
             end = caller.receive(part)
         if end is not None:
             return end
@@ -73,9 +83,9 @@ def test_a_request_arrives_whole_however_it_is_cut(cuts: list[int], request: Req
     seen: list[Request] = []
     caller, door = make_caller(request=request), make_door()
 
-    def answer(door: Door, found: Request) -> None:
+    def answer(door: Door, found: Request) -> bytes:
         seen.append(found)
-        welcome(door, found)
+        return welcome(door, found)
 
     end = talk(caller, door, answer, cuts)
 
@@ -119,7 +129,7 @@ def test_an_unknown_job_is_refused_in_one_line() -> None:
 def test_a_refusal_after_the_proof_is_one_line_and_bears_a_code() -> None:
     caller = make_caller()
 
-    end = talk(caller, make_door(), lambda door, _request: door.refuse("rank 5\nof 2 " + "x" * 2000))
+    end = talk(caller, make_door(), refuse("rank 5\nof 2 " + "x" * 2000))
 
     assert isinstance(end, Refused)
     assert end.line.startswith("rank 5 of 2 x")
@@ -158,12 +168,13 @@ def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
     with_error = False
     try:
         for _turn in range(3):
+            said = b""
             for part in parts(crossed(caller.to_send()), door):
                 request = door.receive(part)
                 if request is not None:
                     seen.append(request)
-                    welcome(door, request)
-            for part in parts(crossed(door.to_send()), caller):
+                    said = welcome(door, request)
+            for part in parts(crossed(door.to_send() + said), caller):
                 end = caller.receive(part)
     except (RemoteProtocolError, PeerError):
         with_error = True

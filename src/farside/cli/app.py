@@ -178,6 +178,20 @@ def agent(config: options.ConfigFiles = None, settings: options.Overrides = None
 
 
 @app.command()
+def aggregator(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Sum gradients and step optimizers for the training jobs of a cluster.
+
+    Serves the manager's jobs, and with key_file jobs without a manager. Runs until SIGTERM; jobs wait for the next one.
+    """
+    from farside.config import AggregatorConfig, load_config
+
+    loaded = load_config(AggregatorConfig, config or (), options.overrides(settings))
+    from farside.agent.aggregator.main import run
+
+    raise typer.Exit(run(loaded))
+
+
+@app.command()
 def sandbox(
     donors: Annotated[int, typer.Option(min=1, help="Number of donors.")] = 3,
     donor_memory: Annotated[

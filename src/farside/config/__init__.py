@@ -6,6 +6,7 @@ daemon.py    settings of `farside daemon`
 manager.py   settings of `farside manager`
 blockdev.py  settings of `farside blockdev`
 agent.py     settings of `farside agent`
+aggregator.py  settings of `farside aggregator`
 slurm.py     settings of `farside slurm`
 convert.py   one TOML value to one Python value, in the setting's unit and range
 renamed.py   names that settings had before
@@ -14,6 +15,7 @@ check.py     what must hold between settings
 """
 
 from farside.config.agent import AgentConfig
+from farside.config.aggregator import AggregatorConfig
 from farside.config.blockdev import BlockdevConfig, FaultRule
 from farside.config.daemon import DaemonConfig
 from farside.config.load import Effective, load_config
@@ -22,6 +24,7 @@ from farside.config.slurm import SlurmConfig
 
 __all__ = [
     "AgentConfig",
+    "AggregatorConfig",
     "BlockdevConfig",
     "DaemonConfig",
     "Effective",

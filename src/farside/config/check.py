@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from farside.config.agent import AgentConfig
+from farside.config.aggregator import AggregatorConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
@@ -13,7 +14,7 @@ from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
 from farside.endpoint import is_near, is_on_network, parse_endpoint, socket_path
 from farside.geometry import GRANULE_BYTES, SLABS_MAX
-from farside.units import format_bytes
+from farside.units import MIB, format_bytes
 
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
 NODE_WORDS = "up to 64 letters, digits and any of . _ : - make one"
@@ -160,6 +161,15 @@ def slurm_problems(config: SlurmConfig) -> Iterator[Problem]:
         yield "state_dir", "is empty; name the folder that what jobs were served is written down in"
 
 
+def aggregator_problems(config: AggregatorConfig) -> Iterator[Problem]:
+    """What is wrong with an Aggregator's settings taken together."""
+    if not config.listen:
+        yield "listen", "is empty, so that no training job can reach it; name at least one endpoint"
+    yield from _identity_problems(config)
+    if config.memory_bytes and config.memory_bytes < MIB:
+        yield "memory_bytes", f"is {format_bytes(config.memory_bytes)}, less than a model of one tensor needs; raise it"
+
+
 def _tenancy_problems(config: ManagerConfig) -> Iterator[Problem]:
     accounts, qualities = [row.name for row in config.account], [row.name for row in config.qos]
     for key, names in (("account", accounts), ("qos", qualities)):
@@ -187,7 +197,9 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | SlurmConfig) -> Iterator[Problem]:
+def _identity_problems(
+    config: DaemonConfig | BlockdevConfig | AgentConfig | SlurmConfig | AggregatorConfig,
+) -> Iterator[Problem]:
     if not NODE.fullmatch(config.node):
         yield "node", f"'{config.node:.70}' is no name of a node; {NODE_WORDS}"
     yield from _socket_problems("admin_socket", str(config.admin_socket))

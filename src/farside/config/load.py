@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from farside.config.agent import AgentConfig
+from farside.config.aggregator import AggregatorConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.check import (
     Problem,
     agent_problems,
+    aggregator_problems,
     blockdev_problems,
     daemon_problems,
     manager_problems,
@@ -41,7 +43,7 @@ _FILE_BYTES_MAX = 1 << 20
 _WORD = re.compile(r"\w+")
 _log = get_log("config")
 
-ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig)
+ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig, AggregatorConfig)
 
 # The program, whose files are named after it, and what its settings must fulfil together.
 _PROGRAMS: Mapping[type[Any], tuple[str, Callable[[Any], Iterator[Problem]]]] = {
@@ -50,6 +52,7 @@ _PROGRAMS: Mapping[type[Any], tuple[str, Callable[[Any], Iterator[Problem]]]] = 
     AgentConfig: ("agent", agent_problems),
     ManagerConfig: ("manager", manager_problems),
     SlurmConfig: ("slurm", slurm_problems),
+    AggregatorConfig: ("aggregator", aggregator_problems),
 }
 
 
@@ -75,7 +78,7 @@ class ConfigProblems(ConfigError):
 
 
 def kinds() -> Mapping[str, type[Any]]:
-    """The settings' class of each program: `daemon`, `blockdev`, `agent`, `manager` and `slurm`."""
+    """The settings' class of each program: `daemon`, `blockdev`, `agent`, `manager`, `slurm` and `aggregator`."""
     return {program: kind for kind, (program, _problems_of) in _PROGRAMS.items()}
 
 

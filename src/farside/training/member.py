@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Refused, Welcome
+from farside.agent.aggregator.engine_job import engine_job
 from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_problem
+from farside.agent.aggregator.lost_peer import notice_lost_peer
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, plan_problem
 from farside.endpoint import parse_address
 from farside.errors import ConfigError, EngineError, FarsideError, PeerError
 from farside.kernel_file import boot_id
-from farside.kmod_shim.engine.aggregation import Chunk, DType, Job, Member, Rule
+from farside.kmod_shim.engine.aggregation import Member
 from farside.log import get_log
 
 _log = get_log("training")
@@ -35,8 +37,6 @@ TELL_PERIOD_S = 10.0
 REFRESH_S = 1.0
 """An Aggregator that is away for so long may have been replaced: the plan is asked for."""
 WAIT_SLICE_S = 1.0
-PEER_LOST_S = 5
-"""A machine that is gone answers nothing: so long its silence is borne on TCP."""
 
 
 class PlanSource(Protocol):
@@ -106,7 +106,7 @@ class MemberSession:
         self.job = engine_job(self.layout, rule=rule, members=source.members)
         self.member = Member(self.job, source.rank)
         self._hold = hold
-        self._first_version = 0
+        self._first_version: int | None = None
         self._life = secrets.randbits(62)
         self._lock = threading.Lock()
         self._plan: JobPlan | None = None
@@ -122,14 +122,33 @@ class MemberSession:
 
     @property
     def first_version(self) -> int:
-        """The version of all chunks that the job goes on from, known once `connect` is done; `wait` for it."""
+        """The version of all chunks that the job goes on from; waits for it where the job has begun before."""
+        if self._first_version is None:
+            self._first_version = self.iteration
         return self._first_version
+
+    @property
+    def problem(self) -> FarsideError | None:
+        """Why the job can't go on; None: it can."""
+        return self._failure
 
     @property
     def plan(self) -> JobPlan:
         """The newest plan that is known."""
         assert self._plan is not None, "connect first"
         return self._plan
+
+    @property
+    def iteration(self) -> int:
+        """The lowest version of all chunks; waits until each is held.
+
+        Raises:
+            FarsideError: the job can't go on.
+        """
+        self.wait(0, len(self.layout.chunks), 0)
+        version = self.member.version(0, len(self.layout.chunks))
+        assert version is not None
+        return version
 
     def connect(self, parameters: Callable[[], None] | None = None, *, limit_s: float = FIRST_LIMIT_S) -> None:
         """Opens a lane to each Aggregator of the job, and keeps them from then on.
@@ -149,11 +168,9 @@ class MemberSession:
             lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
             for sock, _welcome, _is_shm in lanes:
                 stack.callback(sock.close)
-            versions = [welcome.version for _sock, welcome, _is_shm in lanes]
-            if all(version is None for version in versions):
+            if all(welcome.version is None for _sock, welcome, _is_shm in lanes):
+                self._first_version = 0
                 self._begin(parameters)
-            else:
-                self._first_version = min(version or 0 for version in versions)
             self._own(self._plan.runs)
             for address, (sock, _welcome, is_shm) in zip(self._plan.aggregators, lanes, strict=True):
                 self._hand_over(address.number, sock, is_shm)
@@ -402,13 +419,6 @@ class _NoLaneYet(Exception):
         self.is_told = is_told
 
 
-def engine_job(layout: Layout, *, rule: str, members: int) -> Job:
-    """A job as the engine has it, the same at members and Aggregators."""
-    described = zip(layout.counts, layout.dtypes, layout.groups, strict=True)
-    chunks = tuple(Chunk(count, DType[dtype.upper()], group) for count, dtype, group in described)
-    return Job(members, Rule[rule.upper()], chunks)
-
-
 def _words(error: EngineError) -> FarsideError:
     if error.errno == errno.ESTALE:
         hint = "start it again; it goes on from its last checkpoint"
@@ -444,16 +454,3 @@ def _tcp(address: str) -> socket.socket:
     sock = socket.create_connection(parse_address(address), timeout=DIAL_LIMIT_S)
     notice_lost_peer(sock)
     return sock
-
-
-def notice_lost_peer(sock: socket.socket) -> None:
-    """Has a TCP connection end when the other machine is gone, whether or not something is on its way to it."""
-    for option, value in (
-        (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, PEER_LOST_S - 2),
-        (socket.TCP_KEEPINTVL, 1),
-        (socket.TCP_KEEPCNT, 2),
-        (socket.TCP_USER_TIMEOUT, PEER_LOST_S * 1000),
-    ):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,188 @@
+"""An Aggregator's listeners: callers prove their job's key, say what they want, and their sockets go to the engine.
+
+Whatever a caller sends, it can only end its own connection. Until it has proved a key it may stay for `DOOR_LIMIT_S`,
+and counts: of more than `STRANGERS_MAX` the oldest one of the address that has most is let go, so that strangers from
+one address lock out nobody from another.
+"""
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+from collections import Counter
+from contextlib import suppress
+
+from farside.agent.aggregator.door import NONCE_BYTES, Attach, CopyFrom, Door, Request, Welcome
+from farside.agent.aggregator.jobs import Jobs, NotAdmittedError, ServedJob
+from farside.agent.aggregator.lost_peer import notice_lost_peer
+from farside.errors import EngineError, RemoteProtocolError
+from farside.kmod_shim.engine.aggregation import Aggregator
+from farside.log import get_log
+
+_log = get_log("aggregator.entrance")
+
+DOOR_LIMIT_S = 5.0
+"""From accept to a whole request."""
+STRANGERS_MAX = 256
+REFUSALS_TOLD_S = 10.0
+ACCEPT_PAUSE_S = 0.1
+"""After accept failed for want of descriptors or memory."""
+_FD_BYTES = socket.CMSG_SPACE(4)
+
+
+class Entrance:
+    """Takes callers for one Aggregator process."""
+
+    def __init__(self, engine: Aggregator, jobs: Jobs, *, incarnation: int) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._incarnation = incarnation
+        self._strangers: dict[socket.socket, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told_s: dict[str, float] = {}
+        self.refused: Counter[str] = Counter()
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Serves each caller of a listener, until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:
+                _log.warning("a connection could not be taken", error=error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            self._make_room()
+            self._strangers[sock] = address[0] if isinstance(address, tuple) else ""
+            task = loop.create_task(self._serve(sock))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _make_room(self) -> None:
+        if len(self._strangers) < STRANGERS_MAX:
+            return
+        crowd, _count = Counter(self._strangers.values()).most_common(1)[0]
+        oldest = next(sock for sock, address in self._strangers.items() if address == crowd)
+        del self._strangers[oldest]
+        # Its task sees the end and closes it.
+        with suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        self.refused["crowd"] += 1
+
+    async def _serve(self, sock: socket.socket) -> None:
+        door = Door(self._jobs.key_of, secrets.token_bytes(NONCE_BYTES))
+        fds: list[int] = []
+        try:
+            if sock.family != socket.AF_UNIX:
+                notice_lost_peer(sock)
+            async with asyncio.timeout(DOOR_LIMIT_S):
+                await self._converse(sock, door, fds)
+        except RemoteProtocolError as error:
+            self._refuse(sock, door, "nonsense", str(error))
+        except NotAdmittedError as error:
+            self._refuse(sock, door, "request", str(error), is_final=error.is_final)
+        except TimeoutError:
+            self._refuse(sock, door, "slow", f"no whole request in {DOOR_LIMIT_S:g} s", is_final=False)
+        except OSError as error:
+            _log.debug("a caller was lost", reason=error)
+        except Exception as error:  # a fault in one conversation must not end the Aggregator for all
+            _log.error("unexpected fault", cause=error, work="a caller")
+        finally:
+            self._strangers.pop(sock, None)
+            for fd in fds:
+                os.close(fd)
+            sock.close()
+
+    async def _converse(self, sock: socket.socket, door: Door, fds: list[int]) -> None:
+        loop = asyncio.get_running_loop()
+        request: Request | None = None
+        while request is None:
+            part = await _receive(sock, door.needed, fds)
+            if not part:
+                raise ConnectionResetError(errno.ECONNRESET, "the caller closed the connection")
+            request = door.receive(part)
+            if data := door.to_send():
+                await loop.sock_sendall(sock, data)
+            if request is None and not door.needed:
+                self._count("key", "a caller was refused", job=door.hello.job if door.hello else "")
+                return
+        self._strangers.pop(sock, None)
+        assert door.hello is not None
+        job = self._jobs.admit(door.hello, request)
+        self._let_in(sock, door, request, job, fds)
+
+    def _let_in(self, sock: socket.socket, door: Door, request: Request, job: ServedJob, fds: list[int]) -> None:
+        """Hands the socket to the engine, which says Welcome before anything of its own."""
+        greeting = door.welcome(Welcome(self._incarnation, self._jobs.version(job)))
+        region = self._region(request, fds) if isinstance(request, Attach) else None
+        try:
+            if isinstance(request, CopyFrom):
+                # This end of a lane between Aggregators says nothing before it is spoken to.
+                sock.send(greeting)
+                self._engine.attach_previous(job.engine_number, request.old_number, sock.fileno())
+            else:
+                self._engine.attach(job.engine_number, request.rank, sock.fileno(), region, greeting)
+        except EngineError as error:
+            raise NotAdmittedError(_REASONS.get(error.errno, str(error)).format(job=job.name)) from error
+        sock.detach()
+        if region is not None:
+            fds.remove(region)
+
+    def _region(self, request: Attach, fds: list[int]) -> int | None:
+        if not request.has_region:
+            return None
+        if not fds:
+            raise RemoteProtocolError("the descriptor of the region did not come along")
+        return fds[0]
+
+    def _refuse(self, sock: socket.socket, door: Door, reason: str, line: str, *, is_final: bool = True) -> None:
+        name = door.hello.job if door.hello else ""
+        self._count(reason, "a caller was refused", job=name, line=line)
+        door.refuse(line, is_final=is_final)
+        # As much as the socket takes: nobody waits for a caller that does not read.
+        with suppress(OSError):
+            sock.setblocking(False)
+            sock.send(door.to_send())
+
+    def _count(self, reason: str, message: str, **fields: object) -> None:
+        self.refused[reason] += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told_s.get(reason, -REFUSALS_TOLD_S) >= REFUSALS_TOLD_S:
+            self._told_s[reason] = now_s
+            _log.warning(message, reason=reason, **fields)
+
+
+_REASONS = {
+    errno.EPERM: "the region is not sealed against shrinking; let members have the Aggregator's Farside",
+    errno.EINVAL: "the region is shorter than the model needs; let members have the Aggregator's Farside",
+    errno.ENOMEM: "the Aggregator is out of memory for what job {job:.60} sends by TCP; raise memory_bytes",
+}
+
+
+async def _receive(sock: socket.socket, needed: int, fds: list[int]) -> bytes:
+    """Some of the bytes that are needed; the first descriptor that comes with them is kept, ours to close."""
+    loop = asyncio.get_running_loop()
+    if sock.family != socket.AF_UNIX:
+        return await loop.sock_recv(sock, needed)
+    while True:
+        try:
+            data, ancillary, _flags, _address = sock.recvmsg(needed, _FD_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            await _readable(sock)
+            continue
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(content) >= 4:
+                fds.append(int.from_bytes(content[:4], "little"))
+        return data
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)

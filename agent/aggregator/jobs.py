@@ -1,0 +1,351 @@
+"""The jobs of an Aggregator: who may come, what the engine is asked for, when a job's chunks are let go."""
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farside.agent.aggregator.door import Attach, Hello, Refused, Request, key_among
+from farside.agent.aggregator.engine_job import engine_job
+from farside.agent.aggregator.layout import Layout, Tensor, first_difference, make_layout, rule_problem
+from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, job_key, plan_problem, runs_problem
+from farside.errors import ConfigError, EngineError
+from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorStats
+from farside.log import get_log
+from farside.units import format_bytes
+
+_log = get_log("aggregator.jobs")
+
+LIVES_MAX = 16
+"""Processes of one rank that another one has followed, as many as are remembered."""
+
+JobId = tuple[str, int]
+
+
+class NotAdmittedError(Exception):
+    """Why a caller gets no lane."""
+
+    def __init__(self, line: str, *, is_final: bool = True) -> None:
+        super().__init__(line)
+        self.is_final = is_final
+
+
+@dataclass(slots=True, kw_only=True)
+class Order:
+    """What a manager has said of a job: its plan, and this Aggregator's number in it."""
+
+    number: int
+    plan: JobPlan
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedJob:
+    """One start of a job that the engine has.
+
+    Attributes:
+        engine_number: What the engine calls it.
+        number: This Aggregator's number in the job.
+        first_rank: The member whose declaration counts, since it came first.
+        static_runs: Owners as the members say; empty: the manager's plan has them.
+        lives: Of each rank the newest process.
+        passed: Of each rank the processes before that.
+        idle_since_s: When its last lane ended; None: it has one.
+    """
+
+    engine_number: int
+    name: str
+    start: int
+    number: int
+    layout: Layout
+    rule: str
+    members: int
+    hold: bool
+    first_rank: int
+    static_runs: tuple[Run, ...]
+    lives: dict[int, int] = field(default_factory=dict)
+    passed: dict[int, list[int]] = field(default_factory=dict)
+    idle_since_s: float | None = None
+    is_lost: bool = False
+
+
+class Jobs:
+    """All jobs of one Aggregator process."""
+
+    def __init__(
+        self,
+        engine: Aggregator,
+        *,
+        jobs_max: int,
+        keep_s: float,
+        memory_bytes: int,
+        secrets: Callable[[], Sequence[bytes]],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``secrets``: keys of the key file as they are now; none: only a manager's jobs are served."""
+        self._engine = engine
+        self._jobs_max = jobs_max
+        self._keep_s = keep_s
+        self._memory_bytes = memory_bytes
+        self._secrets = secrets
+        self._now_s = now_s
+        self._orders: dict[JobId, Order] = {}
+        self._jobs: dict[JobId, ServedJob] = {}
+        self._by_number: dict[int, ServedJob] = {}
+        self._last_number = 0
+        self.refused = 0
+
+    def __iter__(self) -> Iterator[ServedJob]:
+        return iter(tuple(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def ordered(self) -> int:
+        """Jobs that a manager has said something of."""
+        return len(self._orders)
+
+    def of(self, engine_number: int) -> ServedJob | None:
+        """The job that the engine calls so."""
+        return self._by_number.get(engine_number)
+
+    def order(self, job: ServedJob) -> Order | None:
+        """What the manager said of a job; None: it is a static one."""
+        return self._orders.get((job.name, job.start))
+
+    # --- who may come
+
+    def key_of(self, hello: Hello) -> bytes | Refused:
+        """The key that a caller must prove."""
+        order = self._orders.get((hello.job, hello.start))
+        if order is not None:
+            return key_among((order.plan.key,), hello) or Refused(f"the key is not that of job {hello.job:.60}")
+        secrets = self._secrets()
+        if not secrets:  # its plan may be on its way
+            return Refused(f"no plan has job {hello.job:.60}, and there is no key_file", is_final=False)
+        known = key_among([job_key(secret, hello.job, hello.start) for secret in secrets], hello)
+        return known or Refused("the job's key is not of this Aggregator's key_file; name the same file at both")
+
+    def admit(self, hello: Hello, request: Request) -> ServedJob:
+        """The job of a caller that has proved its key, made known to the engine if need be.
+
+        Raises:
+            NotAdmittedError: it gets no lane, with the reason.
+        """
+        job = self._jobs.get((hello.job, hello.start))
+        order = self._orders.get((hello.job, hello.start))
+        if job is None:
+            job = self._add(hello, request, order)
+        else:
+            _check_same(job, request)
+        if isinstance(request, Attach):
+            self._check_member(job, request)
+        job.idle_since_s = None
+        return job
+
+    def _check_member(self, job: ServedJob, attach: Attach) -> None:
+        if attach.rank >= job.members:
+            raise NotAdmittedError(f"rank {attach.rank} of {job.members} members; ranks count from 0")
+        passed = job.passed.setdefault(attach.rank, [])
+        if attach.life in passed:
+            raise NotAdmittedError(f"another process of rank {attach.rank} has come since; this one's place is taken")
+        before = job.lives.get(attach.rank)
+        if before not in (None, attach.life):
+            passed.append(before)
+            del passed[:-LIVES_MAX]
+        job.lives[attach.rank] = attach.life
+
+    def _add(self, hello: Hello, request: Request, order: Order | None) -> ServedJob:
+        if len(self._jobs) >= self._jobs_max:
+            raise NotAdmittedError(f"the Aggregator has {len(self._jobs)} jobs, which are all it may have (max_jobs)")
+        layout = _layout_of(request)
+        if order is not None:
+            runs: tuple[Run, ...] = ()
+            _check_order(order, request, layout)
+        else:
+            runs = request.runs if isinstance(request, Attach) else ()
+            numbers = {run.owner for run in runs} | {request.number}
+            problem = runs_problem(runs, len(layout.chunks), sorted(numbers)) if runs else "it says nothing of owners"
+            if problem:
+                raise NotAdmittedError(f"the static plan of job {hello.job:.60}: {problem}")
+        self._last_number += 1
+        job = ServedJob(
+            engine_number=self._last_number,
+            name=hello.job,
+            start=hello.start,
+            number=request.number,
+            layout=layout,
+            rule=request.rule,
+            members=request.members,
+            hold=request.hold,
+            first_rank=request.rank if isinstance(request, Attach) else 0,
+            static_runs=runs,
+        )
+        self._tell_engine(job, order)
+        self._jobs[hello.job, hello.start] = self._by_number[job.engine_number] = job
+        _log.info("job", job=job.name, start=job.start, chunks=len(layout.chunks), members=job.members, rule=job.rule)
+        return job
+
+    def _tell_engine(self, job: ServedJob, order: Order | None) -> None:
+        try:
+            self._engine.add_job(job.engine_number, engine_job(job.layout, rule=job.rule, members=job.members))
+            try:
+                self._place(job, order.plan.runs if order is not None else job.static_runs)
+            except BaseException:
+                self._engine.drop_job(job.engine_number)
+                raise
+        except EngineError as error:
+            if error.errno != errno.ENOMEM:
+                raise NotAdmittedError(f"job {job.name:.60}: {error}") from error
+            raise NotAdmittedError(
+                f"the Aggregator is out of memory: job {job.name:.60} needs more than what is left of "
+                f"{format_bytes(self._memory_bytes)} (memory_bytes); raise it, or name another Aggregator"
+            ) from error
+
+    def _place(self, job: ServedJob, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self._engine.plan(
+                job.engine_number,
+                run.first,
+                run.count,
+                me=job.number,
+                owner=run.owner,
+                epoch=run.epoch,
+                next_owner=run.next_owner,
+                next_epoch=run.next_epoch,
+            )
+
+    # --- what a manager says
+
+    def take_orders(self, orders: Sequence[Order]) -> tuple[str, ...]:
+        """Follows a manager's whole word: jobs of its that it does not name are let go, static ones stay.
+
+        Returns what could not be done, a line each.
+        """
+        before, self._orders = self._orders, {(one.plan.job, one.plan.start): one for one in orders}
+        problems = []
+        for key in before.keys() - self._orders.keys():
+            if key in self._jobs and not self._goes_on(self._jobs[key]):
+                self.drop(self._jobs[key], why="the manager's plan has it no longer")
+        for key, order in self._orders.items():
+            job = self._jobs.get(key)
+            if job is None:
+                continue
+            if job.static_runs or job.number != order.number or job.layout.digest != order.plan.digest:
+                self.drop(job, why="it is another one in the manager's plan")
+                continue
+            problem = plan_problem(order.plan, len(job.layout.chunks))
+            try:
+                if not problem:
+                    self._place(job, order.plan.runs)
+            except EngineError as error:
+                problem = str(error)
+            if problem:
+                problems.append(f"job {job.name:.60}: {problem}")
+        return tuple(problems)
+
+    def _goes_on(self, job: ServedJob) -> bool:
+        """A start that has ended hands what is here to the next start of the same job, if the plan names one."""
+        for (name, start), order in self._orders.items():
+            if name == job.name and start > job.start and (name, start) not in self._jobs:
+                plan = order.plan
+                if (plan.digest, plan.members, order.number) != (job.layout.digest, job.members, job.number):
+                    return False
+                _log.info("job starts again", job=name, start=start, before=job.start)
+                del self._jobs[name, job.start]
+                job.start = start
+                job.lives.clear()
+                job.passed.clear()
+                self._jobs[name, start] = job
+                return True
+        return False
+
+    # --- ends
+
+    def drop(self, job: ServedJob, *, why: str) -> None:
+        """Ends a job's lanes and lets its chunks go."""
+        self._engine.drop_job(job.engine_number)
+        del self._jobs[job.name, job.start], self._by_number[job.engine_number]
+        _log.info("job let go", job=job.name, start=job.start, why=why)
+
+    def drop_idle(self) -> None:
+        """Lets go of static jobs that no lane has held for `keep_s`; when others end, their manager says."""
+        now_s = self._now_s()
+        for job in self:
+            if not job.static_runs or self.stats(job).lanes:
+                job.idle_since_s = None
+            elif job.idle_since_s is None:
+                job.idle_since_s = now_s
+            elif now_s - job.idle_since_s >= self._keep_s:
+                self.drop(job, why=f"no member for {self._keep_s:g} s")
+
+    def stats(self, job: ServedJob) -> AggregatorStats:
+        """The engine's counters of a job."""
+        return self._engine.stats(job.engine_number)
+
+    def version(self, job: ServedJob) -> int | None:
+        """The lowest version of its chunks here; None: one has none."""
+        return self.stats(job).serves
+
+    def next_owners(self) -> Mapping[tuple[JobId, int], tuple[ServedJob, AggregatorAddress]]:
+        """To whom chunks move from here: address, by job and the other one's number."""
+        found = {}
+        for key, order in self._orders.items():
+            job = self._jobs.get(key)
+            for run in order.plan.runs if job is not None else ():
+                if run.owner != order.number or run.next_owner is None:
+                    continue
+                address = order.plan.address(run.next_owner)
+                if address is not None and job is not None:
+                    found[key, run.next_owner] = (job, address)
+        return found
+
+
+def _layout_of(request: Request) -> Layout:
+    problem = rule_problem(request.tensors, request.rule)
+    if problem:
+        raise NotAdmittedError(problem)
+    try:
+        return make_layout(request.tensors)
+    except ConfigError as error:
+        raise NotAdmittedError(str(error)) from error
+
+
+def _check_order(order: Order, request: Request, layout: Layout) -> None:
+    plan = order.plan
+    if layout.digest != plan.digest:
+        raise NotAdmittedError(
+            f"job {plan.job:.60}: the model is another one than the job declared; start all ranks anew"
+        )
+    if request.number != order.number:
+        raise NotAdmittedError(
+            f"job {plan.job:.60}: this Aggregator is number {order.number}, not {request.number}", is_final=False
+        )
+    if request.members != plan.members:
+        raise NotAdmittedError(f"job {plan.job:.60} has {plan.members} members, not {request.members}")
+    problem = plan_problem(plan, len(layout.chunks))
+    if problem:
+        raise NotAdmittedError(f"job {plan.job:.60}: {problem}", is_final=False)
+
+
+def _check_same(job: ServedJob, request: Request) -> None:
+    """A job is one thing to all its members."""
+    them = f"rank {job.first_rank}"
+    if request.tensors != job.layout.tensors:
+        raise NotAdmittedError(f"the model is another one than {them}'s: {_difference(request.tensors, job, them)}")
+    for word, here, there in (
+        ("rule", request.rule, job.rule),
+        ("number of members", request.members, job.members),
+        ("number of this Aggregator", request.number, job.number),
+        ("hold", request.hold, job.hold),
+    ):
+        if here != there:
+            raise NotAdmittedError(f"the {word} is {here} here and {there} at {them}; let all ranks say the same")
+    if isinstance(request, Attach) and request.runs != job.static_runs:
+        raise NotAdmittedError(
+            f"the Aggregators are other ones than {them}'s; name the same in the same order on all ranks"
+        )
+
+
+def _difference(tensors: Sequence[Tensor], job: ServedJob, them: str) -> str:
+    return first_difference(tensors, job.layout.tensors, them=them)

@@ -1,0 +1,64 @@
+"""What an Aggregator says of itself, to operators and to its node's agent."""
+
+import msgspec
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a job.
+
+    Attributes:
+        lanes: Members that have one.
+        updates: Chunks updated since it came.
+        busy_s: Processor time of its updates.
+        waits_for: The lowest rank whose push is lacking where others have pushed; None: none is.
+        is_static: Without a manager's plan.
+        copied, pushed, broken_here, broken_there: Of moves under way, runs as [first, count, epoch].
+        lost: No member and no Aggregator can go on.
+    """
+
+    job: str
+    start: int
+    members: int
+    rule: str
+    chunks: int
+    lanes: int
+    updates: int
+    busy_s: float
+    pushed_bytes: int
+    result_bytes: int
+    memory_bytes: int
+    waits_for: int | None = None
+    is_static: bool = False
+    copied: tuple[tuple[int, int, int], ...] = ()
+    pushed: tuple[tuple[int, int, int], ...] = ()
+    broken_here: tuple[tuple[int, int, int], ...] = ()
+    broken_there: tuple[tuple[int, int, int], ...] = ()
+    lost: bool = False
+
+
+class AggregatorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """An Aggregator.
+
+    Attributes:
+        incarnation: Random, of its server's process: another one means that the one before has ended.
+        unix, tcp: Where members reach it, on this machine and from others; "": not so.
+        machine: The kernel's boot id: equal means the same machine.
+        restarts: Servers that its parent has replaced.
+        refused: Callers that got no lane, by reason.
+        problems: What of the manager's last word could not be done.
+    """
+
+    kind: str = "aggregator"
+    node: str
+    pid: int
+    incarnation: int
+    cores: int
+    memory_bytes: int
+    used_bytes: int
+    unix: str
+    tcp: str
+    machine: str
+    restarts: int
+    jobs: tuple[JobStatus, ...] = ()
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    problems: tuple[str, ...] = ()
