@@ -23,7 +23,8 @@ from farside.agent import messages as m
 from farside.agent.gpu_share import Share
 from farside.agent.metrics import agent_metrics
 from farside.agent.power_off import power_off, why_not
-from farside.agent.run.account import users_here
+from farside.agent.relay import Relay
+from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
@@ -33,6 +34,7 @@ from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.gpu import open_gpus
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
+from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
 from farside.agent.service.service import NodeServices
@@ -111,7 +113,8 @@ class Agent:
             tasks=self._running_tasks,
         )
         self._borrower = BorrowerService(_given(config.peers_file), swap=lambda: self.sense.latest.swap, clock=clock)
-        self.services = NodeServices((self._donor, self._borrower))
+        self._aggregator = self._make_aggregator()
+        self.services = NodeServices((self._donor, self._borrower, self._aggregator))
         self.session = self._make_session()
         self._told = asyncio.Event()
         self._latest = self._status()
@@ -144,8 +147,10 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 await self.sense.read()  # HELLO has the donor in it: a node that says it has none would lose borrowers
+                await self._aggregator.look()
                 group.create_task(self.runner.run())
                 group.create_task(self._keep_publishing())
+                group.create_task(self._aggregator.run())
                 session = group.create_task(self.session.run())
                 self._say_ready()
                 await self._told.wait()
@@ -242,9 +247,7 @@ class Agent:
 
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""
-        # A task is named JOB.RANK, and services know jobs.
-        job = command.task_id.rpartition(".")[0]
-        env = {**command.spec.env, **self.services.variables(job, command.start)}
+        env = {**command.spec.env, **self.services.variables(command)}
         return replace(command, spec=replace(command.spec, env=env))
 
     # ---- status
@@ -366,6 +369,24 @@ class Agent:
             url=config.manager, token_file=config.token_file, state_dir=config.state_dir, tls=tls,
             takes_unproved=config.accept_unproved_manager,
         )  # fmt: skip
+
+    def _make_aggregator(self) -> AggregatorService:
+        config = self._config
+        try:
+            key = relay_key(config.state_dir)
+        except OSError as error:
+            raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
+        path = _given(config.aggregation_socket)
+        relay = None if path is None else Relay(path, key, lambda told: self.session.tell_of_job(told))
+        allowed = frozenset(names_in(config.users))
+        return AggregatorService(
+            _given(config.aggregator_socket),
+            relay,
+            key=key,
+            uid_of=lambda user: account_of(user, run_as=config.run_as, allowed=allowed).uid,
+            hasten=lambda: self.session.report_soon(),
+            clock=self._clock,
+        )
 
     def _make_session(self) -> Session:
         config = self._config

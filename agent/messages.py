@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
+from farside.agent.aggregator.plan import JobPlan
 from farside.agent.gpu_share import PARTS_MAX, WHOLE, Device, devices_of
 
 GPUS_MAX = 64
@@ -35,6 +36,10 @@ SERVICE_BYTES_MAX = 16 << 10
 """What one service says, or is told, as JSON."""
 SERVICES_BYTES_MAX = 64 << 10
 """What all services of a node say in one frame: beside `TASKS_MAX` tasks it fits into `protocol.FRAME_BYTES_MAX`."""
+EPOCH_RUNS_MAX = 64
+"""Runs of chunks whose moves one report names; the others follow when these are done."""
+ORDER_BYTES_MAX = 512 << 10
+"""Plans of all jobs of a node, as JSON: with its head it fits into `protocol.FRAME_BYTES_MAX`."""
 TOLD_MAX = 64
 """What services tell of jobs in one report, and together at most `TOLD_BYTES_MAX` of JSON."""
 TOLD_BYTES_MAX = 32 << 10
@@ -318,6 +323,91 @@ _KINDS_IN_WORDS = {
 }  # fmt: skip
 
 
+AGGREGATOR = "aggregator"
+"""The node service of shared aggregation."""
+EpochRun = tuple[U32, U32, U63]
+"""First chunk, number of chunks, epoch."""
+EpochRuns = Annotated[tuple[EpochRun, ...], Meta(max_length=EPOCH_RUNS_MAX)]
+
+
+class AggregatorOffer(Part, frozen=True, kw_only=True):
+    """What this node's Aggregator offers to all jobs, and where it is reached; 0 cores: there is none."""
+
+    cores: Annotated[int, Meta(ge=0, le=65536)] = 0
+    memory_bytes: U63 = 0
+    unix: Path = ""
+    tcp: Annotated[str, Meta(max_length=256)] = ""  # HOST:PORT; host 0.0.0.0 or [::] where it listens on all
+    machine: Annotated[str, Meta(max_length=64)] = ""  # equal where memory may be shared
+
+
+class AggregatedJob(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """A job at this node's Aggregator: counters since it came, and how far its moves are."""
+
+    job: JobId
+    start: Start_
+    lanes: U32 = 0
+    updates: U63 = 0
+    busy_s: Duration = 0.0
+    pushed_bytes: U63 = 0
+    result_bytes: U63 = 0
+    memory_bytes: U63 = 0
+    waits_for: U32 | None = None  # the rank whose push is missing
+    copied: EpochRuns = ()
+    pushed: EpochRuns = ()
+    broken_here: EpochRuns = ()
+    broken_there: EpochRuns = ()
+    lost: bool = False  # no copy of a version that all could go on from
+
+
+class MemberReading(Part, frozen=True, kw_only=True):
+    """Iterations that a start of a job has done, and how long the last took, of its slowest member on this node."""
+
+    job: JobId
+    start: Start_
+    iterations: U63
+    iteration_s: Duration
+
+
+class AggregatorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What the service ``aggregator`` says: of the node's Aggregator, and of members on the node."""
+
+    offer: AggregatorOffer = AggregatorOffer()
+    has_relay: bool = False  # tasks on the node reach shared aggregation
+    used_bytes: U63 = 0
+    held: Annotated[tuple[AggregatedJob, ...], Meta(max_length=TASKS_MAX)] = ()
+    readings: Annotated[tuple[MemberReading, ...], Meta(max_length=TASKS_MAX)] = ()
+
+
+class DeclaredModel(Part, frozen=True, kw_only=True):
+    """Model that a start of a job has declared: its chunks, as runs of (chunks, bytes of each)."""
+
+    digest: Annotated[str, Meta(max_length=64)]
+    rule: Annotated[str, Meta(max_length=20)]
+    members: Annotated[int, Meta(ge=1, le=64)]
+    chunks: Annotated[tuple[tuple[U32, U63], ...], Meta(min_length=1, max_length=1024)]
+
+
+class NumberedPlan(Part, frozen=True, kw_only=True):
+    """A job's plan, and which of its Aggregators this node's is; None: none, the node has members of it."""
+
+    plan: JobPlan
+    number: U32 | None = None
+    has_members: bool = False
+
+
+class AggregatorOrder(Part, frozen=True, kw_only=True):
+    """The order of the service ``aggregator``: the plans of all jobs that it, or members on its node, have part in."""
+
+    plans: Annotated[tuple[NumberedPlan, ...], Meta(max_length=TASKS_MAX)] = ()
+
+
+class Membership(Part, frozen=True, kw_only=True):
+    """A task's rank among the members of its job, whose gradients are aggregated, and how many these are."""
+
+    rank: U32
+    members: Annotated[int, Meta(ge=1, le=64)]
+
+
 class TaskKey(Part, frozen=True, kw_only=True):
     """Name of a task for ever: its job and rank, and which start of the job."""
 
@@ -369,6 +459,7 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
     swap_bytes: U63 = 0  # of Farside swap that it may use; 0: none, and no other swap either
     profile: bool = False  # note what its processes send, and say what that tells of its model
+    membership: Membership | None = None  # None: nothing of it is aggregated
     parts: Annotated[tuple[Text, ...], Meta(max_length=GPUS_MAX)] = ()
     """Which part of each of ``gpus`` it gets; empty: all are whole. Only to an agent that has told of such parts."""
 

@@ -142,6 +142,10 @@ class Session:
         else:
             _log.warning("what a service tells of a job is left out: too much", service=told.service, job=told.job)
 
+    def report_soon(self) -> None:
+        """What services say has changed so much that the manager should hear it at once."""
+        self._news.set()
+
     async def run(self) -> None:
         """Stays connected until it is cancelled."""
         failures = 0

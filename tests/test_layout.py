@@ -63,6 +63,7 @@ PURE = (
     "farside.agent.mutual_proof",
     "farside.agent.outbox",
     "farside.agent.peering",
+    "farside.agent.relay_protocol",
     *(
         f"farside.agent.profile.{name}"
         for name in [

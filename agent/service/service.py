@@ -55,8 +55,8 @@ class NodeService(Protocol):
         """Whether it has nothing of others, so that the node may go off as far as it is concerned."""
         ...
 
-    def variables(self, job: str, start: int) -> Mapping[str, str]:
-        """What the processes of this start of a job get into their environment: its socket, and their token."""
+    def variables(self, start: m.Start) -> Mapping[str, str]:
+        """What a task that is to be started gets into its environment: the service's socket, and its token."""
         return {}
 
     async def close(self) -> None:
@@ -129,11 +129,9 @@ class NodeServices:
         """The figures of each."""
         return {name: service.metrics() for name, service in self._services.items()}
 
-    def variables(self, job: str, start: int) -> dict[str, str]:
-        """What all of them give to the processes of a start of a job."""
-        return {
-            name: value for service in self._services.values() for name, value in service.variables(job, start).items()
-        }
+    def variables(self, start: m.Start) -> dict[str, str]:
+        """What all of them give to a task that is to be started."""
+        return {name: value for service in self._services.values() for name, value in service.variables(start).items()}
 
     async def close(self) -> None:
         """Ends all, the last first."""

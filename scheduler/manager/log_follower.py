@@ -86,8 +86,12 @@ class LiveLog:
         """Applies entries, and lets others have the loop now and then: a page of them takes a tenth of a second."""
         since_s = time.perf_counter()
         for entry in entries:
+            version = self.state.aggregation.version
             touched = apply(self.state, entry)
-            for node in self._concerned(entry.event, touched):
+            concerned = self._concerned(entry.event, touched)
+            if self.state.aggregation.version != version:
+                concerned = {*concerned, *self._aggregating()}
+            for node in concerned:
                 for watcher in self._watchers.get(node, ()):
                     watcher.set()
             if time.perf_counter() - since_s > SLICE_S:
@@ -102,6 +106,12 @@ class LiveLog:
             return self._watchers
         jobs = self.state.jobs
         return {ALL, getattr(event, "node", ALL), *(task.node for job_id in touched for task in jobs[job_id].tasks)}
+
+    def _aggregating(self) -> Iterable[str]:
+        """The nodes that have part in shared aggregation, or had a moment ago."""
+        state = self.state
+        members = (task.node for job_id in state.aggregation.jobs for task in state.jobs[job_id].tasks)
+        return (*state.aggregation.numbers, *members)
 
     def watch(self, watcher: asyncio.Event, node: str = ALL) -> None:
         """Sets ``watcher`` whenever there is something new (about the commands of a node), until `unwatch`."""

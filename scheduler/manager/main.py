@@ -45,10 +45,17 @@ def run(config: ManagerConfig) -> int:
 
 
 async def _scheduler(config: ManagerConfig) -> None:
+    from farside.scheduler.manager.aggregation.decide import AggregationRules
     from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
 
     holder = f"{config.node}:{os.getpid()}"
-    await SchedulerProcess(EventStore(config.store_url), rules_of(config), config.state_dir, holder).run()
+    shared = AggregationRules(
+        loss_limit=config.aggregation_loss_limit,
+        period_s=config.aggregation_period_s,
+        keep_s=config.aggregation_keep_s,
+    )
+    store = EventStore(config.store_url)
+    await SchedulerProcess(store, rules_of(config), config.state_dir, holder, aggregation=shared).run()
 
 
 async def _api(config: ManagerConfig) -> None:

@@ -25,7 +25,7 @@ LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway calle
 REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
 CALL_LIMIT_S = 10.0
 START_LIMIT_S = 150.0  # what starts a process answers when that serves; its own limit is shorter, and has a reason
-_STARTING = ("replace", "guard", "start_agent", "start_manager", "start_donor")
+_STARTING = ("replace", "guard", "start_agent", "start_aggregator", "start_manager", "start_donor")
 
 Handler = Callable[[Mapping[str, object]], Awaitable[object]]
 

@@ -32,6 +32,8 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
         "gpu_model": "h100",
         "daemon_socket": "",
         "peers_file": "",
+        "aggregator_socket": "",
+        "aggregation_socket": str(folder / "aggregation.sock"),
         "report_period_s": 0.3,
         "reconnect_s": 0.3,
         "admin_socket": str(folder / "admin.sock"),

@@ -15,6 +15,7 @@ from farside.agent.power_off import why_not
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
 from farside.agent.service.service import NodeServices
+from tests.agent.frames import start as a_start
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -41,8 +42,8 @@ class Sums:
     def drained(self) -> bool:
         return self.is_drained
 
-    def variables(self, job: str, start: int) -> Mapping[str, str]:
-        return {"SUMS_SOCKET": f"/run/sums/{job}.{start}"}
+    def variables(self, start: m.Start) -> Mapping[str, str]:
+        return {"SUMS_SOCKET": f"/run/sums/{start.task_id}-{start.start}"}
 
     async def close(self) -> None:
         self.is_closed = True
@@ -108,7 +109,7 @@ def test_a_task_gets_what_it_needs_to_reach_its_services_and_all_end_with_the_ag
     sums = Sums()
     services = NodeServices([sums])
 
-    assert services.variables("7", 2) == {"SUMS_SOCKET": "/run/sums/7.2"}
+    assert services.variables(a_start("7.0")) == {"SUMS_SOCKET": "/run/sums/7.0-1"}
     assert services.metrics() == {"sums": {"sums": 3.0}}
     asyncio.run(services.close())
     assert sums.is_closed

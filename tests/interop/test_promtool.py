@@ -27,7 +27,8 @@ PROGRAMS = {
     "manager": 'listen = "unix:{folder}/manager.sock"\nstore_url = "sqlite:///{folder}/manager.db"\n'
     'state_dir = "{folder}/manager"\ntokens_file = "{folder}/tokens.toml"\n',
     "agent": 'node = "here"\nmanager = "ws://127.0.0.1:1"\ntoken_file = "{folder}/token"\ndeclared_gpus = 2\n'
-    'state_dir = "{folder}/agent"\nadmin_socket = "{folder}/agent.sock"\nrun_as = "starter"\ndaemon_socket = ""\n',
+    'state_dir = "{folder}/agent"\nadmin_socket = "{folder}/agent.sock"\nrun_as = "starter"\ndaemon_socket = ""\n'
+    'aggregator_socket = ""\naggregation_socket = ""\n',
 }
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 

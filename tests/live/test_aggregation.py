@@ -4,10 +4,14 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
+from farside.agent import messages as m
+from farside.agent.aggregator.plan import job_key, plan_problem
 from farside.scheduler.manager.aggregation.decide import TASKS_MAX, admission, next_events, tasks_of
 from farside.scheduler.manager.aggregation.state import (
     NOBODY,
@@ -25,6 +29,7 @@ from farside.scheduler.manager.aggregation.state import (
     marked,
     stepped,
 )
+from farside.scheduler.manager.api.jobs import cluster_problems
 from farside.scheduler.manager.decider.adapter import node_of, outlook_of
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.check_log import violations
@@ -38,7 +43,10 @@ from farside.scheduler.manager.model.event import (
 )
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
 KIB = 1 << 10
@@ -561,3 +569,184 @@ def test_a_job_that_wants_no_aggregation_waits_for_none() -> None:
 
     assert admission(outlook_of(world.state, world.now_s), job) == ""
     assert TaskPhase.ASSIGNED
+
+
+# ---- what nodes report, and are told
+
+SECRET = b"s" * 32
+
+
+def raw(said: object) -> Raw:
+    return Raw(msgspec.json.encode(said))
+
+
+class Told:
+    """Lines to the agents of all nodes, which say and are told what real ones would."""
+
+    def __init__(self, world: Cluster) -> None:
+        self.world = world
+        self.lines: dict[str, AgentLine] = {}
+        self.seq = 0
+        for node in list(world.state.nodes):
+            hello = msgspec.structs.replace(FakeNode(node).hello(), can=("service:aggregator",))
+            self.lines[node] = AgentLine(hello, "10.0.0.7", secret=SECRET)
+
+    def plans(self, node: str) -> tuple[m.NumberedPlan, ...]:
+        """What a node is told now; nothing where it knows that."""
+        found = [
+            msgspec.json.decode(one.raw, type=m.AggregatorOrder) for one in self.lines[node].plans(self.world.state)
+        ]
+        return found[-1].plans if found else ()
+
+    def says(self, node: str, facts: m.AggregatorFacts, *told: m.Told) -> list[Event]:
+        self.seq += 1
+        report = m.Report(
+            seq=self.seq, at_s=self.world.now_s, headroom_bytes=1 << 36, psi=m.Psi(), gpus=FakeNode(node).declared(),
+            tasks=(), services={"aggregator": raw(facts)}, told=told,
+        )  # fmt: skip
+        events = self.lines[node].reported(self.world.state, report)
+        for event in events:
+            self.world.does(event)
+        return events
+
+
+def facts(**more: Any) -> m.AggregatorFacts:
+    offer = m.AggregatorOffer(cores=1, memory_bytes=1 << 30, unix="/n", tcp="0.0.0.0:77", machine="m")
+    return m.AggregatorFacts(offer=offer, has_relay=True, **more)
+
+
+def test_a_model_is_declared_once_whoever_tells_it() -> None:
+    world = Cluster(2, gpus=1)
+    job = world.submit(2, aggregation="shared")
+    world.runs(job)
+    told = Told(world)
+    model = m.DeclaredModel(digest="d", rule="mean", members=2, chunks=((4, 256 * KIB),))
+    said = m.Told(service="aggregator", job=job, start=1, raw=raw(model))
+
+    first = told.says("n0", facts(), said)
+    second = told.says("n1", facts(), said)
+    stranger = told.says("n0", facts(), m.Told(service="aggregator", job="99", start=1, raw=raw(model)))
+
+    assert sum(isinstance(one, ModelDeclared) for one in first) == 1
+    assert [one for one in (*second, *stranger) if isinstance(one, ModelDeclared)] == []
+    check(world)
+
+
+def test_members_and_aggregators_are_told_the_same_plan_and_others_nothing() -> None:
+    world = Cluster(3, gpus=1)
+    job = world.train(2)
+    told = Told(world)
+    owner = next(iter(world.at(job)))
+    world.offer(owner)
+
+    plans = {node: told.plans(node) for node in ("n0", "n1", "n2")}
+
+    concerned = {owner, *(task.node for task in world.job(job).tasks)}
+    assert {node for node, found in plans.items() if found} == concerned
+    (plan,) = {one.plan for found in plans.values() for one in found}
+    assert (plan.job, plan.start, plan.members, plan.digest) == (job, 1, 2, "d")
+    assert plan_problem(plan, world.state.aggregation.jobs[job].count) == ""
+    assert plan.key == job_key(SECRET, job, 1)
+    assert [one.number for one in plans[owner]] == [0]
+    assert all(told.plans(node) == () for node in plans)  # it is not told twice
+    world.exits(job)
+    order = list(told.lines[owner].plans(world.state))
+    assert msgspec.json.decode(order[0].raw, type=m.AggregatorOrder).plans == ()
+
+
+def test_no_key_is_in_the_log_and_an_address_on_all_interfaces_is_the_nodes() -> None:
+    world = Cluster(2)
+    told = Told(world)
+    told.says("n0", facts())
+    told.says("n1", facts())
+    job = world.train(2)
+
+    (one,) = [plan for node in ("n0", "n1") for plan in told.plans(node) if plan.number is not None]
+
+    assert one.plan.aggregators[0].tcp == "127.0.0.1:77"
+    assert one.plan.job == job
+    assert not any(one.plan.key.hex() in repr(entry) or repr(one.plan.key) in repr(entry) for entry in world.log)
+
+
+def test_moves_are_written_once_and_complete_the_move() -> None:
+    world = Cluster(2, gpus=2)
+    job = world.train()
+    (node,) = world.at(job)
+    told = Told(world)
+    world.does(DrainRequested(node=node, reason="", by="root"))
+    state = world.state.aggregation
+    goal = state.node_of(state.jobs[job].runs[0].next_owner)
+    runs = tuple((run.first, run.count, run.next_epoch) for run in state.jobs[job].runs)
+
+    half = told.says(goal, facts(held=(m.AggregatedJob(job=job, start=1, copied=runs),)))
+    again = told.says(goal, facts(held=(m.AggregatedJob(job=job, start=1, copied=runs),)))
+    told.says(goal, facts(held=(m.AggregatedJob(job=job, start=1, copied=runs, pushed=runs),)))
+
+    assert sum(isinstance(one, ChunksMoved) for one in half) == 1
+    assert [one for one in again if isinstance(one, ChunksMoved)] == []
+    assert world.causes(job)[-1] is Cause.COMMITTED
+    assert world.at(job) == {goal}
+    check(world)
+
+
+def test_what_is_measured_is_written_when_it_is_new_or_a_decision_waits_for_it() -> None:
+    world = Cluster(2, gpus=2)
+    job = world.train()
+    told = Told(world)
+    (owner,) = world.at(job)
+    member = world.job(job).tasks[0].node
+    size = world.state.aggregation.jobs[job].size_bytes
+
+    def reads(iterations: int, iteration_s: float) -> int:
+        reading = m.MemberReading(job=job, start=1, iterations=iterations, iteration_s=iteration_s)
+        events = told.says(member, facts(readings=(reading,)))
+        return sum(isinstance(one, AggregationMeasured) for one in events)
+
+    busy = m.AggregatedJob(job=job, start=1, busy_s=3.0, pushed_bytes=20 * 2 * size)
+    events = told.says(owner, facts(held=(busy,)))
+    assert [one.byte_s for one in events if isinstance(one, AggregationMeasured)] == [3.0 / (40 * size)]
+    counts = [reads(5, 0.5), reads(20, 0.5), reads(40, 0.51), reads(60, 0.6)]
+    assert counts == [0, 1, 0, 0]  # too few; enough; alike; too soon after the last
+    assert world.state.aggregation.jobs[job].is_placed
+    assert [reads(119, 0.5), reads(121, 0.5), reads(300, 0.5)] == [0, 1, 0]  # the end of the watch
+    world.pass_s(61.0)
+    assert reads(400, 0.6) == 1
+    check(world)
+
+
+def test_a_task_is_told_which_member_it_is() -> None:
+    world = Cluster(2, gpus=1)
+    job = world.train(2)
+    line = Told(world).lines["n1"]
+
+    (start,) = [one for one in line.commands(world.state) if isinstance(one, m.Start)]
+
+    ranks = {task.node: task.rank for task in world.job(job).tasks}
+    assert start.spec.membership == m.Membership(rank=ranks["n1"], members=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"gpus": 1}, "of 2 to 64 processes with GPUs, and this job has 1"),
+        ({"aggregators": 9}, "it asks for 9, and 2 nodes offer one"),
+    ],
+)
+def test_a_job_that_can_never_aggregate_is_refused_in_one_line(more: dict[str, Any], text: str) -> None:
+    world = Cluster(2)
+    spec = msgspec.structs.replace(JobSpec(argv=("x",), gpus=2, aggregation="shared"), **more)
+
+    (problem,) = cluster_problems(spec, world.state, user="ann")
+
+    assert text in problem
+    assert cluster_problems(JobSpec(argv=("x",), gpus=2, aggregation="shared"), world.state, user="ann") == []
+
+
+def test_without_an_aggregator_or_with_an_agent_of_before_such_a_job_is_refused() -> None:
+    none = World(rules(), nodes=2)
+    mixed = Cluster(2)
+    mixed.join("n9")
+    spec = JobSpec(argv=("x",), gpus=2, aggregation="shared")
+
+    assert "no node offers an Aggregator" in cluster_problems(spec, none.state, user="ann")[0]
+    assert "tasks on n9 do not reach it" in cluster_problems(spec, mixed.state, user="ann")[0]

@@ -1,12 +1,39 @@
-"""Offers of Aggregators as nodes report them, and orders to nodes. PURE."""
+"""Offers of Aggregators and reports of nodes as events, and what each node gets to know of plans. PURE."""
+
+from collections.abc import Iterator, Mapping, Set
 
 import msgspec
 
-from farside.scheduler.manager.aggregation.state import Offer
+from farside.agent import messages as m
+from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, job_key
+from farside.agent.aggregator.plan import Run as PlanRun
+from farside.scheduler.manager.aggregation.state import (
+    NOBODY,
+    PROFILE_ITERATIONS,
+    WATCHED_ITERATIONS,
+    Aggregation,
+    AggregationMeasured,
+    ChunkRun,
+    ChunksMoved,
+    EpochRun,
+    Event,
+    JobChunks,
+    Measured,
+    ModelDeclared,
+    Offer,
+    marked,
+)
 
-AGGREGATOR = "aggregator"
-"""The node service."""
+AGGREGATOR = m.AGGREGATOR
+STEP = 0.05
+"""So much a measured figure differs before it is written again."""
+PERIOD_S = 60.0
+"""And so much later, unless a decision waits for it."""
+PUSHES = 10
+"""An Aggregator that has had so many gradients of each of its chunks knows what they cost."""
 _OFFER = msgspec.json.Decoder(Offer)
+_DECLARED = msgspec.json.Decoder(m.DeclaredModel)
+_ANY_HOSTS = ("0.0.0.0", "[::]", "::", "*")
 
 
 def offer_of(raw: str) -> Offer | None:
@@ -15,3 +42,167 @@ def offer_of(raw: str) -> Offer | None:
         return _OFFER.decode(raw) if raw else None
     except msgspec.MsgspecError:
         return None
+
+
+# ---------------------------------------------------------------------------------------------- node to log
+
+
+def declared(state: Aggregation, node: str, told: m.Told) -> Iterator[Event]:
+    """The model that a node's members declare; nothing if the log has one of this start."""
+    known = state.jobs.get(told.job)
+    if told.job not in state.wanting or (known is not None and known.start >= told.start):
+        return
+    try:
+        model = _DECLARED.decode(told.raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return
+    yield ModelDeclared(
+        node=node,
+        job_id=told.job,
+        start=told.start,
+        digest=model.digest,
+        rule=model.rule,
+        members=model.members,
+        chunks=tuple(ChunkRun(count, size_bytes) for count, size_bytes in model.chunks if count),
+    )
+
+
+def news_of(
+    state: Aggregation, node: str, facts: m.AggregatorFacts, at_s: float, written_s: dict[str, float]
+) -> Iterator[Event]:
+    """What a node's Aggregator and members report that the log does not have, as far as it is worth an entry.
+
+    ``at_s``: by the node's clock. ``written_s``: by job, when a figure of this node was written last; kept up here.
+    """
+    number = state.numbers.get(node, NOBODY)
+    for held in facts.held:
+        job = state.jobs.get(held.job)
+        if job is None or job.start != held.start:
+            continue
+        moved = _moved(job, node, number, held)
+        if moved is not None:
+            yield moved
+        byte_s = held.busy_s / held.pushed_bytes if held.pushed_bytes else 0.0
+        known = job.measured.get(node, Measured())
+        is_enough = held.pushed_bytes >= PUSHES * job.members * _bytes_at(job, number) > 0
+        if byte_s and is_enough and _is_news(known.byte_s, byte_s, at_s - written_s.get(held.job, 0.0)):
+            written_s[held.job] = at_s
+            yield AggregationMeasured(node=node, job_id=held.job, start=held.start, byte_s=byte_s)
+    for told in facts.readings:
+        job = state.jobs.get(told.job)
+        if job is None or job.start != told.start or told.iterations < PROFILE_ITERATIONS or not told.iteration_s:
+            continue
+        known = job.measured.get(node, Measured())
+        is_news = _is_news(known.iteration_s, told.iteration_s, at_s - written_s.get(told.job, 0.0))
+        if is_news or _is_awaited(state, job, known.iterations, told.iterations):
+            written_s[told.job] = at_s
+            yield AggregationMeasured(
+                node=node,
+                job_id=told.job,
+                start=told.start,
+                iterations=told.iterations,
+                iteration_s=told.iteration_s,
+            )
+
+
+def _moved(job: JobChunks, node: str, number: int, held: m.AggregatedJob) -> ChunksMoved | None:
+    """How far moves are, without what the log has; None: no further."""
+    found: dict[str, tuple[EpochRun, ...]] = {}
+    for name, role, flags in (
+        ("copied", "next_owner", {"is_copied": True}),
+        ("pushed", "next_owner", {"is_pushed": True}),
+        ("broken_here", "owner", {"broken": "here"}),
+        ("broken_there", "owner", {"broken": "there"}),
+    ):
+        runs = (EpochRun(*run) for run in getattr(held, name))
+        changes: Mapping[str, object] = flags
+        found[name] = tuple(run for run in runs if marked(job.runs, run, **{role: number}, **changes) != job.runs)  # type: ignore[arg-type]
+    if not any(found.values()):
+        return None
+    return ChunksMoved(node=node, job_id=held.job, start=held.start, **found)
+
+
+def _is_news(known: float, told: float, age_s: float) -> bool:
+    return not known or (abs(told - known) > STEP * known and not 0 <= age_s < PERIOD_S)
+
+
+def _is_awaited(state: Aggregation, job: JobChunks, known: int, told: int) -> bool:
+    """Whether a decision waits for this number of iterations of a job."""
+    watches = (one.watched.get(job.job_id) for one in state.jobs.values())
+    ends = (seen.since + WATCHED_ITERATIONS for seen in watches if seen is not None and not seen.iteration_s)
+    return any(known < end <= told for end in ends)
+
+
+def _bytes_at(job: JobChunks, number: int) -> int:
+    """Bytes of the chunks that an Aggregator owns."""
+    sizes = [run.size_bytes for run in job.chunks for _ in range(run.count)]
+    return sum(sum(sizes[run.first : run.end]) for run in job.runs if run.owner == number)
+
+
+# ---------------------------------------------------------------------------------------------- log to node
+
+
+def order_of(
+    state: Aggregation, node: str, members: Mapping[str, Set[str]], addresses: Mapping[str, str], secret: bytes
+) -> m.AggregatorOrder:
+    """All plans that a node has part in, by its Aggregator or by members on it.
+
+    Args:
+        state: Of shared aggregation.
+        node: The node.
+        members: By job, the nodes of its members.
+        addresses: By node, where it is reached.
+        secret: From which the keys of jobs follow.
+    """
+    number = state.numbers.get(node, NOBODY)
+    found: list[m.NumberedPlan] = []
+    left_bytes = m.ORDER_BYTES_MAX
+    for job in state.jobs.values():
+        has_members = node in members.get(job.job_id, frozenset())
+        is_owner = number in job.owners
+        if not job.is_assigned or not (has_members or is_owner):
+            continue
+        own = job.numbering.index(number) if is_owner else None
+        plan = m.NumberedPlan(plan=plan_of(state, job, addresses, secret), number=own, has_members=has_members)
+        left_bytes -= len(msgspec.json.encode(plan))
+        if left_bytes < 0:
+            break  # the oldest first: their tasks run already
+        found.append(plan)
+    return m.AggregatorOrder(plans=tuple(found))
+
+
+def plan_of(state: Aggregation, job: JobChunks, addresses: Mapping[str, str], secret: bytes) -> JobPlan:
+    """A job's plan, the same for all that have part in it."""
+    place = {number: at for at, number in enumerate(job.numbering)}
+    runs = tuple(
+        PlanRun(
+            first=run.first,
+            count=run.count,
+            owner=place[run.owner],
+            epoch=run.epoch,
+            next_owner=None if run.next_owner == NOBODY else place[run.next_owner],
+            next_epoch=run.next_epoch,
+        )
+        for run in job.runs
+    )
+    return JobPlan(
+        job=job.job_id,
+        start=job.start,
+        key=job_key(secret, job.job_id, job.start),
+        members=job.members,
+        digest=job.digest,
+        aggregators=tuple(_address(state, number, place[number], addresses) for number in sorted(job.owners)),
+        runs=runs,
+    )
+
+
+def _address(state: Aggregation, number: int, place: int, addresses: Mapping[str, str]) -> AggregatorAddress:
+    node = state.node_of(number)
+    offer = state.offers.get(node, Offer())
+    host, _, port = offer.tcp.rpartition(":")
+    tcp = f"{_in_brackets(addresses.get(node, '127.0.0.1'))}:{port}" if host in _ANY_HOSTS else offer.tcp
+    return AggregatorAddress(number=place, unix=offer.unix, tcp=tcp, machine=offer.machine)
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -13,6 +13,7 @@ from starlette.routing import Match
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.manager.api import (
     admissions,
+    aggregation,
     audit,
     donors,
     jobs,
@@ -89,7 +90,7 @@ def make_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     app.add_middleware(BodyLimit, callers=context.callers)
-    for part in (jobs, nodes, admissions, donors, power, overview, page, reservations, usage, audit):
+    for part in (jobs, nodes, admissions, donors, aggregation, power, overview, page, reservations, usage, audit):
         app.include_router(part.router)
     app.include_router(router)
     context.sessions.serve(app)

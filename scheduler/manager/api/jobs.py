@@ -239,13 +239,14 @@ def aggregation_problems(spec: JobSpec, state: LiveState) -> list[str]:
     if not spec.aggregation:
         return []
     offers = {name: offer for name, offer in state.aggregation.offers.items() if offer.cores}
-    # An agent of the version before has no such service, and its tasks would not be told where to go.
+    # Its agent is of the version before, or has no socket for it: tasks there would not be told where to go.
     older = [node.name for node in state.nodes.values() if node.is_up and node.name not in state.aggregation.offers]
     members = spec.gpus if spec.roles or spec.ranks is Ranks.GPU else min(spec.gpus, MEMBERS_MAX)
     if not offers:
         return ["aggregation: no node offers an Aggregator; start `farside aggregator` on one, or leave it out"]
     if older:
-        return [f"aggregation: the agent of {older[0]} does not know it; update it, or leave aggregation out"]
+        way = "update its agent, or set aggregation_socket there"
+        return [f"aggregation: tasks on {older[0]} do not reach it; {way}, or leave aggregation out"]
     if not 2 <= members <= MEMBERS_MAX:
         return [f"aggregation: of 2 to {MEMBERS_MAX} processes with GPUs, and this job has {members}; leave it out"]
     if spec.aggregators > len(offers):

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import CollectorRegistry
 
 from farside.errors import FarsideError
+from farside.scheduler.manager.aggregation.state import NOBODY, Aggregation
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.model.record import LiveNode, Phase
@@ -82,6 +83,7 @@ class ManagerCollector:
         yield counter, "service_faults", "States of node services that could not be read.", sessions.service_faults
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
+        yield from _aggregation(state.aggregation)
         wanted = None if state.wanted is None else state.wanted.nodes
         yield gauge, "nodes_wanted", "Nodes that the energy policy wants on.", wanted
         yield gauge, "store_bytes", "What the store's database takes.", self._store_bytes
@@ -89,6 +91,22 @@ class ManagerCollector:
         yield counter, "decisions", text, scheduler.get("cycles")
         text = "Cycles that failed by a fault in Farside, and were tried again."
         yield counter, "cycle_failures", text, scheduler.get("cycle_failures")
+
+
+def _aggregation(state: Aggregation) -> Iterator[_Figure]:
+    gauge = GaugeMetricFamily
+    yield gauge, "aggregators", "Aggregators that the pool has.", len(state.pool)
+    yield gauge, "aggregators_used", "Aggregators that own chunks of jobs.", len(state.in_use())
+    yield gauge, "aggregator_cores", "Cores that the pool has.", sum(one.cores for one in state.pool.values())
+    yield gauge, "aggregated_jobs", "Jobs whose gradients are aggregated.", len(state.jobs)
+    homeless = sum(not job.is_assigned and bool(job.owners) for job in state.jobs.values())
+    gone = sum(any(state.node_of(one) not in state.pool for one in job.owners) for job in state.jobs.values())
+    text = "Jobs some of whose chunks have no Aggregator, or one that the pool does not have."
+    yield gauge, "aggregation_stranded_jobs", text, homeless + gone
+    text = "Jobs that lose more speed by sharing than they should, where no other place helps."
+    yield gauge, "aggregation_slowed_jobs", text, sum(bool(job.accepted) for job in state.jobs.values())
+    moving = sum(run.count for job in state.jobs.values() for run in job.runs if run.next_owner != NOBODY)
+    yield gauge, "aggregation_moving_chunks", "Chunks on their way to another Aggregator.", moving
 
 
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:

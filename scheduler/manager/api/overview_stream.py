@@ -17,6 +17,7 @@ import msgspec
 
 from farside import admin
 from farside.errors import FarsideError
+from farside.scheduler.manager.aggregation.show import AggregationReport, report
 from farside.scheduler.manager.api.answer import Rows
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.scheduler_process import ASK
@@ -95,7 +96,18 @@ class OverviewStreams:
         overview = self._survey.overview(None if caller.is_operator else caller.name)
         why = await self._whys.of(waiting_ids(overview, WHY_MAX))
         energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
-        return replace(overview, why=why, sensed=self._sensed(), energy=energy)
+        sensed, shared = self._sensed(), self.aggregation(caller)
+        return replace(overview, why=why, sensed=sensed, energy=energy, aggregation=shared)
+
+    def aggregation(self, caller: Caller) -> AggregationReport:
+        """The Aggregators, and those jobs on them that this caller may see."""
+        state = self._log.state
+
+        def may_see(job_id: str) -> bool:
+            return caller.is_operator or state.jobs[job_id].user == caller.name
+
+        said = {name: one.aggregator for name, one in self._sensed().items() if one.aggregator is not None}
+        return report(state.aggregation, said, may_see)
 
     def show(self, overview: Overview, before: Overview | None = None) -> Glimpse:
         """An overview as the API answers it; see `show_overview`."""

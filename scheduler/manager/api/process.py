@@ -109,7 +109,7 @@ def _context(config: ManagerConfig) -> Context:
     )  # fmt: skip
     sessions = AgentSessions(
         log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE,
-        takes_unproved=config.accept_unproved_agents,
+        takes_unproved=config.accept_unproved_agents, secret=log.store.secret(),
     )  # fmt: skip
     return Context(
         log=log,

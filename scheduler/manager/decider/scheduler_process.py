@@ -24,6 +24,8 @@ from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
+from farside.scheduler.manager.aggregation.decide import AggregationRules
+from farside.scheduler.manager.decider.adapter import DEFAULT_RULES
 from farside.scheduler.manager.decider.cycle_failures import CycleFailures
 from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.log_wakeup import sleeping_at, wake
@@ -55,9 +57,18 @@ _log = get_log("manager.scheduler")
 class SchedulerProcess:
     """Decides for one store; at most one leads, see `EventStore.take_lead`."""
 
-    def __init__(self, store: EventStore, rules: Rules, folder: Path, holder: str) -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        rules: Rules,
+        folder: Path,
+        holder: str,
+        *,
+        aggregation: AggregationRules = DEFAULT_RULES,
+    ) -> None:
         self._store = store
         self._rules = rules
+        self._aggregation = aggregation
         self._folder = folder
         self._holder = holder
         self._clock = WallClock(folder)
@@ -133,7 +144,7 @@ class SchedulerProcess:
             # The state that was read at the start is used once; after a failure all is read again, as the decider
             # changes it.
             state, self._read_state = self._read_state or whole_state(self._store), None
-            self._decider = Decider(self._rules, state, self._now_s(state))
+            self._decider = Decider(self._rules, state, self._now_s(state), aggregation=self._aggregation)
             self._is_spoilt = False
         return self._decider
 

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from msgspec import Raw, Struct, json, structs
 
 from farside.agent import messages as m
+from farside.scheduler.manager.aggregation import orders as aggregation
+from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
-from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey, members_of
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
@@ -40,8 +42,13 @@ class Meeting:
 class AgentLine:
     """One connection of an agent: what it knows, and what was sent to it."""
 
-    def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0) -> None:
+    def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0, secret: bytes = b"") -> None:
+        """``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated."""
         found = services.read(hello)
+        self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
+        self._secret = secret
+        self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
+        self._planned = -1  # the version of shared aggregation that this connection was told
         self.hello, self._read = found.said, found
         self.report: m.Report | None = None  # the last, with what its services say in its own fields
         self.service_problems: Mapping[str, str] = found.problems  # by service, why its last state could not be read
@@ -102,6 +109,9 @@ class AgentLine:
         events = self._changes(state, report.tasks)
         events += self._service_changes(state, found, report.at_s)
         events += self._told_of_jobs(state, report.told)
+        self.aggregator = found.facts.get(m.AGGREGATOR)
+        if self.aggregator is not None:
+            events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if node is not None:
             drains = any(isinstance(event, log.DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
@@ -131,7 +141,13 @@ class AgentLine:
         """What services say about jobs that are there; the log may have it twice, as it is a whole state."""
         for one in told:
             job = state.jobs.get(one.job)
-            if job is not None and not job.is_over and one.start <= job.start and m.is_carried(one.raw):
+            if job is None or job.is_over or one.start > job.start or not m.is_carried(one.raw):
+                continue
+            if one.service == m.AGGREGATOR:
+                is_here = any(task.node == self.node for task in job.tasks)
+                if is_here and one.start == job.start:
+                    yield from aggregation.declared(state.aggregation, self.node, one)
+            else:
                 raw = services.text_of(one.raw)
                 yield log.ServiceTold(node=self.node, service=one.service, job_id=one.job, start=one.start, raw=raw)
 
@@ -215,6 +231,20 @@ class AgentLine:
                 self._ordered[name] = order
                 yield self._order(name, order, state)
 
+    def plans(self, state: LiveState) -> Iterator[m.Service]:
+        """The plans of shared aggregation that its node has part in, when they are others than those sent."""
+        if self._planned == state.aggregation.version or not self._secret:
+            return
+        self._planned = state.aggregation.version
+        if m.can_service(m.AGGREGATOR) not in self.hello.can:
+            return
+        members = {job_id: {task.node for task in members_of(job)} for job_id, job in _aggregating(state)}
+        addresses = {name: node.address for name, node in state.nodes.items() if name in state.aggregation.numbers}
+        order = aggregation.order_of(state.aggregation, self.node, members, addresses, self._secret)
+        if order != self._ordered.get(m.AGGREGATOR):
+            self._ordered[m.AGGREGATOR] = order
+            yield self._order(m.AGGREGATOR, order, state)
+
     def _order(self, name: str, order: Struct, state: LiveState) -> m.Service:
         """An order as of the newest entry of the log: who has read less of it can't undo it."""
         raw = Raw(json.encode(order))
@@ -270,6 +300,10 @@ class AgentLine:
         if what == "forget":
             self._told.difference_update((("start", key), ("stop", key)))
         return True
+
+
+def _aggregating(state: LiveState) -> Iterator[tuple[str, LiveJob]]:
+    return ((job_id, state.jobs[job_id]) for job_id in state.aggregation.jobs)
 
 
 def _is_of(told: m.TaskState, job: LiveJob) -> bool:
@@ -346,8 +380,19 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
             resume=job.start > 1,
             checkpoint_dir=spec.checkpoint_dir,
             profile=job.is_profiled,
+            membership=_membership(job, task),
         ),
     )
+
+
+def _membership(job: LiveJob, task: LiveTask) -> m.Membership | None:
+    """Which of its job's members a process is; None: it is none."""
+    if not job.spec.aggregation:
+        return None
+    ranks = [one.rank for one in members_of(job)]
+    if task.rank not in ranks:
+        return None
+    return m.Membership(rank=ranks.index(task.rank), members=min(len(ranks), MEMBERS_MAX))
 
 
 def stop_of(key: TaskKey, generation: int, cause: str, grace_s: float) -> m.Stop:

@@ -58,12 +58,18 @@ def _donor_order(outlook: Outlook) -> m.DonorOrder:
     return m.DonorOrder(closed_by=0 if power is None else power.drain_number, deadline_s=outlook.move_s)
 
 
+def _offer(facts: m.AggregatorFacts) -> m.AggregatorOffer | None:
+    return facts.offer if facts.has_relay else None
+
+
 DONOR, BORROWER = "donor", "borrower"
 KNOWN: Mapping[str, KnownService] = {
     # Both have fields of their own in HELLO, REPORT and the log, for agents and managers of the version before. Its
     # list of donors is the borrower's order; that follows from a ring of all nodes, so `AgentLine.donors` makes it.
     DONOR: KnownService(facts=m.DonorFacts, order=_donor_order, is_asked=True),
     BORROWER: KnownService(facts=m.BorrowerFacts),
+    # Its plans follow from all jobs, so `AgentLine.plans` makes its order.
+    m.AGGREGATOR: KnownService(facts=m.AggregatorFacts, keep=_offer),
 }
 _DECODERS = {name: msgspec.json.Decoder(service.facts) for name, service in KNOWN.items()}
 
@@ -76,12 +82,14 @@ class Read(Generic[SaidT]):
         said: The frame, with what known services say in its own fields.
         kept: By service, what the log is to have as JSON; those that the manager does not know are in ``unknown``.
         problems: By service, why it could not be read.
+        facts: By known service, what it says.
     """
 
     said: SaidT
     kept: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
     problems: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(said: SaidT) -> Read[SaidT]:
@@ -89,6 +97,7 @@ def read(said: SaidT) -> Read[SaidT]:
     found: dict[str, Any] = {}
     kept: dict[str, str] = {}
     problems: dict[str, str] = {}
+    told: dict[str, Any] = {}
     for name, raw in said.services.items():
         if not m.is_carried(raw):
             problems[name] = f"more than {m.SERVICE_BYTES_MAX} bytes"
@@ -96,7 +105,7 @@ def read(said: SaidT) -> Read[SaidT]:
             kept[name] = text_of(raw)
         else:
             try:
-                facts = _DECODERS[name].decode(raw)
+                facts = told[name] = _DECODERS[name].decode(raw)
             except (msgspec.MsgspecError, RecursionError) as error:
                 problems[name] = " ".join(str(error).split())[:200]
                 continue
@@ -105,7 +114,7 @@ def read(said: SaidT) -> Read[SaidT]:
             if lasting is not None:
                 kept[name] = msgspec.json.encode(lasting).decode()
     unknown = frozenset(kept) - frozenset(KNOWN)
-    return Read(said=structs.replace(said, **found), kept=kept, unknown=unknown, problems=problems)
+    return Read(said=structs.replace(said, **found), kept=kept, unknown=unknown, problems=problems, facts=told)
 
 
 def text_of(raw: Raw) -> str:

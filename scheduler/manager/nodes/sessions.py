@@ -5,7 +5,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI, HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -71,6 +71,7 @@ class AgentSessions:
 
     ``node_timeout_s``: a node that is silent for so long is lost. ``move_s``: borrowers of a node that is to sleep get
     so long to move what they have there. ``takes_unproved``: agents of the version before may come over ws://.
+    ``secret``: the store's, from which keys of jobs follow.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class AgentSessions:
         *,
         move_s: float = 900.0,
         takes_unproved: bool = True,
+        secret: bytes = b"",
     ) -> None:
         self._log = log
         self._callers = callers
         self._takes_unproved = takes_unproved
         self._node_timeout_s = node_timeout_s
         self._move_s = move_s
+        self._secret = secret
         self._sessions: dict[str, _Session] = {}
         self._heard_s: dict[str, float] = {}
         # The list of donors and when it was made; -inf: the first look makes it anew if the log has moved on.
@@ -245,7 +248,7 @@ class AgentSessions:
             # In the log before anything else: two connections by one invitation cannot both come here.
             await self._log.write([NodeKeyed(node=hello.node, key=connection.lasting_key)], f"node {hello.node}")
             connection.settle()
-        line, changed = AgentLine(hello, _address_of(connection.socket), move_s=self._move_s), asyncio.Event()
+        line, changed = self._line(hello, _address_of(connection.socket)), asyncio.Event()
         # The new session takes the place of the older one before anything is awaited; otherwise two of one node could
         # both believe to be the only one.
         older = self._sessions.get(hello.node)
@@ -271,6 +274,9 @@ class AgentSessions:
             if self._sessions.get(hello.node) is session:
                 del self._sessions[hello.node]
                 self._heard_s[hello.node] = self._log.clock.now_s()
+
+    def _line(self, hello: m.Hello, address: str) -> AgentLine:
+        return AgentLine(hello, address, move_s=self._move_s, secret=self._secret)
 
     def _caller_of(self, connection: AgentConnection) -> Caller:
         try:
@@ -358,7 +364,8 @@ class AgentSessions:
                 continue
             assert isinstance(report, m.Report)
             events = line.reported(self._log.state, report)
-            session.sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
+            sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
+            session.sensed = replace(sensed, aggregator=line.aggregator)
             self._note_problems(session)
             await self._log.write(events, f"node {line.node}")
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
@@ -382,7 +389,9 @@ class AgentSessions:
             # Cleared before the state is read: a change during the sends sets it again, and the loop looks once more.
             session.changed.clear()
             state = self._log.state
-            to_services = (*line.donors(state, self.ring), *line.lending(state), *line.orders(state))
+            to_services = (
+                *line.donors(state, self.ring), *line.lending(state), *line.orders(state), *line.plans(state)
+            )  # fmt: skip
             for command in (*session.asker.unsent(), *line.commands(state), *to_services):
                 try:
                     frame = session.side.send(command)

@@ -33,7 +33,7 @@ from farside.scheduler.manager.model.codec import check_version
 from farside.scheduler.manager.model.event import VERSION, Entry, SchedulerTookLead
 from farside.scheduler.manager.model.state import keyed_request_of
 from farside.scheduler.manager.store.entry_row import COLUMNS, READ_ON, entry_of
-from farside.scheduler.manager.store.table import image, lead, log
+from farside.scheduler.manager.store.table import image, lead, log, secret
 from farside.scheduler.manager.store.transaction import PAGE, Draft, Turn, lock
 
 # How long one waits in SQLite for another writer, and how often it looks; a commit takes milliseconds.
@@ -285,6 +285,14 @@ class EventStore:
         """
         row = self._first(sa.select(log.c.version).order_by(log.c.seq.desc()).limit(1))
         return 0 if row is None else int(row.version)
+
+    def secret(self) -> bytes:
+        """What keys of jobs are made of: the same for all managers of this store, and in no entry of the log.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        return bytes(self._first(sa.select(secret.c.value)).value)
 
     def size_bytes(self) -> int:
         """Size of the database on its disk, if it reports one.

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.manager.model.codec import check_version
 from farside.scheduler.manager.store.event_store import EventStore
-from farside.scheduler.manager.store.table import image, lead, log
+from farside.scheduler.manager.store.table import image, lead, log, secret
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -143,6 +143,10 @@ def _copy(source: EventStore, target: EventStore) -> int:
             for row in reading.execute(select(image)):
                 writing.execute(insert(image), [row._asdict()])
             writing.execute(update(lead).values(leading._asdict()))
+            # The keys of jobs that run are made of it.
+            kept = reading.execute(select(secret)).one_or_none()
+            if kept is not None:
+                writing.execute(update(secret).values(value=kept.value))
         return count
     except SQLAlchemyError as error:
         raise FarsideError(f"the copy was not made: {str(error).splitlines()[0]}") from error

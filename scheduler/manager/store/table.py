@@ -40,6 +40,14 @@ lead = Table(
     Column("last_at_s", Float(53), nullable=False),
 )
 
+# One row: what keys of jobs are made of. In no entry of the log, and the same for all managers of the store.
+secret = Table(
+    "secret",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("value", LargeBinary, nullable=False),
+)
+
 # A row for each API that runs, or ran lately: what it writes again and again says that the nodes it names are heard.
 presence = Table(
     "presence",

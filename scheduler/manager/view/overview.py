@@ -15,6 +15,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from farside.agent.messages import AggregatorFacts
+from farside.scheduler.manager.aggregation.show import AggregationReport
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
@@ -37,6 +39,7 @@ class Sensed:
 
     ``can_close``: its agent closes the donor when it is told to; ``closed_by``: the order by which that was done, with
     ``slabs`` of others left. 0: the donor is open. ``holding``: services that have something of others, by name.
+    ``aggregator``: what its service of that name said; None: it has none.
     """
 
     gpu_busy_pct: float | None = None
@@ -50,6 +53,7 @@ class Sensed:
     closed_by: int = 0
     slabs: int = 0
     holding: tuple[str, ...] = ()
+    aggregator: AggregatorFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Overview:
     why: Mapping[str, str] = field(default_factory=dict)
     sensed: Mapping[str, Sensed] = field(default_factory=dict)
     energy: Energy = field(default_factory=Energy)
+    aggregation: AggregationReport = field(default_factory=AggregationReport)
 
 
 class Loan(Struct, frozen=True, kw_only=True):
@@ -121,6 +126,7 @@ class Glimpse(Struct, frozen=True, kw_only=True):
     nodes: list[Node]
     why: Mapping[str, str]
     sensed: Mapping[str, SensedNode]
+    aggregation: AggregationReport
 
 
 class Survey:

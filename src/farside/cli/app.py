@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farside.cli import options
+from farside.cli.aggregation import aggregation_commands
 from farside.cli.cluster import cluster_commands
 from farside.cli.cluster_admin import admin_commands
 from farside.cli.config import Whose, config_app
@@ -60,6 +61,7 @@ cluster_commands(app)
 app.command()(top)
 admin_commands(app)
 node_commands(app)
+aggregation_commands(app)
 app.add_typer(power_app, name="power")
 app.command()(sizing)
 # Hidden, as only systemd units call it.
@@ -223,6 +225,7 @@ def sandbox(
         str | None,
         typer.Option(metavar="NODESxGPUS", help="Also run a manager and agents with declared GPUs, such as 4x8."),
     ] = None,
+    aggregators: options.Aggregators = 0,
 ) -> None:
     """Run donors and a borrower, and with --cluster a manager and agents, on this machine.
 
@@ -246,6 +249,7 @@ def sandbox(
             slab_bytes=slab,
             restart_donors=restart_donors,
             cluster=cluster,
+            aggregators=aggregators,
             # An option that is not given is not passed on, so that the default is stated once, in the sandbox.
             **given,
         )

@@ -53,6 +53,34 @@ def node_table(nodes: Iterable[Row]) -> Table:
     return table
 
 
+def aggregator_table(rows: Iterable[Row]) -> Table:
+    """A line an Aggregator."""
+    table = _table("Aggregator on", "state", "cores", "planned", "memory used", "chunks", "jobs")
+    for row in rows:
+        planned = "" if row["planned_pct"] is None else f"{row['planned_pct']:.0f} %"
+        used = "" if row["used_bytes"] is None else format_bytes(row["used_bytes"])
+        memory = f"{used} of {format_bytes(row['memory_bytes'])}".strip()
+        state = "in the pool" if row["is_in_pool"] else "offered"
+        _add(table, row["node"], state, row["cores"], planned, memory, row["chunks"], " ".join(row["jobs"]))
+    return table
+
+
+def aggregated_job_table(rows: Iterable[Row]) -> Table:
+    """A line a job that aggregates."""
+    table = _table("job", "state", "members", "on", "chunks", "size", "iteration", "alone", "lost", "waits for")
+    for row in rows:
+        state = f"{row['state']}, {row['moving_chunks']} chunks" if row["moving_chunks"] else row["state"]
+        lost = "" if row["loss_pct"] is None else f"{row['loss_pct']:.0f} %"
+        lost += " (accepted)" if row["is_loss_accepted"] else ""
+        times = ("" if row[key] is None else f"{row[key]:.4g} s" for key in ("iteration_s", "alone_s"))
+        waits = "" if row["waits_for"] is None else f"rank {row['waits_for']}"
+        _add(
+            table, row["job"], state, row["members"], ", ".join(row["nodes"]), row["chunks"],
+            format_bytes(row["size_bytes"]), *times, lost, waits,
+        )  # fmt: skip
+    return table
+
+
 def admission_table(rows: Iterable[Row], now_s: float) -> Table:
     """A line a node's name."""
     table = _table("node", "state", "GPUs", "memory", "by", "since", "until", "more than known")

@@ -22,6 +22,9 @@ Overrides = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting of the files (repeatable)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Aggregators = Annotated[
+    int, typer.Option(min=0, help="With --cluster: number of nodes with an Aggregator for shared aggregation.")
+]
 ClearPages = Annotated[
     bool, typer.Option("--clear-pages", help="Do not encrypt pages at donors, to see what encryption costs.")
 ]

@@ -48,6 +48,10 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     donor_control: str = text("", "tcp:HOST:PORT of this node's donor for borrowers; empty: where the donor listens")
     peers_file: Path = path("/var/lib/farside/peers.toml",
         "List of donors, written for this node's borrower as the manager knows them; empty: none")
+    aggregator_socket: Path = path("/run/farside/aggregator.sock",
+        "Admin socket of this node's Aggregator, whose cores all jobs of the cluster may share; empty: none")
+    aggregation_socket: Path = path("/run/farside/aggregation.sock",
+        "Unix socket by which tasks here reach shared aggregation; empty: none, and this node takes no part in it")
     report_period_s: float = seconds(5.0, 0.1, 300, "Time between two reports while no task changes")
     reconnect_s: float = seconds(15.0, 0.1, 600, "Maximum wait between two attempts to reach the manager")
     admin_socket: Path = path("/run/farside/agent.sock", "Unix socket for `farside status` and `farside admin`")

@@ -10,6 +10,7 @@ from farside.config.settings import (
     count,
     endpoints,
     flag,
+    fraction,
     path,
     seconds,
     size,
@@ -102,4 +103,10 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
         "Time after which a node that is not empty stays on; borrowers of its memory have half of it to move pages")
     power_boot_s: float = seconds(900.0, 1, 1e5, "Time after which a node that does not boot has failed")
     power_poll_s: float = seconds(10.0, 0.1, 600, "Time between two checks of nodes, and between two requests to a BMC")
+    aggregation_loss_limit: float = fraction(0.1, 0.03, 0.9,
+        "Share of its speed that a job may lose by shared aggregation before it is placed anew")
+    aggregation_period_s: float = seconds(300.0, 1, 1e6,
+        "Time after which Aggregators without jobs are given back, but for those needed on average")
+    aggregation_keep_s: float = seconds(60.0, 0, 1e6,
+        "Time for which a job without processes keeps its place at Aggregators, so that its next start goes on there")
     node_timeout_s: float = seconds(60.0, 1, 1e6, "Silence after which a node is lost and its jobs start again")

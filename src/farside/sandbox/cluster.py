@@ -3,6 +3,7 @@
 DIR/manager.sock     where `farside submit`, `queue` and the others reach the manager
 DIR/manager/         its config, store and log
 DIR/agents/nN/       config, admin socket and log of each agent, and state/: its tasks
+DIR/aggregators/aN/  the same of the Aggregator on node nN, where --aggregators asks for it
 
 The manager starts first and ends last. Agents end with their tasks, so that nothing of a sandbox is left; an agent that
 is killed leaves its tasks running, and finds them when it is started again.
@@ -25,6 +26,7 @@ from farside.sandbox.files import free_port
 from farside.sandbox.jobs_memory import jobs_bytes
 from farside.sandbox.layout import RUN_FOLDER, ClusterRecord, Shape
 from farside.sandbox.pressure import donor_folder
+from farside.units import MIB
 
 MANAGER = "manager"
 NODES_MAX, GPUS_MAX = 64, 64
@@ -36,6 +38,7 @@ NODE_TIMEOUT_S = 5.0 * settings.PATIENCE
 MIN_RUN_S = 5.0
 # Two queues, and a job of eight GPUs falls into the second within ten seconds instead of the paper's seven minutes.
 POLICY_SETTINGS = "limits_gpu_s=60"
+AGGREGATOR_BYTES = 512 * MIB
 
 
 def parse_shape(text: str) -> Shape:
@@ -61,7 +64,9 @@ class Cluster:
         """``changed`` is called whenever a process starts or ends."""
         self.shape, self.state = shape, state
         self.names = tuple(f"n{number}" for number in range(1, shape.nodes + 1))
+        self.aggregators = tuple(f"a{number}" for number in range(1, shape.aggregators + 1))
         posts = {name: post_in(agent_folder(state, name), "agent") for name in self.names}
+        posts |= {name: post_in(state / "aggregators" / name, "aggregator") for name in self.aggregators}
         posts[MANAGER] = Post(subcommand="manager", folder=state / MANAGER, admin=state / "manager.sock")
         self._crew = Crew(posts, changed=changed, ended=self._on_end)
         self._changed = changed
@@ -79,6 +84,7 @@ class Cluster:
             gpus_per_node=self.shape.gpus_per_node,
             manager=self._crew.record(MANAGER),
             agents=tuple(self._crew.record(name) for name in self.names),
+            aggregators=tuple(self._crew.record(name) for name in self.aggregators),
         )
 
     def write_files(self) -> None:
@@ -89,6 +95,9 @@ class Cluster:
         for name in self.names:
             self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
             self._crew.posts[name].config.write_text(settings.toml_text(self._agent_settings(name)))
+        for name in self.aggregators:
+            self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
+            self._crew.posts[name].config.write_text(settings.toml_text(self._aggregator_settings(name)))
         self._crew.posts[MANAGER].config.write_text(settings.toml_text(self._manager_settings(port)))
 
     # --- processes
@@ -102,10 +111,24 @@ class Cluster:
         self._crew.watch_in(tasks)
         await self._crew.start(MANAGER)
         await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
+        # Before the agents, which tell the manager at once what is offered.
+        for name in self.aggregators:
+            await self._crew.start(name)
+        for name in self.aggregators:
+            await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
         for name in self.names:
             await self._crew.start(name)
         for name in self.names:
             await self._until_connected(name)
+
+    async def start_aggregator(self, name: str) -> None:
+        """Starts an Aggregator that has ended, and returns when it answers.
+
+        Raises:
+            ConfigError: there is no such Aggregator, or it is running.
+        """
+        await self._crew.start_again(name, "Aggregator", self.aggregators)
+        await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
 
     async def start_agent(self, name: str) -> None:
         """Starts an agent that has ended, and returns when it is connected.
@@ -137,13 +160,15 @@ class Cluster:
         self._ending = True
         await self._crew.end(self.names)
         await asyncio.to_thread(end_tasks, self.state)  # of agents that had been killed before
+        await self._crew.end(self.aggregators)
         await self._crew.end([MANAGER])
 
     async def _on_end(self, name: str, status: int) -> None:
         if self._ending:
             return
         self._changed()
-        command = "start_manager" if name == MANAGER else f"start_agent name={name}"
+        what = "aggregator" if name in self.aggregators else "agent"
+        command = "start_manager" if name == MANAGER else f"start_{what} name={name}"
         socket_path = shlex.quote(os.fspath(self.state / "sandbox.sock"))
         self._crew.tell_of_end(name, status, f"farside admin --socket {socket_path} {command}")
 
@@ -189,9 +214,26 @@ class Cluster:
             # The n-th node is the machine of the n-th donor, where there is one.
             "daemon_socket": os.fspath(donor_folder(self.state, f"d{name.removeprefix('n')}") / "admin.sock"),
             "peers_file": os.fspath(folder / "peers.toml"),
+            "aggregator_socket": self._aggregator_socket(name),
+            "aggregation_socket": os.fspath(folder / "aggregation.sock"),
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,
             "admin_socket": os.fspath(self._crew.posts[name].admin),
+        }
+
+    def _aggregator_socket(self, agent: str) -> str:
+        name = f"a{agent.removeprefix('n')}"
+        return os.fspath(self._crew.posts[name].admin) if name in self.aggregators else ""
+
+    def _aggregator_settings(self, name: str) -> dict[str, settings.Value]:
+        post, port = self._crew.posts[name], free_port()
+        return {
+            "node": f"n{name.removeprefix('a')}",
+            "listen": (f"unix:{post.folder / 'members.sock'}", f"tcp:127.0.0.1:{port}"),
+            "address": f"127.0.0.1:{port}",
+            "cores": 1,
+            "memory_bytes": AGGREGATOR_BYTES,
+            "admin_socket": os.fspath(post.admin),
         }
 
 

@@ -51,6 +51,18 @@ def start_manager(state: Path) -> None:
     _start(state, "start_manager")
 
 
+def kill_aggregator(state: Path, name: str) -> None:
+    """Ends an Aggregator with SIGKILL, parent and server, and returns when the sandbox has noticed."""
+    pid = read_record(state).aggregator(name).pid
+    os.killpg(pid, signal.SIGKILL)
+    _until_noticed(lambda: read_record(state).aggregator(name).pid != pid, f"Aggregator {name} (process {pid})")
+
+
+def start_aggregator(state: Path, name: str) -> None:
+    """Starts an Aggregator that was killed, and returns when it answers."""
+    _start(state, "start_aggregator", name=name)
+
+
 def squeeze(state: Path, name: str, used_bytes: int) -> None:
     """Makes the donor's own programs use that much of its memory from now on (simulated; see `pressure`)."""
     read_record(state).donor(name)

@@ -20,7 +20,7 @@ from farside.errors import ConfigError
 from farside.listen import clear_stale
 from farside.sandbox.cluster import agent_folder, end_tasks
 from farside.sandbox.files import socket_of
-from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, read_record
+from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, ProcessRecord, read_record
 from farside.sandbox.pressure import donor_folder
 from farside.sandbox.process import kill_leftover
 from farside.whole_file import lock_file
@@ -129,7 +129,9 @@ def _lock(state: Path) -> int:
 def _clear(state: Path) -> None:
     with suppress(ConfigError):  # no record: it ended before it had started anything
         record = read_record(state)
-        cluster = (record.cluster.manager, *record.cluster.agents) if record.cluster is not None else ()
+        cluster: tuple[ProcessRecord, ...] = ()
+        if record.cluster is not None:
+            cluster = (record.cluster.manager, *record.cluster.agents, *record.cluster.aggregators)
         for process in (record.blockdev, *record.donors, *cluster):
             kill_leftover(process.pid, state)
         if cluster:

@@ -26,7 +26,7 @@ LOCK_NAME = "sandbox.lock"
 RECORD_NAME = "sandbox.json"
 # What a sandbox makes in its folder beside the lock.
 FILES = (RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk", "manager.sock")
-FOLDERS = ("donors", "blockdev", "agents", "manager")
+FOLDERS = ("donors", "blockdev", "agents", "aggregators", "manager")
 BORROWER = "borrower"
 RUN_FOLDER = "run"
 """Of the manager, in its folder: its ``state_dir``."""
@@ -41,10 +41,11 @@ HEADROOM_SHARE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many nodes, and how many GPUs each is said to have."""
+    """How many nodes, how many GPUs each is said to have, and how many of the nodes have an Aggregator."""
 
     nodes: int
     gpus_per_node: int
+    aggregators: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class ClusterRecord:
     gpus_per_node: int
     manager: ProcessRecord
     agents: tuple[ProcessRecord, ...]
+    aggregators: tuple[ProcessRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,14 @@ class SandboxRecord:
             ConfigError: There is none.
         """
         return _named(self.cluster.agents if self.cluster is not None else (), "agent", name)
+
+    def aggregator(self, name: str) -> ProcessRecord:
+        """The Aggregator of that name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        return _named(self.cluster.aggregators if self.cluster is not None else (), "Aggregator", name)
 
     def donor(self, name: str) -> ProcessRecord:
         """The donor of that name.

@@ -17,7 +17,7 @@ from farside.listen import clear_stale, open_listener
 from farside.sandbox.cluster import parse_shape
 from farside.sandbox.files import backup_disk, uri
 from farside.sandbox.folder import check_length, claimed
-from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
+from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan, Shape
 from farside.sandbox.plane import Plane
 from farside.units import MIB, format_bytes
 
@@ -41,14 +41,15 @@ def run(
     workers: int = WORKERS_DEFAULT,
     restart_donors: bool = False,
     cluster: str | None = None,
+    aggregators: int = 0,
 ) -> int:
     """Runs a sandbox until SIGTERM, SIGHUP or Ctrl-C, and returns the exit code.
 
     Prints ``ready URI`` for each listener on standard output when clients may connect, and with `cluster` (NODESxGPUS)
-    ``ready unix:PATH`` of the manager after them. `slab_bytes` is 16 MiB when not
-    given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder. Without `state`
-    the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder, listener or file
-    that another made, but for a `disk` that is named.
+    ``ready unix:PATH`` of the manager after them; so many of its nodes as `aggregators` says have one. `slab_bytes` is
+    16 MiB when not given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder.
+    Without `state` the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder,
+    listener or file that another made, but for a `disk` that is named.
 
     Raises:
         FarsideError: an option is wrong, or a process did not start.
@@ -71,7 +72,7 @@ def run(
                 slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
                 workers=workers,
                 restart_donors=restart_donors,
-                cluster=parse_shape(cluster) if cluster is not None else None,
+                cluster=_shape(cluster, aggregators),
             )
         )
         stack.enter_context(claimed(folder))
@@ -80,6 +81,17 @@ def run(
         if plan.disk is not None:
             stack.enter_context(backup_disk(plan.disk, plan.size_bytes))
         return _run_to_the_end(Plane(plan, folder))
+
+
+def _shape(cluster: str | None, aggregators: int) -> Shape | None:
+    if cluster is None:
+        if aggregators:
+            raise ConfigError("--aggregators: there are no nodes for them", hint="add --cluster, such as 3x2")
+        return None
+    shape = parse_shape(cluster)
+    if aggregators > shape.nodes:
+        raise ConfigError(f"--aggregators {aggregators}: a node has one, and there are {shape.nodes} nodes")
+    return replace(shape, aggregators=aggregators)
 
 
 def checked(plan: Plan) -> Plan:
@@ -197,6 +209,7 @@ async def _start_and_tell(plane: Plane, tasks: asyncio.TaskGroup) -> None:
     cluster = plane.cluster
     if cluster is not None:
         handlers["start_agent"] = _starting(cluster.start_agent)
+        handlers["start_aggregator"] = _starting(cluster.start_aggregator)
         handlers["start_manager"] = _starting(lambda _: cluster.start_manager())
     async with admin.serve(plane.state / "sandbox.sock", handlers):
         for listener in plane.plan.listen:

@@ -49,11 +49,14 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
         if record.cluster is not None:
             found += [_manager_of(record.cluster.manager)]
             found += [_ask(one.name, "agent", Path(one.admin_socket), pid=one.pid) for one in record.cluster.agents]
+            shared = record.cluster.aggregators
+            found += [_ask(one.name, "aggregator", Path(one.admin_socket), pid=one.pid) for one in shared]
     else:
         places = (
             ("blockdev", BlockdevConfig().admin_socket),
             ("daemon", DaemonConfig().admin_socket),
             ("agent", AgentConfig().admin_socket),
+            ("aggregator", AgentConfig().aggregator_socket),
         )
         found = [_ask("", role, Path(place)) for role, place in places if Path(place).exists()]
         manager = Path(STANDARD.removeprefix("unix:"))

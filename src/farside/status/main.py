@@ -43,5 +43,8 @@ def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
             }
             for process in processes
         ],
-        **{f"{role}s": statuses_of(processes, role) for role in ("blockdev", "daemon", "manager", "agent")},
+        **{
+            f"{role}s": statuses_of(processes, role)
+            for role in ("blockdev", "daemon", "manager", "agent", "aggregator")
+        },
     }

@@ -19,7 +19,7 @@ _HEDGES = {
 
 
 def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
-    """A table of the processes, then per borrower its traffic, donors and slabs, then all donors, then all agents."""
+    """A table of the processes, then per borrower its traffic, donors and slabs; all donors, agents, Aggregators."""
     known = tuple(processes)
     yield process_table(known)
     for device in statuses_of(known, "blockdev"):
@@ -29,6 +29,8 @@ def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
         yield lent_table(daemons)
     if agents := statuses_of(known, "agent"):
         yield agent_table(agents)
+    if aggregators := statuses_of(known, "aggregator"):
+        yield aggregator_table(aggregators)
 
 
 def process_table(processes: Iterable[ProcessStatus]) -> Table:
@@ -143,6 +145,25 @@ def agent_table(agents: Iterable[Row]) -> Table:
             f"{_number(tasks, 'running') + _number(tasks, 'stopping'):.0f}",
             f"{_number(tasks, 'exited') + _number(tasks, 'lost'):.0f}",
         )
+    return table
+
+
+def aggregator_table(aggregators: Iterable[Row]) -> Table:
+    """What each Aggregator does for which jobs."""
+    table = _table(
+        "Aggregators", "node", "cores", "memory used", "job", "start", "lanes", "updates", "busy", "waits for"
+    )
+    for one in aggregators:
+        memory = f"{format_bytes(_number(one, 'used_bytes'))} of {format_bytes(_number(one, 'memory_bytes'))}"
+        head = (str(one.get("node", "-")), f"{_number(one, 'cores'):.0f}", memory)
+        jobs = one.get("jobs", ())
+        for job in jobs:
+            waits = "-" if job.get("waits_for") is None else f"rank {job['waits_for']}"
+            start, lanes = f"{_number(job, 'start'):.0f}", f"{_number(job, 'lanes'):.0f}"
+            busy = format_seconds(_number(job, "busy_s"))
+            table.add_row(*head, str(job.get("job", "-")), start, lanes, f"{_number(job, 'updates'):,.0f}", busy, waits)
+        if not jobs:
+            table.add_row(*head, *["-"] * 6)
     return table
 
 

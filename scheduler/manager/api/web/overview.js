@@ -11,6 +11,7 @@ export function drawOverview() {
   drawFigures();
   drawNodes();
   drawLoans();
+  drawAggregation();
   drawJobs();
 }
 
@@ -138,6 +139,36 @@ function drawLoans() {
       write(line.firstElementChild, `${loan.lender} lends to ${loan.borrower}`);
       write(line.lastElementChild, bytes(loan.bytes));
     });
+}
+
+// ---- shared aggregation
+
+function drawAggregation() {
+  const { aggregators, jobs: rows } = known.aggregation || { aggregators: [], jobs: [] };
+  at("aggregation-part").hidden = !aggregators.length && !rows.length;
+  const line = () => make("li", {}, make("span", { class: "who" }), make("span"));
+  const fill = (element, [who, what]) => { write(element.firstElementChild, who); write(element.lastElementChild, what); };
+  keep(at("aggregators"), aggregators.map((one) => [one.node, aggregatorWords(one)]), ([node]) => node, line, fill);
+  keep(at("aggregated"), rows.map((one) => [`job ${one.job}`, aggregatedWords(one)]), ([job]) => job, line, fill);
+}
+
+function aggregatorWords(one) {
+  const words = [one.is_in_pool ? many(one.cores, "core") : `offers ${many(one.cores, "core")}`];
+  if (one.planned_pct !== null && one.chunks) words.push(`${Math.round(one.planned_pct)} % planned`);
+  if (one.chunks) words.push(many(one.chunks, "chunk"));
+  if (one.used_bytes) words.push(`${bytes(one.used_bytes)} of ${bytes(one.memory_bytes)}`);
+  if (one.jobs.length) words.push(`jobs ${one.jobs.join(", ")}`);
+  return words.join(" · ");
+}
+
+function aggregatedWords(one) {
+  const words = [one.state];
+  if (one.nodes.length) words.push(`on ${one.nodes.join(", ")}`);
+  if (one.moving_chunks) words.push(`${one.moving_chunks} of ${many(one.chunks, "chunk")} under way`);
+  if (one.loss_pct !== null) words.push(`${Math.round(one.loss_pct)} % slower than alone${one.is_loss_accepted ? ", accepted" : ""}`);
+  if (one.waits_for !== null) words.push(`waits for rank ${one.waits_for}`);
+  if (one.problem) words.push(one.problem);
+  return words.join(" · ");
 }
 
 // ---- jobs
