@@ -159,11 +159,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all members of a job and its Aggregators agree on; limits as in `ne_job`."""
+    """What all members of a job and its Aggregators agree on; limits as in `ne_job`.
+
+    ``hold``: a result goes to a member when that asks for it (`Member.ask`).
+    """
 
     members: int
     rule: Rule
     chunks: tuple[Chunk, ...]
+    hold: bool = False
 
     def raw(self) -> tuple[Any, Any]:
         """The struct, and the array that it points to."""
@@ -172,6 +176,7 @@ class Job:
             raw.count, raw.dtype, raw.group = chunk.count, chunk.dtype, chunk.group
         job = ffi.new("struct ne_job *")
         job.members, job.rule, job.chunks, job.chunk = self.members, self.rule, len(self.chunks), chunks
+        job.hold = self.hold
         job.groups = 1 + max((chunk.group for chunk in self.chunks), default=0)
         return job, chunks
 
@@ -479,13 +484,29 @@ class Member:
         _set_hyper(raw, hyper)
         _checked("kv_hyper", lib.ne_kv_hyper(self._handle, group, iteration, raw))
 
-    def push(self, first: int, count: int, iteration: int) -> None:
+    def push(self, first: int, count: int, iteration: int, *, absent: bool = False) -> None:
         """The gradients of these chunks are in place.
+
+        ``absent``: this member has none, and zeros are in place. With a server's optimizer, a chunk for which all
+        members are absent keeps its parameters and state, and has the next version.
 
         Raises:
             EngineError: EAGAIN: the result of the iteration before is lacking, or they have been pushed.
         """
-        _checked("kv_push", lib.ne_kv_push(self._handle, first, count, iteration))
+        _checked("kv_push", lib.ne_kv_push(self._handle, first, count, iteration, absent))
+
+    def ask(self, first: int, count: int, iteration: int) -> None:
+        """In a job with ``hold``: the results of chunks that were pushed are wanted now.
+
+        Raises:
+            EngineError: EAGAIN: they were not pushed in that iteration; EINVAL: the job has no ``hold``.
+        """
+        _checked("kv_ask", lib.ne_kv_ask(self._handle, first, count, iteration))
+
+    def wait_taken(self, first: int, count: int, iteration: int, timeout_s: float | None = None) -> None:
+        """In a job with ``hold``: blocks until the Aggregators have these pushes. Errors as of `ask` and `wait`."""
+        timeout_ms = -1 if timeout_s is None else int(timeout_s * 1000)
+        _checked("kv_wait_taken", lib.ne_kv_wait_taken(self._handle, first, count, iteration, timeout_ms))
 
     def version(self, first: int, count: int) -> int | None:
         """The lowest version that is held of these chunks; None: one is not held."""
@@ -497,7 +518,8 @@ class Member:
         """Blocks until these chunks have a version.
 
         Raises:
-            EngineError: ETIMEDOUT; ESTALE: the job can't go on.
+            EngineError: ETIMEDOUT; ESTALE: the job can't go on; EDOM: this member's numbers of the optimizer are
+                others than rank 0's.
         """
         timeout_ms = -1 if timeout_s is None else int(timeout_s * 1000)
         _checked("kv_wait", lib.ne_kv_wait(self._handle, first, count, version, timeout_ms))

@@ -24,6 +24,7 @@
 #include "aggregator.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -189,12 +190,38 @@ static void add_due(struct job *job, uint32_t chunk)
 	job->due[(job->due_first + job->due_count++) % job->layout.chunks] = chunk;
 }
 
+static void give_result(struct job *job, uint32_t rank, uint32_t chunk)
+{
+	const struct ne_chunk *state = &job->states[chunk];
+	struct frame frame = {.kind = FRAME_RESULT, .iteration = state->version};
+
+	if (state->state == NE_CHUNK_LEFT) {
+		frame.flags = FRAME_LAST;
+		name_owner(job, chunk, &frame);
+	}
+	put_result(job, rank, chunk, frame);
+}
+
+/* holds: whoever has not asked for its result gets it when it does. */
+static void give_results(struct job *job, uint64_t mask, uint32_t chunk, bool holds)
+{
+	if (job->hold) {
+		uint64_t *pulls = &job->pulls[chunk][job->states[chunk].version & 1];
+		uint64_t now = holds ? mask & *pulls : mask;
+
+		*pulls &= ~now;
+		job->owed[chunk] = (job->owed[chunk] | mask) & ~now;
+		mask = now;
+	}
+	for (; mask; mask &= mask - 1)
+		give_result(job, __builtin_ctzll(mask), chunk);
+}
+
 /* What a step asks for. has_written: results stand where members on this host look for them. */
-static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_todo *todo, bool has_written)
+static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_todo *todo, bool has_written, bool holds)
 {
 	struct job *job = s->job;
 	struct frame moved = {.kind = FRAME_MOVED};
-	struct frame result_frame = {.kind = FRAME_RESULT, .iteration = todo->result_version};
 
 	if (todo->lost)
 		lose(s->aggregator, job, chunk);
@@ -202,12 +229,7 @@ static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_tod
 	put_all(job, todo->moved, chunk, moved);
 	if (todo->result && !has_written)
 		write_results(job, chunk, todo->result, result(job, chunk));
-	if (todo->result_is_last) {
-		result_frame.flags = FRAME_LAST;
-		name_owner(job, chunk, &result_frame);
-	}
-	for (uint64_t mask = todo->result; mask; mask &= mask - 1)
-		put_result(job, __builtin_ctzll(mask), chunk, result_frame);
+	give_results(job, todo->result, chunk, holds);
 	for (uint64_t mask = todo->given; mask; mask &= mask - 1)
 		put_state(job, __builtin_ctzll(mask), chunk, todo->given_version);
 	put_all(job, todo->want_have, chunk, (struct frame){.kind = FRAME_WANT_HAVE});
@@ -229,7 +251,7 @@ int step(struct source *s, uint32_t chunk, struct ne_chunk_event event, bool has
 	struct ne_chunk_todo todo;
 
 	ne_chunk_step(&s->job->states[chunk], &event, &todo);
-	return carry_out(s, chunk, &todo, has_written);
+	return carry_out(s, chunk, &todo, has_written, event.kind == NE_CHUNK_PUSH || event.kind == NE_CHUNK_UPDATED);
 }
 
 /* ------------------------------------------------------------------- what comes */
@@ -289,20 +311,92 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 	return 0;
 }
 
+static bool is_equal(const struct ne_hyper *one, const struct ne_hyper *other)
+{
+	return !memcmp(one, other, offsetof(struct ne_hyper, nesterov)) && one->nesterov == other->nesterov;
+}
+
+/* A member whose numbers are not rank 0's would believe in another model than it gets. */
+static void check_numbers(struct job *job, uint32_t rank, uint32_t group)
+{
+	const struct numbers *said = &job->said[(uint64_t)rank * job->layout.group_count + group];
+
+	for (int i = 0; i < HYPERS; i++) {
+		const struct numbers *known = &job->numbers[HYPERS * (uint64_t)group + i];
+
+		if (known->from && known->from == said->from && !is_equal(&known->hyper, &said->hyper))
+			put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = EDOM}, NULL, 0);
+	}
+}
+
 static int take_hyper(struct source *s, const struct frame *frame)
 {
-	struct numbers *known = s->job->numbers + HYPERS * (uint64_t)frame->chunk;
+	struct job *job = s->job;
+	struct numbers *known = job->numbers + HYPERS * (uint64_t)frame->chunk;
 	struct numbers told = {.from = frame->iteration};
 
-	if (frame->chunk >= s->job->layout.group_count || frame->bytes != sizeof(told.hyper) || !frame->iteration)
+	if (frame->chunk >= job->layout.group_count || frame->bytes != sizeof(told.hyper) || !frame->iteration)
 		return -EPROTO;
+	told.hyper = job->member[s->rank].hyper;
+	job->said[(uint64_t)s->rank * job->layout.group_count + frame->chunk] = told;
 	/* Rank 0's count; the others' are its copies. */
-	if (s->rank)
+	if (s->rank) {
+		check_numbers(job, s->rank, frame->chunk);
 		return 0;
-	told.hyper = s->job->member[s->rank].hyper;
+	}
 	if (known[0].from != told.from)
 		known[1] = known[0];
 	known[0] = told;
+	for (uint32_t rank = 1; rank < job->layout.members; rank++)
+		check_numbers(job, rank, frame->chunk);
+	return 0;
+}
+
+static int take_push(struct source *s, const struct frame *frame)
+{
+	struct job *job = s->job;
+	struct ne_chunk_event event = {.kind = NE_CHUNK_PUSH,
+				       .member = s->rank,
+				       .epoch = frame->epoch,
+				       .version = frame->iteration};
+	uint64_t who = 1ull << s->rank, *absent = &job->absent[frame->chunk][frame->iteration & 1];
+	int err;
+
+	if (!job->member[s->rank].lane.is_shm && !frame->bytes)
+		return -EPROTO;
+	*absent = frame->flags & FRAME_ABSENT ? *absent | who : *absent & ~who;
+	err = step(s, frame->chunk, event, false);
+	if (err)
+		return err;
+	job->stats.pushed_bytes += layout_bytes(&job->layout, frame->chunk);
+	if (job->hold && job->states[frame->chunk].epoch == frame->epoch)
+		put(job, s->rank, frame->chunk, (struct frame){.kind = FRAME_TAKEN, .iteration = frame->iteration},
+		    NULL, 0);
+	return 0;
+}
+
+/* A result that is wanted now: it is here, or will be. */
+static int take_pull(struct source *s, const struct frame *frame)
+{
+	struct job *job = s->job;
+	const struct ne_chunk *state = &job->states[frame->chunk];
+	uint64_t who = 1ull << s->rank, *pulls = job->pulls[frame->chunk];
+	struct frame moved = {.kind = FRAME_MOVED};
+
+	if (!job->hold)
+		return -EPROTO;
+	if (ne_chunk_is_early(state, frame->epoch))
+		return -EAGAIN;
+	if (state->state == NE_CHUNK_GONE || frame->epoch != state->epoch) {
+		name_owner(job, frame->chunk, &moved);
+		put(job, s->rank, frame->chunk, moved, NULL, 0);
+	} else if (job->owed[frame->chunk] & who && frame->iteration == state->version) {
+		give_results(job, who, frame->chunk, false);
+	} else {
+		/* Also where it is served: its update may have to be repeated. */
+		pulls[frame->iteration & 1] |= who;
+		pulls[~frame->iteration & 1] &= ~who;
+	}
 	return 0;
 }
 
@@ -352,7 +446,6 @@ static int take(void *owner, const struct frame *frame)
 	struct source *s = owner;
 	struct ne_chunk_event event = {.member = s->rank, .epoch = frame->epoch, .version = frame->iteration};
 	const struct layout *layout = &s->job->layout;
-	int err;
 
 	if (frame->kind == FRAME_HYPER)
 		return take_hyper(s, frame);
@@ -360,12 +453,9 @@ static int take(void *owner, const struct frame *frame)
 		return -EPROTO;
 	switch (frame->kind) {
 	case FRAME_PUSH:
-		if (!s->job->member[s->rank].lane.is_shm && !frame->bytes)
-			return -EPROTO;
-		event.kind = NE_CHUNK_PUSH;
-		err = step(s, frame->chunk, event, false);
-		s->job->stats.pushed_bytes += err ? 0 : layout_bytes(layout, frame->chunk);
-		return err;
+		return take_push(s, frame);
+	case FRAME_PULL:
+		return take_pull(s, frame);
 	case FRAME_HAVE:
 		event.kind = NE_CHUNK_HAVE;
 		event.has_nothing = frame->flags & FRAME_NOTHING;
@@ -416,8 +506,14 @@ void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, int err)
 	unmap(member->region, layout_region_bytes(&job->layout, rank));
 	member->region = NULL;
 	job->stats.lanes--;
-	for (uint32_t chunk = 0; chunk < job->layout.chunks; chunk++)
+	for (uint32_t chunk = 0; chunk < job->layout.chunks; chunk++) {
+		if (job->hold) {
+			job->pulls[chunk][0] &= ~(1ull << rank);
+			job->pulls[chunk][1] &= ~(1ull << rank);
+			job->owed[chunk] &= ~(1ull << rank);
+		}
 		step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_LANE_END, .member = rank}, false);
+	}
 	tell(a, (struct ne_aggregator_event){
 			.kind = NE_AGGREGATOR_LANE_ENDED, .rank = rank, .error = -err, .job = job->id});
 }
@@ -537,6 +633,36 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 	return err;
 }
 
+/* Nobody has a gradient: the next version is this one, as an optimizer of torch passes over such a parameter. */
+static bool is_passed_over(const struct job *job, uint32_t chunk, uint64_t version)
+{
+	uint32_t members = job->layout.members;
+
+	return !job->layout.sum_only &&
+	       job->absent[chunk][version & 1] == (members == 64 ? UINT64_MAX : (1ull << members) - 1);
+}
+
+static void pass_over(struct job *job, uint32_t chunk, uint64_t version)
+{
+	const uint8_t *from = job->results ? job->results + job->layout.offsets[chunk] : NULL;
+
+	memcpy(master(job, chunk, version), master(job, chunk, version - 1), layout_state_bytes(&job->layout, chunk));
+	if (is_narrow(job, chunk))
+		reduce_narrow(job->layout.dtypes[chunk], job->results + job->layout.offsets[chunk],
+			      master(job, chunk, version), job->layout.counts[chunk]);
+	else
+		from = (const uint8_t *)master(job, chunk, version);
+	write_results(job, chunk, UINT64_MAX >> (64 - job->layout.members), from);
+}
+
+static int reduce_or_pass(struct job *job, uint32_t chunk, uint64_t version)
+{
+	if (!is_passed_over(job, chunk, version))
+		return reduce_chunk(job, chunk, version);
+	pass_over(job, chunk, version);
+	return 0;
+}
+
 static void update(struct ne_aggregator *a, struct job *job)
 {
 	struct source s = {a, job, 0};
@@ -549,7 +675,7 @@ static void update(struct ne_aggregator *a, struct job *job)
 	if (!ne_chunk_is_due(&job->states[chunk]) || job->is_lost)
 		return;
 	/* Numbers out of bounds: none of its chunks can go on. */
-	if (reduce_chunk(job, chunk, job->states[chunk].version + 1) < 0) {
+	if (reduce_or_pass(job, chunk, job->states[chunk].version + 1) < 0) {
 		lose(a, job, chunk);
 		return;
 	}

@@ -93,6 +93,11 @@ struct job {
 	struct numbers *numbers; /* HYPERS for each group */
 	uint32_t *due;		 /* a ring of chunks */
 	uint8_t *is_due;
+	uint64_t (*absent)[2];	/* members without a gradient, by chunk and the iteration's parity */
+	uint64_t (*pulls)[2];	/* hold: members that want a result, by chunk and the iteration's parity */
+	uint64_t *owed;		/* hold: members that have yet to want the last result */
+	struct numbers *said;	/* by member and group: what was said last */
+	bool hold;
 	uint32_t due_first, due_count;
 	uint64_t turn_ns; /* processor time that its turns have had */
 	uint64_t held_area_bytes, held_master_bytes;

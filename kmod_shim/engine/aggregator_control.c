@@ -141,6 +141,10 @@ static void free_job(struct ne_aggregator *a, struct job *job)
 	free(job->numbers);
 	free(job->due);
 	free(job->is_due);
+	free(job->absent);
+	free(job->pulls);
+	free(job->owed);
+	free(job->said);
 	layout_free(&job->layout);
 	free(job);
 }
@@ -270,7 +274,13 @@ static int make_job(struct job *made, const struct ne_job *job)
 	made->numbers = calloc(HYPERS * job->groups, sizeof(*made->numbers));
 	made->due = calloc(job->chunks, sizeof(*made->due));
 	made->is_due = calloc(job->chunks, 1);
-	if (!made->states || !made->moves || !made->wants || !made->numbers || !made->due || !made->is_due)
+	made->absent = calloc(job->chunks, sizeof(*made->absent));
+	made->pulls = calloc(job->hold ? job->chunks : 1, sizeof(*made->pulls));
+	made->owed = calloc(job->hold ? job->chunks : 1, sizeof(*made->owed));
+	made->said = calloc((uint64_t)job->members * job->groups, sizeof(*made->said));
+	made->hold = job->hold;
+	if (!made->states || !made->moves || !made->wants || !made->numbers || !made->due || !made->is_due ||
+	    !made->absent || !made->pulls || !made->owed || !made->said)
 		return -ENOMEM;
 	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
 		ne_chunk_make(&made->states[chunk], job->members, layout->sum_only);
@@ -390,6 +400,9 @@ static int plan_chunk(struct ne_aggregator *a, struct job *job, uint32_t chunk, 
 	move->next_epoch = place->next_epoch;
 	move->owner = place->owner;
 	move->next = place->next_owner;
+	/* Under a new epoch members say all of it again. */
+	if (job->hold && (event.is_next ? place->next_epoch : place->epoch) != job->states[chunk].epoch)
+		job->pulls[chunk][0] = job->pulls[chunk][1] = job->owed[chunk] = 0;
 	err = step(&s, chunk, event, false);
 	move_plan(a, job, chunk);
 	return err;

@@ -393,6 +393,7 @@ struct ne_job {				/* what all members of a job and its Aggregators agree on */
 	uint32_t chunks;		/* 1..NE_JOB_CHUNKS_MAX */
 	uint32_t groups;		/* 1..NE_JOB_GROUPS_MAX */
 	uint32_t rule;			/* enum ne_rule */
+	uint32_t hold;			/* a result goes to a member when that asks for it: ne_kv_ask() */
 	const struct ne_job_chunk *chunk;
 };
 
@@ -515,10 +516,21 @@ int ne_kv_fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versi
 int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
 /* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. One that is there ends. Takes fd. */
 int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm);
-/* The optimizer's numbers of a group from this iteration on. Rank 0's count. */
+/* The optimizer's numbers of a group from this iteration on. Rank 0's count; who says others gets -EDOM from ne_kv_wait(). */
 int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper);
-/* The gradients of [first, first + count) are in place. -EAGAIN: a result of the iteration before is lacking. */
-int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration);
+/*
+ * The gradients of [first, first + count) are in place. absent: this member has none, and zeros are in place; with a
+ * server's optimizer, a chunk for which all members are absent keeps its parameters and state, and has the next version.
+ * -EAGAIN: a result of the iteration before is lacking.
+ */
+int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration, bool absent);
+/*
+ * hold: the results of an iteration that was pushed are wanted now. On one host the place of results may be written
+ * before that. -EAGAIN: not pushed; -EINVAL: not a job with hold.
+ */
+int ne_kv_ask(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration);
+/* hold: blocks until all these pushes have been taken, by the lanes that there are. Errors as ne_kv_wait's; -EAGAIN. */
+int ne_kv_wait_taken(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration, int timeout_ms);
 /* 1: all of them are held, and `ret` is the lowest version; 0: one is not held. */
 int ne_kv_version(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t *ret);
 /* Blocks until all of them are at `version` or beyond. -ETIMEDOUT; -ESTALE: the job can't go on. timeout_ms < 0: none. */

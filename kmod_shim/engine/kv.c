@@ -44,6 +44,10 @@ struct held {
 	bool is_full;	   /* the gradient of version + 1 is in the region */
 	bool has_gradient; /* the gradient of version is in the region, too */
 	bool owes;
+	bool is_absent; /* that gradient is none, and so was the one before */
+	bool was_absent;
+	bool is_taken;	/* hold: the owner has it */
+	bool is_pulled; /* hold: its result is wanted */
 	bool has_asked; /* for the state of version `asked`... */
 	bool has_given; /* ...which is here, in `given` */
 	uint64_t asked;
@@ -78,6 +82,7 @@ struct ne_kv {
 	int dead;	  /* -errno: the job can't go on */
 	bool has_started; /* with the job: it did not come anew */
 	bool has_joined;  /* it came anew, and has all chunks at one version */
+	bool hold;
 	bool is_fetching;
 	uint32_t lacking; /* chunks that are not held */
 	uint64_t join_version;
@@ -124,8 +129,17 @@ static void put_ask(struct ne_kv *kv, uint32_t chunk)
 
 static void put_push(struct ne_kv *kv, uint32_t chunk, uint64_t iteration)
 {
-	put(kv, chunk, (struct frame){.kind = FRAME_PUSH, .iteration = iteration},
+	const struct held *held = &kv->held[chunk];
+	bool is_absent = iteration == held->version ? held->was_absent : held->is_absent;
+
+	put(kv, chunk,
+	    (struct frame){.kind = FRAME_PUSH, .flags = is_absent ? FRAME_ABSENT : 0, .iteration = iteration},
 	    kv->at + layout_gradient(&kv->layout, chunk, iteration), layout_bytes(&kv->layout, chunk));
+}
+
+static void put_pull(struct ne_kv *kv, uint32_t chunk)
+{
+	put(kv, chunk, (struct frame){.kind = FRAME_PULL, .iteration = kv->held[chunk].version + 1}, NULL, 0);
 }
 
 /* On a new lane, and under a new epoch: what is held, then the push that may have been lost. */
@@ -140,6 +154,8 @@ static void introduce(struct ne_kv *kv, uint32_t chunk)
 		put_ask(kv, chunk);
 	if (held->is_full)
 		put_push(kv, chunk, held->version + 1);
+	if (held->is_full && held->is_pulled)
+		put_pull(kv, chunk);
 }
 
 static void pay(struct ne_kv *kv, uint32_t chunk)
@@ -425,7 +441,8 @@ static int take_result(struct source *s, const struct frame *frame)
 		leave_start(kv, held);
 		kv->lacking -= held->has_any ? 0 : 1;
 		held->has_any = true;
-		held->is_full = false;
+		held->is_full = held->is_taken = held->is_pulled = false;
+		held->was_absent = held->is_absent;
 		pay(kv, frame->chunk);
 		if (!kv->lacking && is_joining(kv))
 			begin_to_join(kv);
@@ -455,6 +472,10 @@ static int take(void *owner, const struct frame *frame)
 		return take_result(s, frame);
 	case FRAME_STATE:
 		return take_state(s, frame);
+	case FRAME_TAKEN:
+		if (is_current(s, frame) && held->is_full && frame->iteration == held->version + 1)
+			held->is_taken = true;
+		return 0;
 	case FRAME_MOVED:
 		return follow(kv, frame);
 	case FRAME_WANT_HAVE:
@@ -643,6 +664,7 @@ static int make(struct ne_kv *kv, const struct ne_job *job)
 	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
 		kv->held[chunk].owner = NOBODY;
 	kv->lacking = job->chunks;
+	kv->hold = job->hold;
 	err = make_region(kv);
 	if (err)
 		return err;
@@ -879,7 +901,7 @@ int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const stru
 	return 0;
 }
 
-int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration)
+int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration, bool absent)
 {
 	int err = 0;
 
@@ -898,7 +920,41 @@ int ne_kv_push(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iterat
 	/* In descending order, as gradients come. */
 	for (uint32_t chunk = first + count; !err && chunk-- > first;) {
 		kv->held[chunk].is_full = true;
+		kv->held[chunk].is_absent = absent;
 		put_push(kv, chunk, iteration);
+	}
+	send_all(kv);
+	pthread_mutex_unlock(&kv->lock);
+	return err;
+}
+
+/* Whether each chunk has been pushed in that iteration, or has its result. */
+static bool has_pushed(const struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration)
+{
+	for (uint32_t chunk = first; chunk < first + count; chunk++) {
+		const struct held *held = &kv->held[chunk];
+
+		if (!held->has_any || (held->version < iteration && (held->version + 1 != iteration || !held->is_full)))
+			return false;
+	}
+	return true;
+}
+
+int ne_kv_ask(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration)
+{
+	int err = 0;
+
+	if (!is_range(kv, first, count) || !kv->hold)
+		return -EINVAL;
+	if (enter(kv))
+		return -EBADF;
+	if (!has_pushed(kv, first, count, iteration))
+		err = -EAGAIN;
+	for (uint32_t chunk = first; !err && chunk < first + count; chunk++) {
+		if (kv->held[chunk].version >= iteration || kv->held[chunk].is_pulled)
+			continue;
+		kv->held[chunk].is_pulled = true;
+		put_pull(kv, chunk);
 	}
 	send_all(kv);
 	pthread_mutex_unlock(&kv->lock);
@@ -963,6 +1019,29 @@ int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versio
 		/* What has been seen once needs no second look: versions only grow. */
 		while (!is_joining(kv) && chunk < first + count && kv->held[chunk].has_any &&
 		       kv->held[chunk].version >= version)
+			chunk++;
+		if (chunk == first + count)
+			break;
+		err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+	}
+	pthread_mutex_unlock(&kv->lock);
+	return err;
+}
+
+int ne_kv_wait_taken(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iteration, int timeout_ms)
+{
+	struct timespec deadline = deadline_of(timeout_ms);
+	uint32_t chunk = first;
+	int err = 0;
+
+	if (!is_range(kv, first, count) || !kv->hold)
+		return -EINVAL;
+	if (enter(kv))
+		return -EBADF;
+	if (!has_pushed(kv, first, count, iteration))
+		err = -EAGAIN;
+	while (!err) {
+		while (chunk < first + count && (kv->held[chunk].version >= iteration || kv->held[chunk].is_taken))
 			chunk++;
 		if (chunk == first + count)
 			break;

@@ -76,6 +76,7 @@ enum frame_kind {
 				   it lies in the region, but for the state of a start, which has no place there */
 	FRAME_HYPER = 4,	/* chunk: the group; iteration: from it on; payload: struct ne_hyper */
 	FRAME_ASK = 5,		/* iteration: the version whose state is wanted */
+	FRAME_PULL = 6,		/* hold: iteration: its result is wanted now */
 	/* Aggregator */
 	FRAME_RESULT = 16,	/* iteration: the version; payload: parameters, and for the keeper the state */
 	FRAME_MOVED = 17,	/* aux: the epoch of the owner that is told; status: its number */
@@ -83,6 +84,7 @@ enum frame_kind {
 	FRAME_WANT_PUSH = 19,	/* iteration */
 	FRAME_WANT_SEED = 20,	/* iteration: the version */
 	FRAME_ERROR = 21,	/* status: errno; the lane ends behind it */
+	FRAME_TAKEN = 23,	/* hold: iteration: the push is here */
 	FRAME_STATE = 22,	/* iteration: the version; payload: all its arrays, on a lane of any kind */
 	/* the owner to the next owner; epoch: the next owner's */
 	FRAME_COPY = 32,	/* iteration: the version; payload: its state */
@@ -97,6 +99,7 @@ enum frame_flag {
 	FRAME_ANEW = 4,		/* HAVE */
 	FRAME_FIRST = 8,	/* SEED: parameters of a start, in their place; the state is zero */
 	FRAME_LAST = 16,	/* RESULT: it has moved; aux and status as in MOVED */
+	FRAME_ABSENT = 64,	/* PUSH: zeros, since the member has no gradient */
 	FRAME_BEFORE = 32,	/* COPY: the version before the one that will follow */
 };
 

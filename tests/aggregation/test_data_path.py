@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,8 +126,9 @@ def test_learning_rates_count_from_the_iteration_that_names_them() -> None:
     with running(make_job(Rule.SGD), shm=True) as rig:
         reference = Reference(rig.job, rig.hyper)
         for iteration in range(1, 8):
-            now = Hyper(lr=0.1 / iteration, momentum=0.9)
-            rig.members[0].hyper(0, iteration, now)
+            now = replace(rig.hyper, lr=0.1 / iteration)
+            for member in rig.members:
+                member.hyper(0, iteration, now)
             reference.hyper = now
             rig.push(iteration)
             # The numbers of this iteration go along with the pushes that are repeated.

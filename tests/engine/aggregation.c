@@ -66,7 +66,7 @@ static void push_all(uint64_t iteration)
 		for (uint32_t i = 0; i < CHUNKS; i++)
 			memset(ne_kv_gradient(members[rank], i, iteration), (int)(rank + i + iteration) & 63,
 			       chunks[i].count * (chunks[i].dtype == NE_DTYPE_F32 ? 4 : 2));
-		CHECK(ne_kv_push(members[rank], 0, CHUNKS, iteration) == 0);
+		CHECK(ne_kv_push(members[rank], 0, CHUNKS, iteration, false) == 0);
 	}
 }
 
