@@ -15,8 +15,13 @@
 enum {
 	LINE_BYTES = 64,
 	BUFFER_BYTES = 16 << 10, /* heads that come in one call */
-	RECEIVED = 16,		 /* calls before others have their turn */
-	GATHERED = 64,		 /* frames that go out in one call */
+	/*
+	 * Of each buffer of a TCP socket; four chunks. The kernel's own choice grows until what is on its way is in no
+	 * cache any more, which costs a seventh of the processor time of 100 MB.
+	 */
+	SOCKET_BYTES = 1 << 20,
+	RECEIVED = 16, /* calls before others have their turn */
+	GATHERED = 64, /* frames that go out in one call */
 	FIRST_ITEMS = 64,
 };
 
@@ -159,13 +164,17 @@ uint64_t layout_kept(const struct layout *layout, uint32_t chunk, uint64_t versi
 
 int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit)
 {
-	int flags = fcntl(fd, F_GETFL), one = 1;
+	int flags = fcntl(fd, F_GETFL), one = 1, window = SOCKET_BYTES;
 
 	memset(lane, 0, sizeof(*lane));
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC))
 		return -errno;
 	/* Of a unix socket it is refused, and not needed. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	if (!is_shm) {
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &window, sizeof(window));
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &window, sizeof(window));
+	}
 	lane->buffer = malloc(BUFFER_BYTES);
 	lane->items = calloc(FIRST_ITEMS, sizeof(*lane->items));
 	if (!lane->buffer || !lane->items) {
@@ -297,6 +306,7 @@ int lane_receive(struct lane *lane, const struct lane_owner *calls, void *owner)
 		struct part *part = lane->head_left ? NULL : next_part(lane);
 		struct iovec iov[2] = {{lane->buffer, BUFFER_BYTES}, {0}};
 		struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 1};
+		bool is_short;
 		ssize_t got;
 		int err;
 
@@ -311,6 +321,7 @@ int lane_receive(struct lane *lane, const struct lane_owner *calls, void *owner)
 			return -EPIPE;
 		if (got < 0)
 			return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+		is_short = (uint64_t)got < iov[0].iov_len + iov[1].iov_len;
 		if (part) {
 			uint64_t placed = (uint64_t)got < part->bytes ? (uint64_t)got : part->bytes;
 
@@ -323,6 +334,9 @@ int lane_receive(struct lane *lane, const struct lane_owner *calls, void *owner)
 		err = drain(lane, calls, owner);
 		if (err < 0)
 			return err;
+		/* That was all. What comes now is told by the next look at the socket. */
+		if (is_short)
+			return 0;
 	}
 	return 0;
 }
