@@ -466,8 +466,8 @@ class Aggregation(Struct, kw_only=True):
                     lost = max(1 - slowed.alone_s / seen.iteration_s, 1e-9)
                     self.jobs[event.other] = replace(self.jobs[event.other], accepted=lost)
                 return
-            case Cause.LOST | Cause.LEAVING:
-                job = replace(job, watched={})
+            case Cause.LOST | Cause.LEAVING | Cause.RECYCLED:
+                job = replace(job, watched=self._near(job) if job.is_placed else {})
             case Cause.RELEASED:
                 job = replace(job, is_placed=False, watched={}, avoided=(), accepted=0.0, alone_s=0.0, problem="")
             case _:
