@@ -70,10 +70,14 @@ struct ne_kv {
 	bool is_anothers;   /* this is the copy of a child of fork() */
 	pthread_t thread;
 	pthread_mutex_t lock;
-	pthread_cond_t changed;
+	pthread_cond_t changed; /* a waiter that does not receive has what it waits for */
+	pthread_cond_t ended;	/* a lane has ended, or is lacking */
+	struct waiter *waiters;
+	bool has_receiver; /* one of them; the thread sleeps meanwhile */
 	struct layout layout;
 	uint32_t rank;
 	int region, poll, wake;
+	int lanes; /* what poll waits for: all lanes, and wake */
 	uint8_t *at;
 	struct held *held;
 	struct numbers *numbers;
@@ -84,12 +88,20 @@ struct ne_kv {
 	bool has_joined;  /* it came anew, and has all chunks at one version */
 	bool hold;
 	bool is_fetching;
+	uint32_t others;  /* calls that wait for something else than a version */
 	uint32_t lacking; /* chunks that are not held */
 	uint64_t join_version;
 	uint32_t join_next, joining; /* chunk to ask for next; how many are on their way */
 	uint8_t *start;		     /* state of a start, as a master has it; NULL: none, or of no use any more */
 	uint32_t first_left;	     /* chunks that are at the start */
 	bool stops;
+};
+
+/* A call that waits for a version, on its caller's stack. */
+struct waiter {
+	uint32_t chunk; /* the first that lacks it */
+	uint64_t version;
+	struct waiter *next;
 };
 
 struct source {
@@ -198,7 +210,7 @@ static void watch(struct ne_kv *kv, uint32_t number, bool waits_out)
 	if (waits_out == to->waits_out)
 		return;
 	to->waits_out = waits_out;
-	epoll_ctl(kv->poll, EPOLL_CTL_MOD, to->lane.fd, &event);
+	epoll_ctl(kv->lanes, EPOLL_CTL_MOD, to->lane.fd, &event);
 }
 
 static void end_lane(struct ne_kv *kv, uint32_t number)
@@ -210,7 +222,7 @@ static void end_lane(struct ne_kv *kv, uint32_t number)
 	to->is_there = to->waits_out = false;
 	to->has_ended = true;
 	lane_close(&to->lane);
-	pthread_cond_broadcast(&kv->changed);
+	pthread_cond_broadcast(&kv->ended);
 }
 
 static void send_all(struct ne_kv *kv)
@@ -407,8 +419,10 @@ static int follow(struct ne_kv *kv, const struct frame *frame)
 		return 0;
 	held->owner = frame->status;
 	held->epoch = frame->aux;
-	if (!kv->aggregator[held->owner].is_there)
+	if (!kv->aggregator[held->owner].is_there) {
 		kv->aggregator[held->owner].has_ended = true;
+		pthread_cond_broadcast(&kv->ended);
+	}
 	introduce(kv, frame->chunk);
 	return 0;
 }
@@ -509,36 +523,65 @@ static const struct lane_owner calls = {.place = place, .take = take};
 static void look_at(struct ne_kv *kv, const struct epoll_event *event)
 {
 	struct source s = {kv, (uint32_t)event->data.u64};
-	uint64_t count;
 
-	if (event->data.u64 == (uint64_t)WAKE) {
-		(void)!read(kv->wake, &count, sizeof(count));
+	/* It is for the end alone: whoever else sleeps here is to see it, too. */
+	if (event->data.u64 == (uint64_t)WAKE)
 		return;
-	}
 	if (!kv->aggregator[s.number].is_there || !(event->events & ~EPOLLOUT))
 		return;
 	if (lane_receive(&kv->aggregator[s.number].lane, &calls, &s) < 0)
 		end_lane(kv, s.number);
 }
 
+static bool has_version(const struct ne_kv *kv, uint32_t chunk, uint64_t version)
+{
+	return !is_joining(kv) && kv->held[chunk].has_any && kv->held[chunk].version >= version;
+}
+
+/* Takes what has come, and wakes whom it concerns. With the lock. */
+static void take_in(struct ne_kv *kv, const struct epoll_event *events, int ready)
+{
+	bool has_any = kv->is_fetching || kv->others; /* what these wait for is looked at there */
+
+	for (int i = 0; i < ready; i++)
+		look_at(kv, &events[i]);
+	send_all(kv);
+	if (kv->dead)
+		pthread_cond_broadcast(&kv->ended);
+	for (struct waiter *w = kv->waiters; w && !has_any; w = w->next)
+		has_any = kv->dead || has_version(kv, w->chunk, w->version);
+	if (has_any)
+		pthread_cond_broadcast(&kv->changed);
+}
+
+/* Receives while nobody waits, or those that wait leave it to others. */
 static void *receive(void *arg)
 {
 	struct ne_kv *kv = arg;
 	bool stops = false;
 
 	while (!stops) {
-		struct epoll_event events[READY];
-		int ready = epoll_wait(kv->poll, events, READY, -1);
+		struct epoll_event events[READY], any;
+		int ready;
 
+		epoll_wait(kv->poll, &any, 1, -1);
 		pthread_mutex_lock(&kv->lock);
-		for (int i = 0; i < ready; i++)
-			look_at(kv, &events[i]);
-		send_all(kv);
-		pthread_cond_broadcast(&kv->changed);
+		/* A waiter may have taken it over in between, and taken all. */
+		ready = kv->has_receiver ? 0 : epoll_wait(kv->lanes, events, READY, 0);
+		take_in(kv, events, ready);
 		stops = kv->stops;
 		pthread_mutex_unlock(&kv->lock);
 	}
 	return NULL;
+}
+
+/* While a waiter receives, the thread does not wake for lanes. */
+static void set_receiver(struct ne_kv *kv, bool is_waiter)
+{
+	struct epoll_event event = {.events = is_waiter ? 0 : EPOLLIN};
+
+	kv->has_receiver = is_waiter;
+	epoll_ctl(kv->poll, EPOLL_CTL_MOD, kv->lanes, &event);
 }
 
 /* ------------------------------------------------------------------------- fork */
@@ -576,9 +619,11 @@ static void close_all(struct ne_kv *kv)
 		close(kv->region);
 	if (kv->poll >= 0)
 		close(kv->poll);
+	if (kv->lanes >= 0)
+		close(kv->lanes);
 	if (kv->wake >= 0)
 		close(kv->wake);
-	kv->region = kv->poll = kv->wake = -1;
+	kv->region = kv->poll = kv->lanes = kv->wake = -1;
 }
 
 static void after_fork_in_child(void)
@@ -650,6 +695,7 @@ static int make_region(struct ne_kv *kv)
 static int make(struct ne_kv *kv, const struct ne_job *job)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)WAKE};
+	struct epoll_event any = {.events = EPOLLIN};
 	int err = layout_make(&kv->layout, job);
 
 	if (err)
@@ -669,8 +715,10 @@ static int make(struct ne_kv *kv, const struct ne_job *job)
 	if (err)
 		return err;
 	kv->poll = epoll_create1(EPOLL_CLOEXEC);
+	kv->lanes = epoll_create1(EPOLL_CLOEXEC);
 	kv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (kv->poll < 0 || kv->wake < 0 || epoll_ctl(kv->poll, EPOLL_CTL_ADD, kv->wake, &event))
+	if (kv->poll < 0 || kv->lanes < 0 || kv->wake < 0 || epoll_ctl(kv->lanes, EPOLL_CTL_ADD, kv->wake, &event) ||
+	    epoll_ctl(kv->poll, EPOLL_CTL_ADD, kv->lanes, &any))
 		return -errno;
 	return thread_start(&kv->thread, 0, receive, kv);
 }
@@ -691,6 +739,7 @@ static void free_kv(struct ne_kv *kv)
 	if (!kv->is_anothers) {
 		pthread_mutex_destroy(&kv->lock);
 		pthread_cond_destroy(&kv->changed);
+		pthread_cond_destroy(&kv->ended);
 	}
 	free(kv);
 }
@@ -704,11 +753,12 @@ int ne_kv_create(const struct ne_job *job, uint32_t rank, struct ne_kv **ret)
 	if (!kv)
 		return -ENOMEM;
 	kv->rank = rank;
-	kv->region = kv->poll = kv->wake = -1;
+	kv->region = kv->poll = kv->lanes = kv->wake = -1;
 	pthread_mutex_init(&kv->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&kv->changed, &attr);
+	pthread_cond_init(&kv->ended, &attr);
 	pthread_condattr_destroy(&attr);
 	/* Its thread starts last: a fork() before finds nothing to close but files. */
 	list(kv);
@@ -732,6 +782,7 @@ void ne_kv_stop(struct ne_kv *kv)
 	was = kv->stops;
 	kv->stops = true;
 	pthread_cond_broadcast(&kv->changed);
+	pthread_cond_broadcast(&kv->ended);
 	pthread_mutex_unlock(&kv->lock);
 	if (was)
 		return;
@@ -866,7 +917,7 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm)
 	end_lane(kv, aggregator);
 	to->has_ended = false;
 	err = kv->stops ? -ESHUTDOWN : lane_open(&to->lane, fd, is_shm, 4 * kv->layout.chunks + 1024);
-	if (!err && epoll_ctl(kv->poll, EPOLL_CTL_ADD, fd, &event)) {
+	if (!err && epoll_ctl(kv->lanes, EPOLL_CTL_ADD, fd, &event)) {
 		err = -errno;
 		lane_abandon(&to->lane);
 	}
@@ -961,6 +1012,13 @@ int ne_kv_ask(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t iterati
 	return err;
 }
 
+static int ms_until(const struct timespec *deadline)
+{
+	uint64_t now = now_ns(), at = deadline->tv_sec * 1000000000ull + deadline->tv_nsec;
+
+	return at > now ? (int)((at - now) / 1000000) + 1 : 0;
+}
+
 static bool is_past(const struct timespec *deadline)
 {
 	struct timespec now;
@@ -969,15 +1027,30 @@ static bool is_past(const struct timespec *deadline)
 	return now.tv_sec > deadline->tv_sec || (now.tv_sec == deadline->tv_sec && now.tv_nsec >= deadline->tv_nsec);
 }
 
-/* Sleeps until something changes, or the deadline has passed: -ETIMEDOUT. */
-static int sleep_until(struct ne_kv *kv, const struct timespec *deadline, int timeout_ms)
+/* Sleeps until `cond` is signalled, or the deadline has passed: -ETIMEDOUT. */
+static int sleep_until(struct ne_kv *kv, pthread_cond_t *cond, const struct timespec *deadline, int timeout_ms)
 {
 	if (timeout_ms < 0)
-		pthread_cond_wait(&kv->changed, &kv->lock);
+		pthread_cond_wait(cond, &kv->lock);
 	else if (is_past(deadline))
 		return -ETIMEDOUT;
 	else
-		pthread_cond_timedwait(&kv->changed, &kv->lock, deadline);
+		pthread_cond_timedwait(cond, &kv->lock, deadline);
+	return 0;
+}
+
+/* The same, receiving meanwhile: no other thread has to run before the caller has its result. */
+static int receive_until(struct ne_kv *kv, const struct timespec *deadline, int timeout_ms)
+{
+	struct epoll_event events[READY];
+	int ready;
+
+	if (timeout_ms >= 0 && is_past(deadline))
+		return -ETIMEDOUT;
+	pthread_mutex_unlock(&kv->lock);
+	ready = epoll_wait(kv->lanes, events, READY, timeout_ms < 0 ? -1 : ms_until(deadline));
+	pthread_mutex_lock(&kv->lock);
+	take_in(kv, events, ready);
 	return 0;
 }
 
@@ -1008,22 +1081,36 @@ int ne_kv_version(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t *re
 int ne_kv_wait(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t version, int timeout_ms)
 {
 	struct timespec deadline = deadline_of(timeout_ms);
-	uint32_t chunk = first;
+	struct waiter me = {first, version, NULL}, **at;
+	bool receives = false;
 	int err = 0;
 
 	if (!is_range(kv, first, count))
 		return -EINVAL;
 	if (enter(kv))
 		return -EBADF;
+	me.next = kv->waiters;
+	kv->waiters = &me;
 	while (!err) {
 		/* What has been seen once needs no second look: versions only grow. */
-		while (!is_joining(kv) && chunk < first + count && kv->held[chunk].has_any &&
-		       kv->held[chunk].version >= version)
-			chunk++;
-		if (chunk == first + count)
+		while (me.chunk < first + count && has_version(kv, me.chunk, version))
+			me.chunk++;
+		if (me.chunk == first + count)
 			break;
-		err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+		if (!kv->has_receiver) {
+			set_receiver(kv, true);
+			receives = true;
+		}
+		err = kv->stops	 ? -ESHUTDOWN
+		      : kv->dead ? kv->dead
+		      : receives ? receive_until(kv, &deadline, timeout_ms)
+				 : sleep_until(kv, &kv->changed, &deadline, timeout_ms);
 	}
+	for (at = &kv->waiters; *at != &me; at = &(*at)->next)
+		;
+	*at = me.next;
+	if (receives)
+		set_receiver(kv, false);
 	pthread_mutex_unlock(&kv->lock);
 	return err;
 }
@@ -1045,7 +1132,11 @@ int ne_kv_wait_taken(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t 
 			chunk++;
 		if (chunk == first + count)
 			break;
-		err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+		kv->others++;
+		err = kv->stops	 ? -ESHUTDOWN
+		      : kv->dead ? kv->dead
+				 : sleep_until(kv, &kv->changed, &deadline, timeout_ms);
+		kv->others--;
 	}
 	pthread_mutex_unlock(&kv->lock);
 	return err;
@@ -1088,7 +1179,9 @@ static int fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t vers
 			to = copy_packed(&kv->layout, done++, held->given, to, false);
 			forget(held, true);
 		} else if (!err) {
-			err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+			err = kv->stops	 ? -ESHUTDOWN
+			      : kv->dead ? kv->dead
+					 : sleep_until(kv, &kv->changed, &deadline, timeout_ms);
 		}
 	}
 	for (; done < next; done++)
@@ -1129,7 +1222,9 @@ int ne_kv_wait_lane(struct ne_kv *kv, int timeout_ms)
 		for (int i = 0; i < NE_MEMBERS_MAX && found < 0; i++)
 			found = kv->aggregator[i].has_ended ? i : -1;
 		if (found < 0)
-			err = kv->stops ? -ESHUTDOWN : kv->dead ? kv->dead : sleep_until(kv, &deadline, timeout_ms);
+			err = kv->stops	 ? -ESHUTDOWN
+			      : kv->dead ? kv->dead
+					 : sleep_until(kv, &kv->ended, &deadline, timeout_ms);
 	}
 	if (found >= 0)
 		kv->aggregator[found].has_ended = false;
