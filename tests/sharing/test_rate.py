@@ -81,7 +81,7 @@ def test_early_plans_come_at_most_every_five_seconds() -> None:
 def test_drops_ask_for_a_plan_before_the_period_ends() -> None:
     state, _ = run(tracked({"a": 100.0}), [50] * 12)
 
-    _, causes = run(state, [50], since_s=6.0, drops=3)
+    _, causes = run(state, [50], since_s=6.0, drops=4)
 
     assert causes == ["drops"]
 

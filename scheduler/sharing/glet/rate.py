@@ -43,7 +43,7 @@ class RateSettings:
     ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
     end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``. A burst is two ticks
     in a row above what the planned rate exceeds once in ``burst_once_in``, or ``drop_share`` dropped within
-    ``fast_ticks``.
+    ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
     """
 
     tick_s: float = 0.5
@@ -56,6 +56,7 @@ class RateSettings:
     burst_once_in: float = 10_000.0
     burst_ticks: int = 2
     drop_share: float = 0.01
+    drops_least: int = 4
     early_every_s: float = 5.0
 
 
@@ -69,9 +70,12 @@ class Measured:
     bursting: int = 0
 
     def rate(self, settings: RateSettings) -> float:
-        """Requests a second: the fast mean where it is larger, otherwise the slow average."""
-        fast = sum(self.counts) / (settings.tick_s * len(self.counts)) if self.counts else 0.0
-        return max(self.slow, fast)
+        """Requests a second: the largest of the slow average, the fast mean, and the mean since a burst began."""
+        means = [self.slow]
+        for counts in (self.counts, self.counts[max(0, len(self.counts) - self.bursting) :] if self.bursting else ()):
+            if counts:
+                means.append(sum(counts) / (settings.tick_s * len(counts)))
+        return max(means)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,8 @@ def poisson_bound(mean: float, once_in: float) -> float:
 
 
 def _is_dropping(one: Measured, settings: RateSettings) -> bool:
-    return sum(one.drops) > settings.drop_share * max(1, sum(one.counts))
+    dropped = sum(one.drops)
+    return dropped >= settings.drops_least and dropped > settings.drop_share * sum(one.counts)
 
 
 def _has_changed(rate: float, target: float, settings: RateSettings) -> bool:

@@ -39,12 +39,17 @@ def read_scenarios(path: Path, models: Collection[str]) -> Iterator[Mapping[str,
     Raises:
         ConfigError: The file can't be read, a column is no model, or a cell no rate; with the line.
     """
+    for _, row in _table_rows(path, models):
+        yield row
+
+
+def _table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, Mapping[str, float]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             names = [name.strip() for name in next(reader, [])]
             for name in names:
-                _known(f"{path}, line 1", name, models)
+                _known(f"{path}, line 1", name, columns)
             if len(set(names)) != len(names) or not names:
                 raise ConfigError(f"{path}, line 1: names no model, or one twice", hint="give a column for each model")
             count = 0
@@ -53,16 +58,35 @@ def read_scenarios(path: Path, models: Collection[str]) -> Iterator[Mapping[str,
                     continue
                 where, count = f"{path}, line {reader.line_num}", count + 1
                 if count > SCENARIOS_MAX:
-                    raise ConfigError(f"{where}: more than {SCENARIOS_MAX:,} scenarios", hint="split the file")
+                    raise ConfigError(f"{where}: more than {SCENARIOS_MAX:,} rows", hint="split the file")
                 if len(row) != len(names):
                     raise ConfigError(f"{where}: has {len(row)} cells of {len(names)}", hint="give every model a rate")
-                yield {name: _rate(f"{where}, {name}", cell) for name, cell in zip(names, row, strict=True)}
+                yield where, {name: _rate(f"{where}, {name}", cell) for name, cell in zip(names, row, strict=True)}
             if count == 0:
                 raise ConfigError(f"{path}: has no scenario", hint="add a row of rates below the names of the models")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="name a CSV file of scenarios") from error
+        raise ConfigError(f"{path}: {error.strerror}", hint="name a CSV file of rates") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is no CSV file ({error})", hint="give it comma-separated text") from error
+
+
+def read_course(path: Path, models: Collection[str]) -> tuple[tuple[float, Mapping[str, float]], ...]:
+    """Rates that change: from when on, and requests a second by model.
+
+    Raises:
+        ConfigError: The file can't be read, has no column at_s, or its times do not rise from 0.
+    """
+    rows: list[tuple[float, Mapping[str, float]]] = []
+    for where, row in _table_rows(path, {*models, "at_s"}):
+        if "at_s" not in row:
+            raise ConfigError(f"{path}, line 1: has no column at_s", hint="add the seconds from which on a row holds")
+        at_s = row["at_s"]
+        if (not rows and at_s != 0) or (rows and at_s <= rows[-1][0]):
+            raise ConfigError(f"{where}: at_s {at_s:g} does not rise from 0", hint="order the rows by time")
+        rows.append((at_s, {name: rate for name, rate in row.items() if name != "at_s"}))
+    if not any(rate for _, rates in rows for rate in rates.values()):
+        raise ConfigError(f"{path}: no model has requests", hint="give a rate above 0")
+    return tuple(rows)
 
 
 def _known(where: str, name: str, models: Collection[str]) -> None:

@@ -236,13 +236,22 @@ class CoRuns:
     utilisation: Utilisation
 
 
+def read_latencies(folder: Path, prefix: str) -> Grid:
+    """Measured milliseconds by batch, of each model and part.
+
+    Raises:
+        ConfigError: The file is missing or wrong.
+    """
+    return _grid(folder / f"{prefix}-LATENCY.csv", "latency_ms", 1e-6, 1e9)
+
+
 def read_co_runs(folder: Path, prefix: str) -> CoRuns:
     """Co-runs of a device from its INTERFERENCE and LATENCY tables, and its utilisations.
 
     Raises:
         ConfigError: A file is missing or wrong.
     """
-    alone = _grid(folder / f"{prefix}-LATENCY.csv", "latency_ms", 1e-6, 1e9)
+    alone = read_latencies(folder, prefix)
     return CoRuns(co_runs=_co_runs(folder, prefix, alone), utilisation=_utilisation(folder, prefix))
 
 

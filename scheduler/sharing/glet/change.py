@@ -1,0 +1,71 @@
+"""From one plan to the next: GPUs are numbered so that most stays, and what has to be done is listed. PURE."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from farside.scheduler.sharing.glet.plan import Glet, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Glets that stay as they are, that keep part and models with other batches, that are prepared, that are closed."""
+
+    stay: tuple[Glet, ...]
+    retime: tuple[Glet, ...]
+    prepare: tuple[Glet, ...]
+    close: tuple[Glet, ...]
+
+
+def renumbered(old: Plan, new: Plan) -> Plan:
+    """The new plan with its GPUs numbered like those of the old one that they have most in common with."""
+    theirs, ours = _by_gpu(old), _by_gpu(new)
+    pairs = sorted(
+        ((-_common(theirs[before], ours[after]), before, after) for before in theirs for after in ours),
+    )
+    numbers: dict[int, int] = {}
+    for _, before, after in pairs:
+        if after not in numbers and before not in numbers.values():
+            numbers[after] = before
+    unused = (number for number in range(len(theirs) + len(ours)) if number not in set(numbers.values()))
+    for after in ours:
+        if after not in numbers:
+            numbers[after] = next(unused)
+    glets = [msgspec.structs.replace(glet, gpu=numbers[glet.gpu]) for glet in new.glets]
+    return Plan(glets=tuple(sorted(glets, key=lambda glet: (glet.gpu, -glet.part_pct, glet.models))))
+
+
+def changes(old: Plan, new: Plan) -> Change:
+    """What leads from one plan to the other. Equal size and models on the same GPU: nothing is started anew."""
+    before = {_place(glet): glet for glet in old.glets}
+    after = {_place(glet): glet for glet in new.glets}
+    return Change(
+        stay=tuple(glet for glet in new.glets if before.get(_place(glet)) == glet),
+        retime=tuple(glet for key, glet in after.items() if key in before and before[key] != glet),
+        prepare=tuple(glet for key, glet in after.items() if key not in before),
+        close=tuple(glet for key, glet in before.items() if key not in after),
+    )
+
+
+def _place(glet: Glet) -> tuple[object, ...]:
+    # Two equal halves with the same models are told apart by nothing, and need not be.
+    return (glet.gpu, glet.part_pct, tuple(sorted(one.model for one in glet.models)))
+
+
+def _kind(glet: Glet) -> tuple[object, ...]:
+    return _place(glet)[1:]
+
+
+def _by_gpu(plan: Plan) -> dict[int, list[Glet]]:
+    found: dict[int, list[Glet]] = {}
+    for glet in plan.glets:
+        found.setdefault(glet.gpu, []).append(glet)
+    return found
+
+
+def _common(one: Sequence[Glet], other: Sequence[Glet]) -> int:
+    """Percent of a GPU that need not be started anew."""
+    same = Counter(_kind(glet) for glet in one) & Counter(_kind(glet) for glet in other)
+    return sum(int(str(kind[0])) * count for kind, count in same.items())

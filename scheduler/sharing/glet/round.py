@@ -1,0 +1,125 @@
+"""A glet's round: which model runs next, in which batch, when, and which requests are given up [glet §2.2]. PURE.
+
+There is one queue a model, and glets pull: the head goes to whichever glet has its turn, so that a late batch holds no
+request hostage. The same rules run in the simulator.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+_NEAR_S = 1e-9
+
+
+class Queue(Protocol):
+    """The requests of one model that wait, oldest first."""
+
+    def waiting(self, now_s: float) -> int:
+        """How many have arrived and wait."""
+        ...
+
+    def deadline_s(self) -> float:
+        """When the oldest must be answered."""
+        ...
+
+    def full_s(self, count: int) -> float:
+        """When ``count`` wait, as far as that is known; infinity where it is not."""
+        ...
+
+    def drop(self, now_s: float) -> None:
+        """Gives the oldest up, since its answer would be late."""
+        ...
+
+
+class Slot(NamedTuple):
+    """A model on a glet: its largest batch, and the seconds of batches of 1, 2, 3, ... requests as planned."""
+
+    model: str
+    batch: int
+    latency_s: Sequence[float]
+
+
+@dataclass(slots=True, kw_only=True)
+class GletRound:
+    """What a glet serves and when each model last had its turn. ``early``: it does not wait where nothing else runs."""
+
+    slots: Sequence[Slot]
+    cycle_s: float
+    early: bool = True
+    last_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def longest_s(self, slot: Slot) -> float:
+        """How long a batch of a model may take without making a cycle longer; no bound where it is alone."""
+        if len(self.slots) == 1:
+            return math.inf
+        return self.cycle_s - sum(one.latency_s[one.batch - 1] for one in self.slots if one is not slot)
+
+
+class Dispatch(NamedTuple):
+    """Run the oldest ``requests`` of a model now."""
+
+    model: str
+    requests: int
+
+
+class Wake(NamedTuple):
+    """Nothing to run: look again then, or when a request comes."""
+
+    at_s: float
+
+
+def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float) -> Dispatch | Wake:
+    """What an idle glet does.
+
+    What cannot be answered in time any more is dropped first. Then the model is chosen whose oldest request can wait
+    least. Its batch runs if it is full, its turn has come, its deadline is near, or nothing else would run meanwhile.
+    """
+    chosen: tuple[float, Slot, int] | None = None
+    wake_s = math.inf
+    for slot in glet.slots:
+        queue = queues[slot.model]
+        count = _in_time(queue, slot, now_s, glet.longest_s(slot))
+        if count == 0:
+            wake_s = min(wake_s, queue.full_s(1))
+            continue
+        slack_s = queue.deadline_s() - slot.latency_s[count - 1] - now_s
+        if chosen is None or slack_s < chosen[0]:
+            chosen = (slack_s, slot, count)
+        if not glet.early and not _is_due(glet, slot, queues[slot.model].waiting(now_s), slack_s, now_s):
+            due_s = glet.last_s.get(slot.model, -math.inf) + glet.cycle_s
+            wake_s = min(wake_s, due_s, now_s + slack_s, queue.full_s(slot.batch))
+    if chosen is None:
+        return Wake(wake_s)
+    slack_s, slot, count = chosen
+    if glet.early or _is_due(glet, slot, queues[slot.model].waiting(now_s), slack_s, now_s):
+        glet.last_s[slot.model] = now_s
+        return Dispatch(slot.model, count)
+    return Wake(wake_s)
+
+
+def _is_due(glet: GletRound, slot: Slot, waiting: int, slack_s: float, now_s: float) -> bool:
+    due_s = glet.last_s.get(slot.model, -math.inf) + glet.cycle_s
+    return waiting >= slot.batch or now_s >= due_s - _NEAR_S or slack_s <= _NEAR_S
+
+
+def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float) -> int:
+    """Requests of the next batch, after those are dropped that it would answer too late.
+
+    A model catches up by larger batches than planned, as long as its oldest request and the cycle allow them
+    [glet §2.1].
+    """
+    while True:
+        waiting = queue.waiting(now_s)
+        count = min(waiting, slot.batch)
+        if count == 0:
+            return 0
+        room_s = queue.deadline_s() - now_s + _NEAR_S
+        if room_s < slot.latency_s[count - 1]:
+            queue.drop(now_s)
+            continue
+        if waiting > count:
+            most, bound_s = min(waiting, len(slot.latency_s)), min(room_s, longest_s)
+            while count < most and slot.latency_s[count] <= bound_s:
+                count += 1
+        return count

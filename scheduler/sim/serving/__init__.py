@@ -1,0 +1,1 @@
+"""Serving on parts of GPUs, simulated."""

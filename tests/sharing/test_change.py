@@ -1,0 +1,58 @@
+"""From one plan to the next as little changes as can be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.scheduler.sharing.glet.change import changes, renumbered
+from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
+
+
+def glet(gpu: int, part: int, model: str, batch: int = 1) -> Glet:
+    return Glet(gpu=gpu, part_pct=part, cycle_ms=10.0, models=(Portion(model=model, batch=batch, rate=50.0),))
+
+
+def test_gpus_get_the_numbers_under_which_most_stays() -> None:
+    old = Plan(glets=(glet(0, 60, "a"), glet(0, 40, "b"), glet(1, 100, "c")))
+    new = Plan(glets=(glet(0, 100, "c"), glet(1, 60, "a", batch=2), glet(1, 40, "d")))
+
+    change = changes(old, renumbered(old, new))
+
+    assert change.stay == (glet(1, 100, "c"),)
+    assert change.retime == (glet(0, 60, "a", batch=2),)
+    assert change.prepare == (glet(0, 40, "d"),)
+    assert change.close == (glet(0, 40, "b"),)
+
+
+plans = st.lists(
+    st.tuples(st.sampled_from([(100,), (60, 40), (80, 20)]), st.sampled_from("abc"), st.sampled_from("abc")), max_size=4
+).map(
+    lambda gpus: Plan(
+        glets=tuple(
+            glet(gpu, part, model)
+            for gpu, (cut, *models) in enumerate(gpus)
+            for part, model in zip(cut, models, strict=False)
+        )
+    )
+)
+
+
+@given(old=plans, new=plans)
+def test_numbers_change_and_nothing_else_does(old: Plan, new: Plan) -> None:
+    found = renumbered(old, new)
+
+    def without_numbers(plan: Plan) -> list[str]:
+        gpus: dict[int, list[object]] = {}
+        for one in plan.glets:
+            gpus.setdefault(one.gpu, []).append((one.part_pct, one.models))
+        return sorted(map(repr, gpus.values()))
+
+    assert without_numbers(found) == without_numbers(new)
+    change = changes(old, found)
+    assert len(change.stay) + len(change.retime) + len(change.prepare) == len(found.glets)
+    assert len(change.stay) + len(change.retime) + len(change.close) == len(old.glets)
+
+
+@given(plan=plans)
+def test_the_same_plan_again_touches_nothing(plan: Plan) -> None:
+    assert changes(plan, renumbered(plan, plan)).stay == renumbered(plan, plan).glets
+    assert changes(plan, renumbered(plan, plan)).prepare == ()

@@ -1,0 +1,173 @@
+"""What comes of plans when requests arrive by chance."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farside.cli.serve import SimulateRequest
+from farside.cli.serving.simulate import run
+from farside.errors import ConfigError
+from farside.scheduler.sharing.glet.plan import Plan
+from farside.scheduler.sharing.glet.portfolio import plan
+from farside.scheduler.sharing.glet.rate import planned_rate
+from farside.scheduler.sharing.glet.scaling import fewest
+from farside.scheduler.sharing.glet.size import Sizes
+from farside.scheduler.sim.serving.arrivals import Course, drawn
+from farside.scheduler.sim.serving.play import Epochs, EpochSettings, Played, play_plan, violated_share
+from tests.sharing.drawn import device, model, slowing
+from tests.sharing.tables import derived
+
+MODELS = {"a": model("a"), "b": model("b", slo_ms=200.0)}
+SIZES = Sizes(MODELS, device(slowing(MODELS, 0.1)))
+
+
+def steady(rate: float, seconds: float = 60.0) -> Course:
+    return Course(from_s=(0.0,), rates=({"a": rate, "b": rate},), until_s=seconds)
+
+
+def made(rate: float, gpus: int = 4) -> Plan:
+    found = plan(SIZES, dict.fromkeys(MODELS, planned_rate(rate)), gpus)
+    assert isinstance(found, Plan)
+    return found
+
+
+def epochs(course: Course, gpus_max: int = 6) -> Played:
+    settings = EpochSettings(gpus_max=gpus_max, reorganise_s=2.0)
+    return Epochs(
+        lambda rates, gpus: fewest(SIZES, rates, gpus), course, SIZES, SIZES, settings, np.random.default_rng(1)
+    ).run()
+
+
+def test_equal_seeds_draw_equal_requests_and_the_rate_is_that_of_the_course() -> None:
+    course = Course(from_s=(0.0, 50.0), rates=({"a": 100.0}, {"a": 10.0}), until_s=100.0)
+
+    times, again = (drawn(course, np.random.default_rng(3))["a"] for _ in range(2))
+
+    assert times == again == sorted(times)
+    assert sum(at < 50 for at in times) == pytest.approx(5000, rel=0.1)
+    assert sum(at >= 50 for at in times) == pytest.approx(500, rel=0.2)
+
+
+def test_a_planned_rate_is_served_within_its_slo() -> None:
+    outcomes = play_plan(made(100.0), steady(100.0), SIZES, SIZES, np.random.default_rng(1))
+
+    assert sum(one.requests for one in outcomes.values()) == pytest.approx(12_000, rel=0.05)
+    assert violated_share(outcomes) < 0.01
+
+
+def test_under_overload_requests_are_dropped_and_those_served_are_in_time() -> None:
+    full = play_plan(made(100.0), steady(150.0), SIZES, SIZES, np.random.default_rng(1))
+    twice = play_plan(made(100.0), steady(300.0), SIZES, SIZES, np.random.default_rng(1))
+
+    for name in MODELS:
+        assert twice[name].dropped > 0.2 * twice[name].requests
+        assert twice[name].late < 0.01 * twice[name].requests
+        # Nobody starves, and goodput does not collapse.
+        assert twice[name].met > 0.85 * full[name].met
+
+
+def test_every_request_ends_once() -> None:
+    for one in play_plan(made(50.0), steady(80.0), SIZES, SIZES, np.random.default_rng(2), early=False).values():
+        assert one.requests == one.met + one.late + one.dropped
+
+
+def test_a_step_is_followed_and_gpus_are_given_back_later() -> None:
+    course = Course(
+        from_s=(0.0, 110.0, 210.0), rates=({"a": 40.0, "b": 40.0}, {"a": 200.0, "b": 200.0}, {"a": 40.0, "b": 40.0}),
+        until_s=400.0,
+    )  # fmt: skip
+
+    played = epochs(course)
+    gpus = {round(one.at_s): one.gpus for one in played.windows}
+    violated = {round(one.at_s): sum(one.violated.values()) / sum(one.requests.values()) for one in played.windows}
+
+    assert any(cause in ("burst", "drops") and 110 < at_s < 115 for at_s, cause in played.switches)
+    assert gpus[180] > gpus[100]
+    assert gpus[400] < gpus[180]
+    # The window of the step suffers, those after it do not.
+    assert max(violated[at] for at in (60, 80, 100, 160, 180, 200)) < 0.01
+
+
+def test_a_steady_rate_changes_the_plan_only_where_chance_makes_it_too_small() -> None:
+    played = epochs(steady(100.0, 200.0))
+
+    # Ten periods, and forty times five seconds in which it might.
+    assert len(played.switches) <= 8
+    assert played.refused == 0
+
+
+# ---- the command
+
+
+def simulated(folder: Path, **fields: Any) -> tuple[int, Any]:
+    out = folder / "out.json"
+    code = run(SimulateRequest(table=folder, **fields), out)
+    return code, json.loads(out.read_bytes())
+
+
+def test_the_command_compares_schedulers_on_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, figures = simulated(
+        derived(tmp_path), rates="small=200,large=20", gpus=2, scheduler="glet+int,sbp", duration_s=20.0
+    )
+
+    assert code == 0
+    assert [one["scheduler"] for one in figures] == ["glet+int", "sbp"]
+    assert figures[0]["models"]["small"]["requests"] == figures[1]["models"]["small"]["requests"]
+    for one in figures:
+        for each in one["models"].values():
+            assert each["requests"] == each["met"] + each["late"] + each["dropped"]
+    assert "requests/s within their SLO" in " ".join(capsys.readouterr().out.split())
+
+
+def test_recorded_rates_are_planned_anew_as_they_change(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.csv"
+    path.write_text("at_s,small,large\n0,50,5\n30,400,20\n")
+
+    code, (figures,) = simulated(derived(tmp_path), recorded=path, gpus=4, reorganise_s=1.0, duration_s=60.0)
+
+    assert code == 0
+    assert len(figures["switches"]) > 1
+
+
+def test_a_scheduler_without_a_plan_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, (figures,) = simulated(derived(tmp_path), rates="large=900", gpus=1)
+
+    assert code == 1
+    assert "large does not fit" in figures["why"]
+    assert "large does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "wants --rates or --recorded"),
+        ({"rates": "small=1", "scheduler": "glut"}, "has an unknown name"),
+        ({"rates": "small=1", "scheduler": "ideal", "gpus": 64}, "are too many"),
+        ({"rates": "small=1", "duration_s": 0.0}, "--duration-s 0"),
+        ({"rates": "small=1", "load": float("nan")}, "--load nan"),
+        ({"rates": "small=1", "reorganise_s": -1.0}, "--reorganise-s -1"),
+        ({"rates": "small=1000000", "duration_s": 1000.0}, "requests would be drawn"),
+        ({"recorded": Path("/nowhere.csv")}, "/nowhere.csv: No such file"),
+    ],
+)
+def test_bad_options_end_before_anything_is_played(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(SimulateRequest(table=derived(tmp_path), **fields), None)
+
+
+def test_recorded_times_rise_from_zero(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.csv"
+    for text, message in (
+        ("small\n1\n", "has no column at_s"),
+        ("at_s,small\n1,1\n", "does not rise from 0"),
+        ("at_s,small\n0,1\n0,2\n", "line 3: at_s 0 does not rise"),
+        ("at_s,small\n0,0\n", "no model has requests"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            run(SimulateRequest(table=derived(tmp_path), recorded=path), None)
