@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from farside.agent.aggregator.layout import Tensor, make_layout
 from farside.kmod_shim.engine.aggregation import Aggregator, Chunk, DType, Job, Member, Rule
@@ -20,6 +21,7 @@ class LocalJob:
         self._aggregator = Aggregator(1 << 30)
         self._lock = threading.Lock()
         self._has_job = False
+        self._came = [0] * members
         self._sessions: list[LocalSession] = []
 
     def session(self, rank: int, rule: str, tensors: Sequence[Tensor]) -> "LocalSession":
@@ -38,6 +40,12 @@ class LocalJob:
         theirs, ours = socket.socketpair()
         self._aggregator.attach(JOB, rank, theirs.detach(), os.dup(member.region))
         member.attach(0, ours.detach(), shm=True)
+
+    def has_begun(self, rank: int) -> bool:
+        """Whether a member of this rank has been here before."""
+        with self._lock:
+            self._came[rank] += 1
+            return self._came[rank] > 1
 
     def updates(self) -> int:
         """Chunks that have been updated."""
@@ -66,17 +74,34 @@ class LocalSession:
             job.members, Rule[rule.upper()], tuple(Chunk(count, DType[kind.upper()], at) for count, kind, at in chunks)
         )
         self.member = Member(self.job, rank)
-        self.first_version = 0
+        self._first_version: int | None = None
 
-    def connect(self, parameters: Callable[[], None] | None = None) -> None:
-        """Everybody has rank 0's parameters."""
-        is_sum = self.job.rule in (Rule.SUM, Rule.MEAN)
-        if self.rank == 0 and parameters is not None:
-            parameters()
-        self.first_version = 1 if is_sum and parameters is not None else 0
-        self.member.start(self.first_version if self.rank == 0 else 0)
+    @property
+    def first_version(self) -> int:
+        """The version that the job goes on from."""
+        if self._first_version is None:
+            self.wait(0, len(self.job.chunks), 0)
+            self._first_version = self.member.version(0, len(self.job.chunks)) or 0
+        return self._first_version
+
+    def connect(self, parameters: Callable[[], Any] | None = None) -> None:
+        """Everybody has rank 0's parameters, or those that the job is at."""
+        if not self._local.has_begun(self.rank):
+            self._begin(parameters)
         self.member.own(0, len(self.job.chunks), 0, 1)
         self._local.attach(self.rank, self.member)
+
+    def _begin(self, parameters: Callable[[], Any] | None) -> None:
+        contents = parameters() if self.rank == 0 and parameters is not None else None
+        if self.job.rule in (Rule.SUM, Rule.MEAN):
+            self._first_version = 0 if parameters is None else 1
+            self.member.start(self._first_version if self.rank == 0 else 0)
+        else:
+            self.member.start(*(contents or (0, None)))
+
+    def fetch(self, version: int) -> Any:
+        """Parameters and state of all chunks."""
+        return self.member.fetch(0, len(self.job.chunks), version, DEADLINE_S)
 
     def push(self, first: int, count: int, iteration: int) -> None:
         """As the member's."""

@@ -36,9 +36,25 @@ def run_members(count: int, body: Callable[..., Any]) -> list[Any]:
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
-    def attach(rank: int, model: Any, optimizer: Any, *, update: str = "server", overlap: bool = True) -> Any:
+    def attach(
+        rank: int,
+        model: Any,
+        optimizer: Any,
+        *,
+        update: str = "server",
+        overlap: bool = True,
+        resume: str | None = None,
+    ) -> Any:
         source = partial(Source, job, rank)
-        return open_door(model, optimizer, update=update, overlap=overlap, source_of=source, session_of=session_of)
+        return open_door(
+            model,
+            optimizer,
+            update=update,
+            overlap=overlap,
+            resume=resume,
+            source_of=source,
+            session_of=session_of,
+        )
 
     def run(rank: int) -> None:
         try:

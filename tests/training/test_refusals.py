@@ -19,7 +19,7 @@ def nobody() -> Any:
 def attach(model: Any, optimizer: Any, *, update: str = "server") -> Any:
     from farside.training.door import open_door
 
-    return open_door(model, optimizer, update=update, overlap=True, source_of=nobody, session_of=nobody)
+    return open_door(model, optimizer, update=update, overlap=True, resume=None, source_of=nobody, session_of=nobody)
 
 
 def sgd(model: Any, **options: Any) -> Any:

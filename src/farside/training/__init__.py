@@ -2,6 +2,7 @@
 
 member.py           a member's session, whichever way its plan comes
 static_plan.py      a plan without a manager: Aggregators and a key file that the user names
+relay_plan.py       a plan by the node's agent, for a job of the manager's
 service.py          which of the two a training script has asked for
 exchange.py         iterations: what is complete and pushed, what has come back
 region_place.py     where each tensor is in the region
@@ -15,6 +16,7 @@ ddp.py              a communication hook of DistributedDataParallel
 attachment.py       what these three share: hooks, checks, the user's handle
 module_use.py       which module uses which parameter, and waits for it
 tensor_copy.py      copies into the region and out of it, for GPUs by pinned memory
+optimizer_state.py  what the optimizer has, from the server and to it
 trainable.py, optimizer_rule.py, sampled_words.py   checks of model, optimizer and gradients
 
 Runs in users' own processes: nothing of the first part imports torch or starts a thread when it is imported.

@@ -16,6 +16,7 @@ def attach(
     *,
     update: Literal["server", "worker"] = "server",
     overlap: bool = True,
+    resume: Literal["service", "mine"] | None = None,
     service: Sequence[str] = (),
     key_file: str | os.PathLike[str] | None = None,
     job: str | None = None,
@@ -32,6 +33,8 @@ def attach(
         update: "server": the server has the optimizer (SGD, Adam, AdamW), and `step()` finds nothing to do. "worker":
             `grad` holds the mean of all ranks when `backward()` returns; for any optimizer, clipping and GradScaler.
         overlap: Bring each parameter when the module that uses it runs. Otherwise the forward waits for all of them.
+        resume: "service": go on from what the Aggregators have kept of this job, whatever was loaded here. "mine": do
+            not. None: do, unless a checkpoint of another iteration was loaded. What does not fit is refused.
         service: Without a manager: Aggregators, as "unix:/PATH" or "tcp:HOST:PORT", the same on all ranks.
         key_file: With ``service``: the file with the service's key.
         job: With ``service``: the job's name, the same on all ranks.
@@ -46,6 +49,7 @@ def attach(
         optimizer,
         update=update,
         overlap=overlap,
+        resume=resume,
         source_of=partial(source_of, service, key_file, job=job, rank=rank, members=members),
         session_of=MemberSession,
     )

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -63,8 +63,9 @@ class Attachment:
         self._is_accumulating = False
         self.is_open = True
 
-    def _connect(self) -> None:
-        self._session.connect(self._copy.put_parameters)
+    def _connect(self, contents: Callable[[], Any] | None = None) -> None:
+        """``contents`` is called at rank 0 of a job that begins: puts the parameters where results are."""
+        self._session.connect(self._copy.put_parameters if contents is None else contents)
         self._session.wait(0, len(self._session.layout.chunks), self._session.first_version)
 
     # What users call
@@ -188,8 +189,11 @@ class Attachment:
             began_s = time.monotonic()
             exchange.wait(stale)
             self._waited_s += time.monotonic() - began_s
-            self._copy.give([tensor - first for tensor in stale])
-            exchange.arrived(stale)
+            self._give(stale)
+
+    def _give(self, tensors: Sequence[int]) -> None:
+        self._copy.give([tensor - self._first for tensor in tensors])
+        self._exchange.arrived(tensors)
 
     def _measure(self) -> None:
         now_s = time.monotonic()

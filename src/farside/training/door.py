@@ -43,6 +43,7 @@ def open_door(
     *,
     update: str,
     overlap: bool,
+    resume: str | None,
     source_of: Callable[[], Any],
     session_of: Callable[..., Any],
 ) -> Handle:
@@ -53,6 +54,7 @@ def open_door(
         optimizer: Its torch.optim.Optimizer.
         update: "server" or "worker".
         overlap: Bring each parameter when the module that uses it runs.
+        resume: "service" or "mine".
         source_of: Where plans come from.
         session_of: Makes a `MemberSession` of a source, a rule and tensors.
 
@@ -61,6 +63,8 @@ def open_door(
     """
     if update not in ("server", "worker"):
         raise ConfigError(f'farside.attach: update is "{update}"; it is "server" or "worker"')
+    if resume not in (None, "service", "mine"):
+        raise ConfigError(f'farside.attach: resume is "{resume}"; it is "service" or "mine"')
     if update == "server":
         trainables, rule = optimized_in(model, optimizer), rule_of(optimizer)
         tensors = tuple(one.tensor for one in trainables)
@@ -79,7 +83,9 @@ def open_door(
     with closed_on_error(session):
         handle: Attachment
         if update == "server":
-            handle = ServerUpdate(session, source, trainables, model=model, optimizer=optimizer, overlap=overlap)
+            handle = ServerUpdate(
+                session, source, trainables, model=model, optimizer=optimizer, rule=rule, overlap=overlap, resume=resume
+            )
         else:
             handle = WorkerUpdate(session, source, trainables, optimizer=optimizer)
     for one in (model, optimizer):

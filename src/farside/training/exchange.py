@@ -44,7 +44,10 @@ class Exchange:
     """Iterations of one member. ``version``: how many are complete; a tensor that is up to date has that version."""
 
     def __init__(self, session: Session, *, version: int, begins: Callable[[int], None] | None = None) -> None:
-        """``begins`` is called with the iteration's number before anything of it is pushed."""
+        """``begins`` is called with the iteration's number, all results before it being there, before it is pushed.
+
+        It has to copy what is behind: a result's place is written again once this iteration has been pushed.
+        """
         self.version = version
         self._session, self._begins = session, begins
         layout = session.layout

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Refused, Welcome
 from farside.agent.aggregator.engine_job import engine_job
@@ -38,6 +38,10 @@ TELL_PERIOD_S = 10.0
 REFRESH_S = 1.0
 """An Aggregator that is away for so long may have been replaced: the plan is asked for."""
 WAIT_SLICE_S = 1.0
+
+
+Start: TypeAlias = tuple[int, Sequence[Sequence[Any]]]
+"""The version that a job begins with, and what its optimizer has by then."""
 
 
 class PlanSource(Protocol):
@@ -153,13 +157,14 @@ class MemberSession:
         assert version is not None
         return version
 
-    def connect(self, parameters: Callable[[], None] | None = None, *, limit_s: float = FIRST_LIMIT_S) -> None:
+    def connect(self, parameters: Callable[[], Start | None] | None = None, *, limit_s: float = FIRST_LIMIT_S) -> None:
         """Opens a lane to each Aggregator of the job, and keeps them from then on.
 
         Args:
             parameters: Called at rank 0 of a job that no Aggregator knows yet: puts the parameters where results are
                 (`member.result`), from where all members get them. Without an Aggregator's optimizer they count as the
-                result of iteration 1; None, at all members: they have the same parameters already.
+                result of iteration 1; None, at all members: they have the same parameters already. With an optimizer it
+                may return the version that the job begins with, and the state of each chunk (`Member.start`).
             limit_s: For an Aggregator that does not answer.
 
         Raises:
@@ -172,7 +177,6 @@ class MemberSession:
             for sock, _welcome, _is_shm in lanes:
                 stack.callback(sock.close)
             if all(welcome.version is None for _sock, welcome, _is_shm in lanes):
-                self._first_version = 0
                 self._begin(parameters)
             self._own(self._plan.runs)
             for address, (sock, _welcome, is_shm) in zip(self._plan.aggregators, lanes, strict=True):
@@ -212,6 +216,15 @@ class MemberSession:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise TimeoutError(f"chunks {first} to {first + count - 1} did not reach version {version} in time")
 
+    def fetch(self, version: int) -> list[tuple[Any, ...]]:
+        """Parameters and optimizer state of all chunks, which are held at this version (`Member.fetch`).
+
+        Raises:
+            FarsideError: they are not, or the job can't go on.
+        """
+        with self._told_in_words():
+            return self.member.fetch(0, len(self.layout.chunks), version)
+
     def close(self) -> None:
         """Ends all lanes and threads, and frees the region: nothing of it may be used any more."""
         self._closed.set()
@@ -230,14 +243,15 @@ class MemberSession:
         for run in runs:
             self.member.own(run.first, run.count, run.owner, run.epoch)
 
-    def _begin(self, parameters: Callable[[], None] | None) -> None:
+    def _begin(self, parameters: Callable[[], Start | None] | None) -> None:
         is_first = self.source.rank == 0
-        if is_first and parameters is not None:
-            parameters()
+        given = parameters() if is_first and parameters is not None else None
         if self.has_optimizer:
-            if is_first:
-                self.member.start(0)
+            if is_first:  # the others learn from it which version the job begins with
+                self._first_version, state = given or (0, None)
+                self.member.start(self._first_version, state)
         elif parameters is None:
+            self._first_version = 0
             self.member.start(0)
         else:
             # Rank 0 is one iteration ahead, and its parameters are that one's result: so they are given to the others.
@@ -427,6 +441,11 @@ def _words(error: EngineError) -> FarsideError:
         hint = "start it again; it goes on from its last checkpoint"
         return PeerError(
             "the job can't go on: no member and no Aggregator has the optimizer's state any more", hint=hint
+        )
+    if error.errno == errno.EDOM:
+        return PeerError(
+            "this rank's learning rate, or another number of its optimizer, is not rank 0's",
+            hint="give all ranks the same optimizer and the same schedule",
         )
     return error
 

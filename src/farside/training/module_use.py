@@ -32,8 +32,11 @@ class ModuleUse:
         """Without ``overlap`` the outermost module waits for everything."""
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._need = need
-        self._overlap = overlap and not _runs_compiled(model)
-        self._modules = list(model.modules())
+        compiled = [module for module in model.modules() if _is_compiled(module)]
+        inside = {id(one) for module in compiled for one in module.modules() if one is not module}
+        self._overlap = overlap and not compiled
+        # Within a compiled module hooks would cut it into pieces; it waits for everything before it runs.
+        self._modules = [module for module in model.modules() if id(module) not in inside]
         self._uses: dict[int, set[int]] = {id(module): self._own(module) for module in self._modules}
         self._was_training: dict[int, bool] = {}
         self._never_seen: tuple[int, ...] = tuple(self._numbers.values())
@@ -138,10 +141,9 @@ def _tensors_in(value: Any) -> Iterator[Any]:
         yield from _tensors_in(list(value.values()))
 
 
-def _runs_compiled(model: Any) -> bool:
-    return any(
+def _is_compiled(module: Any) -> bool:
+    return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
         or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
     )

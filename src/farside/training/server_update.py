@@ -14,6 +14,7 @@ from farside.training.attachment import Attachment
 from farside.training.exchange import Exchange
 from farside.training.module_use import ModuleUse
 from farside.training.optimizer_rule import numbers_of
+from farside.training.optimizer_state import OptimizerState
 from farside.training.sampled_words import sampled_at, words_of
 from farside.training.trainable import Trainable, grouped
 
@@ -31,32 +32,94 @@ class ServerUpdate(Attachment):
         *,
         model: Any,
         optimizer: Any,
+        rule: str,
         overlap: bool,
+        resume: str | None,
     ) -> None:
-        """Connects; rank 0's parameters are everybody's when it returns, or those that the service kept."""
+        """Connects; rank 0's parameters and state are everybody's when it returns, or those that the service kept."""
         super().__init__(session, source, trainables)
         self._optimizer = optimizer
+        self._state = OptimizerState(optimizer, rule, trainables, session.layout)
+        self._is_beginning = False
         self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
         self._numbers: list[Hyper] = []
         self._sampled = [sampled_at(parameter.numel()) for parameter in self._parameters]
-        self._connect()
-        self._exchange = Exchange(session, version=session.first_version, begins=self._tell_numbers)
+        own_iteration, has_own = self._state.iteration, self._state.is_there
+        self._connect(self._contents)
+        self._check_resume(own_iteration, has_own, resume)
+        self._exchange = Exchange(session, version=session.first_version, begins=self._begin_iteration)
         self._started_at = self._exchange.version
         self._copy.give(range(len(self._parameters)))
         self._use = ModuleUse(model, self._parameters, need=self._need, overlap=overlap)
         self._hook_gradients()
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-        self._hooks.extend(
-            module.register_state_dict_pre_hook(lambda *_arguments: self.wait()) for module in model.modules()
-        )
+        self._state.drop()
+        for module in model.modules():
+            self._hooks.append(module.register_state_dict_pre_hook(lambda *_arguments: self.wait()))
+            self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_load))
+        self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_state_dict))
+        self._hooks.append(optimizer.register_state_dict_post_hook(lambda *_arguments: self._state.drop()))
+        self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._refuse_load))
         self._hooks.append(self._use)
+
+    # State of the optimizer
+
+    def _contents(self) -> tuple[int, Any] | None:
+        """Rank 0's, of a job that begins: None where nothing but parameters is to be given."""
+        self._is_beginning = True
+        self._copy.put_parameters()
+        if not self._state.is_there:
+            return None
+        # SGD does not say how many steps it has made; with momentum it has made one.
+        return max(1, self._state.iteration or 0), self._state.by_chunk()
+
+    def _check_resume(self, own_iteration: int | None, has_own: bool, resume: str | None) -> None:
+        served, is_first = self._session.first_version, self._source.rank == 0
+        if self._is_beginning or resume == "service" or own_iteration == served:
+            return
+        # Rank 0 knows whether the job begins; the others know that they differ only where they can count.
+        if not (own_iteration is not None or (is_first and (has_own or resume == "mine"))):
+            return
+        own = "a checkpoint" if own_iteration is None else f"iteration {own_iteration}"
+        raise ConfigError(
+            f"this rank comes with {own}, and the job is at iteration {served}",
+            hint='resume="service" takes the job\'s; to begin from yours, load it at rank 0 and name another job',
+        )
+
+    def _before_state_dict(self, _optimizer: Any) -> None:
+        if self._exchange.has_begun:
+            raise ConfigError("optimizer.state_dict() between backward() and step()", hint="call it after step()")
+        self.wait()
+        self._fetch_state()
+
+    def _fetch_state(self) -> None:
+        version = self._exchange.version
+        if version:
+            self._state.put(version, self._session.fetch(version))
+
+    def _refuse_load(self, *_arguments: Any) -> None:
+        raise ConfigError(
+            "load_state_dict() after farside.attach would not reach the server",
+            hint="load checkpoints before farside.attach; rank 0's counts for all",
+        )
+
+    def detach(self) -> None:
+        """Bring parameters and optimizer up to date, take the hooks off, and leave the job; again: does nothing."""
+        if self.is_open:
+            self.wait()
+            if not self._exchange.has_begun:
+                self._fetch_state()
+            self._leave()
+
+    # Iterations
 
     @property
     def _waits_late(self) -> bool:
         return self._use.waits_late
 
-    def _tell_numbers(self, iteration: int) -> None:
+    def _begin_iteration(self, iteration: int) -> None:
         self._check_parameters()
+        self._give(self._exchange.all_stale())
         now = [numbers_of(self._optimizer, group) for group in self._optimizer.param_groups]
         for group, numbers in enumerate(now):
             if not self._numbers or self._numbers[group] != numbers:

@@ -1,0 +1,108 @@
+"""The state of an optimizer that the server runs: out of it for `state_dict`, into it from a checkpoint.
+
+The server counts one step for all parameters, its iterations; PyTorch counts one for each. PyTorch's SGD counts none.
+So the iteration is kept in the optimizer's first parameter group, where it goes through checkpoints unchanged.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from farside.agent.aggregator.layout import Layout
+from farside.errors import ConfigError
+from farside.training.trainable import Trainable
+
+torch: Any = import_module("torch")
+
+ChunkState: TypeAlias = Sequence[Any]  # buffers of float32: parameters, then momentum, or two moments
+
+KEPT: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
+"""PyTorch's names of what the server keeps of a parameter, in its order."""
+ITERATION = "farside_iteration"
+
+
+class OptimizerState:
+    """An optimizer's state, as it is in PyTorch and as it is by chunk."""
+
+    def __init__(self, optimizer: Any, rule: str, trainables: Sequence[Trainable], layout: Layout) -> None:
+        """``trainables`` are the layout's tensors."""
+        self._optimizer, self._rule, self._trainables, self._layout = optimizer, rule, tuple(trainables), layout
+        self._names = KEPT[rule]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the optimizer has stepped, or a checkpoint was loaded into it."""
+        return self.iteration is not None or any(self._of(one) for one in self._trainables)
+
+    @property
+    def iteration(self) -> int | None:
+        """Iterations that it has made; None: it does not say.
+
+        Raises:
+            ConfigError: some of its parameters have made more than others.
+        """
+        steps = {int(state["step"]): one.name for one in self._trainables if "step" in (state := self._of(one))}
+        if len(steps) > 1:
+            raise ConfigError(
+                f"the optimizer has made {min(steps)} steps with '{steps[min(steps)]}' and {max(steps)} with "
+                f"'{steps[max(steps)]}'; the server counts one for all",
+                hint='use farside.attach(..., update="worker")',
+            )
+        found = next(iter(steps), None) if steps else self._optimizer.param_groups[0].get(ITERATION)
+        return None if found is None else int(found)
+
+    def _of(self, one: Trainable) -> Mapping[str, Any]:
+        state = self._optimizer.state.get(one.parameter, {})
+        return {name: value for name, value in state.items() if value is not None}
+
+    def by_chunk(self) -> list[ChunkState]:
+        """What the server is to begin with: parameters and state of each chunk."""
+        arrays = [self._flat(one) for one in self._trainables]
+        return [
+            tuple(
+                _bytes_of(torch.cat([arrays[piece.tensor][kind][piece.offset :][: piece.count] for piece in pieces]))
+                for kind in range(1 + len(self._names))
+            )
+            for pieces in self._layout.chunks
+        ]
+
+    def _flat(self, one: Trainable) -> list[Any]:
+        state, parameter = self._of(one), one.parameter.detach()
+        kept = [state.get(name) for name in self._names]
+        every = [parameter, *(torch.zeros_like(parameter) if value is None else value for value in kept)]
+        return [value.detach().to("cpu", torch.float32).flatten() for value in every]
+
+    def put(self, iteration: int, by_chunk: Sequence[ChunkState]) -> None:
+        """Give the optimizer what was fetched from the server, as if it had made its steps itself."""
+        parts: list[list[list[Any]]] = [[[] for _name in self._names] for _one in self._trainables]
+        for pieces, arrays in zip(self._layout.chunks, by_chunk, strict=True):
+            for kind, array in enumerate(arrays[1:]):
+                whole, at = torch.frombuffer(bytearray(array), dtype=torch.float32), 0
+                for piece in pieces:
+                    parts[piece.tensor][kind].append(whole[at : at + piece.count])
+                    at += piece.count
+        for one, kinds in zip(self._trainables, parts, strict=True):
+            if self._rule == "sgd" and not self._optimizer.param_groups[one.group]["momentum"]:
+                continue
+            state = {
+                name: torch.cat(found).view(one.parameter.shape).to(one.parameter)
+                for name, found in zip(self._names, kinds, strict=True)
+            }
+            if self._rule != "sgd":
+                state["step"] = torch.tensor(float(iteration))
+            self._optimizer.state[one.parameter] = state
+        self._optimizer.param_groups[0][ITERATION] = iteration
+
+    def drop(self) -> None:
+        """Let the state go: the server has it."""
+        self._optimizer.state.clear()
+        self._optimizer.param_groups[0].pop(ITERATION, None)
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    return bytes((ctypes.c_char * (4 * tensor.numel())).from_address(tensor.data_ptr()))
