@@ -226,12 +226,13 @@ class Caller:
         self._request = request
         self._messages = _Messages(msgspec.msgpack.Decoder(_FromAggregator))
         self._state = _State.PROOF
+        self._is_proved = False
         self._messages.send(Hello(VERSION, job, start, proof.key_id(key), nonce))
 
     @property
     def is_proved(self) -> bool:
         """The Aggregator has proved the job's key: what it refuses from now on counts."""
-        return self._state is _State.ANSWER
+        return self._is_proved
 
     @property
     def needed(self) -> int:
@@ -270,7 +271,7 @@ class Caller:
         self._messages.send(Proof(proof.proof(self._key, proof.Side.MEMBER, said)))
         self._messages.begin_codes(self._key, proof.Side.MEMBER, said)
         self._messages.send(self._request)
-        self._state = _State.ANSWER
+        self._state, self._is_proved = _State.ANSWER, True
 
 
 class Door:

@@ -67,6 +67,11 @@ class ServedJob:
     idle_since_s: float | None = None
     is_lost: bool = False
 
+    @property
+    def is_sum(self) -> bool:
+        """No optimizer is stepped here."""
+        return self.rule in ("sum", "mean")
+
 
 class Jobs:
     """All jobs of one Aggregator process."""
@@ -134,6 +139,10 @@ class Jobs:
         """
         job = self._jobs.get((hello.job, hello.start))
         order = self._orders.get((hello.job, hello.start))
+        if job is not None and job.is_sum and not self.stats(job).lanes:
+            # What has no optimizer here is in its members alone, and a new process would wait for it for ever.
+            self.drop(job, why="all its members have gone")
+            job = None
         if job is None:
             job = self._add(hello, request, order)
         else:
@@ -150,12 +159,18 @@ class Jobs:
         if attach.life in passed:
             raise NotAdmittedError(f"another process of rank {attach.rank} has come since; this one's place is taken")
         before = job.lives.get(attach.rank)
+        if job.is_sum and before != attach.life and self.version(job) is not None:
+            raise NotAdmittedError(
+                f"rank {attach.rank} comes anew to a job that has begun and only sums: its parameters are in its "
+                "processes alone; start all ranks again"
+            )
         if before not in (None, attach.life):
             passed.append(before)
             del passed[:-LIVES_MAX]
         job.lives[attach.rank] = attach.life
 
     def _add(self, hello: Hello, request: Request, order: Order | None) -> ServedJob:
+        self.drop_idle()
         if len(self._jobs) >= self._jobs_max:
             raise NotAdmittedError(f"the Aggregator has {len(self._jobs)} jobs, which are all it may have (max_jobs)")
         layout = _layout_of(request)
@@ -188,7 +203,9 @@ class Jobs:
 
     def _tell_engine(self, job: ServedJob, order: Order | None) -> None:
         try:
-            self._engine.add_job(job.engine_number, engine_job(job.layout, rule=job.rule, members=job.members))
+            self._engine.add_job(
+                job.engine_number, engine_job(job.layout, rule=job.rule, members=job.members, hold=job.hold)
+            )
             try:
                 self._place(job, order.plan.runs if order is not None else job.static_runs)
             except BaseException:
@@ -249,7 +266,11 @@ class Jobs:
         for (name, start), order in self._orders.items():
             if name == job.name and start > job.start and (name, start) not in self._jobs:
                 plan = order.plan
-                if (plan.digest, plan.members, order.number) != (job.layout.digest, job.members, job.number):
+                if job.is_sum or (plan.digest, plan.members, order.number) != (
+                    job.layout.digest,
+                    job.members,
+                    job.number,
+                ):
                     return False
                 _log.info("job starts again", job=name, start=start, before=job.start)
                 del self._jobs[name, job.start]
@@ -269,15 +290,19 @@ class Jobs:
         _log.info("job let go", job=job.name, start=job.start, why=why)
 
     def drop_idle(self) -> None:
-        """Lets go of static jobs that no lane has held for `keep_s`; when others end, their manager says."""
+        """Lets go of static jobs that no lane has held for `keep_s`; when others end, their manager says.
+
+        Those without an optimizer go at once: nothing of theirs is here.
+        """
         now_s = self._now_s()
         for job in self:
             if not job.static_runs or self.stats(job).lanes:
                 job.idle_since_s = None
-            elif job.idle_since_s is None:
+                continue
+            if job.idle_since_s is None:
                 job.idle_since_s = now_s
-            elif now_s - job.idle_since_s >= self._keep_s:
-                self.drop(job, why=f"no member for {self._keep_s:g} s")
+            if job.is_sum or now_s - job.idle_since_s >= self._keep_s:
+                self.drop(job, why="it has no member any more")
 
     def stats(self, job: ServedJob) -> AggregatorStats:
         """The engine's counters of a job."""

@@ -38,8 +38,12 @@ START_LIMIT_S = 30.0
 """For the first sign of life: a machine without a free processor forks slowly."""
 STOP_LIMIT_S = 5.0
 SHORT_LIFE_S = 1.0
-"""A server that ends sooner is replaced later and later, up to `PAUSE_MAX_S`."""
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 5.0
+"""Servers that end sooner, one after the other, are replaced later and later."""
+PAUSE_FIRST_S = 0.025
+PAUSE_MAX_S = 0.2
+"""For servers that served: jobs wait for the next one."""
+PAUSE_UNREADY_MAX_S = 5.0
+"""For servers that never did: so will the next one not."""
 MEMORY_SHARE = 4
 """memory_bytes = 0: this part of the machine's memory."""
 _PR_SET_PDEATHSIG = 1
@@ -165,7 +169,8 @@ class Parent:
         self._short_lives = self._short_lives + 1 if lived_s < SHORT_LIFE_S else 0
         _log.warning("server ended; another one is forked", how=_how(status), lived_s=round(lived_s, 3))
         if self._short_lives > 1:
-            self._sleep(min(PAUSE_FIRST_S * 2**self._short_lives, PAUSE_MAX_S))
+            most_s = PAUSE_UNREADY_MAX_S if self._heartbeat.age_s() is None else PAUSE_MAX_S
+            self._sleep(min(PAUSE_FIRST_S * 2 ** min(self._short_lives, 10), most_s))
         if not self._stops:
             self._fork()
 

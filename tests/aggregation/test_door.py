@@ -134,6 +134,7 @@ def test_a_refusal_after_the_proof_is_one_line_and_bears_a_code() -> None:
     assert isinstance(end, Refused)
     assert end.line.startswith("rank 5 of 2 x")
     assert len(end.line) <= module.LINE_BYTES_MAX
+    assert caller.is_proved
 
 
 def test_another_version_is_told_which_is_spoken() -> None:

@@ -17,7 +17,18 @@ from farside.config.convert import allowed, shown
 from farside.config.settings import Setting, settings_of
 
 # Commands of a machine's administrator are in section 8, commands for everybody in section 1.
-_ADMINISTRATION = {"daemon", "blockdev", "swap", "doctor", "keygen", "admin", "config", "sandbox", "status"}
+_ADMINISTRATION = {
+    "aggregator",
+    "daemon",
+    "blockdev",
+    "swap",
+    "doctor",
+    "keygen",
+    "admin",
+    "config",
+    "sandbox",
+    "status",
+}
 _SETTINGS_PAGE = "farside.toml"
 
 

@@ -110,7 +110,7 @@ class MemberSession:
             raise ConfigError(problem)
         self.source = source
         self.rule = rule
-        self.job = engine_job(self.layout, rule=rule, members=source.members)
+        self.job = engine_job(self.layout, rule=rule, members=source.members, hold=hold)
         self.member = Member(self.job, source.rank)
         self._hold = hold
         self._first_version: int | None = None
