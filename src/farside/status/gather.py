@@ -10,6 +10,7 @@ from typing import Any
 from farside import admin
 from farside.client.manager_client import STANDARD, UnixConnection
 from farside.config.agent import AgentConfig
+from farside.config.aggregator import AggregatorConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
@@ -56,6 +57,7 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
             ("blockdev", BlockdevConfig().admin_socket),
             ("daemon", DaemonConfig().admin_socket),
             ("agent", AgentConfig().admin_socket),
+            ("aggregator", AggregatorConfig().admin_socket),
             ("aggregator", AgentConfig().aggregator_socket),
         )
         found = [_ask("", role, Path(place)) for role, place in places if Path(place).exists()]

@@ -1,0 +1,181 @@
+"""Chunks move between two Aggregator processes by plans that come through their admin sockets."""
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside import admin
+from farside.agent.aggregator.layout import Layout, make_layout
+from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run
+from farside.errors import PeerError, Unavailable
+from tests.aggregation.service import TENSORS, Service, Training, service, training
+from tests.support.ports import free_port
+from tests.support.waiting import until
+
+pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
+
+CHUNKS = len(make_layout(TENSORS).chunks)
+
+
+class Manager:
+    """Says one plan after the other to two Aggregators and all members."""
+
+    def __init__(self, services: Sequence[Service], *, tcp: bool) -> None:
+        self.services = services
+        self._addresses = tuple(
+            AggregatorAddress(number=number, tcp=one.tcp.removeprefix("tcp:"))
+            if tcp
+            else AggregatorAddress(number=number, unix=one.unix.removeprefix("unix:"))
+            for number, one in enumerate(services)
+        )
+        self._key = secrets.token_bytes(32)
+        self.start = 1
+        self.changed = threading.Condition()
+        self.plan: JobPlan | None = None
+        self.closed = False
+
+    def say(self, run: Run, *, to: Sequence[int] = (0, 1)) -> None:
+        """All chunks are as this run has it."""
+        plan = JobPlan(
+            job="j", start=self.start, key=self._key, members=2, digest=make_layout(TENSORS).digest,
+            aggregators=self._addresses, runs=(run,),
+        )  # fmt: skip
+        for number in to:
+            self.order(number, plan)
+        with self.changed:
+            self.plan = plan
+            self.changed.notify_all()
+
+    def order(self, number: int, *plans: JobPlan) -> None:
+        """What an agent tells its Aggregator."""
+        told = admin.call(
+            self.services[number].socket, "plan", plans=[{"number": number, "plan": one} for one in plans]
+        )
+        assert told == {"problems": []}
+
+    def jobs_of(self, number: int) -> list[dict[str, Any]]:
+        """What an Aggregator says of its jobs."""
+        jobs: list[dict[str, Any]] = self.services[number].status().get("jobs", [])
+        return jobs
+
+
+class Source:
+    """A member's plans, as they come from a manager."""
+
+    is_static = False
+    job, members = "j", 2
+
+    def __init__(self, manager: Manager, rank: int) -> None:
+        self._manager, self.rank, self.start = manager, rank, manager.start
+        self._closed = False
+
+    def plan(self, layout: Layout, *, rule: str, after_epoch: int) -> JobPlan:
+        """Waits for a newer one."""
+        with self._manager.changed:
+            self._manager.changed.wait_for(lambda: self._closed or self._epoch() > after_epoch)
+            if self._closed or self._manager.plan is None:
+                raise Unavailable("closed")
+            return self._manager.plan
+
+    def _epoch(self) -> int:
+        return self._manager.plan.epoch if self._manager.plan else 0
+
+    def measured(self, iteration: int, iteration_s: float) -> None:
+        """Nobody wants to know."""
+
+    def close(self) -> None:
+        """Ends what waits."""
+        with self._manager.changed:
+            self._closed = True
+            self._manager.changed.notify_all()
+
+
+@contextmanager
+def two(folder: Path, rule: str, *, tcp: bool) -> Iterator[tuple[Manager, Training]]:
+    """Two Aggregators; all chunks are at the first one."""
+    with ExitStack() as stack:
+        services = [
+            stack.enter_context(service(folder, name, static=False, tcp_port=free_port() if tcp else 0))
+            for name in ("a", "b")
+        ]
+        manager = Manager(services, tcp=tcp)
+        manager.say(Run(first=0, count=CHUNKS, owner=0, epoch=1))
+        yield manager, stack.enter_context(training([Source(manager, rank) for rank in (0, 1)], rule))
+
+
+def move(manager: Manager, job: Training, *, old: int, epoch: int) -> int:
+    """Moves all chunks while the job trains; the epoch that they have then."""
+    new = 1 - old
+    manager.say(Run(first=0, count=CHUNKS, owner=old, epoch=epoch, next_owner=new, next_epoch=epoch + 1))
+
+    def has_moved() -> bool:
+        job.step()
+        told = manager.jobs_of(new)[0]
+        return all(
+            sum(count for _first, count, at in told[kind] if at == epoch + 1) == CHUNKS for kind in ("copied", "pushed")
+        )
+
+    until(has_moved, what="all chunks are copied, and all members have pushed there")
+    manager.say(Run(first=0, count=CHUNKS, owner=new, epoch=epoch + 1))
+    return epoch + 1
+
+
+@pytest.mark.parametrize(("rule", "tcp"), [("mean", False), ("adam", True)])
+def test_chunks_move_to_and_fro_while_a_job_trains(tmp_path: Path, rule: str, tcp: bool) -> None:
+    with two(tmp_path, rule, tcp=tcp) as (manager, job):
+        job.step()
+        epoch = 1
+        for old in (0, 1, 0):
+            epoch = move(manager, job, old=old, epoch=epoch)
+            job.step()
+
+        assert manager.jobs_of(1)[0]["updates"] > 0
+
+
+def test_a_server_that_is_killed_remembers_its_managers_plans(tmp_path: Path) -> None:
+    with two(tmp_path, "sgd", tcp=False) as (manager, job):
+        job.step()
+
+        manager.services[0].kill_server()
+
+        job.step(2)
+        assert manager.services[0].status()["restarts"] == 1
+
+
+def test_a_job_that_the_plan_has_no_longer_is_let_go(tmp_path: Path) -> None:
+    with two(tmp_path, "sgd", tcp=False) as (manager, job):
+        job.step()
+
+        manager.order(0)
+
+        assert manager.jobs_of(0) == []
+
+
+def test_the_next_start_of_a_job_goes_on_from_what_is_here(tmp_path: Path) -> None:
+    with two(tmp_path, "sgd", tcp=False) as (manager, job):
+        job.step(3)
+        job.close()
+        manager.start = 2
+        manager.say(Run(first=0, count=CHUNKS, owner=0, epoch=1))
+
+        again = Training([Source(manager, rank) for rank in (0, 1)], "sgd")
+        try:
+            for session in again.sessions:
+                session.connect()
+            assert [session.first_version for session in again.sessions] == [3, 3]
+        finally:
+            again.close()
+
+
+def test_an_order_that_makes_no_sense_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    with service(tmp_path, static=False) as one:
+        for plans in (7, [7], [{"number": 64, "plan": {}}], [{"number": 0, "plan": {"job": ""}}]):
+            with pytest.raises(PeerError, match="plans: "):
+                admin.call(one.socket, "plan", plans=plans)
+
+        assert one.status()["jobs"] == []
