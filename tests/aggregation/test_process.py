@@ -1,11 +1,15 @@
 """`farside aggregator` as a process, whose members are real sessions."""
 
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.aggregation.service import service, source, training
 from tests.support.ports import free_port
+from tests.support.programs import outcome
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
 
@@ -23,3 +27,39 @@ def test_members_of_one_machine_and_of_another_train_as_one_process_does(tmp_pat
         assert one.stop() == 0
     assert not (tmp_path / "a.sock").exists()
     assert not (tmp_path / "a.admin").exists()
+
+
+def test_metrics_count_what_jobs_did(tmp_path: Path) -> None:
+    port = free_port()
+    with service(tmp_path, metrics_listen=f"127.0.0.1:{port}") as one:
+        with training([source(tmp_path, [one.unix], 0, members=1)], "sgd") as job:
+            job.step(2)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+
+    found = {
+        sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples
+    }  # fmt: skip
+    assert found["farside_aggregator_updates_total"] == 2 * job.chunks
+    assert found["farside_aggregator_jobs"] == 1
+    assert found["farside_aggregator_restarts_total"] == 0
+    assert found["farside_aggregator_pushed_bytes_total"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"cores": "2"}, "cores: is 2, and one Aggregator updates on one core"),
+        ({"memory_bytes": "1KiB"}, "memory_bytes: is 1 KiB, less than a model of one tensor needs"),
+        ({"key_file": "/none"}, "key file /none: No such file or directory"),
+    ],
+)
+def test_settings_that_cant_be_served_end_in_one_line(tmp_path: Path, settings: dict[str, str], problem: str) -> None:
+    given = {"admin_socket": str(tmp_path / "admin"), "listen": f"unix:{tmp_path}/a", **settings}
+    words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+
+    done = outcome([sys.executable, "-m", "farside", "aggregator", *words])
+
+    assert done.status == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1

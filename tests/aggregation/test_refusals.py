@@ -175,7 +175,7 @@ def test_a_request_that_makes_no_sense_is_refused(one: Service, changes: dict[st
 
 
 def test_strangers_keep_nobody_out_and_random_bytes_end_only_themselves(one: Service) -> None:
-    strangers = []
+    strangers: list[socket.socket] = []
     for _stranger in range(STRANGERS_MAX + 20):
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(one.unix.removeprefix("unix:"))
