@@ -284,6 +284,7 @@ class Door:
         self._state = _State.HELLO
         self._key = self._said = b""
         self.hello: Hello | None = None
+        self.refused: Refused | None = None
 
     @property
     def is_proved(self) -> bool:
@@ -326,7 +327,8 @@ class Door:
     def refuse(self, line: str, *, is_final: bool = True) -> None:
         """Ends the conversation with one line."""
         text = " ".join(line.split()).encode(errors="replace")[:LINE_BYTES_MAX].decode(errors="ignore")
-        self._messages.send(Refused(text, is_final))
+        self.refused = Refused(text, is_final)
+        self._messages.send(self.refused)
         self._state = _State.DONE
 
     def _take_hello(self, hello: Hello) -> None:

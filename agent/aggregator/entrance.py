@@ -105,8 +105,11 @@ class Entrance:
             request = door.receive(part)
             if data := door.to_send():
                 await loop.sock_sendall(sock, data)
-            if request is None and not door.needed:
-                self._count("key", "a caller was refused", job=door.hello.job if door.hello else "")
+            if request is None and door.refused is not None:
+                # A member may come before its job's plan, or after it: that is no wrong key.
+                reason = "key" if door.refused.is_final else "plan"
+                name = door.hello.job if door.hello else ""
+                self._count(reason, "a caller was refused", job=name, line=door.refused.line)
                 return
         self._strangers.pop(sock, None)
         assert door.hello is not None

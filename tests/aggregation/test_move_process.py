@@ -27,7 +27,7 @@ class Manager:
 
     def __init__(self, services: Sequence[Service], *, tcp: bool) -> None:
         self.services = services
-        self._addresses = tuple(
+        self.addresses = tuple(
             AggregatorAddress(number=number, tcp=one.tcp.removeprefix("tcp:"))
             if tcp
             else AggregatorAddress(number=number, unix=one.unix.removeprefix("unix:"))
@@ -43,7 +43,7 @@ class Manager:
         """All chunks are as this run has it."""
         plan = JobPlan(
             job="j", start=self.start, key=self._key, members=2, digest=make_layout(TENSORS).digest,
-            aggregators=self._addresses, runs=(run,),
+            aggregators=self.addresses, runs=(run,),
         )  # fmt: skip
         for number in to:
             self.order(number, plan)
@@ -179,3 +179,18 @@ def test_an_order_that_makes_no_sense_is_refused_and_changes_nothing(tmp_path: P
                 admin.call(one.socket, "plan", plans=plans)
 
         assert one.status()["jobs"] == []
+
+
+def test_members_leave_an_aggregator_that_the_plan_has_no_longer(tmp_path: Path) -> None:
+    with two(tmp_path, "mean", tcp=False) as (manager, job):
+        job.step()
+        epoch = move(manager, job, old=0, epoch=1)
+        services, manager.services = manager.services, manager.services[1:]
+        manager.addresses = manager.addresses[1:]
+
+        manager.say(Run(first=0, count=CHUNKS, owner=1, epoch=epoch), to=())
+        admin.call(services[0].socket, "plan", plans=[])
+
+        until(lambda: all(len(session.plan.aggregators) == 1 for session in job.sessions), what="the newest plan")
+        job.step(2)
+        assert set(services[0].status()["refused"]) <= {"plan"}

@@ -318,7 +318,8 @@ class MemberSession:
                     if now_s - told_s >= TELL_PERIOD_S:
                         told_s = now_s
                         _log.warning("an Aggregator is away; the job waits for it", where=_name(address), reason=error)
-                    if now_s - away_since_s >= REFRESH_S and not self.source.is_static:
+                    # An Aggregator that does not know the job may have no part in it any more.
+                    if not self.source.is_static and (error.is_refused or now_s - away_since_s >= REFRESH_S):
                         self._take(self.source.plan(self.layout, rule=self.rule, after_epoch=0))
                 self._closed.wait(pause_s)
         except FarsideError as error:
@@ -383,7 +384,7 @@ class MemberSession:
             return answer
         if answer.is_final and caller.is_proved:
             raise PeerError(f"Aggregator {_name(address)}: {answer.line}")
-        raise _NoLaneYet(answer.line, is_told=answer.is_final)
+        raise _NoLaneYet(answer.line, is_told=answer.is_final, is_refused=True)
 
     def _answer_of(self, sock: socket.socket, caller: Caller, *, region: int | None) -> Welcome | Refused:
         deadline_s = time.monotonic() + DIAL_LIMIT_S
@@ -429,11 +430,12 @@ class MemberSession:
 
 
 class _NoLaneYet(Exception):
-    """No lane at this try; ``is_told``: the Aggregator said so itself."""
+    """No lane at this try; ``is_told``: another first try would not help; ``is_refused``: an Aggregator said it."""
 
-    def __init__(self, line: str, *, is_told: bool = False) -> None:
+    def __init__(self, line: str, *, is_told: bool = False, is_refused: bool = False) -> None:
         super().__init__(line)
         self.is_told = is_told
+        self.is_refused = is_refused
 
 
 def _words(error: EngineError) -> FarsideError:
