@@ -1,6 +1,7 @@
 # Every target installs what it lacks. The second run is quick: stamps in .venv remember what was done.
 #
 #   make demo       both planes on this machine, in two minutes, with real clients and real jobs
+#   make demo SCENE=aggregation  two PyTorch jobs share an Aggregator, which is left and killed; fetches PyTorch first
 #   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
@@ -39,6 +40,9 @@ SYSTEM_PYTHON ?= /usr/bin/python3
 PYTHON := .venv/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+SCENE ?= all
+# What a scene of the demo needs besides; `make venv` has none of it.
+SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster)
 # The tests wait for processes most of the time, and it is memory that bounds how many may: 0.4 GB a worker. Three for
 # each core keep two cores busy; more of them only collect the same tests once more.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
@@ -61,7 +65,7 @@ BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
 
 CLUSTER_TESTS := tests/slurm tests/sandbox/test_examples.py tests/profile/test_torch.py tests/live/test_store.py \
-	tests/live/test_idempotency.py tests/live/test_live_power.py tests/live/test_manager_process.py tests/engine/test_reduce_torch.py tests/training
+	tests/live/test_idempotency.py tests/live/test_live_power.py tests/live/test_manager_process.py tests/engine/test_reduce_torch.py tests/demo/test_shared_scene.py tests/training
 
 ENGINE := kmod_shim/engine
 PRELOAD := agent/profile/preload
@@ -75,8 +79,8 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 	clean sanitize format packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check \
 	packages-bench venv-dev survival screenshots settings-table venv-check venv-cluster code-lines
 
-demo: venv packages-demo
-	@.venv/bin/farside demo
+demo: venv packages-demo $(SCENE_NEEDS)
+	@.venv/bin/farside demo --scene $(SCENE)
 
 # The guests' image is built meanwhile, by the system's Python: that needs neither pip nor the engine. An image that
 # can't be built fails or skips its own test, which waits for it, not all of them. `make` is not $(MAKE) here and below:

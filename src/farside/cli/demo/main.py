@@ -24,19 +24,23 @@ from farside.errors import FarsideError, Unavailable
 from farside.sandbox.session import open_sandbox
 from farside.units import format_bytes
 
+Scene = Literal["all", "memory", "cluster", "aggregation"]
+"""What `farside demo --scene` takes; "all" are the two that need no other packages."""
 SANDBOX = ("--donors", "3", "--donor-memory", "512MiB", "--transport", "tcp", "--size", "1GiB")
 PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "diffutils"}
 # When all acts are over and not enough is verified yet, the clients go on for at most so long.
 PATIENCE_S = 30.0
 
 
-def run(*, state: Path | None = None, part: Literal["all", "memory", "cluster"] = "all") -> int:
+def run(*, state: Path | None = None, part: Scene = "all") -> int:
     """Runs the demo in `state` or a temporary folder; exit code 0 if every step worked, otherwise 1.
 
     Raises:
         FarsideError: a program is missing, or the sandbox did not start.
     """
     console = Console()
+    if part == "aggregation":
+        return _aggregation(console)
     status = 0
     if part != "cluster":
         # Both parts are played, also when the first fails.
@@ -44,6 +48,17 @@ def run(*, state: Path | None = None, part: Literal["all", "memory", "cluster"] 
     if part != "memory":
         status |= _cluster(console)
     return status
+
+
+def _aggregation(console: Console) -> int:
+    # Late: neither of the other scenes needs it.
+    from farside.cli.demo.shared import play
+    from farside.cli.demo.shared_report import print_peers, print_scene, scene_faults
+
+    with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
+        scene = play(show, Path(spare))
+    print_scene(console, scene)
+    return print_peers(console) | (1 if scene_faults(scene) else 0)
 
 
 def _cluster(console: Console) -> int:
