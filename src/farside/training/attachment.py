@@ -49,6 +49,9 @@ def closed_on_error(session: Any) -> Iterator[None]:
 class Attachment:
     """A model whose gradients leave in hooks. The handle of `farside.attach`."""
 
+    # Where the service only sums, rank 0's parameters go to all as the result of an iteration of their own.
+    _versions_before = 1
+
     def __init__(self, session: Any, source: Any, trainables: Sequence[Trainable], *, first: int = 0) -> None:
         """``first``: number of the first parameter among the session's tensors, which may have others before it."""
         self._session, self._source, self._trainables, self._first = session, source, tuple(trainables), first
@@ -73,7 +76,7 @@ class Attachment:
     @property
     def iteration(self) -> int:
         """Iterations that are complete: where the training loop goes on. After a resumed start it is not 0."""
-        return self._exchange.version
+        return self._exchange.version - self._versions_before
 
     def wait(self) -> None:
         """Wait until every parameter is up to date; for uses outside of the model's forward."""

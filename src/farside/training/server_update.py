@@ -24,6 +24,8 @@ torch: Any = import_module("torch")
 class ServerUpdate(Attachment):
     """A model whose optimizer the server runs."""
 
+    _versions_before = 0
+
     def __init__(
         self,
         session: Any,
