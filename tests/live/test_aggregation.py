@@ -261,6 +261,20 @@ def test_a_job_too_large_for_what_there_is_stays_where_it_was_measured_and_says_
     check(world)
 
 
+def test_a_job_goes_only_where_there_is_memory_for_it_and_otherwise_says_how_much_it_lacks() -> None:
+    world = Cluster(2)
+    for node, memory_bytes in (("n0", 8 << 20), ("n1", 300 << 20)):
+        offer = {"cores": 1, "memory_bytes": memory_bytes, "tcp": "h:1"}
+        world.does(ServiceChanged(node=node, name="aggregator", raw=json.dumps(offer)))
+
+    small = world.train()  # 12 MiB
+    large, huge = (world.train(chunks=(ChunkRun(count, 256 * KIB),)) for count in (400, 4000))
+
+    assert (world.at(small), world.at(large), world.at(huge)) == ({"n1"}, {"n1"}, {""})
+    assert any("no Aggregator has 1000 MiB of memory" in line for line in world.decider.why(huge, 0.0, str))
+    check(world)
+
+
 # ---- nodes and Aggregators that go
 
 

@@ -102,6 +102,15 @@ class Outlook:
         site = self.sites.get(self.state.node_of(number))
         return site if site is not None and site.is_up and site.cores else None
 
+    def has_memory(self, node: str, job: JobChunks, size_bytes: int) -> bool:
+        """Whether a node's Aggregator has the memory for these bytes of a job, beside those of others."""
+        offer, number = self.state.offers.get(node), self.state.numbers.get(node, NOBODY)
+        if offer is None or not offer.memory_bytes:
+            return True
+        others = (one for one in self.state.jobs.values() if one.job_id != job.job_id and number in one.owners)
+        held = sum(one.needed_bytes(_bytes_at(one, number)) for one in others)
+        return held + job.needed_bytes(size_bytes) <= offer.memory_bytes
+
     def is_usable(self, number: int) -> bool:
         """Whether chunks may come to it."""
         site = self.site(number)
@@ -243,9 +252,10 @@ def _elsewhere(
     if not runs:
         return [], []
     left = {run.owner for run in runs}
-    free = list(_free(outlook, job))[: len(left)]
+    size_bytes = sum(_bytes_of(job, run.first, run.count) for run in runs)
+    free = [one for one in _free(outlook, job) if outlook.has_memory(one.node, job, size_bytes)][: len(left)]
     held = _held_bytes(outlook.state)
-    used = [number for number in outlook.state.in_use() if outlook.is_usable(number) and number not in without]
+    used = [number for number in _shared(outlook, job, size_bytes) if number not in without]
     # A job that loses one of several has the others already; one that loses its only one shares before it waits.
     chosen = [one.number for one in free] or used
     if not chosen:
@@ -267,9 +277,10 @@ def _first_groups(outlook: Outlook) -> Iterator[Event]:
     for job in outlook.state.jobs.values():
         if any(run.owner != NOBODY for run in job.runs) or not outlook.jobs[job.job_id].is_active:
             continue
-        free = list(_free(outlook, job))[: job.servers]
+        each_bytes = -(-job.size_bytes // job.servers)
+        free = [one for one in _free(outlook, job) if outlook.has_memory(one.node, job, each_bytes)][: job.servers]
         held = _held_bytes(outlook.state)
-        used = [number for number in outlook.state.in_use() if outlook.is_usable(number)]
+        used = _shared(outlook, job, job.size_bytes)
         chosen = [one.number for one in free] or sorted(used, key=lambda number: (held[number], number))[: job.servers]
         if not chosen:
             continue
@@ -333,7 +344,9 @@ def _place(
         placement = _placement(outlook, cluster, job.job_id)
         free = [one for one in _free(outlook, job) if _cluster(one.cores, one.number) == cluster]
         free = [one for one in free if one.number not in forbidden and one.number not in placement.aggregators]
+        free = [one for one in free if outlook.has_memory(one.node, job, -(-job.size_bytes // job.servers))]
         away = {number for number in placement.aggregators if not _is_shareable(outlook, number, job.job_id)}
+        away |= set(placement.aggregators) - set(_shared(outlook, job, job.size_bytes))
         base = placement.next_number
         answer = placement.add(
             _profile(job), new_max=len(free), forbidden=forbidden | away, near=_near(outlook, job, placement)
@@ -454,6 +467,12 @@ def _is_shareable(outlook: Outlook, number: int, job_id: str) -> bool:
     """Whether jobs may come to an Aggregator: its node stays, and nobody is being measured there."""
     others = (job for name, job in outlook.state.jobs.items() if name != job_id and number in job.owners)
     return outlook.is_usable(number) and all(job.is_placed for job in others)
+
+
+def _shared(outlook: Outlook, job: JobChunks, size_bytes: int) -> list[int]:
+    """Aggregators with chunks of others that have the memory for these bytes of a job as well."""
+    used = (number for number in sorted(outlook.state.in_use()) if outlook.is_usable(number))
+    return [number for number in used if outlook.has_memory(outlook.state.node_of(number), job, size_bytes)]
 
 
 def _near(outlook: Outlook, job: JobChunks, placement: Placement) -> int | None:

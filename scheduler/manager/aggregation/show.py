@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from farside.agent.messages import AggregatedJob, AggregatorFacts
 from farside.scheduler.manager.aggregation.state import NOBODY, PROFILE_ITERATIONS, Aggregation, JobChunks
+from farside.units import format_bytes
 
 ROWS_MAX = 300
 
@@ -140,7 +141,8 @@ def explain(state: Aggregation, job_id: str) -> Iterator[str]:
         return
     where = ", ".join(state.node_of(number) for number in sorted(job.owners))
     if not where:
-        yield "aggregation: waits for an Aggregator; `farside aggregation` shows those there are"
+        needed = format_bytes(job.needed_bytes(job.size_bytes) / job.servers)
+        yield f"aggregation: no Aggregator has {needed} of memory for it, or none is there: see `farside aggregation`"
         return
     if not job.is_placed:
         done = min(job.iterations, PROFILE_ITERATIONS)

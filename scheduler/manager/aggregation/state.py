@@ -27,6 +27,9 @@ PROFILE_ITERATIONS = 20
 CLUSTER_MAX = 50
 """Aggregators of one cluster; a job has all its chunks in one [autops §4.3.3.4]."""
 CHUNKS_MAX = 65_536
+# Bytes that an Aggregator needs for each byte of a member's gradients: parameters and the optimizer's state, of the
+# version served and of the one that is made (`kmod_shim/engine/aggregator.c`).
+_NEEDED = {"sgd": 4, "adam": 6, "adamw": 6}
 MEMBERS_MAX = 64
 """Members of one job, as the engine has it."""
 OWNERS_MAX = 64
@@ -255,6 +258,10 @@ class JobChunks(Struct, frozen=True, kw_only=True):
     def size_bytes(self) -> int:
         """Bytes of one member's gradients."""
         return sum(run.count * run.size_bytes for run in self.chunks)
+
+    def needed_bytes(self, size_bytes: int) -> int:
+        """Memory that an Aggregator needs for chunks of this size."""
+        return size_bytes * _NEEDED.get(self.rule, 1)
 
     @property
     def iterations(self) -> int:

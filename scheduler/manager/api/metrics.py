@@ -14,10 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import CollectorRegistry
 
 from farside.errors import FarsideError
-from farside.scheduler.manager.aggregation.state import NOBODY, Aggregation
+from farside.scheduler.manager.aggregation.state import NOBODY
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
-from farside.scheduler.manager.model.record import LiveNode, Phase
+from farside.scheduler.manager.model.record import ACTIVE, LiveNode, Phase
+from farside.scheduler.manager.model.state import LiveState
 from farside.scrape import family, registry_of
 
 _Figure = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, float | None]
@@ -83,7 +84,7 @@ class ManagerCollector:
         yield counter, "service_faults", "States of node services that could not be read.", sessions.service_faults
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
-        yield from _aggregation(state.aggregation)
+        yield from _aggregation(state)
         wanted = None if state.wanted is None else state.wanted.nodes
         yield gauge, "nodes_wanted", "Nodes that the energy policy wants on.", wanted
         yield gauge, "store_bytes", "What the store's database takes.", self._store_bytes
@@ -93,16 +94,20 @@ class ManagerCollector:
         yield counter, "cycle_failures", text, scheduler.get("cycle_failures")
 
 
-def _aggregation(state: Aggregation) -> Iterator[_Figure]:
-    gauge = GaugeMetricFamily
+def _aggregation(live: LiveState) -> Iterator[_Figure]:
+    gauge, state = GaugeMetricFamily, live.aggregation
     yield gauge, "aggregators", "Aggregators that the pool has.", len(state.pool)
     yield gauge, "aggregators_used", "Aggregators that own chunks of jobs.", len(state.in_use())
     yield gauge, "aggregator_cores", "Cores that the pool has.", sum(one.cores for one in state.pool.values())
     yield gauge, "aggregated_jobs", "Jobs whose gradients are aggregated.", len(state.jobs)
-    homeless = sum(not job.is_assigned and bool(job.owners) for job in state.jobs.values())
-    gone = sum(any(state.node_of(one) not in state.pool for one in job.owners) for job in state.jobs.values())
-    text = "Jobs some of whose chunks have no Aggregator, or one that the pool does not have."
-    yield gauge, "aggregation_stranded_jobs", text, homeless + gone
+    up = {name for name, node in live.nodes.items() if node.is_up and name in state.pool}
+    stranded = sum(
+        live.jobs[job.job_id].phase in ACTIVE
+        and (not job.is_assigned or any(state.node_of(one) not in up for one in job.owners))
+        for job in state.jobs.values()
+    )
+    text = "Jobs that run, and some of whose chunks have no Aggregator, or one of a node that is away."
+    yield gauge, "aggregation_stranded_jobs", text, stranded
     text = "Jobs that lose more speed by sharing than they should, where no other place helps."
     yield gauge, "aggregation_slowed_jobs", text, sum(bool(job.accepted) for job in state.jobs.values())
     moving = sum(run.count for job in state.jobs.values() for run in job.runs if run.next_owner != NOBODY)
