@@ -2,7 +2,7 @@
 
 Peers' members import it in environments of their own, so it needs nothing but Python. Orders: ``prepare`` (allocate,
 connect, and check one exchange), ``run`` (so many exchanges, timed as a whole), ``train`` (iterations of a timer that
-stands for the GPU, timed one by one), ``release``.
+stands for the GPU, timed one by one), ``save`` (a checkpoint), ``release``.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Exchange(Protocol):
@@ -42,6 +42,15 @@ class Exchange(Protocol):
         ...
 
 
+@runtime_checkable
+class Saved(Protocol):
+    """An exchange of which there can be a checkpoint."""
+
+    def save(self, path: str) -> None:
+        """Writes it; on the disk when this returns."""
+        ...
+
+
 def converse(prepare: Callable[[Mapping[str, Any]], Exchange]) -> None:
     """Obeys orders until standard input ends; what libraries print goes to standard error."""
     told = os.fdopen(os.dup(1), "w")
@@ -63,6 +72,8 @@ def converse(prepare: Callable[[Mapping[str, Any]], Exchange]) -> None:
                 case "release" if exchange:
                     exchange.close()
                     exchange = None
+                case "save":
+                    _save(exchange, order["path"])
         except Exception as error:  # the other side is told, and ends this process
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -72,6 +83,12 @@ def converse(prepare: Callable[[Mapping[str, Any]], Exchange]) -> None:
 def _say(told: Any, answer: Mapping[str, Any]) -> None:
     told.write(json.dumps(answer) + "\n")
     told.flush()
+
+
+def _save(exchange: object, path: str) -> None:
+    if not isinstance(exchange, Saved):
+        raise TypeError("of this exchange there is no checkpoint")
+    exchange.save(path)
 
 
 def _run(exchange: Exchange, steps: int) -> float:

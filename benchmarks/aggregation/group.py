@@ -123,54 +123,74 @@ def ask_all(members: Sequence[Talker], **order: Any) -> list[dict[str, Any]]:
 
 
 class Farside:
-    """Ours: an Aggregator and two members. Several jobs may have members of their own at the same Aggregator."""
+    """Ours: Aggregators, mostly one, and two members. Several jobs may have members of their own at the same ones."""
 
-    def __init__(self, python: str, folder: Path) -> None:
-        self._python, self._folder, self._socket = python, folder, str(folder / "aggregator.sock")
+    def __init__(self, python: str, folder: Path, aggregators: int = 1) -> None:
+        self._python, self._folder = python, folder
+        self.sockets = [str(folder / f"aggregator-{number}.sock") for number in range(aggregators)]
         module = "benchmarks.aggregation.aggregator"
-        self.aggregator = Talker([python, "-m", module, self._socket], folder / "aggregator.log")
-        self._port = self.aggregator.answer()["port"]
+        self.aggregators = [
+            Talker([python, "-m", module, path], folder / f"aggregator-{number}.log")
+            for number, path in enumerate(self.sockets)
+        ]
+        ports = [str(one.answer()["port"]) for one in self.aggregators]
+        self._doors = [word for door in zip(self.sockets, ports, strict=True) for word in door]
         self.members = self.start_members("member")
         self._job = 0
+
+    @property
+    def aggregator(self) -> Talker:
+        """The first one, which has all chunks in the beginning."""
+        return self.aggregators[0]
 
     def start_members(self, name: str) -> list[Talker]:
         """Two members more, ready."""
         made = [
             Talker(
-                [
-                    self._python, "-m", "benchmarks.aggregation.member", str(rank), str(MEMBERS), self._socket,
-                    str(self._port),
-                ],
+                [self._python, "-m", "benchmarks.aggregation.member", str(rank), str(MEMBERS), *self._doors],
                 self._folder / f"{name}-{rank}.log",
             )
             for rank in range(MEMBERS)
-        ]  # fmt: skip
+        ]
         for one in made:
             one.answer()
         return made
 
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        return [one.process for one in (self.aggregator, *self.members)]
+        return [one.process for one in (*self.aggregators, *self.members)]
 
-    def add(self, workload: Workload, kind: str, members: Sequence[Talker]) -> int:
+    def add(self, workload: Workload, kind: str, members: Sequence[Talker], *, rule: str = "SUM", **more: Any) -> int:
         """A job of these members, connected; its number."""
         self._job += 1
         pieces = chunks_of(workload.counts)
         chunks = [sum(piece[2] for piece in one) for one in pieces]
-        self.aggregator.ask(do="add", job=self._job, members=MEMBERS, chunks=chunks)
-        ask_all(members, do="prepare", job=self._job, kind=kind, pieces=pieces, counts=workload.counts)
+        for me, one in enumerate(self.aggregators):
+            one.ask(do="add", job=self._job, members=MEMBERS, chunks=chunks, rule=rule)
+            self.plan(self._job, me, len(chunks), owner=0, epoch=1)
+        ask_all(
+            members, do="prepare", job=self._job, kind=kind, pieces=pieces, counts=workload.counts, rule=rule, **more
+        )
         return self._job
+
+    def plan(self, job: int, me: int, count: int, **place: Any) -> None:
+        """Tells an Aggregator who owns a job's chunks."""
+        self.aggregators[me].ask(do="plan", job=job, count=count, place={"me": me, **place})
+
+    def drop(self, job: int) -> None:
+        """Aggregators forget the job."""
+        for one in self.aggregators:
+            one.ask(do="drop", job=job)
 
     def prepare(self, workload: Workload, kind: str) -> None:
         self.add(workload, kind, self.members)
 
     def release(self) -> None:
         ask_all(self.members, do="release")
-        self.aggregator.ask(do="drop", job=self._job)
+        self.drop(self._job)
 
     def close(self) -> None:
-        for one in (*self.members, self.aggregator):
+        for one in (*self.members, *self.aggregators):
             one.end()
 
 

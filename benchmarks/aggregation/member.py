@@ -1,5 +1,9 @@
-"""A member of ours: ``python -m benchmarks.aggregation.member RANK MEMBERS UNIX_SOCKET TCP_PORT``."""
+"""A member of ours: ``python -m benchmarks.aggregation.member RANK MEMBERS UNIX_SOCKET TCP_PORT [...]``.
 
+The doors are those of one Aggregator after the other.
+"""
+
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,11 +15,12 @@ import numpy.typing as npt
 from benchmarks.aggregation.aggregator import LANE_HEAD
 from benchmarks.aggregation.conversation import converse
 from benchmarks.aggregation.models import Piece
-from farside.kmod_shim.engine.aggregation import Chunk, Job, Member, Rule
+from farside.kmod_shim.engine.aggregation import Chunk, Hyper, Job, Member, Rule
 
 Floats = npt.NDArray[np.float32]
 AGGREGATOR, EPOCH = 0, 1
 CHECK_S = 60.0
+RATE = 0.125  # of float32 exactly
 RUN = 4  # chunks that are copied and pushed together: 1 MiB
 
 
@@ -130,28 +135,82 @@ class Private(Registered):
         super().close()
 
 
+class Served(Registered):
+    """With the server's optimizer: results are parameters, and the Aggregator keeps momentum."""
+
+    def __init__(
+        self, member: Member, chunks: Sequence[Sequence[Piece]], rank: int, members: int, *, is_resumed: bool
+    ) -> None:
+        super().__init__(member, chunks, rank, members)
+        self._is_resumed = is_resumed
+
+    def check(self) -> None:
+        """Gradients of 1 from parameters and momentum of 0: the first step is the learning rate."""
+        self._fill()
+        if self._is_resumed:
+            return
+        self.step()
+        for at in range(self._chunks):
+            if not bool((_floats(self._member.result(at)) == np.float32(-RATE)).all()):
+                raise ValueError("a parameter is wrong")
+        # Of the other parity; the start has been lying there.
+        self._fill()
+
+    def _fill(self) -> None:
+        for at in range(self._chunks):
+            _floats(self._member.gradient(at, self._iteration))[:] = 1
+
+    def save(self, path: str) -> None:
+        """Parameters and momentum, as a checkpoint has them; on the disk when this returns."""
+        with open(path, "wb") as file:
+            for arrays in self._member.fetch(0, self._chunks, self._iteration - 1, CHECK_S):
+                for array in arrays:
+                    file.write(array)
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def _floats(buffer: Any) -> Floats:
     return np.frombuffer(buffer, np.float32)
 
 
-def prepare(order: Mapping[str, Any], rank: int, members: int, path: str, port: int) -> Registered:
-    """A member of the job that the order names, with its lane."""
-    chunks = order["pieces"]
-    job = Job(members, Rule.SUM, tuple(Chunk(sum(piece[2] for piece in pieces)) for pieces in chunks))
+def prepare(order: Mapping[str, Any], rank: int, members: int, doors: Sequence[tuple[str, int]]) -> Registered:
+    """A member of the job that the order names, with its lanes. The first Aggregator has all chunks."""
+    chunks, rule = order["pieces"], Rule[order["rule"]]
+    job = Job(members, rule, tuple(Chunk(sum(piece[2] for piece in pieces)) for pieces in chunks))
     member = Member(job, rank)
-    member.start(0)
+    _start(member, job, rank, order.get("checkpoint"))
     member.own(0, len(chunks), AGGREGATOR, EPOCH)
+    if rule is Rule.SGD:
+        member.hyper(0, 1, Hyper(lr=RATE, momentum=0.9))
     is_shm = order["kind"] != "tcp"
-    lane = socket.socket(socket.AF_UNIX) if is_shm else socket.socket()
-    lane.connect(path if is_shm else ("127.0.0.1", port))
-    socket.send_fds(lane, [LANE_HEAD.pack(order["job"], rank)], [member.region] if is_shm else [])
-    member.attach(AGGREGATOR, lane.detach(), shm=is_shm)
+    for number, (path, port) in enumerate(doors):
+        lane = socket.socket(socket.AF_UNIX) if is_shm else socket.socket()
+        lane.connect(path if is_shm else ("127.0.0.1", port))
+        socket.send_fds(lane, [LANE_HEAD.pack(order["job"], rank)], [member.region] if is_shm else [])
+        member.attach(number, lane.detach(), shm=is_shm)
     member.wait(0, len(chunks), 0, CHECK_S)
     if order["kind"] == "private":
         return Private(member, chunks, rank, members, order["counts"])
+    if rule is Rule.SGD:
+        return Served(member, chunks, rank, members, is_resumed="checkpoint" in order)
     return Registered(member, chunks, rank, members)
 
 
+def _start(member: Member, job: Job, rank: int, checkpoint: str | None) -> None:
+    if not checkpoint or rank:
+        member.start(0)
+        return
+    state = []
+    with open(checkpoint, "rb") as file:
+        for at, chunk in enumerate(job.chunks):
+            parameters = file.read(chunk.size_bytes)
+            member.result(at)[:] = parameters
+            state.append((parameters, file.read(chunk.size_bytes)))
+    member.start(0, state)
+
+
 if __name__ == "__main__":
-    _rank, _members, _path, _port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    converse(lambda order: prepare(order, _rank, _members, _path, _port))
+    _rank, _members = int(sys.argv[1]), int(sys.argv[2])
+    _doors = [(path, int(port)) for path, port in zip(sys.argv[3::2], sys.argv[4::2], strict=True)]
+    converse(lambda order: prepare(order, _rank, _members, _doors))

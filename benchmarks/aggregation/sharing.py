@@ -87,7 +87,7 @@ def _round(ours: Farside, at: int) -> tuple[float, float, float, float]:
             one.end()
     ask_all(ours.members, do="release")
     for job in (first, second):
-        ours.aggregator.ask(do="drop", job=job.number)
+        ours.drop(job.number)
     return alone / beside, second_alone / second_beside, after_kill / alone, other
 
 

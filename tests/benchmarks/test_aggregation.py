@@ -1,13 +1,17 @@
 """Aggregation beside its peers: tensors and buckets, what follows from samples, and a short run of ours alone."""
 
 import csv
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.aggregation.__main__ import main
+from benchmarks.aggregation.group import Farside
 from benchmarks.aggregation.judge import Sample, bars_table, busy_s, judged, other_share, spread
 from benchmarks.aggregation.models import FLOAT_BYTES, MIB, alexnet, bert_base, chunks_of, ddp_buckets
-from benchmarks.aggregation.plan import GLOO, PS_LITE, TCP, Bar, in_turn
+from benchmarks.aggregation.moving import MovedJob, extra_bar_s
+from benchmarks.aggregation.plan import GLOO, PS_LITE, TCP, Bar, Workload, in_turn
 from benchmarks.aggregation.sharing import begun_after
 from benchmarks.aggregation.training import median_step_s
 from benchmarks.policy_runs import data_folder
@@ -136,6 +140,23 @@ def test_iterations_that_began_before_a_kill_do_not_show_what_it_did() -> None:
 
     assert begun_after(steps_s, 2.5) == [2.0, 4.0]
     assert begun_after(steps_s, 0.0) == [1.0, 2.0, 4.0]  # never the first two
+
+
+def test_an_iteration_may_take_50_ms_or_a_quarter_more_while_everything_moves() -> None:
+    assert extra_bar_s([0.1, 0.1, 0.1]) == 0.05
+    assert extra_bar_s([0.4, 0.2, 0.6]) == pytest.approx(0.1)
+
+
+def test_a_job_trains_while_its_chunks_move_and_move_back(tmp_path: Path) -> None:
+    ours = Farside(sys.executable, tmp_path, aggregators=2)
+    try:
+        job = MovedJob(ours, Workload(name="tiny", counts=(100_000, 10)), compute_s=0.03)
+        for _ in range(2):
+            job.begin()
+            job.move()
+            assert job.longest_s() > 0.03
+    finally:
+        ours.close()
 
 
 def test_a_short_run_of_ours_alone_ends_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
