@@ -79,6 +79,9 @@ PURE = (
             "window",
         ]
     ),
+    "farside.agent.training.subtask",
+    "farside.agent.training.node_queue",
+    "farside.agent.training.synchronizer",
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
     "farside.agent.sense.growth",
@@ -127,6 +130,7 @@ SHARED_PROTOCOL = {
     *(f"farside.daemon.control.{name}" for name in ("protocol", "messages", "keys", "channel")),
     *(f"farside.agent.{name}" for name in ("protocol", "messages", "gpu_share", "mutual_proof")),
     *(f"farside.agent.aggregator.{name}" for name in ("layout", "plan")),
+    *(f"farside.agent.training{name}" for name in ("", ".subtask", ".node_queue", ".synchronizer")),
 }
 
 

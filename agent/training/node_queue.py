@@ -1,0 +1,354 @@
+"""The queues of a node: one worker computes and one is on the network at a time, by permissions that end. PURE.
+
+A permission ends by what its holder says, by its deadline, by its holder's death, or by a new epoch. It makes jobs
+quicker and is never a condition: whoever finds nobody to ask goes on without [harmony §IV-A].
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from farside.agent.training.subtask import (
+    FIRST,
+    LAST,
+    Apart,
+    Bound,
+    Progress,
+    Ready,
+    Resource,
+    Together,
+    resource_of,
+)
+
+Place = Literal["away", "door", "held", "late"]
+UNKNOWN_LEASE_S = 60.0
+LEAST_LEASE_S = 1.0
+LEASE_TIMES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A worker has come: the position that it will ask for first, and whether its whole job begins there."""
+
+    job: str
+    worker: int
+    position: int
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A worker asks for its next subtask, having done the one before."""
+
+    job: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A worker has done a subtask."""
+
+    job: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """A worker gives its permission back, and asks for it again."""
+
+    job: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """The time of a permission is over; `lease` is its number."""
+
+    job: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOver:
+    """A job that begins has waited for all its workers for long enough."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """A worker is dead, or its job has left the group."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How long a job's steps take by now, so that its permissions last a few times as long."""
+
+    job: str
+    comp_s: float
+    net_s: float
+
+
+Event = Hello | Want | Done | Yield | Deadline | StartOver | Died | Measured | Ready | Bound | Together | Apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A worker may begin; without a time where nobody keeps the order."""
+
+    job: str
+    position: int
+    lease: int | None
+    lease_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangUp:
+    """A worker has said what cannot be: it goes on alone."""
+
+    job: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A subtask was done within its permission, so that its time is worth noting."""
+
+    job: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overdue:
+    """A permission has ended by its deadline."""
+
+    job: str
+    position: int
+
+
+Output = Grant | HangUp | Served | Overdue | Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A job's worker on this node.
+
+    Attributes:
+        worker: Its number in its job.
+        place: `away` has and asks nothing, `door` asks, `held` has a permission, `late` had one, and has not said so.
+        position: What it asks for, has or had; of `away` the last it has done.
+        done: All up to this position are done.
+        ready: The position that is ready, with its number.
+        is_bound: Whether all workers of its job are known, so that it waits for what is ready.
+        is_starting: Whether its job begins, so that it waits for all of its workers to be known.
+        lease: Number of its permission.
+        lease_s: How long its permissions last, by what they are for.
+    """
+
+    worker: int
+    place: Place = "away"
+    position: int
+    done: int
+    ready: tuple[int, int] | None = None
+    is_bound: bool = False
+    is_starting: bool = False
+    lease: int | None = None
+    lease_s: Mapping[Resource, float] = field(default_factory=lambda: {"cpu": UNKNOWN_LEASE_S, "net": UNKNOWN_LEASE_S})
+
+    @property
+    def waits(self) -> bool:
+        """Whether it keeps the order; otherwise it is let through."""
+        return self.is_bound or self.is_starting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeQueue:
+    """All that a node knows; `net_permits` is how many jobs may be on the network at once."""
+
+    epoch: int = 0
+    is_apart: bool = True
+    workers: Mapping[str, Worker] = field(default_factory=dict)
+    leases: int = 0
+    net_permits: int = 1
+
+    def holders(self, resource: Resource) -> list[str]:
+        """Jobs that have a permission for it."""
+        return [
+            job for job, one in self.workers.items() if one.place == "held" and resource_of(one.position) == resource
+        ]
+
+
+Answer = tuple[NodeQueue, Sequence[Output]]
+
+
+def step(state: NodeQueue, event: Event) -> Answer:
+    """What follows from an event: permissions, and messages to the synchroniser and the log."""
+    if isinstance(event, Together | Apart):
+        return _group(state, event)
+    if isinstance(event, Hello):
+        return _hello(state, event)
+    one = state.workers.get(event.job)
+    if one is None:
+        return state, ()
+    if isinstance(event, Ready | Bound):
+        return _told(state, event, one)
+    if isinstance(event, Measured):
+        lease_s: Mapping[Resource, float] = {
+            "cpu": max(LEAST_LEASE_S, LEASE_TIMES * event.comp_s), "net": max(LEAST_LEASE_S, LEASE_TIMES * event.net_s),
+        }  # fmt: skip
+        return _with(state, event.job, replace(one, lease_s=lease_s)), ()
+    if isinstance(event, Died):
+        rest = {job: other for job, other in state.workers.items() if job != event.job}
+        return _filled(replace(state, workers=rest))
+    if isinstance(event, StartOver):
+        if not one.is_starting or one.is_bound:
+            return state, ()
+        return _let_through(_with(state, event.job, replace(one, is_starting=False)), event.job)
+    if isinstance(event, Deadline):
+        if one.place != "held" or one.lease != event.lease:
+            return state, ()
+        late = replace(one, place="late", lease=None)
+        return _after(_with(state, event.job, late), (Overdue(job=event.job, position=one.position),))
+    return _said(state, event, one)
+
+
+def _said(state: NodeQueue, event: Want | Done | Yield, one: Worker) -> Answer:
+    """What a worker says of itself."""
+    if isinstance(event, Want):
+        return _want(state, event, one)
+    if isinstance(event, Done):
+        if one.place == "away" or event.position <= one.done:
+            return state, ()
+        if one.place == "door" or event.position != one.position:
+            return _fault(state, event.job, f"it says that {event.position} is done")
+        return _done(state, event.job, one)
+    if one.place not in ("held", "late") or event.position != one.position:
+        return state, ()
+    state = _with(state, event.job, replace(one, place="door", lease=None))
+    if state.is_apart or not one.waits:
+        return _after(*_let_through(state, event.job))
+    return _filled(state)
+
+
+def _hello(state: NodeQueue, event: Hello) -> Answer:
+    if not FIRST <= event.position <= LAST:
+        return state, (HangUp(job=event.job, why=f"there is no position {event.position}"),)
+    # One that was here before is dead, whatever it held.
+    one = Worker(
+        worker=event.worker, position=event.position - 1, done=event.position - 1, is_starting=event.is_first,
+    )  # fmt: skip
+    return _after(_with(state, event.job, one), (_progress(state, event.job, one),))
+
+
+def _want(state: NodeQueue, event: Want, one: Worker) -> Answer:
+    if one.place == "door" and event.position == one.position:
+        return state, ()
+    if one.place in ("held", "late") and event.position == one.position + 1:
+        state, told = _done(state, event.job, one)
+        state, more = _want(state, event, state.workers[event.job])
+        return state, (*told, *more)
+    if one.place != "away" or event.position <= one.done or event.position > LAST:
+        return _fault(state, event.job, f"it asks for {event.position} at {one.position}")
+    one = replace(one, place="door", position=event.position, done=event.position - 1)
+    state = _with(state, event.job, one)
+    told = (_progress(state, event.job, one),)
+    if state.is_apart or not one.waits:
+        state, more = _let_through(state, event.job)
+        return _after(state, (*told, *more))
+    return _after(state, told)
+
+
+def _done(state: NodeQueue, job: str, one: Worker) -> Answer:
+    served = (Served(job=job, position=one.position),) if one.place == "held" else ()
+    one = replace(one, place="away", done=one.position, lease=None)
+    state = _with(state, job, one)
+    return _after(state, (*served, _progress(state, job, one)))
+
+
+def _told(state: NodeQueue, event: Ready | Bound, one: Worker) -> Answer:
+    if event.epoch != state.epoch or state.is_apart:
+        return state, ()
+    if isinstance(event, Bound):
+        return _with(state, event.job, replace(one, is_bound=True, is_starting=False)), ()
+    if one.place in ("held", "late") or (one.ready is not None and event.position <= one.ready[0]):
+        return state, ()
+    return _filled(_with(state, event.job, replace(one, ready=(event.position, event.number))))
+
+
+def _group(state: NodeQueue, event: Together | Apart) -> Answer:
+    if isinstance(event, Apart):
+        if event.epoch < state.epoch or state.is_apart:
+            return state, ()
+        return _all_let_through(replace(state, is_apart=True), list(state.workers))
+    if event.epoch <= state.epoch:
+        return state, ()
+    workers = {job: replace(one, ready=None, is_bound=False) for job, one in state.workers.items()}
+    state = replace(state, epoch=event.epoch, is_apart=False, workers=workers)
+    told: list[Output] = [_progress(state, job, one) for job, one in workers.items()]
+    # Until all workers of a job are known each is let through: one may sit in a pull that waits for another's push. A
+    # job that begins waits for all of them instead.
+    state, more = _all_let_through(state, [job for job, one in workers.items() if not one.is_starting])
+    return _after(state, [*told, *more])
+
+
+def _all_let_through(state: NodeQueue, jobs: Sequence[str]) -> Answer:
+    told = list[Output]()
+    for job in jobs:
+        state, more = _let_through(state, job)
+        told += more
+    return state, told
+
+
+def _let_through(state: NodeQueue, job: str) -> Answer:
+    """Who asks goes on without a time; who has a permission keeps it, without its deadline."""
+    one = state.workers[job]
+    if one.place == "held":
+        return _with(state, job, replace(one, lease=None)), ()
+    if one.place != "door":
+        return state, ()
+    state = _with(state, job, replace(one, place="away"))
+    return state, (Grant(job=job, position=one.position, lease=None, lease_s=None),)
+
+
+def _fault(state: NodeQueue, job: str, why: str) -> Answer:
+    rest = {name: one for name, one in state.workers.items() if name != job}
+    return _after(replace(state, workers=rest), (HangUp(job=job, why=why),))
+
+
+def _after(state: NodeQueue, told: Sequence[Output]) -> Answer:
+    """First the messages there are, then what is free is given."""
+    state, more = _filled(state)
+    return state, (*told, *more)
+
+
+def _filled(state: NodeQueue) -> Answer:
+    """What is free goes to the one at the door that has been ready longest."""
+    told = list[Output]()
+    for resource in ("cpu", "net"):
+        permits = 1 if resource == "cpu" else state.net_permits
+        while len(state.holders(resource)) < permits:
+            waiting = [
+                (one.ready[1], job)
+                for job, one in state.workers.items()
+                if one.place == "door"
+                and one.ready is not None
+                and one.ready[0] == one.position
+                and resource_of(one.position) == resource
+            ]
+            if not waiting:
+                break
+            job = min(waiting)[1]
+            one, number = state.workers[job], state.leases + 1
+            state = replace(_with(state, job, replace(one, place="held", lease=number)), leases=number)
+            told.append(Grant(job=job, position=one.position, lease=number, lease_s=one.lease_s[resource]))
+    return state, told
+
+
+def _progress(state: NodeQueue, job: str, one: Worker) -> Progress:
+    return Progress(epoch=state.epoch, job=job, worker=one.worker, position=one.done)
+
+
+def _with(state: NodeQueue, job: str, one: Worker) -> NodeQueue:
+    return replace(state, workers={**state.workers, job: one})

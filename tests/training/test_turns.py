@@ -1,0 +1,402 @@
+"""Turns on nodes: the queues of two nodes and their synchroniser, with links cut, messages doubled and late."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from farside.agent.training import node_queue, synchronizer
+from farside.agent.training.node_queue import (
+    Deadline,
+    Died,
+    Done,
+    Grant,
+    HangUp,
+    Hello,
+    Measured,
+    NodeQueue,
+    Overdue,
+    Served,
+    StartOver,
+    Want,
+    Yield,
+)
+from farside.agent.training.subtask import Apart, Bound, Progress, Ready, Together, phase_of, position_of, resource_of
+from farside.agent.training.synchronizer import Joined, Left, Members, Synchronizer
+
+NODES, JOBS = ("0", "1"), ("a", "b", "c")
+
+
+class Turns(RuleBasedStateMachine):
+    """Workers go through their positions; what is said between nodes and synchroniser is delivered by rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sync = Synchronizer()
+        self.queues = {node: NodeQueue() for node in NODES}
+        self.to_sync: dict[str, list[Any]] = {node: [] for node in NODES}
+        self.to_node: dict[str, list[Any]] = {node: [] for node in NODES}
+        self.links: dict[str, bool] = dict.fromkeys(NODES, False)
+        # By node and job: the position that a worker is at, and whether it knows of none, asks, or may run.
+        self.at = {(node, job): -2 for node in NODES for job in JOBS}
+        self.is_known = dict.fromkeys(self.at, False)
+        self.asks = dict.fromkeys(self.at, False)
+        self.runs = dict.fromkeys(self.at, False)
+        self.starts = True
+        self.tell_sync(Members(epoch=1, nodes=frozenset(NODES), jobs=dict.fromkeys(JOBS, len(NODES))))
+        for node in NODES:
+            self.a_link_is_there(node)
+
+    def tell_sync(self, event: Any) -> None:
+        self.sync, told = synchronizer.step(self.sync, event)
+        for message in told:
+            for node in NODES:
+                if self.links[node]:
+                    self.to_node[node].append(message)
+
+    def tell_node(self, node: str, event: Any) -> None:
+        before = self.queues[node]
+        self.queues[node], told = node_queue.step(before, event)
+        for output in told:
+            if isinstance(output, Progress):
+                if self.links[node]:
+                    self.to_sync[node].append(output)
+            elif isinstance(output, Grant):
+                key = (node, output.job)
+                assert self.asks[key], "nobody asked"
+                assert output.position == self.at[key], "a position was granted twice, or went back"
+                self.asks[key], self.runs[key] = False, True
+            else:
+                assert isinstance(output, Served | Overdue), output
+
+    def ask(self, node: str, job: str) -> None:
+        key = (node, job)
+        if not self.is_known[key]:
+            self.is_known[key] = True
+            self.tell_node(
+                node,
+                Hello(job=job, worker=int(node), position=self.at[key], is_first=self.starts and self.at[key] == -2),
+            )
+        self.asks[key] = True
+        self.tell_node(node, Want(job=job, position=self.at[key]))
+
+    def can_end(self, node: str, job: str) -> bool:
+        """A pull ends when all have pushed; what else runs needs nobody."""
+        position = self.at[node, job]
+        return phase_of(position) != "PULL" or all(self.at[other, job] >= position for other in NODES)
+
+    @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS))
+    def a_worker_asks_or_goes_on(self, node: str, job: str) -> None:
+        key = (node, job)
+        if self.runs[key]:
+            if self.can_end(node, job):
+                self.runs[key] = False
+                if self.at[key] % 2:  # some say that they are done, others ask for the next at once
+                    self.tell_node(node, Done(job=job, position=self.at[key]))
+                self.at[key] += 1
+                self.ask(node, job)
+        elif not self.asks[key]:
+            self.ask(node, job)
+        else:
+            self.tell_node(node, Want(job=job, position=self.at[key]))  # once more
+
+    @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS))
+    def a_worker_yields(self, node: str, job: str) -> None:
+        one = self.queues[node].workers.get(job)
+        if one is not None and one.place in ("held", "late") and self.runs[node, job]:
+            self.runs[node, job], self.asks[node, job] = False, True
+            self.tell_node(node, Yield(job=job, position=self.at[node, job]))
+
+    @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS), back=st.integers(0, 2))
+    def a_deadline_passes(self, node: str, job: str, back: int) -> None:
+        one = self.queues[node].workers.get(job)
+        if one is not None and one.lease is not None:
+            self.tell_node(node, Deadline(job=job, lease=one.lease - back))
+
+    @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS))
+    def a_job_that_begins_has_waited_long_enough(self, node: str, job: str) -> None:
+        self.tell_node(node, StartOver(job=job))
+
+    @rule(node=st.sampled_from(NODES), count=st.integers(1, 9))
+    def messages_arrive(self, node: str, count: int) -> None:
+        for _ in range(count):
+            if self.to_sync[node]:
+                self.tell_sync(self.to_sync[node].pop(0))
+            if self.to_node[node]:
+                self.tell_node(node, self.to_node[node].pop(0))
+
+    @rule(node=st.sampled_from(NODES), data=st.data())
+    def a_message_comes_once_more_and_late(self, node: str, data: st.DataObject) -> None:
+        for channel in (self.to_sync[node], self.to_node[node]):
+            if channel:
+                channel.append(data.draw(st.sampled_from(channel)))
+
+    @precondition(lambda self: all(self.links.values()))
+    @rule(node=st.sampled_from(NODES))
+    def a_link_is_cut_and_what_was_on_it_is_lost(self, node: str) -> None:
+        self.links[node] = False
+        self.to_sync[node].clear()
+        self.to_node[node].clear()
+        self.tell_sync(Left(node=node))
+        self.tell_node(node, Apart(epoch=self.queues[node].epoch))
+
+    @rule(node=st.sampled_from(NODES))
+    def a_link_is_there(self, node: str) -> None:
+        if not self.links[node]:
+            self.links[node] = True
+            self.tell_sync(Joined(node=node))
+
+    @rule(node=st.sampled_from(NODES))
+    def an_executor_dies_and_another_takes_its_place(self, node: str) -> None:
+        if self.links[node]:
+            self.a_link_is_cut_and_what_was_on_it_is_lost(node)
+        self.queues[node] = NodeQueue()
+        self.starts = False
+        for job in JOBS:
+            key = (node, job)
+            self.is_known[key] = False
+            # Who waited goes on without, and comes to the new one with its next subtask.
+            self.asks[key], self.runs[key] = False, self.runs[key] or self.asks[key]
+
+    @invariant()
+    def one_holds_each_resource(self) -> None:
+        for queue in self.queues.values():
+            assert len(queue.holders("cpu")) <= 1
+            assert len(queue.holders("net")) <= 1
+
+    @invariant()
+    def nothing_free_is_kept_from_who_is_ready(self) -> None:
+        for queue in self.queues.values():
+            for one in queue.workers.values():
+                if one.place == "door" and one.ready is not None and one.ready[0] == one.position:
+                    assert queue.holders(resource_of(one.position))
+
+    @invariant()
+    def nobody_waits_for_an_order_that_nobody_keeps(self) -> None:
+        for queue in self.queues.values():
+            for one in queue.workers.values():
+                assert one.place != "door" or (one.waits and not queue.is_apart)
+
+    @rule(rounds=st.integers(1, 8))
+    def all_go_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for node in NODES:
+                self.messages_arrive(node, 9)
+                for job in JOBS:
+                    if self.runs[node, job] or not self.asks[node, job]:
+                        self.a_worker_asks_or_goes_on(node, job)
+                    self.one_holds_each_resource()
+                    self.nothing_free_is_kept_from_who_is_ready()
+
+    def teardown(self) -> None:
+        """Whatever has happened: once the links stay, all jobs go on, and keep the order again."""
+        goal = {job: max(self.at[node, job] for node in NODES) + 7 for job in JOBS}
+        for _ in range(400):
+            for node in NODES:
+                self.a_link_is_there(node)
+            self.all_go_on(1)
+            if all(self.at[node, job] >= goal[job] for node in NODES for job in JOBS):
+                break
+        else:
+            raise AssertionError(f"stuck: {self.queues} {self.sync}")
+        assert all(one.is_bound for queue in self.queues.values() for one in queue.workers.values())
+
+
+Turns.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestTurns = Turns.TestCase
+
+
+def after(*events: Any, queue: NodeQueue | None = None) -> tuple[NodeQueue, list[Any]]:
+    """A queue in epoch 1 after events, and what came of the last one."""
+    state, told = queue or node_queue.step(NodeQueue(), Together(epoch=1))[0], list[Any]()
+    for event in events:
+        state, found = node_queue.step(state, event)
+        told = list(found)
+    return state, told
+
+
+def started(job: str, number: int, *, position: int = 0) -> list[Any]:
+    """A worker that comes, is bound, and asks for a position that is ready."""
+    return [
+        Hello(job=job, worker=0, position=position, is_first=True),
+        Bound(epoch=1, job=job),
+        Ready(epoch=1, job=job, position=position, number=number),
+        Want(job=job, position=position),
+    ]
+
+
+def test_positions_say_phase_and_resource() -> None:
+    assert [phase_of(position) for position in range(-2, 4)] == [
+        "INIT_COMP", "INIT_PUSH", "PULL", "COMP", "PUSH", "PULL",
+    ]  # fmt: skip
+    assert [resource_of(position) for position in range(-2, 3)] == ["cpu", "net", "net", "cpu", "net"]
+    assert position_of(7, "COMP") == 22
+
+
+def test_what_was_ready_first_goes_first() -> None:
+    events = [*started("a", 3), *started("c", 2), *started("b", 1)]
+    state, told = after(*events)
+    assert told == [Progress(epoch=1, job="b", worker=0, position=-1)]
+
+    state, told = after(Done(job="a", position=0), queue=state)
+
+    assert [one.job for one in told if isinstance(one, Grant)] == ["b"]
+    assert Served(job="a", position=0) in told
+
+
+def test_computing_and_communicating_go_side_by_side() -> None:
+    state, _ = after(*started("a", 1, position=1), *started("b", 2, position=0))
+
+    assert state.holders("cpu") == ["a"]
+    assert state.holders("net") == ["b"]
+
+
+def test_a_second_network_permission_can_be_had() -> None:
+    state, _ = after(*started("a", 1), *started("b", 2), queue=NodeQueue(epoch=1, is_apart=False, net_permits=2))
+
+    assert state.holders("net") == ["a", "b"]
+
+
+def test_a_permission_ends_at_its_deadline_and_the_next_goes_on() -> None:
+    state, _ = after(*started("a", 1), *started("b", 2))
+    lease = state.workers["a"].lease
+    assert lease is not None
+
+    same, told = after(Deadline(job="a", lease=lease - 1), queue=state)
+    assert (same, told) == (state, [])
+    state, told = after(Deadline(job="a", lease=lease), queue=state)
+
+    assert told[0] == Overdue(job="a", position=0)
+    assert [one.job for one in told if isinstance(one, Grant)] == ["b"]
+    state, told = after(Done(job="a", position=0), queue=state)
+    assert told == [Progress(epoch=1, job="a", worker=0, position=0)], "its time is not noted"
+
+
+def test_a_dead_worker_and_one_that_lies_hold_nothing() -> None:
+    state, _ = after(*started("a", 1), *started("b", 2))
+
+    for event, first in (
+        (Died(job="a"), Grant),
+        (Want(job="a", position=5), HangUp),
+        (Done(job="a", position=9), HangUp),
+    ):
+        after_it, told = after(event, queue=state)
+        assert isinstance(told[0], first)
+        assert after_it.holders("net") == ["b"]
+        assert "a" not in after_it.workers
+
+
+def test_permissions_last_a_few_times_as_long_as_the_steps_take() -> None:
+    _, told = after(
+        Hello(job="a", worker=0, position=1, is_first=True),
+        Measured(job="a", comp_s=2.0, net_s=0.01),
+        Ready(epoch=1, job="a", position=1, number=1),
+        Want(job="a", position=1),
+    )
+
+    assert [one.lease_s for one in told if isinstance(one, Grant)] == [8.0]
+
+
+def test_all_go_on_when_a_node_of_the_group_is_away() -> None:
+    state, _ = after(*started("a", 1), *started("b", 2))
+
+    state, told = after(Apart(epoch=1), queue=state)
+
+    assert told == [Grant(job="b", position=0, lease=None, lease_s=None)]
+    lease = state.workers["a"].lease
+    assert lease is None, "its deadline is off"
+    _, told = after(Want(job="b", position=1), queue=state)
+    assert Grant(job="b", position=1, lease=None, lease_s=None) in told
+
+
+def test_a_job_is_let_through_until_all_its_workers_are_known() -> None:
+    state, told = after(Hello(job="a", worker=0, position=4, is_first=False), Want(job="a", position=4))
+    assert told[-1] == Grant(job="a", position=4, lease=None, lease_s=None)
+
+    state, _ = after(Bound(epoch=1, job="a"), queue=state)
+
+    assert after(Want(job="a", position=5), queue=state)[1] == [Progress(epoch=1, job="a", worker=0, position=4)]
+
+
+def test_a_job_that_begins_waits_for_all_and_not_for_ever() -> None:
+    state, told = after(Hello(job="a", worker=0, position=-2, is_first=True), Want(job="a", position=-2))
+    assert not [one for one in told if isinstance(one, Grant)]
+
+    _, told = after(StartOver(job="a"), queue=state)
+
+    assert told == [Grant(job="a", position=-2, lease=None, lease_s=None)]
+
+
+def test_what_an_older_epoch_says_is_dropped() -> None:
+    state, _ = after(Together(epoch=2))
+
+    for event in (Together(epoch=2), Together(epoch=1), Apart(epoch=1)):
+        assert after(event, queue=state) == (state, [])
+    old, _ = after(Hello(job="a", worker=0, position=0, is_first=True), queue=state)
+    assert after(Ready(epoch=1, job="a", position=0, number=1), queue=old) == (old, [])
+
+
+def whole(jobs: dict[str, int]) -> Synchronizer:
+    state = Synchronizer()
+    nodes = frozenset(f"{number}" for number in range(max(jobs.values())))
+    state, _ = synchronizer.step(state, Members(epoch=1, nodes=nodes, jobs=jobs))
+    for node in sorted(nodes):
+        state, _ = synchronizer.step(state, Joined(node=node))
+    return state
+
+
+def said(state: Synchronizer, *progress: tuple[str, int, int]) -> tuple[Synchronizer, list[Any]]:
+    told = list[Any]()
+    for job, worker, position in progress:
+        state, more = synchronizer.step(state, Progress(epoch=state.epoch, job=job, worker=worker, position=position))
+        told += more
+    return state, told
+
+
+def test_a_subtask_is_ready_when_all_workers_have_done_the_one_before() -> None:
+    state = whole({"a": 2, "b": 2})
+    epoch = state.epoch
+
+    state, told = said(state, ("a", 0, -1), ("b", 0, -1), ("b", 1, -1), ("a", 0, 0), ("a", 1, -1))
+
+    assert told == [
+        Bound(epoch=epoch, job="b"), Ready(epoch=epoch, job="b", position=0, number=1),
+        Bound(epoch=epoch, job="a"), Ready(epoch=epoch, job="a", position=0, number=2),
+    ]  # fmt: skip
+    assert said(state, ("a", 0, 0), ("a", 1, -1), ("c", 0, 5), ("a", 7, 5))[1] == []
+    assert said(state, ("a", 1, 0))[1] == [Ready(epoch=epoch, job="a", position=1, number=3)]
+
+
+def test_a_node_that_leaves_frees_all_and_a_new_epoch_begins_when_it_is_back() -> None:
+    state, _ = said(whole({"a": 2}), ("a", 0, -1), ("a", 1, -1))
+    epoch = state.epoch
+
+    state, told = synchronizer.step(state, Left(node="1"))
+    assert told == (Apart(epoch=epoch),)
+    assert said(state, ("a", 0, 0), ("a", 1, 0))[1] == []
+    state, told = synchronizer.step(state, Joined(node="1"))
+
+    assert told == (Together(epoch=epoch + 1),)
+    assert said(state, ("a", 0, 3), ("a", 1, 4))[1][-1] == Ready(epoch=epoch + 1, job="a", position=4, number=2)
+
+
+@pytest.mark.parametrize(
+    "event", [Members(epoch=1, nodes=frozenset("0"), jobs={"a": 1}), Joined(node="0"), Joined(node="9"), Left(node="9")]
+)
+def test_what_is_known_or_foreign_changes_nothing(event: Any) -> None:
+    state = whole({"a": 2})
+
+    assert synchronizer.step(state, event) == (state, ())
+
+
+def test_jobs_that_leave_the_group_are_forgotten() -> None:
+    state, _ = said(whole({"a": 2, "b": 2}), ("a", 0, -1), ("a", 1, -1))
+
+    state, told = synchronizer.step(state, Members(epoch=9, nodes=state.nodes, jobs={"b": 2}))
+
+    assert told == (Together(epoch=9),)
+    assert list(state.jobs) == ["b"]
+    assert replace(state, number=0).epoch == 9
