@@ -1,9 +1,9 @@
 """``python -m benchmarks.reproduce``: the papers' figures that can be shown on this machine, ours beside theirs.
 
-Figures of chapter II that need no kernel, of chapters III and IV, and of Helios; a new one joins ``FIGURES``. What
-needs real sockets and memory (Figure 2.12, times to map and evict) is measured by ``python -m benchmarks``. Real traces
-are read where they are, from ``--data FOLDER`` or the environment's ``FARSIDE_DATA``; without them what needs them is
-skipped.
+Figures of chapter II that need no kernel, of chapters III and IV, of Helios and of Harmony; a new one joins
+``FIGURES``. What needs real sockets and memory (Figure 2.12, times to map and evict) is measured by ``python -m
+benchmarks``. Real traces are read where they are, from ``--data FOLDER`` or the environment's ``FARSIDE_DATA``; without
+them what needs them is skipped.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from benchmarks import (
     energy_saving,
     energy_sensitivity,
     eviction_curve,
+    harmony_decisions,
+    harmony_figures,
     headroom_trace,
     helios_philly,
     ilp_growth,
@@ -63,6 +65,7 @@ class Effort:
     jobs: int  # of those
     pairs: tuple[tuple[int, int], ...]  # jobs and seeds of workloads whose draws are shown one by one
     names: tuple[int, ...]  # distinct ones, that are put into buckets
+    clusters: int  # draws of jobs that share machines
     data: Path
 
 
@@ -75,6 +78,7 @@ FULL = Effort(
     jobs=16_000,
     pairs=(*((8000, seed) for seed in range(1, 9)), *((16_000, seed) for seed in range(1, 6))),
     names=(10_000, 100_000, 1_000_000),
+    clusters=10,
     data=data_folder(None),
 )
 QUICK = Effort(
@@ -86,6 +90,7 @@ QUICK = Effort(
     jobs=2000,
     pairs=((2000, 1),),
     names=(1000, 10_000),
+    clusters=1,
     data=data_folder(None),
 )
 
@@ -130,6 +135,18 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
         cases=40 if len(effort.draws) > 1 else 10, jobs=1000 if len(effort.draws) > 1 else 100
     ),
     "autops-mixes": lambda effort: autops_mixes.figure(mixes=300 if len(effort.draws) > 1 else 30),
+    "harmony-main": lambda effort: harmony_figures.main(range(1, effort.clusters + 1)),
+    "harmony-parts": lambda effort: harmony_figures.parts(range(1, min(3, effort.clusters) + 1)),
+    "harmony-mix": lambda effort: harmony_figures.mix(range(1, min(2, effort.clusters) + 1)),
+    "harmony-arrivals": lambda effort: harmony_figures.arrivals(range(1, min(2, effort.clusters) + 1)),
+    "harmony-error": lambda effort: harmony_figures.errors(
+        range(1, min(2, effort.clusters) + 1), (0.05, 0.1, 0.2, 0.4) if effort.clusters > 1 else (0.2,)
+    ),
+    "harmony-oracle": lambda effort: harmony_decisions.oracle(50 if effort.clusters > 1 else 5),
+    "harmony-scale": lambda effort: harmony_decisions.scale(
+        harmony_decisions.SIZES if effort.clusters > 1 else harmony_decisions.SIZES[:2]
+    ),
+    "harmony-eq1": lambda effort: harmony_decisions.eq1(300 if effort.clusters > 1 else 20),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }
 

@@ -109,8 +109,8 @@ PURE = (
 PLAIN = {
     f"farside.{name}"
     for name in (
-        "errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent", "config.manager",
-        "config.shared", "config.slurm", "config.aggregator",
+        "errors", "units", "geometry", "group_time", "endpoint", "config.daemon", "config.blockdev", "config.agent",
+        "config.manager", "config.shared", "config.slurm", "config.aggregator",
     )
 }  # fmt: skip
 IMPURE = {
@@ -120,9 +120,9 @@ IMPURE = {
 
 # Lower may not import higher.
 FOUNDATION = (
-    "errors", "units", "geometry", "ending", "endpoint", "clock", "kernel_file", "log", "listen", "memory_sense",
-    "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls", "whole_file", "admin",
-    "config",
+    "errors", "units", "geometry", "group_time", "ending", "endpoint", "clock", "kernel_file", "log", "listen",
+    "memory_sense", "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls",
+    "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

@@ -330,3 +330,48 @@ def aggregation(
     from farside.cli.simulate.aggregation import run as simulate
 
     simulate(request, json_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColocationRequest:
+    """The options of `farside sim colocation`, as they were given."""
+
+    table: Annotated[
+        Path | None,
+        typer.Argument(metavar="TABLE", help="CSV table of jobs (docs/colocation.md); default: 80 drawn jobs."),
+    ] = None
+    machines: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Machines of the cluster.")] = 100
+    policy: Annotated[
+        str,
+        typer.Option(metavar="A,B,C", help="Policies, the first of which the others are compared with."),
+    ] = "isolated,best-isolated,naive,harmony,harmony-shortest"
+    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Seeds of the draws, such as 1-10 or 1,4.")] = "1"
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter (repeatable).")
+    ] = None
+
+    @property
+    def settings_by_name(self) -> Mapping[str, str]:
+        """Text by name.
+
+        Raises:
+            ConfigError: One has no equals sign.
+        """
+        return options.texts_by_name(self.settings, form="KEY=VALUE", example="isolated_machines=8")
+
+
+@sim_app.command()
+@options.made(request=ColocationRequest)
+def colocation(
+    request: ColocationRequest,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all groups and jobs to this file.")
+    ] = None,
+) -> None:
+    """Run jobs that share machines, taking turns at computing and communicating.
+
+    Compares them with jobs that have machines of their own, and with jobs that share without turns.
+    """
+    from farside.cli.simulate.colocation import run as simulate
+
+    simulate(request, json_out)

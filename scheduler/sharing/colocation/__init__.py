@@ -1,0 +1,1 @@
+"""Which jobs share the same machines, taking turns at computing and communicating. PURE."""

@@ -1,0 +1,95 @@
+"""Machines given to groups one by one, by two rules of who needs the next one most. PURE."""
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from farside.group_time import WorkProfile, group_time
+
+_DIGITS = 9
+_EPSILON = 1e-9
+
+
+class GroupNeeds:
+    """What a group needs, summed up so that its iteration on any number of machines is found at once."""
+
+    def __init__(self, jobs: Sequence[WorkProfile]) -> None:
+        self.jobs = jobs
+        works = [job.work_machine_s for job in jobs]
+        rests = [job.update_s + job.net_s for job in jobs]
+        self.work_machine_s, self._most_work = sum(works), max(works)
+        self.net_s, self._most_rest = sum([job.net_s for job in jobs]), max(rests)
+        self.update_s = sum([job.update_s for job in jobs])
+        self._longest: list[tuple[float, float]] | None = None
+
+    def terms_s(self, machines: int) -> tuple[float, float, float]:
+        """Seconds of computing, of communicating, and of an iteration of the group."""
+        if machines == 1:
+            time = group_time(self.jobs, 1)
+            return time.comp_s, time.comm_s, time.iteration_s
+        comp_s = self.work_machine_s / machines + self.update_s
+        iteration_s = max(comp_s, self.net_s)
+        if self._most_work / machines + self._most_rest > iteration_s:
+            iteration_s = max([iteration_s, *[work / machines + rest for work, rest in self._candidates()]])
+        return comp_s, self.net_s, iteration_s
+
+    def _candidates(self) -> list[tuple[float, float]]:
+        """Work and rest of those jobs that may be the longest: of the others each is shorter than one of them."""
+        if self._longest is None:
+            self._longest, most = [], -math.inf
+            for work, rest in sorted(
+                [(job.work_machine_s, job.update_s + job.net_s) for job in self.jobs], reverse=True
+            ):
+                if rest > most:
+                    self._longest.append((work, rest))
+                    most = rest
+        return self._longest
+
+    def busy(self, machines: int, cpu_weight: float) -> float:
+        """Machines of the group that are busy, by the weight of processors beside the network."""
+        comp_s, net_s, iteration_s = self.terms_s(machines)
+        return machines * (cpu_weight * comp_s + (1 - cpu_weight) * net_s) / iteration_s
+
+
+def by_ratio(groups: Sequence[GroupNeeds], machines: int) -> list[int]:
+    """One machine each, then each one to where computing is longest beside communicating [harmony §IV-B3].
+
+    Needs at least as many machines as groups. All of them are given.
+    """
+    weights = [group.work_machine_s / max(group.net_s, _EPSILON) for group in groups]
+    left = machines - len(groups)
+    # Until the largest quotient has fallen to `least` every group gets what makes its own as small, and that much there
+    # is: so the end is the same as that of one machine at a time.
+    least = sum(weights) / left if left else math.inf
+    given = [max(1, math.ceil(weight / least)) for weight in weights]
+    left = machines - sum(given)
+    heap = [(-weight / held, number) for number, (weight, held) in enumerate(zip(weights, given, strict=True))]
+    heapq.heapify(heap)
+    for _ in range(left):
+        number = heap[0][1]
+        given[number] += 1
+        heapq.heapreplace(heap, (-weights[number] / given[number], number))
+    return given
+
+
+def by_gain(groups: Sequence[GroupNeeds], machines: int, cpu_weight: float) -> list[int]:
+    """One machine each, then each one to where it makes most machines busy; what makes none busier stays free."""
+    given, after = [1] * len(groups), [0.0] * len(groups)
+    heap = list[tuple[float, float, int]]()
+
+    def look(number: int, busy: float) -> None:
+        group, held = groups[number], given[number]
+        after[number] = group.busy(held + 1, cpu_weight)
+        # Groups whose processors never rest all gain alike; then the one that computes longest goes first.
+        if (gain := round(after[number] - busy, _DIGITS)) > 0:
+            heapq.heappush(heap, (-gain, -group.work_machine_s / (held * max(group.net_s, _EPSILON)), number))
+
+    for number, group in enumerate(groups):
+        look(number, group.busy(1, cpu_weight))
+    for _ in range(machines - len(groups)):
+        if not heap:
+            break
+        number = heapq.heappop(heap)[-1]
+        given[number] += 1
+        look(number, after[number])
+    return given

@@ -1,0 +1,1 @@
+"""Groups of co-located jobs on a virtual clock, beside jobs with machines of their own. PURE."""

@@ -1,0 +1,199 @@
+"""Which jobs run together: the corrected Algorithm 1, what it is made of, and the printed one."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.group_time import WorkProfile, group_time
+from farside.scheduler.sharing.colocation.balance import cut, swap
+from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, balanced_count, decide, grouping_of
+from farside.scheduler.sharing.colocation.machines import GroupNeeds, by_gain, by_ratio
+from farside.scheduler.sharing.colocation.printed import decide_printed
+from farside.scheduler.sim.colocation.exhaustive import exhaustive
+from tests.colocation.draws import drawn, profiles
+
+
+def check(jobs: list[WorkProfile], machines: int, rules: GroupingRules, found: Grouping) -> None:
+    """What holds of every answer."""
+    by_name = {job.job: job for job in jobs}
+    placed = [name for group in found.groups for name in group.jobs]
+    assert len(set(placed)) == len(placed)
+    assert set(placed) | found.left_out.keys() == by_name.keys()
+    assert not set(placed) & found.left_out.keys()
+    assert all(group.machines >= 1 and group.jobs for group in found.groups)
+    assert found.free + sum(group.machines for group in found.groups) == machines
+    for group in found.groups:
+        members = [by_name[name] for name in group.jobs]
+        assert group.time.iteration_s == pytest.approx(group_time(members, group.machines).iteration_s)
+        assert rules.has_room(members, group.machines)
+
+
+@settings(max_examples=40)
+@given(profiles, st.integers(1, 24), st.sampled_from([0.5, 0.7, 1.0]))
+def test_an_answer_is_whole_and_never_worse_than_one_group_of_its_jobs(
+    jobs: list[WorkProfile], machines: int, weight: float
+) -> None:
+    rules = GroupingRules(cpu_weight=weight)
+
+    found = decide(jobs, machines, rules)
+
+    check(jobs, machines, rules, found)
+    placed = {name for group in found.groups for name in group.jobs}
+    together = grouping_of([[job for job in jobs if job.job in placed]], [machines], machines, rules)
+    assert found.score >= together.score * (1 - 0.011)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.randoms(use_true_random=False))
+def test_names_of_jobs_do_not_matter(seed: int, rng: random.Random) -> None:
+    jobs = drawn(20, seed)
+    names = [f"x{number}" for number in range(20)]
+    rng.shuffle(names)
+
+    found = decide(jobs, 30, GroupingRules())
+    renamed = decide([replace(job, job=name) for job, name in zip(jobs, names, strict=True)], 30, GroupingRules())
+
+    to = dict(zip((job.job for job in jobs), names, strict=True))
+    assert [tuple(to[name] for name in group.jobs) for group in found.groups] == [
+        group.jobs for group in renamed.groups
+    ]
+    assert renamed.score == found.score
+
+
+def test_no_job_and_no_machine_are_answered() -> None:
+    assert decide([], 3, GroupingRules()).free == 3
+    assert decide(drawn(2, 1), 0, GroupingRules()).left_out == {"j0": "no machine is free", "j1": "no machine is free"}
+
+
+def test_exchanges_bring_groups_nearer_to_their_balance_and_keep_their_sizes() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        lean_s = rng.normal(size=12)
+        groups = cut(rng.uniform(size=12), 3)
+        after = swap(groups, lean_s, exchanges=48)
+        distance = [sum(abs(lean_s[group].sum()) for group in one) for one in (groups, after)]
+        assert sorted(job for group in after for job in group) == list(range(12))
+        assert [len(group) for group in after] == [4, 4, 4]
+        assert distance[1] <= distance[0]
+
+
+def test_no_exchange_of_two_jobs_is_left_that_would_help() -> None:
+    lean_s = np.random.default_rng(2).normal(size=9)
+    groups = swap(cut(lean_s, 2), lean_s, exchanges=100)
+    sums = [lean_s[group].sum() for group in groups]
+
+    for one in groups[0]:
+        for other in groups[1]:
+            change = lean_s[other] - lean_s[one]
+            assert abs(sums[0] + change) + abs(sums[1] - change) >= (abs(sums[0]) + abs(sums[1])) * (1 - 1e-8)
+
+
+@given(st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=8), st.integers(0, 60))
+def test_machines_by_ratio_are_those_of_one_at_a_time(works: list[float], more: int) -> None:
+    needs = [GroupNeeds([WorkProfile(job="a", work_machine_s=work, net_s=1.0)]) for work in works]
+    expected = [1] * len(works)
+    for _ in range(more):
+        quotients = [work / held for work, held in zip(works, expected, strict=True)]
+        expected[quotients.index(max(quotients))] += 1
+
+    given_ = by_ratio(needs, len(works) + more)
+
+    assert sum(given_) == len(works) + more
+    assert max(work / held for work, held in zip(works, given_, strict=True)) == pytest.approx(
+        max(work / held for work, held in zip(works, expected, strict=True))
+    )
+
+
+def test_machines_that_make_nothing_busier_stay_free() -> None:
+    network_bound = GroupNeeds([WorkProfile(job=name, work_machine_s=4.0, net_s=10.0) for name in "abc"])
+
+    given_ = by_gain([network_bound], 50, 1.0)
+
+    assert given_ == [1]
+    assert network_bound.busy(50, 1.0) < network_bound.busy(1, 1.0)
+
+
+def test_needs_say_what_the_equation_says() -> None:
+    for seed in range(20):
+        jobs = drawn(5, seed)
+        for machines in (1, 2, 7, 40):
+            time = group_time(jobs, machines)
+            expected = (time.comp_s, time.comm_s, time.iteration_s)
+            assert GroupNeeds(jobs).terms_s(machines) == pytest.approx(expected)
+
+
+def test_the_gap_to_looking_at_all_groupings_is_small() -> None:
+    rules = GroupingRules(cpu_weight=0.7)
+    gaps = []
+    for seed in range(12):
+        jobs = drawn(7, seed)
+        best = exhaustive(jobs, 16, rules)
+        check(jobs, 16, rules, best)
+        gaps.append(1 - decide(jobs, 16, rules).score / best.score)
+
+    assert min(gaps) >= -1e-9, "the rule found more than there is"
+    assert sum(gaps) / len(gaps) < 0.025
+    assert max(gaps) < 0.07
+
+
+def test_the_printed_algorithm_stops_early() -> None:
+    jobs = drawn(80, 1)
+
+    printed, corrected = (rule(jobs, 100, GroupingRules()) for rule in (decide_printed, decide))
+
+    assert sum(len(group.jobs) for group in printed.groups) < 10
+    assert printed.score < 0.7
+    assert corrected.score > 0.98
+    assert set(printed.left_out.values()) == {"the algorithm stopped before it"}
+
+
+def test_the_printed_balance_is_another_one() -> None:
+    work, net = np.array([160.0, 16.0, 16.0]), np.array([1.0, 8.0, 8.0])
+
+    assert balanced_count(work, net, 16) == 2
+    assert balanced_count(work, net, 16, "l6") == 1
+
+
+def test_hundreds_of_jobs_keep_all_machines_busy() -> None:
+    jobs = drawn(400, 3, net_sigma=1.2)
+
+    found = decide(jobs, 500, GroupingRules())
+
+    check(jobs, 500, GroupingRules(), found)
+    assert found.score > 0.97
+
+
+def test_jobs_without_room_are_left_out_with_the_reason_and_groups_fit_the_memory() -> None:
+    jobs = [replace(job, floor_bytes=12 * 10**9) for job in drawn(12, 4)]
+    jobs[3] = replace(jobs[3], floor_bytes=64 * 10**9)
+    rules = GroupingRules(memory_bytes=32 * 10**9)
+
+    found = decide(jobs, 40, rules)
+
+    check(jobs, 40, rules, found)
+    assert found.left_out["j3"] == "a machine has less memory than it needs"
+    assert max(len(group.jobs) for group in found.groups) == 2
+
+
+def test_input_that_cannot_be_spilled_needs_machines_enough() -> None:
+    jobs = [replace(job, input_bytes=100 * 10**9) for job in drawn(6, 5)]
+    rules = GroupingRules(memory_bytes=32 * 10**9, spills=False)
+
+    found = decide(jobs, 40, rules)
+
+    check(jobs, 40, rules, found)
+    assert all(len(group.jobs) * 100 / group.machines <= 32 for group in found.groups)
+
+
+def test_who_may_not_be_left_out_is_in() -> None:
+    jobs = drawn(60, 6)
+    few = decide(jobs, 60, GroupingRules())
+
+    more = decide(jobs, 60, GroupingRules(), 50)
+
+    assert sum(len(group.jobs) for group in few.groups) < 50
+    assert not set(more.left_out) & {job.job for job in jobs[:50]}
