@@ -7,11 +7,11 @@
  *		PUSH of i		HAVE h			PLAN			COPY
  *	EMPTY	kept, HAVE asked for	all have: choose	N noted; new epoch:	ignored
  *								HAVE asked anew
- *	SERVING	v+1 kept; all: update	v-1, nothing: RESULT v	N: LEAVING		again: copied
+ *	SERVING	v+1 kept; all: update	nothing: RESULT v	N: LEAVING		again: copied
  *		v: RESULT v		v+1: WANT v+1		new epoch: EMPTY
  *		v+2, old: dropped	v, old: nothing
  *	LEAVING	as SERVING		as SERVING		new epoch: EMPTY	again: copied
- *	LEFT	v: RESULT v, moved	v-1: the same		owner is N: GONE	again: copied
+ *	LEFT	v: RESULT v, moved	v-1: nothing		owner is N: GONE	again: copied
  *		else MOVED		else MOVED		new epoch: EMPTY
  *	COMING	kept			kept			mine: EMPTY		whole: SERVING
  *	GONE	MOVED			MOVED			mine: EMPTY, N: COMING	ignored
@@ -159,7 +159,9 @@ static void check_repeat(const struct ne_chunk *c, struct ne_chunk_todo *t)
 static void serve(struct ne_chunk *c, uint64_t version, struct ne_chunk_todo *t)
 {
 	uint64_t level = have_of(c, version), ahead = have_of(c, version + 1);
-	uint64_t behind = c->have_none | pushed_of(c, version) | (version ? have_of(c, version - 1) : 0);
+	/* With contents, who is behind has pushed, or has come back to this version and pushes when it will. */
+	uint64_t before = version ? have_of(c, version - 1) : 0;
+	uint64_t behind = c->have_none | pushed_of(c, version) | (c->sum_only ? before : 0);
 	uint64_t said = c->have[0] | c->have[1];
 
 	c->state = c->has_next ? NE_CHUNK_LEAVING : NE_CHUNK_SERVING;
@@ -169,7 +171,7 @@ static void serve(struct ne_chunk *c, uint64_t version, struct ne_chunk_todo *t)
 	drop_pushes_but(c, version + 1);
 	c->holders = level | pushed_of(c, version + 1);
 	behind &= ~level & ~ahead;
-	t->refused |= said & ~level & ~ahead & ~behind;
+	t->refused |= said & ~level & ~ahead & ~behind & ~before;
 	c->ahead = ahead;
 	c->fresh = c->have_none | (c->anew & level);
 	check_repeat(c, t);
@@ -294,7 +296,9 @@ static void have_served(struct ne_chunk *c, const struct ne_chunk_event *e, uint
 	} else if (is_behind) {
 		c->fresh |= e->has_nothing ? who : 0;
 		check_repeat(c, t);
-		give_result(c, who, t);
+		/* Its push follows, and asks for the result: without one it has come anew, and computes it again. */
+		if (e->has_nothing || c->sum_only)
+			give_result(c, who, t);
 	} else if (e->version == c->version) {
 		c->fresh |= e->is_anew ? who : 0;
 		check_repeat(c, t);

@@ -254,7 +254,9 @@ static bool is_wanted(const struct source *s, const struct frame *frame)
 {
 	const struct held *held = &s->kv->held[frame->chunk];
 
-	return is_current(s, frame) && (!held->has_any || frame->iteration == held->version + 1);
+	/* What was not pushed is not wanted: a member that came anew may be one behind the owner. */
+	return is_current(s, frame) &&
+	       (!held->has_any || (frame->iteration == held->version + 1 && (held->is_full || s->kv->layout.sum_only)));
 }
 
 static bool is_asked(const struct source *s, const struct frame *frame)
@@ -460,7 +462,7 @@ static int take_result(struct source *s, const struct frame *frame)
 		pay(kv, frame->chunk);
 		if (!kv->lacking && is_joining(kv))
 			begin_to_join(kv);
-	} else if (frame->iteration > held->version) {
+	} else if (frame->iteration > held->version + 1) {
 		return -EPROTO;
 	} else if (held->has_asked && !held->has_given) {
 		/* The owner knows its version now. */

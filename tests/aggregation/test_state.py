@@ -87,6 +87,10 @@ def test_members_that_all_come_anew_in_mid_iteration_go_on_from_the_last_whole_o
         wanted = [array.astype(np.float32).tobytes() for array, *_ in reference.masters]
         assert rig.wait(2) == [wanted] * job.members
         assert [member.version(0, 5) for member in rig.members] == [2, 2]
+        # On new lanes they stay there, though owners have gone on.
+        rig.cut_all()
+        assert_state(rig, reference, 2)
+        assert rig.wait(2) == [wanted] * job.members
         rig.members[0].hyper(0, 3, rig.hyper)
         trained(job, reference, rig, range(3, 6))
         assert_state(rig, reference, 5)
