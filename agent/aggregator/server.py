@@ -26,7 +26,7 @@ from farside.daemon.control.keys import KeyRing
 from farside.ending import on_end_signals
 from farside.errors import ConfigError
 from farside.kernel_file import boot_id
-from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorEvent, AggregatorEventKind
+from farside.kmod_shim.engine.aggregation import THREADS_MAX, Aggregator, AggregatorEvent, AggregatorEventKind
 from farside.log import get_log
 from farside.scrape import registry_of, serve_metrics
 
@@ -72,7 +72,7 @@ class Server:
         self._inherited = inherited
         self._memory_bytes = memory_bytes
         self._incarnation = secrets.randbits(62)
-        self._engine = Aggregator(memory_bytes)
+        self._engine = Aggregator(memory_bytes, threads=min(config.cores, THREADS_MAX))
         ring = KeyRing(config.key_file) if config.key_file.is_absolute() else None
         self._jobs = Jobs(
             self._engine,

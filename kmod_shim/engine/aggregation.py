@@ -15,6 +15,7 @@ from farside.kmod_shim.engine.binding import ffi, lib
 
 Buffer: TypeAlias = Any  # collections.abc.Buffer, which comes with Python 3.12
 MEMBERS_MAX: int = lib.NE_MEMBERS_MAX
+THREADS_MAX: int = lib.NE_THREADS_MAX
 
 
 class DType(IntEnum):
@@ -255,11 +256,17 @@ def _open(handle: Any) -> Any:
 
 
 class Aggregator:
-    """A server that updates chunks for the members of many jobs; its thread ends with `close`."""
+    """A server that updates chunks for the members of many jobs; its threads end with `close`."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, threads: int = 1) -> None:
+        """Starts its threads.
+
+        Args:
+            memory_bytes: What contents of all jobs may take together.
+            threads: 1 to 64. Each job is served by one of them: its number's remainder says which.
+        """
         handle = ffi.new("struct ne_aggregator **")
-        _checked("aggregator_create", lib.ne_aggregator_create(memory_bytes, handle))
+        _checked("aggregator_create", lib.ne_aggregator_create(memory_bytes, threads, handle))
         self._owned: Any = ffi.gc(handle[0], lib.ne_aggregator_destroy)
 
     def close(self) -> None:

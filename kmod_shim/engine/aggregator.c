@@ -86,7 +86,7 @@ void wake(int fd)
 	(void)!write(fd, &one, sizeof(one));
 }
 
-void tell(struct ne_aggregator *a, struct ne_aggregator_event event)
+void tell(struct server *a, struct ne_aggregator_event event)
 {
 	if (a->event_count == EVENTS)
 		return;
@@ -172,7 +172,7 @@ void tell_lost(struct job *job, uint32_t rank)
 	put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = ESTALE}, NULL, 0);
 }
 
-static void lose(struct ne_aggregator *a, struct job *job, uint32_t chunk)
+static void lose(struct server *a, struct job *job, uint32_t chunk)
 {
 	if (job->is_lost)
 		return;
@@ -485,7 +485,7 @@ static const struct lane_owner calls = {.place = place, .take = take};
 
 /* ------------------------------------------------------------------------ lanes */
 
-static void hold(struct ne_aggregator *a, struct member *member, bool holds)
+static void hold(struct server *a, struct member *member, bool holds)
 {
 	if (holds == (member->held_ns != 0))
 		return;
@@ -493,7 +493,7 @@ static void hold(struct ne_aggregator *a, struct member *member, bool holds)
 	a->held += holds ? 1 : -1;
 }
 
-void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, int err)
+void end_lane(struct server *a, struct job *job, uint32_t rank, int err)
 {
 	struct member *member = &job->member[rank];
 	struct source s = {a, job, rank};
@@ -523,7 +523,7 @@ uint64_t member_tag(const struct job *job, uint32_t rank)
 	return (uint64_t)job->index << 8 | rank;
 }
 
-static void watch(struct ne_aggregator *a, struct job *job, uint32_t rank)
+static void watch(struct server *a, struct job *job, uint32_t rank)
 {
 	struct member *member = &job->member[rank];
 	uint32_t wanted = (member->lane.hold ? 0 : EPOLLIN) | (member->lane.count ? EPOLLOUT : 0);
@@ -536,7 +536,7 @@ static void watch(struct ne_aggregator *a, struct job *job, uint32_t rank)
 }
 
 /* Frames that wait are tried again after a plan, and given up when none has come. */
-static void try_held(struct ne_aggregator *a, struct job *job)
+static void try_held(struct server *a, struct job *job)
 {
 	for (uint32_t rank = 0; rank < job->layout.members; rank++) {
 		struct member *member = &job->member[rank];
@@ -558,7 +558,7 @@ static void try_held(struct ne_aggregator *a, struct job *job)
 	job->has_plan = false;
 }
 
-static void send_all(struct ne_aggregator *a, struct job *job)
+static void send_all(struct server *a, struct job *job)
 {
 	bool has_more = false;
 
@@ -663,7 +663,7 @@ static int reduce_or_pass(struct job *job, uint32_t chunk, uint64_t version)
 	return 0;
 }
 
-static void update(struct ne_aggregator *a, struct job *job)
+static void update(struct server *a, struct job *job)
 {
 	struct source s = {a, job, 0};
 	uint32_t chunk = job->due[job->due_first];
@@ -688,7 +688,7 @@ static void update(struct ne_aggregator *a, struct job *job)
 }
 
 /* The job that is due and has had the least. One that had nothing to do does not save its turns up. */
-static struct job *next_job(struct ne_aggregator *a)
+static struct job *next_job(struct server *a)
 {
 	struct job *found = NULL;
 
@@ -707,7 +707,7 @@ static struct job *next_job(struct ne_aggregator *a)
 	return found;
 }
 
-static bool update_for_a_slice(struct ne_aggregator *a)
+static bool update_for_a_slice(struct server *a)
 {
 	uint64_t end_ns = now_ns() + SLICE_NS;
 	struct job *job;
@@ -722,7 +722,7 @@ static bool update_for_a_slice(struct ne_aggregator *a)
 
 /* ----------------------------------------------------------------------- thread */
 
-static void look_at(struct ne_aggregator *a, const struct epoll_event *event)
+static void look_at(struct server *a, const struct epoll_event *event)
 {
 	struct job *job;
 	uint32_t rank = event->data.u64 & 255;
@@ -752,7 +752,7 @@ static void look_at(struct ne_aggregator *a, const struct epoll_event *event)
 
 void *serve(void *arg)
 {
-	struct ne_aggregator *a = arg;
+	struct server *a = arg;
 	bool has_due = false, stops = false;
 	int timeout_ms = -1;
 

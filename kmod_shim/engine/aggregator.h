@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * aggregator.h - what the files of an Aggregator share: aggregator.c serves members, aggregator_move.c moves chunks to and
- * from other Aggregators, aggregator_control.c has the calls of engine.h.
+ * from other Aggregators, aggregator_control.c has the calls for one server, aggregator_threads.c those of engine.h.
  *
  * Threads and locks
- *	The server updates chunks. It holds `lock` while it works, never while it sleeps.
+ *	An Aggregator has as many servers as it was given threads, and each job is at one of them, by its number. Servers
+ *	share nothing but the memory that they may take. Each has a thread that updates, and one that moves.
+ *	The server's thread updates chunks. It holds `lock` while it works, never while it sleeps.
  *	The mover copies chunks. It holds `move_lock` while it works, and takes `lock` for moments only. It reads the
  *	contents of chunks that LEFT, which nobody writes, and writes those of chunks that are COMING, which nobody reads:
  *	without `lock`, so a copy never stops an update.
@@ -15,6 +17,8 @@
 #define FARSIDE_AGGREGATOR_H
 
 #include <pthread.h>
+
+#include <stdatomic.h>
 
 #include "chunk.h"
 #include "lane.h"
@@ -111,7 +115,14 @@ struct job {
 	struct ne_aggregator_stats stats;
 };
 
-struct ne_aggregator {
+/* Of all servers of an Aggregator. */
+struct budget {
+	uint64_t limit_bytes;
+	_Atomic uint64_t used_bytes;
+};
+
+struct server {
+	struct budget *budget;
 	pthread_t thread, mover;
 	pthread_mutex_t move_lock, lock;
 	int poll, wake, move_poll, move_wake, event_fd;
@@ -119,7 +130,6 @@ struct ne_aggregator {
 	bool wakes_mover;
 	uint32_t held;	/* lanes with a frame that waits */
 	uint64_t life;	/* names this process to others; never 0 */
-	uint64_t memory_bytes, used_bytes;
 	uint64_t turn_ns; /* of the job whose turn was last */
 	struct job *jobs[JOBS_MAX];
 	uint32_t jobs_end;	/* behind the last one */
@@ -130,7 +140,7 @@ struct ne_aggregator {
 
 /* One frame's way through the handlers. */
 struct source {
-	struct ne_aggregator *aggregator;
+	struct server *aggregator;
 	struct job *job;
 	uint32_t rank;
 };
@@ -140,10 +150,10 @@ struct source {
 void *serve(void *aggregator);
 /* An event of a chunk, and all that follows from it. -EAGAIN: it waits for a plan. has_written: results stand at members. */
 int step(struct source *source, uint32_t chunk, struct ne_chunk_event event, bool has_written);
-void end_lane(struct ne_aggregator *a, struct job *job, uint32_t rank, int err);
+void end_lane(struct server *a, struct job *job, uint32_t rank, int err);
 /* The job can't go on. */
 void tell_lost(struct job *job, uint32_t rank);
-void tell(struct ne_aggregator *a, struct ne_aggregator_event event);
+void tell(struct server *a, struct ne_aggregator_event event);
 void wake(int fd);
 float *master(struct job *job, uint32_t chunk, uint64_t version);
 bool is_narrow(const struct job *job, uint32_t chunk);
@@ -151,19 +161,34 @@ uint64_t member_tag(const struct job *job, uint32_t rank);
 
 /* ------------------------------------------------------- aggregator_control.c */
 
-struct job *find(struct ne_aggregator *a, uint64_t id);
+/* As the calls of engine.h, for the jobs of one server. event_fd is its Aggregator's. */
+int server_create(struct budget *budget, int event_fd, uint64_t life, struct server **ret);
+void server_stop(struct server *server);
+void server_destroy(struct server *server);
+int server_add_job(struct server *server, uint64_t id, const struct ne_job *job);
+int server_drop_job(struct server *server, uint64_t id);
+int server_plan(struct server *server, uint64_t id, uint32_t first, uint32_t count, const struct ne_place *place);
+int server_attach(struct server *server, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
+		  uint32_t greeting_bytes);
+int server_next_event(struct server *server, struct ne_aggregator_event *ret);
+int server_told(struct server *server, uint64_t id, uint32_t kind, uint32_t from, struct ne_aggregator_event *ret);
+int server_job_stats(struct server *server, uint64_t id, struct ne_aggregator_stats *ret);
+
+struct job *find(struct server *a, uint64_t id);
 void unmap(void *at, uint64_t bytes);
 /* Gives back the memory of chunks that are gone, once no lane sends from it. */
-void release_freed(struct ne_aggregator *a, struct job *job);
+void release_freed(struct server *a, struct job *job);
 
 /* ---------------------------------------------------------- aggregator_move.c */
 
+int server_attach_next(struct server *server, uint64_t id, uint32_t number, int fd);
+int server_attach_previous(struct server *server, uint64_t id, uint32_t number, int fd);
 void *move_chunks(void *aggregator);
 /* What has become of a chunk after a step: copies that are due, words for the manager. Under `lock`. */
-void move_follow(struct ne_aggregator *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo);
+void move_follow(struct server *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo);
 /* A plan's word is about to be given to the chunk (under both locks), and has been. */
-void move_plan(struct ne_aggregator *a, struct job *job, uint32_t chunk);
-void end_bulks(struct ne_aggregator *a, struct job *job);
+void move_plan(struct server *a, struct job *job, uint32_t chunk);
+void end_bulks(struct server *a, struct job *job);
 void free_bulks(struct job *job);
 
 #endif

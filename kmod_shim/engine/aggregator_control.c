@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* aggregator_control.c - the calls of engine.h: jobs, memory, lanes, plans, events and counters. */
+/* aggregator_control.c - the calls for one server: jobs, memory, lanes, plans, events and counters. */
 #include "aggregator.h"
 
 #include <errno.h>
@@ -9,7 +9,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -54,15 +53,26 @@ static uint64_t needed(const struct job *job, uint64_t area_bytes, uint64_t mast
 	return 2 * master_bytes + areas * area_bytes;
 }
 
+/* From so many bytes to so many others. */
+static int take_budget(struct budget *budget, uint64_t before, uint64_t bytes)
+{
+	uint64_t used = atomic_load(&budget->used_bytes);
+
+	do {
+		if (bytes > before && bytes - before > budget->limit_bytes - used)
+			return -ENOMEM;
+	} while (!atomic_compare_exchange_weak(&budget->used_bytes, &used, used - before + bytes));
+	return 0;
+}
+
 /* Counts that much for the job; -ENOMEM: beyond the budget, and nothing has changed. */
-static int charge(struct ne_aggregator *a, struct job *job, uint64_t area_bytes, uint64_t master_bytes,
+static int charge(struct server *a, struct job *job, uint64_t area_bytes, uint64_t master_bytes,
 		  uint32_t inline_members)
 {
 	uint64_t bytes = needed(job, area_bytes, master_bytes, inline_members);
 
-	if (bytes > job->stats.memory_bytes && bytes - job->stats.memory_bytes > a->memory_bytes - a->used_bytes)
+	if (take_budget(a->budget, job->stats.memory_bytes, bytes))
 		return -ENOMEM;
-	a->used_bytes += bytes - job->stats.memory_bytes;
 	job->stats.memory_bytes = bytes;
 	job->held_area_bytes = area_bytes;
 	job->held_master_bytes = master_bytes;
@@ -86,7 +96,7 @@ static void discard(uint8_t *area, uint64_t offset, uint64_t bytes)
 		madvise(area + from, to - from, MADV_DONTNEED);
 }
 
-void release_freed(struct ne_aggregator *a, struct job *job)
+void release_freed(struct server *a, struct job *job)
 {
 	const struct layout *layout = &job->layout;
 	uint64_t area_bytes = job->held_area_bytes, master_bytes = job->held_master_bytes;
@@ -113,7 +123,7 @@ void release_freed(struct ne_aggregator *a, struct job *job)
 
 /* ------------------------------------------------------------------------ jobs */
 
-struct job *find(struct ne_aggregator *a, uint64_t id)
+struct job *find(struct server *a, uint64_t id)
 {
 	for (uint32_t i = 0; i < a->jobs_end; i++)
 		if (a->jobs[i] && a->jobs[i]->id == id)
@@ -121,7 +131,7 @@ struct job *find(struct ne_aggregator *a, uint64_t id)
 	return NULL;
 }
 
-static void free_job(struct ne_aggregator *a, struct job *job)
+static void free_job(struct server *a, struct job *job)
 {
 	if (!job)
 		return;
@@ -134,7 +144,7 @@ static void free_job(struct ne_aggregator *a, struct job *job)
 	unmap(job->masters[0], job->layout.master_bytes);
 	unmap(job->masters[1], job->layout.master_bytes);
 	unmap(job->results, job->layout.area_bytes);
-	a->used_bytes -= job->stats.memory_bytes;
+	take_budget(a->budget, job->stats.memory_bytes, 0);
 	free(job->states);
 	free(job->moves);
 	free(job->wants);
@@ -149,19 +159,19 @@ static void free_job(struct ne_aggregator *a, struct job *job)
 	free(job);
 }
 
-static void lock_both(struct ne_aggregator *a)
+static void lock_both(struct server *a)
 {
 	pthread_mutex_lock(&a->move_lock);
 	pthread_mutex_lock(&a->lock);
 }
 
-static void unlock_both(struct ne_aggregator *a)
+static void unlock_both(struct server *a)
 {
 	pthread_mutex_unlock(&a->lock);
 	pthread_mutex_unlock(&a->move_lock);
 }
 
-static int start(struct ne_aggregator *a)
+static int start(struct server *a)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)WAKE};
 	int err;
@@ -181,9 +191,9 @@ static int start(struct ne_aggregator *a)
 	return err;
 }
 
-static void free_aggregator(struct ne_aggregator *a)
+static void free_aggregator(struct server *a)
 {
-	int fds[] = {a->poll, a->wake, a->move_poll, a->move_wake, a->event_fd};
+	int fds[] = {a->poll, a->wake, a->move_poll, a->move_wake};
 
 	for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
 		if (fds[i] >= 0)
@@ -195,28 +205,25 @@ static void free_aggregator(struct ne_aggregator *a)
 	free(a);
 }
 
-int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret)
+int server_create(struct budget *budget, int event_fd, uint64_t life, struct server **ret)
 {
-	struct ne_aggregator *a = calloc(1, sizeof(*a));
+	struct server *a = calloc(1, sizeof(*a));
 	int err = -ENOMEM;
 
 	if (!a)
 		return err;
-	a->memory_bytes = memory_bytes;
+	a->budget = budget;
+	a->event_fd = event_fd;
+	a->life = life;
 	a->scratch = malloc(FRAME_PAYLOAD_MAX);
 	a->move_scratch = malloc(FRAME_PAYLOAD_MAX);
 	a->poll = epoll_create1(EPOLL_CLOEXEC);
 	a->move_poll = epoll_create1(EPOLL_CLOEXEC);
 	a->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	a->move_wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	a->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	pthread_mutex_init(&a->lock, NULL);
 	pthread_mutex_init(&a->move_lock, NULL);
-	/* Only small reads before the pool is ready can fall short. */
-	while (getrandom(&a->life, sizeof(a->life), 0) != sizeof(a->life) || !a->life)
-		;
-	if (a->scratch && a->move_scratch && a->poll >= 0 && a->move_poll >= 0 && a->wake >= 0 && a->move_wake >= 0 &&
-	    a->event_fd >= 0)
+	if (a->scratch && a->move_scratch && a->poll >= 0 && a->move_poll >= 0 && a->wake >= 0 && a->move_wake >= 0)
 		err = start(a);
 	if (err) {
 		free_aggregator(a);
@@ -226,7 +233,7 @@ int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret)
 	return 0;
 }
 
-void ne_aggregator_stop(struct ne_aggregator *a)
+void server_stop(struct server *a)
 {
 	bool was;
 
@@ -251,11 +258,11 @@ void ne_aggregator_stop(struct ne_aggregator *a)
 	unlock_both(a);
 }
 
-void ne_aggregator_destroy(struct ne_aggregator *a)
+void server_destroy(struct server *a)
 {
 	if (!a)
 		return;
-	ne_aggregator_stop(a);
+	server_stop(a);
 	for (uint32_t i = 0; i < a->jobs_end; i++)
 		free_job(a, a->jobs[i]);
 	free_aggregator(a);
@@ -294,7 +301,7 @@ static int make_job(struct job *made, const struct ne_job *job)
 	return 0;
 }
 
-static int add_job(struct ne_aggregator *a, uint64_t id, const struct ne_job *job)
+static int add_job(struct server *a, uint64_t id, const struct ne_job *job)
 {
 	struct job *made;
 	int index = 0, err;
@@ -322,7 +329,7 @@ static int add_job(struct ne_aggregator *a, uint64_t id, const struct ne_job *jo
 	return 0;
 }
 
-int ne_aggregator_add_job(struct ne_aggregator *a, uint64_t id, const struct ne_job *job)
+int server_add_job(struct server *a, uint64_t id, const struct ne_job *job)
 {
 	int err;
 
@@ -332,7 +339,7 @@ int ne_aggregator_add_job(struct ne_aggregator *a, uint64_t id, const struct ne_
 	return err;
 }
 
-int ne_aggregator_drop_job(struct ne_aggregator *a, uint64_t id)
+int server_drop_job(struct server *a, uint64_t id)
 {
 	struct job *job;
 
@@ -354,7 +361,7 @@ static bool is_here(const struct ne_place *place)
 }
 
 /* Memory for those chunks of a run that come here anew. */
-static int charge_run(struct ne_aggregator *a, struct job *job, uint32_t first, uint32_t count)
+static int charge_run(struct server *a, struct job *job, uint32_t first, uint32_t count)
 {
 	uint64_t area_bytes = job->held_area_bytes, master_bytes = job->held_master_bytes;
 	int err;
@@ -380,7 +387,7 @@ static bool is_old(const struct move *move, const struct ne_place *place)
 	return place->epoch < move->epoch || now < last;
 }
 
-static int plan_chunk(struct ne_aggregator *a, struct job *job, uint32_t chunk, const struct ne_place *place)
+static int plan_chunk(struct server *a, struct job *job, uint32_t chunk, const struct ne_place *place)
 {
 	struct move *move = &job->moves[chunk];
 	struct source s = {a, job, 0};
@@ -408,8 +415,7 @@ static int plan_chunk(struct ne_aggregator *a, struct job *job, uint32_t chunk, 
 	return err;
 }
 
-int ne_aggregator_plan(struct ne_aggregator *a, uint64_t id, uint32_t first, uint32_t count,
-		       const struct ne_place *place)
+int server_plan(struct server *a, uint64_t id, uint32_t first, uint32_t count, const struct ne_place *place)
 {
 	struct job *job;
 	int err = 0;
@@ -459,7 +465,7 @@ static int map_region(const struct job *job, uint32_t rank, int region, uint8_t 
 }
 
 /* What an inline member needs here, which stays for its next lane. */
-static int make_inline(struct ne_aggregator *a, struct job *job, struct member *member)
+static int make_inline(struct server *a, struct job *job, struct member *member)
 {
 	int err;
 
@@ -483,7 +489,7 @@ static int greet(int fd, const void *greeting, uint32_t bytes)
 	return !bytes || send(fd, greeting, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes ? 0 : -EPIPE;
 }
 
-static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int fd, int region, const void *greeting,
+static int attach(struct server *a, struct job *job, uint32_t rank, int fd, int region, const void *greeting,
 		  uint32_t greeting_bytes)
 {
 	struct member *member = &job->member[rank];
@@ -519,8 +525,8 @@ static int attach(struct ne_aggregator *a, struct job *job, uint32_t rank, int f
 	return 0;
 }
 
-int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
-			 uint32_t greeting_bytes)
+int server_attach(struct server *a, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
+		  uint32_t greeting_bytes)
 {
 	struct job *job;
 	int err;
@@ -543,11 +549,6 @@ int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, in
 }
 
 /* ---------------------------------------------------------------------- events */
-
-int ne_aggregator_event_fd(struct ne_aggregator *a)
-{
-	return a->event_fd;
-}
 
 /* The run of chunks from `first` on that have the bit of `first`, under one epoch. */
 static uint32_t run_of(const struct job *job, uint32_t first, uint8_t bit, bool of_news)
@@ -583,10 +584,8 @@ static bool next_news(struct job *job, struct ne_aggregator_event *ret)
 	return true;
 }
 
-static bool next_event(struct ne_aggregator *a, struct ne_aggregator_event *ret)
+static bool next_event(struct server *a, struct ne_aggregator_event *ret)
 {
-	uint64_t count;
-
 	if (a->event_count) {
 		*ret = a->events[a->event_first];
 		a->event_first = (a->event_first + 1) % EVENTS;
@@ -596,11 +595,10 @@ static bool next_event(struct ne_aggregator *a, struct ne_aggregator_event *ret)
 	for (uint32_t i = 0; i < a->jobs_end; i++)
 		if (a->jobs[i] && a->jobs[i]->has_news && next_news(a->jobs[i], ret))
 			return true;
-	(void)!read(a->event_fd, &count, sizeof(count));
 	return false;
 }
 
-int ne_aggregator_next_event(struct ne_aggregator *a, struct ne_aggregator_event *ret)
+int server_next_event(struct server *a, struct ne_aggregator_event *ret)
 {
 	bool found;
 
@@ -610,8 +608,7 @@ int ne_aggregator_next_event(struct ne_aggregator *a, struct ne_aggregator_event
 	return found;
 }
 
-int ne_aggregator_told(struct ne_aggregator *a, uint64_t id, uint32_t kind, uint32_t from,
-		       struct ne_aggregator_event *ret)
+int server_told(struct server *a, uint64_t id, uint32_t kind, uint32_t from, struct ne_aggregator_event *ret)
 {
 	uint8_t bit = 1u << (kind - NE_AGGREGATOR_COPIED);
 	struct job *job;
@@ -676,7 +673,7 @@ static void find_served(const struct job *job, struct ne_aggregator_stats *ret)
 	ret->has_served = has_any && !lacks_any;
 }
 
-int ne_aggregator_job_stats(struct ne_aggregator *a, uint64_t id, struct ne_aggregator_stats *ret)
+int server_job_stats(struct server *a, uint64_t id, struct ne_aggregator_stats *ret)
 {
 	struct job *job;
 

@@ -28,7 +28,7 @@
 #include "reduce.h"
 
 struct bulk_source {
-	struct ne_aggregator *aggregator;
+	struct server *aggregator;
 	struct job *job;
 	uint32_t number;
 	struct bulk *bulk;
@@ -42,14 +42,14 @@ static uint64_t bulk_tag(const struct job *job, uint32_t number, bool is_next)
 /* -------------------------------------------------------------- words and wishes */
 
 /* Under `lock`. */
-static void want(struct ne_aggregator *a, struct job *job, uint32_t chunk, uint8_t what)
+static void want(struct server *a, struct job *job, uint32_t chunk, uint8_t what)
 {
 	job->wants[chunk] |= what;
 	a->wakes_mover = true;
 }
 
 /* What goes ahead while members still compute. */
-static void want_before(struct ne_aggregator *a, struct job *job, uint32_t chunk)
+static void want_before(struct server *a, struct job *job, uint32_t chunk)
 {
 	struct move *move = &job->moves[chunk];
 
@@ -59,7 +59,7 @@ static void want_before(struct ne_aggregator *a, struct job *job, uint32_t chunk
 	want(a, job, chunk, WANTS_BEFORE);
 }
 
-static void say(struct ne_aggregator *a, struct job *job, uint32_t chunk, uint32_t kind)
+static void say(struct server *a, struct job *job, uint32_t chunk, uint32_t kind)
 {
 	uint8_t bit = 1u << (kind - NE_AGGREGATOR_COPIED);
 
@@ -70,7 +70,7 @@ static void say(struct ne_aggregator *a, struct job *job, uint32_t chunk, uint32
 	job->has_news = true;
 }
 
-void move_follow(struct ne_aggregator *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo)
+void move_follow(struct server *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo)
 {
 	want_before(a, job, chunk);
 	if (todo->copy)
@@ -104,7 +104,7 @@ static void note_sent(struct job *job, struct bulk *bulk)
 	}
 }
 
-static void end_bulk(struct ne_aggregator *a, struct job *job, uint32_t number, bool is_next, int err)
+static void end_bulk(struct server *a, struct job *job, uint32_t number, bool is_next, int err)
 {
 	struct bulk *bulk = is_next ? job->next[number] : job->previous[number];
 
@@ -121,7 +121,7 @@ static void end_bulk(struct ne_aggregator *a, struct job *job, uint32_t number, 
 }
 
 /* The mover's own, without `lock`. */
-static void drop_bulk(struct ne_aggregator *a, struct job *job, uint32_t number, bool is_next, int err)
+static void drop_bulk(struct server *a, struct job *job, uint32_t number, bool is_next, int err)
 {
 	pthread_mutex_lock(&a->lock);
 	if (is_next)
@@ -139,7 +139,7 @@ static bool is_on_its_way(const struct bulk *bulk, uint32_t chunk)
 }
 
 /* Its contents may be written from now on: what was sent or received in part must never become whole. */
-static void cut(struct ne_aggregator *a, struct job *job, uint32_t chunk)
+static void cut(struct server *a, struct job *job, uint32_t chunk)
 {
 	for (uint32_t number = 0; job->bulks && number < NE_MEMBERS_MAX; number++) {
 		if (job->next[number] && is_on_its_way(job->next[number], chunk))
@@ -149,7 +149,7 @@ static void cut(struct ne_aggregator *a, struct job *job, uint32_t chunk)
 	}
 }
 
-void move_plan(struct ne_aggregator *a, struct job *job, uint32_t chunk)
+void move_plan(struct server *a, struct job *job, uint32_t chunk)
 {
 	struct ne_chunk *state = &job->states[chunk];
 	struct move *move = &job->moves[chunk];
@@ -166,7 +166,7 @@ void move_plan(struct ne_aggregator *a, struct job *job, uint32_t chunk)
 	want_before(a, job, chunk);
 }
 
-void end_bulks(struct ne_aggregator *a, struct job *job)
+void end_bulks(struct server *a, struct job *job)
 {
 	for (uint32_t number = 0; number < NE_MEMBERS_MAX; number++) {
 		end_bulk(a, job, number, true, -ESHUTDOWN);
@@ -182,7 +182,7 @@ void free_bulks(struct job *job)
 	}
 }
 
-static int attach_bulk(struct ne_aggregator *a, struct job *job, uint32_t number, bool is_next, int fd)
+static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool is_next, int fd)
 {
 	struct bulk **slot = is_next ? &job->next[number] : &job->previous[number];
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = bulk_tag(job, number, is_next)};
@@ -213,7 +213,7 @@ static int attach_bulk(struct ne_aggregator *a, struct job *job, uint32_t number
 	return 0;
 }
 
-static int attach(struct ne_aggregator *a, uint64_t id, uint32_t number, bool is_next, int fd)
+static int attach(struct server *a, uint64_t id, uint32_t number, bool is_next, int fd)
 {
 	struct job *job;
 	int err;
@@ -230,12 +230,12 @@ static int attach(struct ne_aggregator *a, uint64_t id, uint32_t number, bool is
 	return err;
 }
 
-int ne_aggregator_attach_next(struct ne_aggregator *a, uint64_t id, uint32_t number, int fd)
+int server_attach_next(struct server *a, uint64_t id, uint32_t number, int fd)
 {
 	return attach(a, id, number, true, fd);
 }
 
-int ne_aggregator_attach_previous(struct ne_aggregator *a, uint64_t id, uint32_t number, int fd)
+int server_attach_previous(struct server *a, uint64_t id, uint32_t number, int fd)
 {
 	return attach(a, id, number, false, fd);
 }
@@ -295,7 +295,7 @@ static bool fill(struct job *job, uint32_t number, struct bulk *bulk)
 	return false;
 }
 
-static void watch(struct ne_aggregator *a, struct job *job, uint32_t number, bool is_next)
+static void watch(struct server *a, struct job *job, uint32_t number, bool is_next)
 {
 	struct bulk *bulk = is_next ? job->next[number] : job->previous[number];
 	uint32_t wanted = (bulk->lane.hold ? 0 : EPOLLIN) | (bulk->lane.count ? EPOLLOUT : 0);
@@ -435,7 +435,7 @@ static const struct lane_owner previous_calls = {.place = place_copy, .take = ta
 /* ----------------------------------------------------------------------- thread */
 
 /* resumes: a plan may have come for the frame that waits. */
-static int receive(struct ne_aggregator *a, struct job *job, uint32_t number, bool is_next, bool resumes)
+static int receive(struct server *a, struct job *job, uint32_t number, bool is_next, bool resumes)
 {
 	struct bulk *bulk = is_next ? job->next[number] : job->previous[number];
 	struct bulk_source s = {a, job, number, bulk};
@@ -445,7 +445,7 @@ static int receive(struct ne_aggregator *a, struct job *job, uint32_t number, bo
 	return err == -EAGAIN ? 0 : err;
 }
 
-static void look_at(struct ne_aggregator *a, const struct epoll_event *event)
+static void look_at(struct server *a, const struct epoll_event *event)
 {
 	uint32_t number = event->data.u64 & 255;
 	bool is_next = event->data.u64 >> 8 & 1;
@@ -468,7 +468,7 @@ static void look_at(struct ne_aggregator *a, const struct epoll_event *event)
 }
 
 /* True: there is more to send, and room for it. */
-static bool work_on(struct ne_aggregator *a, struct job *job, uint32_t number, bool is_next)
+static bool work_on(struct server *a, struct job *job, uint32_t number, bool is_next)
 {
 	struct bulk *bulk = is_next ? job->next[number] : job->previous[number];
 	bool has_more = false;
@@ -495,7 +495,7 @@ static bool work_on(struct ne_aggregator *a, struct job *job, uint32_t number, b
 
 void *move_chunks(void *arg)
 {
-	struct ne_aggregator *a = arg;
+	struct server *a = arg;
 	bool stops = false, has_more = false;
 
 	while (!stops) {

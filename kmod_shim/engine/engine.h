@@ -325,6 +325,7 @@ enum {
 	NE_JOB_CHUNKS_MAX = 65536,
 	NE_JOB_GROUPS_MAX = 64,		/* parameter groups of an optimizer */
 	NE_CHUNK_BYTES_MAX = 1048576,
+	NE_THREADS_MAX = 64,		/* of an Aggregator */
 };
 
 enum ne_dtype {				/* of gradients and results */
@@ -398,12 +399,13 @@ struct ne_job {				/* what all members of a job and its Aggregators agree on */
 };
 
 /*
- * An Aggregator: updates chunks for the members of many jobs. One thread of its own serves the lanes of members, another
- * one copies chunks to and from other Aggregators; control calls come from any thread, and wait at most for one batch of
- * frames. memory_bytes bounds masters, and what comes inline, of the chunks that are here.
+ * An Aggregator: updates chunks for the members of many jobs. Each job is served by one of `threads` threads, by its
+ * number; beside each another one copies chunks to and from other Aggregators. Control calls come from any thread, and wait
+ * at most for one batch of frames. memory_bytes bounds masters, and what comes inline, of the chunks that are here.
  */
 struct ne_aggregator;
-int ne_aggregator_create(uint64_t memory_bytes, struct ne_aggregator **ret);
+/* -EINVAL: threads is not 1..NE_THREADS_MAX; -ENOMEM. */
+int ne_aggregator_create(uint64_t memory_bytes, uint32_t threads, struct ne_aggregator **ret);
 /* Ends all lanes and the thread; calls that are under way come back, later ones may fail with -ESHUTDOWN. */
 void ne_aggregator_stop(struct ne_aggregator *aggregator);
 /* No other call is under way. */

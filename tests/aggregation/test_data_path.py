@@ -190,6 +190,45 @@ def test_a_job_beyond_the_memory_is_refused_and_leaves_none_taken() -> None:
     aggregator.close()
 
 
+def test_jobs_on_several_threads_share_one_budget_and_one_list_of_events() -> None:
+    job = Job(1, Rule.SUM, (Chunk(100_000),) * 2)
+    aggregator = Aggregator(3_000_000, threads=3)
+    members = {}
+    for number in range(3):
+        aggregator.add_job(number, job)
+        aggregator.own(number, 0, 2, 1)
+    for number in range(2):
+        theirs, ours = socket.socketpair()
+        members[number] = Member(job, 0)
+        members[number].start(0)
+        members[number].own(0, 2, 0, 1)
+        # Only one job's gradients have a place here.
+        if number:
+            with pytest.raises(EngineError) as caught:
+                aggregator.attach(number, 0, theirs.fileno(), None)
+            assert caught.value.errno == errno.ENOMEM
+            aggregator.attach(number, 0, theirs.detach(), os.dup(members[number].region))
+        else:
+            aggregator.attach(number, 0, theirs.detach(), None)
+        members[number].attach(0, ours.detach(), shm=bool(number))
+    for member in members.values():
+        member.push(0, 2, 1)
+    for member in members.values():
+        member.wait(0, 2, 1, 30)
+        member.close()
+
+    events = [until(aggregator.next_event, what="two ends of lanes") for _ in members]
+    assert {event.job for event in events if event is not None} == {0, 1}
+    aggregator.close()
+
+
+@pytest.mark.parametrize("threads", [0, 65])
+def test_a_number_of_threads_out_of_bounds_is_refused(threads: int) -> None:
+    with pytest.raises(EngineError) as caught:
+        Aggregator(1 << 20, threads=threads)
+    assert caught.value.errno == errno.EINVAL
+
+
 def test_a_region_that_could_shrink_or_is_too_short_is_refused() -> None:
     job = make_job(Rule.SUM)
     aggregator, one, other = Aggregator(1 << 20), *socket.socketpair()

@@ -17,7 +17,7 @@ static struct ne_kv *members[MEMBERS];
 
 static void make_aggregator(void)
 {
-	CHECK(ne_aggregator_create(1 << 26, &aggregator) == 0);
+	CHECK(ne_aggregator_create(1 << 26, 2, &aggregator) == 0);
 	CHECK(ne_aggregator_add_job(aggregator, JOB, &job) == 0);
 	CHECK(ne_aggregator_plan(aggregator, JOB, 0, CHUNKS, &(struct ne_place){.epoch = 1}) == 0);
 }

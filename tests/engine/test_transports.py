@@ -31,6 +31,7 @@ PARTS = (
     "aggregator",
     "aggregator_control",
     "aggregator_move",
+    "aggregator_threads",
     "kv",
 )
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
