@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Members and an Aggregator under the sanitizers: training through cut lanes and a killed Aggregator, and frames of
+ * Members and Aggregators under the sanitizers: training through cut lanes, killed Aggregators and moves, and frames of
  * random bytes. That results are right is shown by tests/aggregation/test_data_path.py.
  */
 #include <sys/socket.h>
@@ -204,4 +204,119 @@ TEST(random_frames_of_an_aggregator_do_not_crash_a_member)
 {
 	member_takes_nonsense(true);
 	member_takes_nonsense(false);
+}
+
+/* ------------------------------------------------------------------------ moves */
+
+static struct ne_aggregator *other;
+
+static void connect_to(struct ne_aggregator *a, uint32_t number, uint32_t rank)
+{
+	bool shm = rank % 2 == 0;
+	int fds[2];
+
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+	CHECK(ne_aggregator_attach(a, JOB, rank, fds[0], shm ? dup(ne_kv_region(members[rank])) : -1, NULL, 0) == 0);
+	CHECK(ne_kv_attach(members[rank], number, fds[1], shm) == 0);
+}
+
+static void plan(struct ne_place place)
+{
+	place.me = 0;
+	CHECK(ne_aggregator_plan(aggregator, JOB, 0, CHUNKS, &place) == 0);
+	place.me = 1;
+	CHECK(ne_aggregator_plan(other, JOB, 0, CHUNKS, &place) == 0);
+}
+
+static void connect_aggregators(struct ne_aggregator *from, uint32_t from_number, struct ne_aggregator *to,
+				uint32_t to_number)
+{
+	int fds[2];
+
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+	CHECK(ne_aggregator_attach_next(from, JOB, to_number, fds[0]) == 0);
+	CHECK(ne_aggregator_attach_previous(to, JOB, from_number, fds[1]) == 0);
+}
+
+/* All chunks go from one to the other and back, and lanes are made anew while they do. */
+static void moves(uint32_t rule, uint32_t dtype)
+{
+	uint64_t epoch = 2;
+
+	make_job(rule, dtype);
+	CHECK(ne_aggregator_create(1 << 26, 1, &other) == 0);
+	CHECK(ne_aggregator_add_job(other, JOB, &job) == 0);
+	wait_all(0);
+	for (uint32_t rank = 0; rank < MEMBERS; rank++)
+		connect_to(other, 1, rank);
+	for (uint64_t iteration = 1; iteration <= ITERATIONS; iteration += 2, epoch++) {
+		uint32_t owner = iteration / 2 % 2;
+
+		/* The owner's epoch is the one under which it got the chunks. */
+		plan((struct ne_place){.owner = owner, .epoch = epoch - 1, .next_owner = !owner, .next_epoch = epoch});
+		for (uint64_t i = iteration; i < iteration + 2; i++) {
+			connect_aggregators(owner ? other : aggregator, owner, owner ? aggregator : other, !owner);
+			push_all(i);
+			if (i % 3 == 0)
+				connect_to(owner ? aggregator : other, !owner, i % MEMBERS);
+			wait_all(i);
+			all_are_equal();
+		}
+		plan((struct ne_place){.owner = !owner, .epoch = epoch});
+	}
+	ne_aggregator_destroy(other);
+	drop_job();
+}
+
+TEST(chunks_move_between_aggregators_while_lanes_are_made_anew)
+{
+	moves(NE_RULE_SUM, NE_DTYPE_F32);
+	moves(NE_RULE_SGD, NE_DTYPE_BF16);
+	moves(NE_RULE_ADAM, NE_DTYPE_F32);
+}
+
+static void bulk_takes_nonsense(uint32_t rule)
+{
+	static uint8_t bytes[1 << 16];
+
+	make_job(rule, NE_DTYPE_F32);
+	wait_all(0);
+	for (int i = 0; i < RANDOM_LANES; i++) {
+		struct ne_place place = {.me = 0, .owner = i % 2, .epoch = 2 + 3 * i};
+		size_t size;
+		int fds[2];
+
+		if (i % 8 == 0) {
+			place.next_owner = 1 - place.owner;
+			place.next_epoch = place.epoch + 1;
+			CHECK(ne_aggregator_plan(aggregator, JOB, 0, CHUNKS, &place) == 0);
+		}
+		size = nonsense(bytes, sizeof(bytes));
+		for (size_t at = 0; at + sizeof(struct frame) < size; at += sizeof(struct frame)) {
+			struct frame frame;
+
+			memcpy(&frame, bytes + at, sizeof(frame));
+			if (frame.magic != FRAME_MAGIC)
+				continue;
+			frame.kind = FRAME_COPY + frame.kind % 3;
+			frame.epoch = place.epoch + draw() % 3;
+			frame.aux = draw() % 2;
+			memcpy(bytes + at, &frame, sizeof(frame));
+			at += frame.bytes < 4096 ? frame.bytes : 4096;
+		}
+		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+		if (draw() % 2)
+			CHECK(ne_aggregator_attach_previous(aggregator, JOB, 1, fds[0]) == 0);
+		else
+			CHECK(ne_aggregator_attach_next(aggregator, JOB, 1, fds[0]) == 0);
+		(void)!send(fds[1], bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+		close(fds[1]);
+	}
+	drop_job();
+}
+
+TEST(random_frames_between_aggregators_neither_crash_nor_write_beyond_a_chunk)
+{
+	bulk_takes_nonsense(NE_RULE_SUM);
+	bulk_takes_nonsense(NE_RULE_ADAM);
 }
