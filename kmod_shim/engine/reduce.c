@@ -275,6 +275,7 @@ static const struct operations *operations = &portable_operations;
 
 #ifdef __x86_64__
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -302,9 +303,17 @@ AVX2 static void round_f16_avx2(uint16_t *restrict to, const float *restrict fro
 
 VARIANT(AVX2, avx2)
 
+/* Not every compiler knows this one by name. */
+static bool has_f16c(void)
+{
+	uint32_t a, b, c, d;
+
+	return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+
 static const struct operations *fastest(void)
 {
-	bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+	bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 
 	return has ? &avx2_operations : &portable_operations;
 }

@@ -96,8 +96,8 @@ def run(*command: str | Path, cwd: Path, timeout_s: float) -> str:
     return done.stderr
 
 
-def compiled(folder: Path) -> Path:
-    """The fuzzer; skips where no compiler here has libFuzzer."""
+def compiler(folder: Path) -> str:
+    """One that has libFuzzer; skips where there is none."""
     clang = shutil.which("clang")
     if clang is None:
         pytest.skip("clang is missing, and libFuzzer with it")
@@ -107,8 +107,13 @@ def compiled(folder: Path) -> Path:
     tried = subprocess.run(probe, capture_output=True, check=False)
     if tried.returncode:
         pytest.skip("clang has no libFuzzer (Debian: apt-get install libclang-rt-14-dev)")
+    return clang
+
+
+def compiled(folder: Path) -> Path:
+    """The fuzzer."""
     fuzzer = folder / "fuzz_nbd"
-    run(clang, *FLAGS, f"-I{ENGINE}", HERE / "fuzz_nbd.c", *SOURCES, *LIBRARIES, "-o", fuzzer, cwd=folder,
+    run(compiler(folder), *FLAGS, f"-I{ENGINE}", HERE / "fuzz_nbd.c", *SOURCES, *LIBRARIES, "-o", fuzzer, cwd=folder,
         timeout_s=COMPILE_TIMEOUT_S)  # fmt: skip
     return fuzzer
 
