@@ -18,6 +18,7 @@ from tests.support.waiting import until
 
 
 def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> Path:
+    """Settings of an agent and its token in this folder; None: that setting is not named."""
     file = folder / "agent.token"
     file.write_text(token + "\n")
     file.chmod(0o600)
@@ -40,7 +41,8 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
         **more,
     }
     path = folder / "agent.toml"
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    given = {name: value for name, value in settings.items() if value is not None}
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
     return path
 
 

@@ -11,6 +11,8 @@ from tests.live.test_versions import RECORDED
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
+# Settings that an agent of the version before would refuse.
+NEW = {"aggregator_socket": None, "aggregation_socket": None}
 
 
 @pytest.fixture(params=[folder.name for folder in RECORDED])
@@ -46,7 +48,10 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
     with running_manager(tmp_path / "m", token_submit="true", on=old_manager, **told) as manager:
         (tmp_path / "a").mkdir()
         token = manager.node_token("n1")
-        config = write_config(tmp_path / "a", manager.url, token=token, declared_gpus=2, **accepting(old_manager))
+        names = NEW if old_agent else {}
+        config = write_config(
+            tmp_path / "a", manager.url, token=token, declared_gpus=2, **accepting(old_manager), **names
+        )  # fmt: skip
         with agent(config, on=old_agent):
             until_connected(tmp_path / "a")
             assert which == "manager" or "a node takes any manager's word" in manager.log()
@@ -74,7 +79,7 @@ def test_over_ws_one_of_ours_does_without_the_other_of_the_version_before_unless
     (tmp_path / "b").mkdir()
     with (
         running_manager(tmp_path / "m2", accept_unproved_agents="false") as manager,
-        agent(write_config(tmp_path / "b", manager.url, token=manager.node_token("n1")), on=before),
+        agent(write_config(tmp_path / "b", manager.url, token=manager.node_token("n1"), **NEW), on=before),
     ):
         refusal = "the manager refuses this node's token"
         until(lambda: refusal in status(tmp_path / "b").get("problem", ""), what=refusal, deadline_s=60)
