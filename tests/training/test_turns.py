@@ -1,5 +1,6 @@
 """Turns on nodes: the queues of two nodes and their synchroniser, with links cut, messages doubled and late."""
 
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from farside.agent.training.subtask import Apart, Bound, Progress, Ready, Togeth
 from farside.agent.training.synchronizer import Joined, Left, Members, Synchronizer
 
 NODES, JOBS = ("0", "1"), ("a", "b", "c")
+WORKERS = [(node, job) for node in NODES for job in JOBS]
 
 
 class Turns(RuleBasedStateMachine):
@@ -103,18 +105,30 @@ class Turns(RuleBasedStateMachine):
         else:
             self.tell_node(node, Want(job=job, position=self.at[key]))  # once more
 
-    @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS))
-    def a_worker_yields(self, node: str, job: str) -> None:
-        one = self.queues[node].workers.get(job)
-        if one is not None and one.place in ("held", "late") and self.runs[node, job]:
-            self.runs[node, job], self.asks[node, job] = False, True
-            self.tell_node(node, Yield(job=job, position=self.at[node, job]))
+    def holders(self) -> list[tuple[str, str]]:
+        """Workers with a permission, or one that has ended."""
+        return [
+            (node, job)
+            for node, queue in self.queues.items()
+            for job, one in queue.workers.items()
+            if one.place in ("held", "late") and self.runs[node, job]
+        ]
 
-    @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS), back=st.integers(0, 2))
-    def a_deadline_passes(self, node: str, job: str, back: int) -> None:
-        one = self.queues[node].workers.get(job)
-        if one is not None and one.lease is not None:
+    @precondition(lambda self: self.holders())
+    @rule(data=st.data())
+    def a_worker_yields(self, data: st.DataObject) -> None:
+        node, job = data.draw(st.sampled_from(self.holders()))
+        self.runs[node, job], self.asks[node, job] = False, True
+        self.tell_node(node, Yield(job=job, position=self.at[node, job]))
+
+    @precondition(lambda self: self.holders())
+    @rule(data=st.data(), back=st.integers(0, 2))
+    def a_deadline_passes(self, data: st.DataObject, back: int) -> None:
+        node, job = data.draw(st.sampled_from(self.holders()))
+        one = self.queues[node].workers[job]
+        if one.lease is not None:
             self.tell_node(node, Deadline(job=job, lease=one.lease - back))
+            assert back == 0 or self.queues[node].workers[job].place == "held"
 
     @rule(node=st.sampled_from(NODES), job=st.sampled_from(JOBS))
     def a_job_that_begins_has_waited_long_enough(self, node: str, job: str) -> None:
@@ -180,13 +194,27 @@ class Turns(RuleBasedStateMachine):
             for one in queue.workers.values():
                 assert one.place != "door" or (one.waits and not queue.is_apart)
 
-    @rule(rounds=st.integers(1, 8))
-    def all_go_on(self, rounds: int) -> None:
+    @precondition(lambda self: self.holders())
+    @rule(data=st.data())
+    def a_worker_dies_and_begins_its_subtask_again(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.holders()))
+        self.is_known[key] = self.asks[key] = self.runs[key] = False
+        self.tell_node(key[0], Died(job=key[1]))
+
+    @rule()
+    def the_group_is_named_anew(self) -> None:
+        self.tell_sync(Members(epoch=self.sync.epoch + 1, nodes=frozenset(NODES), jobs=dict.fromkeys(JOBS, len(NODES))))
+
+    @rule(rounds=st.integers(1, 8), quick=st.sets(st.sampled_from(WORKERS)))
+    def all_go_on(self, rounds: int, quick: Set[tuple[str, str]]) -> None:
+        """Those who are not quick keep what they have."""
         for _ in range(rounds):
             for node in NODES:
                 self.messages_arrive(node, 9)
                 for job in JOBS:
-                    if self.runs[node, job] or not self.asks[node, job]:
+                    if (self.runs[node, job] and (node, job) in quick) or not (
+                        self.runs[node, job] or self.asks[node, job]
+                    ):
                         self.a_worker_asks_or_goes_on(node, job)
                     self.one_holds_each_resource()
                     self.nothing_free_is_kept_from_who_is_ready()
@@ -197,7 +225,7 @@ class Turns(RuleBasedStateMachine):
         for _ in range(400):
             for node in NODES:
                 self.a_link_is_there(node)
-            self.all_go_on(1)
+            self.all_go_on(1, frozenset(WORKERS))
             if all(self.at[node, job] >= goal[job] for node in NODES for job in JOBS):
                 break
         else:
@@ -205,7 +233,7 @@ class Turns(RuleBasedStateMachine):
         assert all(one.is_bound for queue in self.queues.values() for one in queue.workers.values())
 
 
-Turns.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+Turns.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestTurns = Turns.TestCase
 
 
