@@ -26,6 +26,10 @@ from benchmarks import (
     energy_saving,
     energy_sensitivity,
     eviction_curve,
+    glet_interference,
+    glet_schedulable,
+    glet_throughput,
+    glet_waves,
     harmony_decisions,
     harmony_figures,
     headroom_trace,
@@ -147,6 +151,13 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
         harmony_decisions.SIZES if effort.clusters > 1 else harmony_decisions.SIZES[:2]
     ),
     "harmony-eq1": lambda effort: harmony_decisions.eq1(300 if effort.clusters > 1 else 20),
+    "glet-latency": lambda effort: glet_interference.latency(effort.data),
+    "glet-interference": lambda effort: glet_interference.interference(effort.data, seeds=effort.draws),
+    "glet-schedulable": lambda effort: glet_schedulable.figure(effort.data, every=1 if len(effort.draws) > 1 else 20),
+    "glet-throughput": lambda effort: glet_throughput.figure(
+        effort.data, seconds=60.0 if len(effort.draws) > 1 else 10.0, seeds=effort.draws
+    ),
+    "glet-waves": lambda effort: glet_waves.figure(effort.data, whole_s=3200.0 if len(effort.draws) > 1 else 400.0),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }
 

@@ -1,0 +1,66 @@
+"""The workloads of glet's figures, and how its tables are made."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import glet_interference, glet_schedulable, glet_throughput, glet_waves
+from benchmarks.glet_schedulable import GLET, IDEAL, SBP, turned
+from benchmarks.glet_tables import all_scenarios, applications
+from tests.sharing.drawn import GLET_DATA, needs_tables, shared_tables
+
+DATA = GLET_DATA.parent
+
+
+def test_scenarios_are_all_but_the_one_without_requests() -> None:
+    assert sum(1 for _ in all_scenarios(tuple("abcdefghi"))) == 19_682
+
+
+def test_neighbours_that_a_lower_rate_makes_impossible_are_counted() -> None:
+    scenarios = list(all_scenarios(("a", "b")))
+    yes = [rates != {"a": 100.0, "b": 100.0} for rates in scenarios]
+
+    # From (200, 100) and (100, 200) one step down leads to the one that is not scheduled. Those that lead to nobody
+    # asking for anything are no scenarios.
+    assert turned(scenarios, yes) == (2, 8)
+
+
+def test_the_second_wave_is_higher_and_both_end_where_they_began() -> None:
+    tops = [max(glet_waves.rate_at(at) for at in range(*span)) for span in ((0, 1200), (1400, 3200))]
+
+    assert tops == pytest.approx([glet_waves.FIRST_TOP, glet_waves.SECOND_TOP], rel=1e-3)
+    for at_s in (0, 1199.9, 1300, 1400, 3199.9):
+        assert glet_waves.rate_at(at_s) == pytest.approx(glet_waves.BOTTOM, rel=1e-3)
+
+
+def test_without_the_tables_a_figure_says_that_it_is_skipped(tmp_path: Path) -> None:
+    for figure in (
+        glet_schedulable.figure(tmp_path),
+        glet_throughput.figure(tmp_path, seconds=1.0, seeds=(1,)),
+        glet_waves.figure(tmp_path),
+        glet_interference.latency(tmp_path),
+        glet_interference.interference(tmp_path, seeds=(1,)),
+    ):
+        assert figure.tables == ()
+        assert "skipped" in figure.notes[0]
+
+
+@needs_tables
+def test_a_sample_of_scenarios_is_counted_and_no_plan_is_unsound_by_its_own_claim() -> None:
+    figure = glet_schedulable.figure(DATA, every=900)
+    rows = {row[0]: row for row in figure.tables[0].rows}
+
+    assert {row[2] for row in rows.values()} == {"0"}
+    assert int(rows[SBP][1]) <= int(rows[GLET][1]) <= int(rows[IDEAL][1])
+    assert rows[GLET][3] == rows[IDEAL][3] == "0.0 %"
+
+
+@needs_tables
+def test_a_game_has_six_lenets_whose_interference_is_that_of_one() -> None:
+    found = shared_tables()
+    one = glet_throughput.case(found, applications(found)["game"])
+
+    assert len(one.models) == 7
+    pressure = one.device.interference.pressure(40, [("lenet-3", 4)])
+    assert pressure == found.device.interference.pressure(40, [("lenet", 4)])
+    assert one.plan("glet+int", 50.0)[0] is not None
