@@ -107,9 +107,9 @@ class LocalSession:
         """As the member's."""
         self.member.push(first, count, iteration)
 
-    def wait(self, first: int, count: int, version: int) -> None:
+    def wait(self, first: int, count: int, version: int, timeout_s: float = DEADLINE_S) -> None:
         """As the member's, with a deadline."""
-        self.member.wait(first, count, version, DEADLINE_S)
+        self.member.wait(first, count, version, timeout_s)
 
     def measured(self, iteration: int, iteration_s: float) -> None:
         """Nobody asks."""

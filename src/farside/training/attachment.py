@@ -1,5 +1,6 @@
 """What both doors of PyTorch share: a session, gradients that leave in hooks, and the handle that the user gets."""
 
+import atexit
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,13 +8,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from farside.errors import ConfigError
+from farside.errors import ConfigError, FarsideError
 from farside.training.exchange import Exchange, Refilled
 from farside.training.region_place import RegionPlaces
 from farside.training.tensor_copy import TensorCopy
 from farside.training.trainable import Trainable
 
 torch: Any = import_module("torch")
+
+EXIT_LIMIT_S = 5.0
+"""For the last results when a process ends; another rank may have died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,17 @@ class Attachment:
         """``contents`` is called at rank 0 of a job that begins: puts the parameters where results are."""
         self._session.connect(self._copy.put_parameters if contents is None else contents)
         self._session.wait(0, len(self._session.layout.chunks), self._session.first_version)
+
+    def _begin(self, begins: Callable[[int], None] | None = None) -> None:
+        """From here on iterations are counted; ``begins`` as of `Exchange`."""
+        self._exchange = Exchange(self._session, version=self._session.first_version, begins=begins)
+        self._started_at = self._exchange.version
+        atexit.register(self._at_exit)
+
+    def _at_exit(self) -> None:
+        # A process that ends at once may take its last pushes along, which the other ranks wait for.
+        with contextlib.suppress(FarsideError, TimeoutError):
+            self._session.wait(0, len(self._session.layout.chunks), self._exchange.version, EXIT_LIMIT_S)
 
     # What users call
 
@@ -206,6 +221,7 @@ class Attachment:
 
     def _leave(self) -> None:
         self.is_open = False
+        atexit.unregister(self._at_exit)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

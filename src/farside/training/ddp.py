@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from farside.errors import ConfigError, FarsideError
 from farside.training.attachment import Attachment, closed_on_error
-from farside.training.exchange import Exchange
 from farside.training.member import MemberSession
 from farside.training.service import source_of
 from farside.training.trainable import Trainable, trainable_in
@@ -39,8 +38,7 @@ class DDPState(Attachment):
         super().__init__(session, source, trainables)
         self._tensors = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self._connect()
-        self._exchange = Exchange(session, version=session.first_version)
-        self._started_at = self._exchange.version
+        self._begin()
         self._copy.give(range(len(self._parameters)))
         self._awaited: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._complete, name="farside-ddp", daemon=True)

@@ -11,7 +11,6 @@ from typing import Any
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.aggregation import Hyper
 from farside.training.attachment import Attachment
-from farside.training.exchange import Exchange
 from farside.training.module_use import ModuleUse
 from farside.training.optimizer_rule import numbers_of
 from farside.training.optimizer_state import OptimizerState
@@ -49,8 +48,7 @@ class ServerUpdate(Attachment):
         own_iteration, has_own = self._state.iteration, self._state.is_there
         self._connect(self._contents)
         self._check_resume(own_iteration, has_own, resume)
-        self._exchange = Exchange(session, version=session.first_version, begins=self._begin_iteration)
-        self._started_at = self._exchange.version
+        self._begin(self._begin_iteration)
         self._copy.give(range(len(self._parameters)))
         self._use = ModuleUse(model, self._parameters, need=self._need, overlap=overlap)
         self._hook_gradients()

@@ -11,7 +11,6 @@ from typing import Any
 from farside.agent.aggregator.layout import Tensor
 from farside.errors import ConfigError
 from farside.training.attachment import Attachment
-from farside.training.exchange import Exchange
 from farside.training.region_place import RegionPlaces
 from farside.training.trainable import Trainable, grouped
 
@@ -41,8 +40,7 @@ class WorkerUpdate(Attachment):
         self._used = torch.frombuffer(places.results[USED], dtype=torch.float32)
         self._is_called_back = False
         self._connect()
-        self._exchange = Exchange(session, version=session.first_version)
-        self._started_at = self._exchange.version
+        self._begin()
         self._copy.give(range(count))
         self._hook_gradients()
 
