@@ -250,6 +250,8 @@ class MemberSession:
             if is_first:  # the others learn from it which version the job begins with
                 self._first_version, state = given or (0, None)
                 self.member.start(self._first_version, state)
+            else:  # it has nothing, and begins with the job: otherwise it would count as one that came anew
+                self.member.start(0)
         elif parameters is None:
             self._first_version = 0
             self.member.start(0)
