@@ -97,7 +97,6 @@ class Jobs:
         self._jobs: dict[JobId, ServedJob] = {}
         self._by_number: dict[int, ServedJob] = {}
         self._last_number = 0
-        self.refused = 0
 
     def __iter__(self) -> Iterator[ServedJob]:
         return iter(tuple(self._jobs.values()))

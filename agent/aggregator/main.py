@@ -24,7 +24,7 @@ from farside.config import AggregatorConfig
 from farside.daemon.control.keys import read_keys
 from farside.ending import ENDING
 from farside.endpoint import parse_endpoint
-from farside.errors import FarsideError
+from farside.errors import ConfigError, FarsideError
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
@@ -58,6 +58,9 @@ def run(config: AggregatorConfig) -> int:
     """
     start_logging(config.log_level)
     allow_many_connections()
+    has_cores = len(os.sched_getaffinity(0))
+    if config.cores > has_cores:
+        raise ConfigError(f"cores: is {config.cores}, and this machine has {has_cores}; lower it")
     if config.key_file.is_absolute():
         read_keys(config.key_file)
     with ExitStack() as stack:

@@ -49,7 +49,7 @@ def test_metrics_count_what_jobs_did(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"cores": "2"}, "cores: is 2, and one Aggregator updates on one core"),
+        ({"cores": "64"}, "cores: is 64, and this machine has"),
         ({"memory_bytes": "1KiB"}, "memory_bytes: is 1 KiB, less than a model of one tensor needs"),
         ({"key_file": "/none"}, "key file /none: No such file or directory"),
     ],

@@ -21,7 +21,7 @@ class AggregatorConfig(NodeSettings, MetricsSettings, LogSettings):
         "HOST:PORT by which other machines reach it; empty: the node's name and the port of `listen`")
     key_file: Path = path("",
         "Key file for jobs without a manager, which all their users have; empty: only jobs of the manager are served")
-    cores: int = count(1, 1, 1024, "Cores that it may keep busy")
+    cores: int = count(1, 1, 64, "Cores that it may keep busy; each job is updated on one of them")
     memory_bytes: int = size(0, 0, 1024 * TIB,
         "Memory that jobs may take; 0: a quarter of the machine's. A job that needs more than is left is refused")
     max_jobs: int = count(256, 1, 1024, "Maximum number of jobs at once")

@@ -166,8 +166,6 @@ def aggregator_problems(config: AggregatorConfig) -> Iterator[Problem]:
     if not config.listen:
         yield "listen", "is empty, so that no training job can reach it; name at least one endpoint"
     yield from _identity_problems(config)
-    if config.cores > 1:
-        yield "cores", f"is {config.cores}, and one Aggregator updates on one core; leave it out, or run more of them"
     if config.memory_bytes and config.memory_bytes < MIB:
         yield "memory_bytes", f"is {format_bytes(config.memory_bytes)}, less than a model of one tensor needs; raise it"
 
