@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -69,7 +69,8 @@ def _adam(parameters: Any) -> Any:
 
 
 # The model, its optimizer, and who runs that: the Aggregator, or each rank on the mean that it gets back.
-JOBS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
+Update = Literal["server", "worker"]
+JOBS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any], Update]] = {
     "images": (Images, _sgd, "server"),
     "sentences": (Sentences, _adam, "worker"),
 }
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     part.rename(asked.out / f"{asked.model}.{name}")
 
 
-def _train(model: Any, optimizer: Any, update: str, steps: int, pace_s: float, told: Path) -> None:
+def _train(model: Any, optimizer: Any, update: Update, steps: int, pace_s: float, told: Path) -> None:
     rank = int(os.environ["RANK"])
     handle = farside.attach(model, optimizer, update=update)
     for step in range(handle.iteration, steps):
