@@ -47,6 +47,7 @@ static void page_by_openssl(EVP_CIPHER_CTX *ctx, uint8_t *dst, const uint8_t *sr
 
 #if defined(__x86_64__)
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define VECTOR	__attribute__((target("aes,vaes,avx512f,avx512bw,vpclmulqdq")))
@@ -56,11 +57,18 @@ static void page_by_openssl(EVP_CIPHER_CTX *ctx, uint8_t *dst, const uint8_t *sr
 
 static bool has_vaes;
 
+/* Not every compiler knows these two by name. */
+static bool has_wide_aes(void)
+{
+	uint32_t a, b, c, d;
+
+	return __get_cpuid_count(7, 0, &a, &b, &c, &d) && c & bit_VAES && c & bit_VPCLMULQDQ;
+}
+
 __attribute__((constructor)) static void choose(void)
 {
 	__builtin_cpu_init();
-	has_vaes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-		   __builtin_cpu_supports("vaes") && __builtin_cpu_supports("vpclmulqdq");
+	has_vaes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_wide_aes();
 }
 
 /* Word i of the key schedule from the two before it [FIPS 197 5.2]; AESKEYGENASSIST takes its constant at compile time.
