@@ -85,6 +85,7 @@ demo: venv packages-demo $(SCENE_NEEDS)
 # The guests' image is built meanwhile, by the system's Python: that needs neither pip nor the engine. An image that
 # can't be built fails or skips its own test, which waits for it, not all of them. `make` is not $(MAKE) here and below:
 # a line with that one is run by `make -n` too. The tests are compiled first, or each worker would compile all of them.
+# Their files are in a folder of their own: the 100th of pytest's has a name too long for some of the tests' sockets.
 test: packages-test
 	@mkdir -p build; \
 	{ test "$${FARSIDE_VM:-}" = none || PYTHONPATH=src:. exec $(SYSTEM_PYTHON) -B -m tests.vm.harness image; } \
@@ -92,7 +93,8 @@ test: packages-test
 	trap 'kill $$image 2>/dev/null || true' EXIT; \
 	make --no-print-directory venv-dev .venv/bin/promtool; \
 	echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
-	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
+	kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'kill $$image 2>/dev/null || true; rm -rf "$$kept"' EXIT; \
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" --basetemp="$$kept/t" $(PYTEST_ARGS)
 
 test-all:
 	@failed=""; for part in test test-random test-long test-cluster test-vm; do \

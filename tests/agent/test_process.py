@@ -320,7 +320,8 @@ def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path
     for told in (manager.hellos[0].donor, manager.reports[0].donor):
         assert told is not None
         assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
-    assert manager.hellos[0].can == ("probe", "lending", "service:donor", "service:borrower")  # it keeps no peers file
+    # It keeps no peers file.
+    assert manager.hellos[0].can == ("probe", "lending", "service:donor", "service:borrower", "service:aggregator")
 
 
 def test_a_node_is_shut_down_by_the_order_that_closed_it_and_not_while_it_has_a_task(
