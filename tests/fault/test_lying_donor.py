@@ -21,6 +21,12 @@ VERSION_AT = 8  # of the state memory: magic, then version
 SECRET = b"root:$6$SECRET-that-a-client-wrote"
 
 
+@pytest.fixture(params=["shm", "tcp"])
+def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
+    """A rig whose donor has time: of a late read the disk would answer first, and the donor's copy not be looked at."""
+    return make_rig(transport=request.param, hedge_us=5_000_000, deadline_ms=10_000)
+
+
 def page_of(slab: Slab, page: int) -> bytes:
     return bytes(slab.memory[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
 
