@@ -371,8 +371,8 @@ def test_a_program_that_never_says_so_is_never_ready(held: Node) -> None:
 
 
 def test_a_task_outlives_its_agent_and_its_exit_code_is_read_by_the_next(held: Node) -> None:
+    os.mkfifo(held.folder / "go")  # before the task begins, which would find no file to read from
     held.start("echo ready; read line < go; exit 5", cwd=str(held.folder))
-    os.mkfifo(held.folder / "go")
     held.says("ready")
 
     (held.folder / "go").write_text("on\n")
