@@ -94,8 +94,8 @@ def test_store_settings_and_agent_of_the_version_before_are_taken_over_while_job
     (tmp_path / "a").mkdir()
     waits, jobs = "until test -e end; do sleep 0.05; done; exit", {0: "done", 3: "failed"}
     with running_manager(tmp_path / "m", token_submit="true", on=before) as manager:
-        told = {"token": manager.node_token("n1"), "declared_gpus": 3}
-        config = write_config(tmp_path / "a", manager.url, **told, **NEW)
+        token = manager.node_token("n1")
+        config = write_config(tmp_path / "a", manager.url, token=token, declared_gpus=3, **NEW)
         with agent(config, on=before) as process:
             until_connected(tmp_path / "a")
             ids = [manager.submit("sh", "-c", f"{waits} {code}", cwd=str(tmp_path), gpus=code or 2) for code in jobs]
@@ -106,7 +106,7 @@ def test_store_settings_and_agent_of_the_version_before_are_taken_over_while_job
 
             manager.on = ()
             manager.start()
-            config = write_config(tmp_path / "a", manager.url, **told)
+            config = write_config(tmp_path / "a", manager.url, token=token, declared_gpus=3)
             with agent(config):
                 until_connected(tmp_path / "a")
                 during = [manager.job(job)["state"] for job in (*ids, behind)]

@@ -22,7 +22,10 @@ import farside
 SEED, BATCH, CLASSES, WORDS, WIDTH = 17, 8, 10, 50, 32
 
 
-class Images(torch.nn.Module):  # type: ignore[misc] # PyTorch is not there where types are checked
+_Module: Any = torch.nn.Module
+
+
+class Images(_Module):  # type: ignore[misc] # PyTorch is not there where types are checked
     """A small convolutional network."""
 
     def __init__(self) -> None:
@@ -39,7 +42,7 @@ class Images(torch.nn.Module):  # type: ignore[misc] # PyTorch is not there wher
         return torch.nn.functional.cross_entropy(self.head(torch.relu(self.wide(found))), labels)
 
 
-class Sentences(torch.nn.Module):  # type: ignore[misc]
+class Sentences(_Module):  # type: ignore[misc]
     """A tiny transformer, whose decoder is its embedding."""
 
     def __init__(self) -> None:
