@@ -33,7 +33,7 @@ NAME_BYTES_MAX = 256
 GROUPS_MAX = 64
 COUNT_MAX = 1 << 40
 DECLARATION_BYTES_MAX = MIB
-"""Of all tensors encoded: a declaration is one message."""
+"""Limit of all tensors of a job, encoded: a declaration is one message."""
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8})
 """Bytes of an element, by number format."""
 SUM_ONLY = frozenset(("f64", "i32", "i64"))

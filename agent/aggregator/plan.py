@@ -16,15 +16,15 @@ import msgspec
 from farside.agent.aggregator.layout import CHUNKS_MAX, Layout
 
 AGGREGATORS_MAX = 64
-"""Of one job: what a member holds lanes to."""
+"""Limit of one job: what a member holds lanes to."""
 MEMBERS_MAX = 64
-"""Of one job, as the engine has it."""
+"""Limit of one job, as the engine has it."""
 RUNS_MAX = CHUNKS_MAX
 KEY_BYTES = 32
 EPOCH_SEQ_BITS = 40
 """An epoch is the manager's generation, and in these bits the place of the log entry: no manager repeats one."""
 STATIC_EPOCH = 1
-"""Of all chunks of a plan that no manager made."""
+"""Epoch of all chunks of a plan that no manager made."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=AGGREGATORS_MAX)]
 NUMBER_MAX = (1 << 63) - 1

@@ -63,7 +63,7 @@ class Verdict:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """Median and quartiles of at least one value."""
     if len(values) == 1:
         return Spread(median=values[0], low=values[0], high=values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -90,7 +90,7 @@ def judged(samples: Sequence[Sample], bar: Bar) -> Verdict | None:
 
 
 def verdicts(samples: Sequence[Sample], bars: Sequence[Bar]) -> list[Verdict]:
-    """Of all bars for which there are samples."""
+    """Verdicts on all bars for which there are samples."""
     return [found for found in (judged(samples, bar) for bar in bars) if found]
 
 
@@ -176,7 +176,7 @@ def busy_s(stat: str, ticks_per_s: int) -> float:
 
 
 def steps_table(found: Mapping[tuple[str, str], Sequence[float]], peer: str = PS_LITE) -> Table:
-    """Of timer jobs: iterations a second by (model, system), each a list by round."""
+    """Table of timer jobs: iterations a second by (model, system), each a list by round."""
     rows = []
     for (model, system), rates in found.items():
         theirs = found.get((model, peer), ())

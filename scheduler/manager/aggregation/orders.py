@@ -26,9 +26,9 @@ from farside.scheduler.manager.aggregation.state import (
 
 AGGREGATOR = m.AGGREGATOR
 STEP = 0.05
-"""So much a measured figure differs before it is written again."""
+"""A measured figure is written again when it differs by more than this share,"""
 PERIOD_S = 60.0
-"""And so much later, unless a decision waits for it."""
+"""and no sooner than so long after it was last written, unless a decision waits for it."""
 PUSHES = 10
 """An Aggregator that has had so many gradients of each of its chunks knows what they cost."""
 _OFFER = msgspec.json.Decoder(Offer)
