@@ -33,6 +33,8 @@ PARTS = (
     "aggregator_move",
     "aggregator_threads",
     "kv",
+    "kv_lanes",
+    "kv_wait",
 )
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
