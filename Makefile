@@ -184,7 +184,7 @@ deb: venv packages-deb
 # --- what the targets stand on
 
 venv: .venv/.stamp-engine
-venv-dev: .venv/.stamp-dev .venv/.stamp-engine
+venv-dev: .venv/.stamp-dev .venv/.stamp-serving .venv/.stamp-engine
 venv-check: .venv/.stamp-check venv-dev
 venv-cluster: .venv/.stamp-cluster venv-dev
 
@@ -221,6 +221,12 @@ packages-bench:
 .venv/.stamp-dev: requirements/dev.txt requirements/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/dev.txt"
 	@$(PIP) install --no-deps -r requirements/dev.txt
+	@touch $@
+
+# ONNX Runtime: 30 MB, and what reads and writes its files.
+.venv/.stamp-serving: requirements/serving.txt requirements/runtime.txt .venv/.stamp-runtime
+	@echo "farside: installing requirements/serving.txt"
+	@$(PIP) install --no-deps -r requirements/serving.txt
 	@touch $@
 
 .venv/.stamp-check: requirements/check.txt .venv/.stamp-dev

@@ -79,6 +79,7 @@ PURE = (
             "window",
         ]
     ),
+    *(f"farside.agent.serving.{name}" for name in ("frames", "life", "model_file")),
     "farside.agent.training.subtask",
     "farside.agent.training.node_queue",
     "farside.agent.training.synchronizer",

@@ -1,0 +1,1 @@
+"""Inference on a node: executors on parts of a device, and the profiler."""

@@ -1,0 +1,113 @@
+"""The executor's own process: joins its part of the device, loads its models, warms them up, and runs batches.
+
+It parses nothing that a client has sent: shapes were checked before, and tensors lie in the arena.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from farside.agent.serving.frames import FRAME_BYTES, Frame, Kind, Status, decode, encode
+from farside.agent.serving.model_file import Framework, ModelFile
+from farside.agent.serving.partition.policy import Entry
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor needs to start: how it gets into its part, and its models."""
+
+    entry: Entry
+    models: tuple[ModelFile, ...]
+
+
+def main(arguments: list[str], load: Callable[[Framework], Callable[..., object]] | None = None) -> int:
+    """Runs until STOP, or until the other end of the socket is gone; the exit code.
+
+    Args:
+        arguments: File descriptors: of the socket, the arena, and a file with the Setup.
+        load: What loads models of a framework; ``model.loader``, but for tests that let models fail.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which ends executors in order
+    socket_fd, arena_fd, setup_fd = map(int, arguments)
+    line = socket.socket(fileno=socket_fd)
+    with open(setup_fd, "rb") as file:
+        setup = msgspec.json.decode(file.read(), type=Setup)
+    # Before anything is imported that makes threads: they stay where they were made.
+    problem = _join(setup.entry)
+    from farside.agent.serving.arena import Arena
+
+    arena = Arena(setup.models, arena_fd)
+    if problem:
+        arena.write_text(0, 0, problem)
+        line.send(encode(Frame(Kind.FAILED)))
+        return 1
+    line.send(encode(Frame(Kind.HELLO)))
+    from farside.agent.serving.model import loader
+
+    models = []
+    for number, model in enumerate(setup.models):
+        try:
+            loaded = (load or loader)(model.framework)(
+                model, arena.slots[number], setup.entry.threads, setup.entry.computes_on
+            )
+            line.send(encode(Frame(Kind.LOADED, model=number)))
+            for rows in warm_up_sizes(model.max_batch):
+                started_ns = time.monotonic_ns()
+                loaded.run(rows, 0)
+                line.send(
+                    encode(
+                        Frame(Kind.WARMED, model=number, rows=rows, started_ns=started_ns, ended_ns=time.monotonic_ns())
+                    )
+                )
+        except Exception as error:  # whatever a framework raises
+            arena.write_text(number, 0, f"{model.path}: {error}")
+            line.send(encode(Frame(Kind.FAILED, model=number)))
+            return 1
+        models.append(loaded)
+    gc.freeze()  # what is loaded stays; collections then look at little
+    line.send(encode(Frame(Kind.READY)))
+    while (packet := line.recv(FRAME_BYTES + 1)) and (frame := decode(packet)).kind is Kind.RUN:
+        status, started_ns = Status.OK, time.monotonic_ns()
+        try:
+            models[frame.model].run(frame.rows, frame.slot)
+        except Exception as error:  # whatever a framework raises
+            status = Status.RAISED
+            arena.write_text(frame.model, frame.slot, str(error) or type(error).__name__)
+        line.send(
+            encode(frame._replace(kind=Kind.DONE, status=status, started_ns=started_ns, ended_ns=time.monotonic_ns()))
+        )
+    return 0
+
+
+def warm_up_sizes(max_batch: int) -> tuple[int, ...]:
+    """Batches that are run before the first request: 1, 2, 4, ... and the largest."""
+    return tuple(sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}))
+
+
+def _join(entry: Entry) -> str:
+    """Moves this process to its part; why it can't, or nothing."""
+    for name in entry.files:
+        try:
+            Path(name).write_text("0")  # 0 is the process that writes
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    if entry.cores:
+        try:
+            os.sched_setaffinity(0, entry.cores)
+        except OSError as error:
+            return f"cores {', '.join(map(str, entry.cores))}: {error.strerror}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Parts of a device for executors, one driver a file."""

@@ -1,0 +1,307 @@
+"""CPU cores as a device: a part is a CPU quota, by cgroup v1 or v2, on the device's cores.
+
+Each device has a group, with one for each part below it: so the sum of all parts is bounded as well as each part. The
+period is 10 ms, so that a small part waits milliseconds for its next turn and not a tenth of a second.
+"""
+
+import contextlib
+import math
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
+from farside.errors import Unavailable
+
+NAME = "cpu"
+PERIOD_US = 10_000
+QUOTA_US_MIN = 1000  # the kernel takes no less (kernel/sched/core.c: min_cfs_quota_period)
+CAPACITY_PCT = 90  # of the cores; the rest is the front's and its clients'
+_CONTROLLERS = ("cpu", "cpuset", "cpuacct")
+_LEAF = "farside-front"
+_PREFIX = "farside-serve-"
+_HINT = "run as root, or as a service with Delegate=cpu cpuset"
+
+
+class _Base(NamedTuple):
+    """This process's own group, by controller; in v2 one folder is that of all."""
+
+    version: int
+    folders: dict[str, Path]
+
+
+class CpuDriver:
+    """Cuts cores by quota.
+
+    Args:
+        capacity_pct: So much of each device's cores is given to parts; 100 % of a device is that.
+        root: Of the file system; another one than / in tests.
+    """
+
+    def __init__(self, capacity_pct: int = CAPACITY_PCT, root: Path = Path("/")) -> None:
+        self.capacity_pct, self._root = capacity_pct, root
+        self._base: _Base | None = None
+        self._opened = 0
+
+    def capabilities(self) -> Capabilities:
+        """Whether this process may make groups of its own."""
+        try:
+            base = self._own_groups()
+        except Unavailable as error:
+            return Capabilities(driver=NAME, problem=str(error))
+        return Capabilities(
+            driver=NAME,
+            parts=f"any percentage whose quota is {QUOTA_US_MIN / 1000:g} ms in {PERIOD_US // 1000} ms at least",
+            can_resize=True,
+            isolation=f"CPU time and cores, by cgroup v{base.version}; caches and memory bandwidth are shared",
+        )
+
+    def open(self, device: Device, part_pct: int) -> "CpuPlace":
+        """A part of the device's cores."""
+        if not device.cores:
+            raise Unavailable(f"device {device.number}: has no cores", hint="name cores, such as [0, 1]")
+        quota_us = self._quota_us(device, part_pct)
+        base = self._own_groups()
+        whole = _groups(base, f"{_PREFIX}{os.getpid()}-{device.number}")
+        self._make(base, whole, self._quota_us(device, 100), device.cores)
+        self._opened += 1
+        part = {name: folder / f"part-{self._opened}" for name, folder in whole.items()}
+        try:
+            self._make(base, part, quota_us, device.cores)
+        except Unavailable:
+            _remove(part)
+            _remove(whole)
+            raise
+        return CpuPlace(self, base.version, device, part_pct, part, whole)
+
+    def _quota_us(self, device: Device, part_pct: int) -> int:
+        quota_us = PERIOD_US * len(device.cores) * self.capacity_pct * part_pct // 10_000
+        if quota_us < QUOTA_US_MIN:
+            least = math.ceil(QUOTA_US_MIN * 10_000 / (PERIOD_US * len(device.cores) * self.capacity_pct))
+            raise Unavailable(
+                f"device {device.number}: {part_pct} % of its cores is a quota too small for the kernel",
+                hint=f"give parts of {least} % at least",
+            )
+        return quota_us
+
+    # ---- groups
+
+    def _own_groups(self) -> _Base:
+        if self._base is None:
+            found = _own_v1(self._root) or _own_v2(self._root)
+            if found is None:
+                raise Unavailable(f"no cgroup with the cpu controller is mounted below {self._root}sys/fs/cgroup")
+            if found.version == 2:
+                _delegate(found.folders["cpu"])
+            _try_to_make(found.folders["cpu"])
+            for folder in set(found.folders.values()):
+                _remove_stale(folder)
+            self._base = found
+        return self._base
+
+    def _make(self, base: _Base, folders: dict[str, Path], quota_us: int, cores: tuple[int, ...]) -> None:
+        for name, folder in folders.items():
+            try:
+                folder.mkdir(exist_ok=True)
+                if name == "cpuset" or (base.version == 2 and (folder / "cpuset.cpus").exists()):
+                    _set_cores(folder, cores)
+            except OSError as error:
+                raise Unavailable(f"{folder}: {error.strerror}", hint=_HINT) from error
+        _set_quota(base.version, folders["cpu"], quota_us)
+        if base.version == 2:
+            with contextlib.suppress(OSError):  # a part below needs none, and refuses once it has a process
+                _enable(folders["cpu"])
+
+
+class CpuPlace:
+    """A part of cores."""
+
+    def __init__(
+        self,
+        driver: CpuDriver,
+        version: int,
+        device: Device,
+        part_pct: int,
+        folders: dict[str, Path],
+        whole: dict[str, Path],
+    ) -> None:
+        self.part_pct = part_pct
+        self._driver, self._version, self._device = driver, version, device
+        self._folders, self._whole = folders, whole
+        self.entry = Entry(
+            files=tuple(sorted({str(folder / "cgroup.procs") for folder in folders.values()})),
+            cores=device.cores,
+            threads=threads_of(part_pct, len(device.cores)),
+        )
+
+    def resize(self, part_pct: int) -> bool:
+        """Another quota, at once; False where it wants another number of threads or the kernel refuses."""
+        if threads_of(part_pct, len(self._device.cores)) != self.entry.threads:
+            return False
+        try:
+            _set_quota(self._version, self._folders["cpu"], self._driver._quota_us(self._device, part_pct))
+        except Unavailable:
+            return False
+        self.part_pct = part_pct
+        return True
+
+    def measured(self) -> Measured | None:
+        """CPU seconds by the kernel's account, by the number of cores."""
+        try:
+            if self._version == 2:
+                text = (self._folders["cpu"] / "cpu.stat").read_text()
+                used_s = int(text.split("usage_usec", 1)[1].split(maxsplit=1)[0]) / 1e6
+            elif "cpuacct" in self._folders:
+                used_s = int((self._folders["cpuacct"] / "cpuacct.usage").read_text()) / 1e9
+            else:
+                return None
+        except OSError:  # closed meanwhile
+            return None
+        return Measured(used_s / len(self._device.cores))
+
+    def close(self) -> None:
+        """Removes the part's groups, and the device's with its last part."""
+        _remove(self._folders)
+        _remove(self._whole)
+
+
+def threads_of(part_pct: int, cores: int) -> int:
+    """Threads of an executor: with half of two cores a second one would get nothing in most periods."""
+    return max(1, math.ceil(part_pct * cores / 100))
+
+
+# ---- where this process is
+
+
+def _own_v1(root: Path) -> _Base | None:
+    own = {}
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        own.update({name: path for name in names.split(",") if name in _CONTROLLERS})
+    found = {}
+    for fields, kind, options in _mounts(root):
+        for name in set(options.split(",")) & own.keys() if kind == "cgroup" else ():
+            found[name] = _below(root, fields, own[name])
+    return _Base(1, found) if "cpu" in found else None
+
+
+def _own_v2(root: Path) -> _Base | None:
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), None)
+    for fields, kind, _ in _mounts(root):
+        if kind == "cgroup2" and own is not None:
+            folder = _below(root, fields, own)
+            controllers = folder / "cgroup.controllers"
+            if controllers.exists() and "cpu" in controllers.read_text().split():
+                return _Base(2, {"cpu": folder.parent if folder.name == _LEAF else folder})
+    return None
+
+
+def _mounts(root: Path) -> list[tuple[list[str], str, str]]:
+    found = []
+    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        found.append((before.split(" "), kind, options))
+    return found
+
+
+def _below(root: Path, fields: list[str], own: str) -> Path:
+    """The folder of a group: its path, as seen from the group that is mounted there."""
+    mounted, point = fields[3], fields[4]
+    path = own.removeprefix(mounted) if mounted != "/" else own
+    return root / point.lstrip("/") / path.lstrip("/")
+
+
+# ---- files
+
+
+def _groups(base: _Base, name: str) -> dict[str, Path]:
+    return {controller: folder / name for controller, folder in base.folders.items()}
+
+
+def _delegate(folder: Path) -> None:
+    """Lets children of this group have the cpu controller; a group with processes may not, so they move to a leaf.
+
+    The kernel's "no internal processes" rule; the root is exempt.
+    """
+    try:
+        if "cpu" in (folder / "cgroup.subtree_control").read_text().split():
+            return
+        if (folder / "cgroup.type").exists():  # not the root
+            leaf = folder / _LEAF
+            leaf.mkdir(exist_ok=True)
+            (leaf / "cgroup.procs").write_text("0")
+        _enable(folder)
+    except OSError as error:
+        raise Unavailable(f"{folder}/cgroup.subtree_control: {error.strerror}", hint=_HINT) from error
+
+
+def _enable(folder: Path) -> None:
+    wanted = [name for name in ("cpu", "cpuset") if name in (folder / "cgroup.controllers").read_text().split()]
+    (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
+
+
+def _try_to_make(folder: Path) -> None:
+    probe = folder / f"{_PREFIX}{os.getpid()}-probe"
+    try:
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
+    except OSError as error:
+        raise Unavailable(f"{folder}: {error.strerror}", hint=_HINT) from error
+
+
+def _set_cores(folder: Path, cores: tuple[int, ...]) -> None:
+    if (mems := folder / "cpuset.mems").exists() and not mems.read_text().strip():
+        parent = folder.parent / "cpuset.mems"
+        effective = folder.parent / "cpuset.mems.effective"
+        nodes = parent.read_text().strip() or (effective.read_text().strip() if effective.exists() else "")
+        if nodes:  # v1 takes no process before it has them
+            mems.write_text(nodes)
+    (folder / "cpuset.cpus").write_text(",".join(map(str, cores)))
+
+
+def _set_quota(version: int, folder: Path, quota_us: int) -> None:
+    try:
+        if version == 2:
+            (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+            return
+        # The quota last: a part may have no larger share than the group above it, at no moment.
+        period = folder / "cpu.cfs_period_us"
+        if int(period.read_text()) != PERIOD_US:
+            period.write_text(str(PERIOD_US))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+    except OSError as error:
+        raise Unavailable(
+            f"{folder}: the kernel refuses a quota of {quota_us / 1000:g} ms in {PERIOD_US / 1000:g} ms "
+            f"({error.strerror})",
+            hint="the group above may allow less than the device's cores",
+        ) from error
+
+
+def _remove(folders: dict[str, Path]) -> None:
+    for folder in set(folders.values()):
+        with contextlib.suppress(OSError):  # another part is still in it, or it is gone
+            folder.rmdir()
+
+
+def _remove_stale(folder: Path) -> None:
+    """Groups that a process which has ended left behind."""
+    for group in folder.glob(f"{_PREFIX}*-*"):
+        matched = re.fullmatch(rf"{_PREFIX}(\d+)-\w+", group.name)
+        if matched is None or _lives(int(matched.group(1))):
+            continue
+        for each in (*group.glob("part-*"), group):
+            with contextlib.suppress(OSError):
+                each.rmdir()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,74 @@
+"""What every partition driver offers: parts of a device, and how a process gets into one."""
+
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as its driver knows it: a number, and the CPU cores that it consists of, or a GPU's UUID."""
+
+    number: int = 0
+    cores: tuple[int, ...] = ()
+    uuid: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process gets into a part: it writes 0 to each file, and takes these variables, cores and threads."""
+
+    files: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    environment: dict[str, str] = {}
+    computes_on: Literal["cpu", "cuda"] = "cpu"
+
+
+class Measured(NamedTuple):
+    """What a part has used since it was opened: seconds of the device, 1 being the whole of it for a second."""
+
+    device_s: float
+
+
+class Place(Protocol):
+    """An open part of a device."""
+
+    part_pct: int
+    entry: Entry
+
+    def resize(self, part_pct: int) -> bool:
+        """Changes its size under the running executor; False: it can't, a new executor is needed, nothing changed."""
+        ...
+
+    def measured(self) -> Measured | None:
+        """What its executor has used; None: nobody counts it."""
+        ...
+
+    def close(self) -> None:
+        """Gives it back; its executor has ended."""
+        ...
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver can do on this machine. ``problem``: why it can do nothing here; empty: it works."""
+
+    driver: str
+    problem: str = ""
+    parts: str = ""
+    can_resize: bool = False
+    isolation: str = ""
+
+
+class Driver(Protocol):
+    """One way to cut devices."""
+
+    def capabilities(self) -> Capabilities:
+        """Looks at this machine."""
+        ...
+
+    def open(self, device: Device, part_pct: int) -> Place:
+        """A part of a device.
+
+        Raises:
+            Unavailable: This machine can't; the line names the file or library that it lacks.
+        """
+        ...

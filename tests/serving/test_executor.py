@@ -1,0 +1,215 @@
+"""An executor's process: batches through the arena, faults, and its end."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from farside.agent.serving.executor import Executor, ServeError, start_executor
+from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.onnx_model import open_session
+from farside.agent.serving.partition.policy import Device, Entry
+from farside.agent.serving.partition.whole import WholeDriver, WholePlace
+from tests.serving.executors import Watched, small_models
+from tests.support.fault_executor import Faults
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFile, ...]:
+    return small_models(tmp_path_factory.mktemp("models"), ("mlp", "lstm"))
+
+
+def fill(executor: Executor, model: str, slot: int, rows: int, seed: int) -> dict[str, np.ndarray]:
+    """Random rows in a slot, and what ONNX Runtime itself makes of them."""
+    rng = np.random.default_rng(seed)
+    given = {}
+    for name, view in executor.slot_inputs(model, slot).items():
+        given[name] = rng.standard_normal((rows, *view.shape[1:]), dtype=np.float32)
+        view[:rows] = given[name]
+    file = next(one for one in executor.models if one.name == model)
+    session = open_session(file.path, 1, "cpu")
+    return dict(zip([one.name for one in file.outputs], session.run(None, given), strict=True))
+
+
+def test_batches_of_all_sizes_and_slots_come_back_as_the_runtime_itself_answers(models: tuple[ModelFile, ...]) -> None:
+    async def test() -> None:
+        watched = Watched()
+        executor = await watched.start(models)
+        for number in range(16):
+            model, slot, rows = models[number % 2].name, number // 2 % 2, number % 4 + 1
+            expected = fill(executor, model, slot, rows, number)
+            executor.run(number, model, rows, slot)
+            done = await watched.done()
+
+            assert (done.batch, done.model, done.rows, done.slot, done.problem) == (number, model, rows, slot, "")
+            assert done.started_ns < done.ended_ns
+            for name, values in expected.items():
+                np.testing.assert_allclose(
+                    executor.slot_outputs(model, slot)[name][:rows], values, rtol=1e-5, atol=1e-6
+                )
+        await executor.close()
+
+        assert (await watched.ended()).line == ""
+
+    asyncio.run(test())
+
+
+def test_one_batch_runs_and_one_is_staged_and_both_are_answered_in_order(models: tuple[ModelFile, ...]) -> None:
+    async def test() -> None:
+        watched = Watched()
+        executor = await watched.start(models)
+        executor.run(1, "mlp", 1, 0)
+        executor.run(2, "mlp", 1, 1)
+
+        assert executor.in_flight == (1, 2)
+        assert not executor.can_take
+        assert [(await watched.done()).batch for _ in range(2)] == [1, 2]
+        assert executor.can_take
+        await executor.close()
+
+    asyncio.run(test())
+
+
+def test_closing_lets_what_runs_and_is_staged_end(models: tuple[ModelFile, ...], tmp_path: Path) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, program=faults.program)
+        faults.arm("delay", delay_s=0.2)
+        executor.run(1, "mlp", 1, 0)
+        executor.run(2, "lstm", 1, 0)
+        await executor.close(within_s=60)
+
+        assert [(await watched.done()).problem for _ in range(2)] == ["", ""]
+        assert (await watched.ended()).line == ""
+        assert not is_there(executor.pid)
+
+    asyncio.run(test())
+
+
+def test_a_model_that_raises_answers_with_its_line_and_counts_as_failing_after_three(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, program=faults.program)
+        faults.arm("error", batches=3)
+        failing = []
+        for number in range(4):
+            executor.run(number, "mlp", 1, 0)
+            done = await watched.done()
+            failing.append((done.problem, set(executor.failing)))
+        await executor.close()
+
+        line = "an error that a test asked for"
+        assert failing == [(line, set()), (line, set()), (line, {"mlp"}), ("", set())]
+
+    asyncio.run(test())
+
+
+def test_a_batch_over_its_limit_gets_the_executor_killed_and_is_named_as_lost(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, p99_s={"mlp": 0.1, "lstm": 0.1}, program=faults.program)
+        faults.arm("hang")
+        executor.run(7, "mlp", 1, 0)
+        executor.run(8, "mlp", 1, 1)
+        ended = await watched.ended()
+
+        assert (ended.line, ended.lost) == ("a batch of 1 took longer than 1 s", (7, 8))
+        assert not executor.is_ready
+        await executor.close()
+        assert not is_there(executor.pid)
+
+    asyncio.run(test())
+
+
+def test_a_killed_executor_is_noticed_and_its_batches_are_lost(models: tuple[ModelFile, ...], tmp_path: Path) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, program=faults.program)
+        faults.arm("hang")
+        executor.run(5, "lstm", 2, 0)
+        os.kill(executor.pid, signal.SIGKILL)
+        ended = await watched.ended()
+
+        assert (ended.line, ended.lost) == ("its process was killed by SIGKILL", (5,))
+        await executor.close()
+
+    asyncio.run(test())
+
+
+def test_an_executor_that_exits_says_with_what(models: tuple[ModelFile, ...], tmp_path: Path) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, program=faults.program)
+        faults.arm("exit")
+        executor.run(5, "lstm", 2, 0)
+        ended = await watched.ended()
+
+        assert (ended.line, ended.lost) == ("its process ended with 3", (5,))
+        await executor.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        (Entry(files=("/sys/farside/no-such-group/cgroup.procs",)), "/sys/farside/no-such-group/cgroup.procs: No such"),
+        (Entry(cores=(100_000,)), "cores 100000: Invalid argument"),
+    ],
+)
+def test_an_executor_that_can_not_join_its_part_says_why(
+    models: tuple[ModelFile, ...], entry: Entry, line: str
+) -> None:
+    async def test() -> None:
+        place = WholePlace(Device())
+        place.entry = entry
+        with pytest.raises(ServeError, match=line):
+            await Watched().start(models, place)
+
+    asyncio.run(test())
+
+
+def test_a_file_that_is_no_model_fails_the_start_in_one_line_with_its_name(models: tuple[ModelFile, ...]) -> None:
+    async def test() -> None:
+        broken = ModelFile(
+            name="broken", path=__file__, framework="onnxruntime", inputs=models[0].inputs, outputs=models[0].outputs,
+            max_batch=1,
+        )  # fmt: skip
+        with pytest.raises(ServeError, match=__file__) as caught:
+            await Watched().start([models[0], broken])
+
+        assert "\n" not in str(caught.value)
+
+    asyncio.run(test())
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(models: tuple[ModelFile, ...]) -> None:
+    async def test() -> None:
+        before = children()
+        started = asyncio.ensure_future(
+            start_executor(WholeDriver().open(Device(cores=(0,)), 100), models, lambda done: None, lambda ended: None)
+        )
+        await asyncio.sleep(0)
+        assert children() > before
+        started.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await started
+
+        assert children() == before
+
+    asyncio.run(test())
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
