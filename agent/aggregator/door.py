@@ -1,14 +1,16 @@
 """What is said on a fresh connection to an Aggregator, before the engine gets its socket. Sans-I/O, PURE.
 
     caller                                   Aggregator
-    Hello(job, start, key's name, number) ->
-                                          <- Challenge(number, proof)      it has the job's key
+    Hello(job, start, key's name, number, features) ->
+                                          <- Challenge(number, proof, features)   it has the job's key
     Proof(proof) ->                                                        the caller has it
     Attach(...) or CopyFrom(...) ->                                        on a unix socket with the region's descriptor
                                           <- Welcome, or Refused(line)
 
 Each message is its length in 4 bytes, little-endian, and as much MessagePack; from Attach on a code of 16 bytes under a
 key of this connection and direction is its end. Before the proof a message is at most `STRANGER_BYTES_MAX` long.
+Features are what the caller knows, and of it what the Aggregator knows too; both are in what the proofs are made of. A
+Farside of before has none, and is talked with as before.
 `needed` says how many bytes to read next: nobody reads beyond Welcome, where frames begin.
 
 A caller is a member, or the Aggregator that a chunk moves away from.
@@ -46,6 +48,15 @@ _Members = Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)]
 _Rule = Annotated[str, msgspec.Meta(max_length=20)]
 _Tensors = Annotated[tuple[Tensor, ...], msgspec.Meta(max_length=TENSORS_MAX)]
 _Word = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+_Features = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+
+
+class Feature(enum.IntFlag):
+    """What both ends must know for it to be used."""
+
+    NONE = 0
+    CODES = 1  # each head of a frame carries a code (kmod_shim/engine/lane.h): by TCP
+    ALL = 1
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -56,6 +67,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     start: Start
     key_id: _KeyId
     nonce: _Nonce
+    features: _Features = 0
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -63,6 +75,7 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     nonce: _Nonce
     proof: _Proof
+    features: _Features = 0
 
 
 class Proof(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -185,9 +198,11 @@ class _Messages:
         data, self._to_send = bytes(self._to_send), bytearray()
         return data
 
-    def transcript(self, nonce: bytes) -> bytes:
-        """Hash of what both have said before the proofs: Hello, and the number in the Aggregator's Challenge."""
-        return proof.transcript(_LABEL, self._first, nonce)
+    def transcript(self, nonce: bytes, features: int) -> bytes:
+        """Hash of what both say before the proofs: Hello, and number and features of the Aggregator's Challenge."""
+        # An Aggregator of before says no features, and makes its proof without.
+        agreed = (features.to_bytes(4, "little"),) if features else ()
+        return proof.transcript(_LABEL, self._first, nonce, *agreed)
 
     def begin_codes(self, key: bytes, own: proof.Side, said: bytes) -> None:
         """Both have proved the key: all that follows bears a code."""
@@ -220,14 +235,26 @@ class _State(enum.Enum):
 class Caller:
     """The caller's side. Send `to_send`, read `needed` bytes, give them to `receive`, until that returns a Welcome."""
 
-    def __init__(self, key: bytes, *, job: str, start: int, nonce: bytes, request: Request) -> None:
-        """``nonce``: `NONCE_BYTES` random bytes, new for each connection."""
+    def __init__(
+        self,
+        key: bytes,
+        *,
+        job: str,
+        start: int,
+        nonce: bytes,
+        request: Request,
+        features: Feature = Feature.NONE,
+    ) -> None:
+        """``nonce``: `NONCE_BYTES` random bytes, new for each connection. ``features``: what may be used on it."""
         self._key = key
         self._request = request
         self._messages = _Messages(msgspec.msgpack.Decoder(_FromAggregator))
         self._state = _State.PROOF
         self._is_proved = False
-        self._messages.send(Hello(VERSION, job, start, proof.key_id(key), nonce))
+        self._offered = features
+        self.head_keys = b""
+        """Of the frames' codes, for the engine, once the Aggregator has proved the key; empty: heads have none."""
+        self._messages.send(Hello(VERSION, job, start, proof.key_id(key), nonce, int(features)))
 
     @property
     def is_proved(self) -> bool:
@@ -265,9 +292,13 @@ class Caller:
         raise RemoteProtocolError(f"{type(message).__name__} came out of turn at an Aggregator's door")
 
     def _take_challenge(self, challenge: Challenge) -> None:
-        said = self._messages.transcript(challenge.nonce)
+        said = self._messages.transcript(challenge.nonce, challenge.features)
         if not proof.is_same(challenge.proof, proof.proof(self._key, proof.Side.AGGREGATOR, said)):
             raise PeerError("the Aggregator does not prove this job's key", hint="name the key file that it has")
+        if challenge.features & ~self._offered:
+            raise RemoteProtocolError("the Aggregator uses features that were not offered")
+        if challenge.features & Feature.CODES:
+            self.head_keys = proof.head_keys(self._key, said, proof.Side.MEMBER)
         self._messages.send(Proof(proof.proof(self._key, proof.Side.MEMBER, said)))
         self._messages.begin_codes(self._key, proof.Side.MEMBER, said)
         self._messages.send(self._request)
@@ -277,12 +308,17 @@ class Caller:
 class Door:
     """The Aggregator's side. `receive` returns the caller's request once it has proved the key; answer that one."""
 
-    def __init__(self, key_of: KeyOf, nonce: bytes) -> None:
+    def __init__(self, key_of: KeyOf, nonce: bytes, features: Feature = Feature.ALL) -> None:
+        """``features``: what this Aggregator knows."""
         self._key_of = key_of
+        self._features = features
+        self.head_keys = b""
+        """As of `Caller`, once the caller has proved the key."""
         self._nonce = nonce
         self._messages = _Messages(msgspec.msgpack.Decoder(_FromCaller))
         self._state = _State.HELLO
         self._key = self._said = b""
+        self._agreed = 0
         self.hello: Hello | None = None
         self.refused: Refused | None = None
 
@@ -341,9 +377,10 @@ class Door:
         if isinstance(key, Refused):
             self.refuse(key.line, is_final=key.is_final)
             return
-        self._key, self._said = key, self._messages.transcript(self._nonce)
+        self._agreed = int(self._features & hello.features)
+        self._key, self._said = key, self._messages.transcript(self._nonce, self._agreed)
         shown = proof.proof(key, proof.Side.AGGREGATOR, self._said)
-        self._messages.send(Challenge(self._nonce, shown))
+        self._messages.send(Challenge(self._nonce, shown, self._agreed))
         self._state = _State.PROOF
 
     def _take_proof(self, shown: Proof) -> None:
@@ -351,6 +388,8 @@ class Door:
             self.refuse("the caller does not prove the job's key; name the key file that the Aggregator has")
             return
         self._messages.begin_codes(self._key, proof.Side.MEMBER.other, self._said)
+        if self._agreed & Feature.CODES:
+            self.head_keys = proof.head_keys(self._key, self._said, proof.Side.MEMBER.other)
         self._state = _State.REQUEST
 
 

@@ -124,9 +124,11 @@ class Entrance:
             if isinstance(request, CopyFrom):
                 # This end of a lane between Aggregators says nothing before it is spoken to.
                 sock.send(greeting)
-                self._engine.attach_previous(job.engine_number, request.old_number, sock.fileno())
+                self._engine.attach_previous(job.engine_number, request.old_number, sock.fileno(), door.head_keys)
             else:
-                self._engine.attach(job.engine_number, request.rank, sock.fileno(), region, greeting)
+                self._engine.attach(
+                    job.engine_number, request.rank, sock.fileno(), region, greeting, keys=door.head_keys
+                )
         except EngineError as error:
             raise NotAdmittedError(_REASONS.get(error.errno, str(error)).format(job=job.name)) from error
         sock.detach()

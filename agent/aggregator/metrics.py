@@ -15,7 +15,7 @@ _counter = partial(family, CounterMetricFamily, "farside_aggregator")
 class Totals:
     """Sums over all jobs, those that have ended too: a counter never falls."""
 
-    NAMES = ("updates", "busy_s", "pushed_bytes", "result_bytes")
+    NAMES = ("updates", "busy_s", "pushed_bytes", "result_bytes", "wrong_codes")
 
     def __init__(self) -> None:
         self._ended = dict.fromkeys(self.NAMES, 0.0)
@@ -38,6 +38,8 @@ def aggregator_metrics(status: AggregatorStatus, totals: dict[str, float]) -> It
     """All metrics of this moment."""
     yield _gauge("jobs", "Jobs that are served.", len(status.jobs))
     yield _gauge("lanes", "Members with a lane.", sum(job.lanes for job in status.jobs))
+    text = "Members by TCP whose frames' heads carry no codes: they run an earlier version."
+    yield _gauge("lanes_without_codes", text, sum(job.lanes_without_codes for job in status.jobs))
     yield _gauge("jobs_lost", "Jobs that can't go on.", sum(job.lost for job in status.jobs))
     waiting = sum(job.waits_for is not None for job in status.jobs)
     yield _gauge("jobs_waiting", "Jobs in which a member's push is lacking where others have pushed.", waiting)
@@ -48,5 +50,7 @@ def aggregator_metrics(status: AggregatorStatus, totals: dict[str, float]) -> It
     yield _counter("busy_seconds", "Processor time of updates.", totals["busy_s"])
     yield _counter("pushed_bytes", "Bytes of gradients that members pushed.", totals["pushed_bytes"])
     yield _counter("result_bytes", "Bytes of results that members got.", totals["result_bytes"])
+    text = "Heads of frames with another code than their sender's; each ended its connection."
+    yield _counter("wrong_codes", text, totals["wrong_codes"])
     yield _counter("restarts", "Servers that ended or hung, and were replaced.", status.restarts)
     yield _counter("refused", "Callers that got no lane.", status.refused.items(), ("reason",))

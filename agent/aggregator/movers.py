@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from farside.agent.aggregator.door import NONCE_BYTES, Caller, CopyFrom, Refused
+from farside.agent.aggregator.door import NONCE_BYTES, Caller, CopyFrom, Feature, Refused
 from farside.agent.aggregator.jobs import JobId, Jobs, ServedJob
 from farside.agent.aggregator.lost_peer import notice_lost_peer
 from farside.agent.aggregator.plan import AggregatorAddress
@@ -63,8 +63,8 @@ class Movers:
             async with asyncio.timeout(DIAL_LIMIT_S):
                 sock = await _connected(address)
                 try:
-                    await self._converse(sock, job, address)
-                    self._engine.attach_next(job.engine_number, address.number, sock.fileno())
+                    keys = await self._converse(sock, job, address)
+                    self._engine.attach_next(job.engine_number, address.number, sock.fileno(), keys)
                     sock.detach()
                 finally:
                     sock.close()
@@ -75,7 +75,8 @@ class Movers:
         _log.info("lane to the next owner", job=job.name, where=address.tcp or address.unix)
         return True
 
-    async def _converse(self, sock: socket.socket, job: ServedJob, address: AggregatorAddress) -> None:
+    async def _converse(self, sock: socket.socket, job: ServedJob, address: AggregatorAddress) -> bytes:
+        """Returns the keys of the lane's codes."""
         order = self._jobs.order(job)
         if order is None:
             raise PeerError("the plan has the job no longer")
@@ -88,7 +89,8 @@ class Movers:
             hold=job.hold,
         )
         nonce = secrets.token_bytes(NONCE_BYTES)
-        caller = Caller(order.plan.key, job=job.name, start=job.start, nonce=nonce, request=request)
+        features = Feature.NONE if sock.family == socket.AF_UNIX else Feature.CODES
+        caller = Caller(order.plan.key, job=job.name, start=job.start, nonce=nonce, request=request, features=features)
         loop = asyncio.get_running_loop()
         answer = None
         while answer is None:
@@ -100,6 +102,7 @@ class Movers:
             answer = caller.receive(part)
         if isinstance(answer, Refused):
             raise PeerError(answer.line)
+        return caller.head_keys
 
     def _tell(self, way: _Way, why: str) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -206,6 +206,8 @@ class Server:
             pushed_bytes=stats.pushed_bytes,
             result_bytes=stats.result_bytes,
             memory_bytes=stats.memory_bytes,
+            lanes_without_codes=stats.uncoded_lanes,
+            wrong_codes=stats.wrong_codes,
             waits_for=stats.waits_for if stats.waits_for < job.members else None,
             is_static=bool(job.static_runs),
             copied=tuple(told.get(kinds.COPIED, ())),

@@ -8,6 +8,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lanes: Members that have one.
+        lanes_without_codes: Of these: by TCP, and the members' Farside is of before codes.
+        wrong_codes: Frames' heads that the member, or the other Aggregator, did not send.
         updates: Chunks updated since it came.
         busy_s: Processor time of its updates.
         waits_for: The lowest rank whose push is lacking where others have pushed; None: none is.
@@ -27,6 +29,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     pushed_bytes: int
     result_bytes: int
     memory_bytes: int
+    lanes_without_codes: int = 0
+    wrong_codes: int = 0
     waits_for: int | None = None
     is_static: bool = False
     copied: tuple[tuple[int, int, int], ...] = ()

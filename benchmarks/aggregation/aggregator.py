@@ -19,6 +19,9 @@ from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorEventKind
 
 MEMORY_BYTES = 16 << 30
 LANE_HEAD = struct.Struct("<QI")
+# Lanes by TCP have codes, as those of `farside aggregator` have.
+MEMBER_KEYS = bytes(range(32))
+AGGREGATOR_KEYS = MEMBER_KEYS[16:] + MEMBER_KEYS[:16]
 AGGREGATORS = 1000  # an Aggregator's number in the place of a rank
 
 
@@ -71,7 +74,8 @@ def _accept(aggregator: Aggregator, listener: socket.socket) -> None:
             if rank >= AGGREGATORS:
                 aggregator.attach_previous(number, rank - AGGREGATORS, lane.fileno())
             else:
-                aggregator.attach(number, rank, lane.fileno(), regions[0] if regions else None)
+                region, keys = (regions[0], b"") if regions else (None, AGGREGATOR_KEYS)
+                aggregator.attach(number, rank, lane.fileno(), region, keys=keys)
             lane.detach()
 
 

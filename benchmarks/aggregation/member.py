@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.aggregation.aggregator import LANE_HEAD
+from benchmarks.aggregation.aggregator import LANE_HEAD, MEMBER_KEYS
 from benchmarks.aggregation.conversation import converse
 from benchmarks.aggregation.models import Piece
 from farside.kmod_shim.engine.aggregation import Chunk, Hyper, Job, Member, Rule
@@ -188,7 +188,7 @@ def prepare(order: Mapping[str, Any], rank: int, members: int, doors: Sequence[t
         lane = socket.socket(socket.AF_UNIX) if is_shm else socket.socket()
         lane.connect(path if is_shm else ("127.0.0.1", port))
         socket.send_fds(lane, [LANE_HEAD.pack(order["job"], rank)], [member.region] if is_shm else [])
-        member.attach(number, lane.detach(), shm=is_shm)
+        member.attach(number, lane.detach(), shm=is_shm, keys=b"" if is_shm else MEMBER_KEYS)
     member.wait(0, len(chunks), 0, CHECK_S)
     if order["kind"] == "private":
         return Private(member, chunks, rank, members, order["counts"])

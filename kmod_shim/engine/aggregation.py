@@ -15,6 +15,7 @@ from farside.kmod_shim.engine.binding import ffi, lib
 
 Buffer: TypeAlias = Any  # collections.abc.Buffer, which comes with Python 3.12
 MEMBERS_MAX: int = lib.NE_MEMBERS_MAX
+_KEYS_BYTES = 32
 THREADS_MAX: int = lib.NE_THREADS_MAX
 
 
@@ -238,7 +239,9 @@ class AggregatorStats:
     pushed_bytes: int
     result_bytes: int
     memory_bytes: int
+    wrong_codes: int
     lanes: int
+    uncoded_lanes: int
     waits_for: int
     serves: int | None
 
@@ -247,6 +250,12 @@ def _checked(op: str, answer: int) -> int:
     if answer < 0:
         raise EngineError(op, -answer)
     return answer
+
+
+def _keys(keys: bytes) -> Any:
+    if keys and len(keys) != _KEYS_BYTES:
+        raise ValueError(f"keys of codes have {_KEYS_BYTES} bytes, not {len(keys)}")
+    return ffi.from_buffer("uint8_t[]", keys) if keys else ffi.NULL
 
 
 def _open(handle: Any) -> Any:
@@ -326,15 +335,22 @@ class Aggregator:
             place.next_owner, place.next_epoch = next_owner, next_epoch
         _checked("aggregator_plan", lib.ne_aggregator_plan(self._handle, number, first, count, place))
 
-    def attach_next(self, number: int, aggregator: int, fd: int) -> None:
-        """The lane on which chunks of a job move to another Aggregator, where it is given to `attach_previous`."""
-        _checked("aggregator_attach_next", lib.ne_aggregator_attach_next(self._handle, number, aggregator, fd))
+    def attach_next(self, number: int, aggregator: int, fd: int, keys: bytes = b"") -> None:
+        """The lane on which chunks of a job move to another Aggregator, where it is given to `attach_previous`.
 
-    def attach_previous(self, number: int, aggregator: int, fd: int) -> None:
+        ``keys``: as of `attach`.
+        """
+        done = lib.ne_aggregator_attach_next(self._handle, number, aggregator, fd, _keys(keys))
+        _checked("aggregator_attach_next", done)
+
+    def attach_previous(self, number: int, aggregator: int, fd: int, keys: bytes = b"") -> None:
         """The lane on which chunks of a job come from another Aggregator."""
-        _checked("aggregator_attach_previous", lib.ne_aggregator_attach_previous(self._handle, number, aggregator, fd))
+        done = lib.ne_aggregator_attach_previous(self._handle, number, aggregator, fd, _keys(keys))
+        _checked("aggregator_attach_previous", done)
 
-    def attach(self, number: int, rank: int, fd: int, region: int | None, greeting: bytes = b"") -> None:
+    def attach(
+        self, number: int, rank: int, fd: int, region: int | None, greeting: bytes = b"", *, keys: bytes = b""
+    ) -> None:
         """A member's lane, whose other end has proved who it is.
 
         Args:
@@ -343,16 +359,18 @@ class Aggregator:
             fd: A connected stream socket, which is taken.
             region: The member's memory file, if it is on this host; it is taken, too.
             greeting: Bytes that go out before the engine's first frame, once nothing can be refused any more.
+            keys: Of the codes of frames' heads, 32 bytes: those that go out, then those that come in. Empty: no codes.
 
         Raises:
             EngineError: EPERM: the region is not sealed; EINVAL: it is too short, or there is no such rank; ENOMEM;
                 EPIPE: the greeting did not go out. Both stay the caller's.
         """
-        given = -1 if region is None else region
-        _checked(
-            "aggregator_attach",
-            lib.ne_aggregator_attach(self._handle, number, rank, fd, given, greeting, len(greeting)),
-        )
+        lane = ffi.new("struct ne_lane *")
+        # A struct that points to an array holds no reference to it.
+        said, secret = ffi.from_buffer(greeting), _keys(keys)
+        lane.fd, lane.region = fd, -1 if region is None else region
+        lane.keys, lane.greeting, lane.greeting_bytes = secret, said, len(greeting)
+        _checked("aggregator_attach", lib.ne_aggregator_attach(self._handle, number, rank, lane))
 
     def fileno(self) -> int:
         """Readable when there are events."""
@@ -481,9 +499,9 @@ class Member:
         """Names the Aggregator that owns these chunks; ignored unless the epoch is newer than the one that is known."""
         _checked("kv_own", lib.ne_kv_own(self._handle, first, count, aggregator, epoch))
 
-    def attach(self, aggregator: int, fd: int, *, shm: bool) -> None:
-        """A lane to an Aggregator; ``shm``: it has the region."""
-        _checked("kv_attach", lib.ne_kv_attach(self._handle, aggregator, fd, shm))
+    def attach(self, aggregator: int, fd: int, *, shm: bool, keys: bytes = b"") -> None:
+        """A lane to an Aggregator; ``shm``: it has the region. ``keys``: as of `Aggregator.attach`."""
+        _checked("kv_attach", lib.ne_kv_attach(self._handle, aggregator, fd, shm, _keys(keys)))
 
     def hyper(self, group: int, iteration: int, hyper: Hyper) -> None:
         """The optimizer's numbers of a group from this iteration on; rank 0's count."""

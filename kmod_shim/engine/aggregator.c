@@ -502,6 +502,8 @@ void end_lane(struct server *a, struct job *job, uint32_t rank, int err)
 		return;
 	hold(a, member, false);
 	member->is_there = false;
+	job->stats.uncoded_lanes -= !member->lane.is_shm && !member->lane.is_coded;
+	job->stats.wrong_codes += err == -EBADMSG;
 	lane_close(&member->lane);
 	unmap(member->region, layout_region_bytes(&job->layout, rank));
 	member->region = NULL;

@@ -168,8 +168,7 @@ void server_destroy(struct server *server);
 int server_add_job(struct server *server, uint64_t id, const struct ne_job *job);
 int server_drop_job(struct server *server, uint64_t id);
 int server_plan(struct server *server, uint64_t id, uint32_t first, uint32_t count, const struct ne_place *place);
-int server_attach(struct server *server, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
-		  uint32_t greeting_bytes);
+int server_attach(struct server *server, uint64_t id, uint32_t rank, const struct ne_lane *lane);
 int server_next_event(struct server *server, struct ne_aggregator_event *ret);
 int server_told(struct server *server, uint64_t id, uint32_t kind, uint32_t from, struct ne_aggregator_event *ret);
 int server_job_stats(struct server *server, uint64_t id, struct ne_aggregator_stats *ret);
@@ -181,8 +180,8 @@ void release_freed(struct server *a, struct job *job);
 
 /* ---------------------------------------------------------- aggregator_move.c */
 
-int server_attach_next(struct server *server, uint64_t id, uint32_t number, int fd);
-int server_attach_previous(struct server *server, uint64_t id, uint32_t number, int fd);
+int server_attach_next(struct server *server, uint64_t id, uint32_t number, int fd, const uint8_t *keys);
+int server_attach_previous(struct server *server, uint64_t id, uint32_t number, int fd, const uint8_t *keys);
 void *move_chunks(void *aggregator);
 /* What has become of a chunk after a step: copies that are due, words for the manager. Under `lock`. */
 void move_follow(struct server *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo);

@@ -489,8 +489,12 @@ static int greet(int fd, const void *greeting, uint32_t bytes)
 	return !bytes || send(fd, greeting, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes ? 0 : -EPIPE;
 }
 
-static int attach(struct server *a, struct job *job, uint32_t rank, int fd, int region, const void *greeting,
-		  uint32_t greeting_bytes)
+static bool is_uncoded(const struct lane *lane)
+{
+	return !lane->is_shm && !lane->is_coded;
+}
+
+static int attach(struct server *a, struct job *job, uint32_t rank, const struct ne_lane *given)
 {
 	struct member *member = &job->member[rank];
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = member_tag(job, rank)};
@@ -498,16 +502,16 @@ static int attach(struct server *a, struct job *job, uint32_t rank, int fd, int 
 	uint8_t *mapped = NULL;
 	int err;
 
-	err = region >= 0 ? map_region(job, rank, region, &mapped) : make_inline(a, job, member);
+	err = given->region >= 0 ? map_region(job, rank, given->region, &mapped) : make_inline(a, job, member);
 	if (err)
 		return err;
-	err = lane_open(&lane, fd, region >= 0, 4 * job->layout.chunks + 1024);
-	if (!err && epoll_ctl(a->poll, EPOLL_CTL_ADD, fd, &event))
+	err = lane_open(&lane, given->fd, given->region >= 0, given->keys, 4 * job->layout.chunks + 1024);
+	if (!err && epoll_ctl(a->poll, EPOLL_CTL_ADD, given->fd, &event))
 		err = -errno;
 	if (!err) {
-		err = greet(fd, greeting, greeting_bytes);
+		err = greet(given->fd, given->greeting, given->greeting_bytes);
 		if (err)
-			epoll_ctl(a->poll, EPOLL_CTL_DEL, fd, NULL);
+			epoll_ctl(a->poll, EPOLL_CTL_DEL, given->fd, NULL);
 	}
 	if (err) {
 		lane_abandon(&lane);
@@ -520,13 +524,13 @@ static int attach(struct server *a, struct job *job, uint32_t rank, int fd, int 
 	member->watched = EPOLLIN;
 	member->is_there = true;
 	job->stats.lanes++;
+	job->stats.uncoded_lanes += is_uncoded(&lane);
 	if (job->is_lost)
 		tell_lost(job, rank);
 	return 0;
 }
 
-int server_attach(struct server *a, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
-		  uint32_t greeting_bytes)
+int server_attach(struct server *a, uint64_t id, uint32_t rank, const struct ne_lane *lane)
 {
 	struct job *job;
 	int err;
@@ -540,11 +544,11 @@ int server_attach(struct server *a, uint64_t id, uint32_t rank, int fd, int regi
 	else if (rank >= job->layout.members)
 		err = -EINVAL;
 	else
-		err = attach(a, job, rank, fd, region, greeting, greeting_bytes);
+		err = attach(a, job, rank, lane);
 	pthread_mutex_unlock(&a->lock);
 	wake(a->wake);
-	if (!err && region >= 0)
-		close(region);
+	if (!err && lane->region >= 0)
+		close(lane->region);
 	return err;
 }
 

@@ -114,6 +114,7 @@ static void end_bulk(struct server *a, struct job *job, uint32_t number, bool is
 	memset(bulk, 0, sizeof(*bulk));
 	bulk->placing = job->layout.chunks;
 	job->bulks--;
+	job->stats.wrong_codes += err == -EBADMSG;
 	tell(a, (struct ne_aggregator_event){.kind = is_next ? NE_AGGREGATOR_NEXT_ENDED : NE_AGGREGATOR_PREVIOUS_ENDED,
 					     .rank = number,
 					     .error = -err,
@@ -182,7 +183,7 @@ void free_bulks(struct job *job)
 	}
 }
 
-static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool is_next, int fd)
+static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool is_next, int fd, const uint8_t *keys)
 {
 	struct bulk **slot = is_next ? &job->next[number] : &job->previous[number];
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = bulk_tag(job, number, is_next)};
@@ -195,7 +196,7 @@ static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool 
 		*slot = bulk = calloc(1, sizeof(*bulk));
 	if (!bulk)
 		return -ENOMEM;
-	err = lane_open(&lane, fd, false, job->layout.chunks + BULK_FRAMES);
+	err = lane_open(&lane, fd, false, keys, job->layout.chunks + BULK_FRAMES);
 	if (!err && epoll_ctl(a->move_poll, EPOLL_CTL_ADD, fd, &event))
 		err = -errno;
 	else if (!err)
@@ -213,7 +214,7 @@ static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool 
 	return 0;
 }
 
-static int attach(struct server *a, uint64_t id, uint32_t number, bool is_next, int fd)
+static int attach(struct server *a, uint64_t id, uint32_t number, bool is_next, int fd, const uint8_t *keys)
 {
 	struct job *job;
 	int err;
@@ -223,21 +224,21 @@ static int attach(struct server *a, uint64_t id, uint32_t number, bool is_next, 
 	pthread_mutex_lock(&a->move_lock);
 	pthread_mutex_lock(&a->lock);
 	job = find(a, id);
-	err = a->stops ? -ESHUTDOWN : !job ? -ENOENT : attach_bulk(a, job, number, is_next, fd);
+	err = a->stops ? -ESHUTDOWN : !job ? -ENOENT : attach_bulk(a, job, number, is_next, fd, keys);
 	pthread_mutex_unlock(&a->lock);
 	pthread_mutex_unlock(&a->move_lock);
 	wake(a->move_wake);
 	return err;
 }
 
-int server_attach_next(struct server *a, uint64_t id, uint32_t number, int fd)
+int server_attach_next(struct server *a, uint64_t id, uint32_t number, int fd, const uint8_t *keys)
 {
-	return attach(a, id, number, true, fd);
+	return attach(a, id, number, true, fd, keys);
 }
 
-int server_attach_previous(struct server *a, uint64_t id, uint32_t number, int fd)
+int server_attach_previous(struct server *a, uint64_t id, uint32_t number, int fd, const uint8_t *keys)
 {
-	return attach(a, id, number, false, fd);
+	return attach(a, id, number, false, fd, keys);
 }
 
 /* ---------------------------------------------------------------------- sending */

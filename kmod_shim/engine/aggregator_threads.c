@@ -87,20 +87,19 @@ int ne_aggregator_plan(struct ne_aggregator *a, uint64_t id, uint32_t first, uin
 	return server_plan(server_of(a, id), id, first, count, place);
 }
 
-int ne_aggregator_attach_next(struct ne_aggregator *a, uint64_t id, uint32_t number, int fd)
+int ne_aggregator_attach_next(struct ne_aggregator *a, uint64_t id, uint32_t number, int fd, const uint8_t *keys)
 {
-	return server_attach_next(server_of(a, id), id, number, fd);
+	return server_attach_next(server_of(a, id), id, number, fd, keys);
 }
 
-int ne_aggregator_attach_previous(struct ne_aggregator *a, uint64_t id, uint32_t number, int fd)
+int ne_aggregator_attach_previous(struct ne_aggregator *a, uint64_t id, uint32_t number, int fd, const uint8_t *keys)
 {
-	return server_attach_previous(server_of(a, id), id, number, fd);
+	return server_attach_previous(server_of(a, id), id, number, fd, keys);
 }
 
-int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, int fd, int region, const void *greeting,
-			 uint32_t greeting_bytes)
+int ne_aggregator_attach(struct ne_aggregator *a, uint64_t id, uint32_t rank, const struct ne_lane *lane)
 {
-	return server_attach(server_of(a, id), id, rank, fd, region, greeting, greeting_bytes);
+	return server_attach(server_of(a, id), id, rank, lane);
 }
 
 int ne_aggregator_event_fd(struct ne_aggregator *a)

@@ -429,22 +429,34 @@ int ne_aggregator_plan(struct ne_aggregator *aggregator, uint64_t id, uint32_t f
 		       const struct ne_place *place);
 /*
  * The lane on which chunks of a job go to another Aggregator: connected, its other end has proved who it is, and is given
- * to attach_previous there. `number` is the other Aggregator's. One that is there ends. Takes fd. -ENOENT, -EINVAL, -ENOMEM.
+ * to attach_previous there. `number` is the other Aggregator's. One that is there ends. Takes fd; keys as of ne_lane.
+ * -ENOENT, -EINVAL, -ENOMEM.
  */
-int ne_aggregator_attach_next(struct ne_aggregator *aggregator, uint64_t id, uint32_t number, int fd);
-int ne_aggregator_attach_previous(struct ne_aggregator *aggregator, uint64_t id, uint32_t number, int fd);
+int ne_aggregator_attach_next(struct ne_aggregator *aggregator, uint64_t id, uint32_t number, int fd,
+			      const uint8_t *keys);
+int ne_aggregator_attach_previous(struct ne_aggregator *aggregator, uint64_t id, uint32_t number, int fd,
+				  const uint8_t *keys);
+struct ne_lane {			/* a member's lane, as its Aggregator gets it */
+	int fd;				/* a connected stream socket, whose other end has proved who it is */
+	int region;			/* the member's memory file, if it is on this host; -1: payload comes inline */
+	/*
+	 * 32 bytes where both ends agreed on codes of heads, of this connection alone: the key of the heads that go out
+	 * here, then of those that come in. NULL: heads have no codes.
+	 */
+	const uint8_t *keys;
+	const void *greeting;		/* goes out before the first frame, once nothing can be refused any more; short */
+	uint32_t greeting_bytes;
+};
 /*
- * A member's lane: a connected stream socket, whose other end has proved who it is. region: its memory file, sealed
- * against shrinking, if it is on this host; -1: payload comes inline. A lane of that rank that is there ends. -ENOENT,
- * -EINVAL: rank, or a region that is too short; -EPERM: a region that is not sealed; -ENOMEM; -EPIPE. Takes both.
- * greeting: bytes that go out before the first frame, once nothing can be refused any more; short, or -EPIPE.
+ * A lane of that rank that is there ends. -ENOENT, -EINVAL: rank, or a region that is too short; -EPERM: a region that is
+ * not sealed against shrinking; -ENOMEM; -EPIPE: the greeting did not go out. Takes fd and region.
  */
-int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t rank, int fd, int region,
-			 const void *greeting, uint32_t greeting_bytes);
+int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t rank, const struct ne_lane *lane);
 
 enum ne_aggregator_event_kind {
 	NE_AGGREGATOR_NONE = 0,
-	NE_AGGREGATOR_LANE_ENDED = 1,	/* error: why; EPIPE: the member closed it; ETIMEDOUT: it was ahead of the plan */
+	/* error: why; EPIPE: the member closed it; ETIMEDOUT: it was ahead of the plan; EBADMSG: a head with a wrong code */
+	NE_AGGREGATOR_LANE_ENDED = 1,
 	NE_AGGREGATOR_LOST = 2,		/* chunk: nobody has a version to go on from. The job can't go on */
 	/* These five for chunks [chunk, chunk + count) under `epoch`. None of them is lost. */
 	NE_AGGREGATOR_COPIED = 3,	/* they came here whole */
@@ -475,7 +487,9 @@ struct ne_aggregator_stats {		/* of one job, since it was added */
 	uint64_t updates, busy_ns;
 	uint64_t pushed_bytes, result_bytes; /* of gradients and results, by whatever way */
 	uint64_t memory_bytes;
+	uint64_t wrong_codes;		/* heads whose code was not their sender's; each ended its lane */
 	uint32_t lanes;
+	uint32_t uncoded_lanes;		/* of these: neither on this host nor with codes */
 	uint32_t waits_for;		/* lowest rank whose push is lacking where others have pushed; members: none */
 	uint32_t has_served;		/* chunks are owned here, and a version of each is known */
 	uint64_t serves;		/* the lowest of these versions */
@@ -516,8 +530,8 @@ int ne_kv_fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versi
 		int timeout_ms);
 /* Who owns chunks [first, first + count): a number of ne_kv_attach's. An older epoch than is known is ignored. */
 int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
-/* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. One that is there ends. Takes fd. */
-int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm);
+/* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. keys: as of ne_lane. One that is there ends. Takes fd. */
+int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys);
 /* The optimizer's numbers of a group from this iteration on. Rank 0's count; who says others gets -EDOM from ne_kv_wait(). */
 int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper);
 /*

@@ -331,7 +331,7 @@ int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggrega
 	return 0;
 }
 
-int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm)
+int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = aggregator};
 	struct aggregator *to;
@@ -344,7 +344,7 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm)
 		return -EBADF;
 	kv_end_lane(kv, aggregator);
 	to->has_ended = false;
-	err = kv->stops ? -ESHUTDOWN : lane_open(&to->lane, fd, is_shm, 4 * kv->layout.chunks + 1024);
+	err = kv->stops ? -ESHUTDOWN : lane_open(&to->lane, fd, is_shm, keys, 4 * kv->layout.chunks + 1024);
 	if (!err && epoll_ctl(kv->lanes, EPOLL_CTL_ADD, fd, &event)) {
 		err = -errno;
 		lane_abandon(&to->lane);

@@ -2,6 +2,7 @@
 /* lane.c - lane.h's regions and frames. */
 #include "lane.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -11,6 +12,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "siphash.h"
 
 enum {
 	LINE_BYTES = 64,
@@ -162,7 +165,7 @@ uint64_t layout_kept(const struct layout *layout, uint32_t chunk, uint64_t versi
 
 /* ------------------------------------------------------------------------ lanes */
 
-int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit)
+int lane_open(struct lane *lane, int fd, bool is_shm, const uint8_t *keys, uint32_t limit)
 {
 	int flags = fcntl(fd, F_GETFL), one = 1, window = SOCKET_BYTES;
 
@@ -185,7 +188,13 @@ int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit)
 	lane->is_shm = is_shm;
 	lane->size = FIRST_ITEMS;
 	lane->limit = limit;
-	lane->head_left = sizeof(lane->in);
+	lane->is_coded = keys != NULL;
+	lane->head_bytes = keys ? sizeof(lane->in) : sizeof(lane->in.frame);
+	if (keys) {
+		memcpy(lane->out_key, keys, sizeof(lane->out_key));
+		memcpy(lane->in_key, keys + sizeof(lane->out_key), sizeof(lane->in_key));
+	}
+	lane->head_left = lane->head_bytes;
 	lane->in_part = LANE_PARTS;
 	return 0;
 }
@@ -205,6 +214,17 @@ void lane_close(struct lane *lane)
 	lane_abandon(lane);
 }
 
+/* Of a head and of how many went before it in its direction. */
+static uint64_t code_of(const uint64_t key[2], const struct frame *frame, uint64_t heads)
+{
+	struct {
+		struct frame frame;
+		uint64_t heads;
+	} said = {*frame, htole64(heads)};
+
+	return htole64(siphash(key, &said, sizeof(said)));
+}
+
 /* The first part with bytes to come; NULL: the payload is whole. */
 static struct part *next_part(struct lane *lane)
 {
@@ -220,23 +240,32 @@ static void fill(struct part *part, const uint8_t *from, uint64_t bytes)
 	part->bytes -= bytes;
 }
 
+/* Once for each head. */
+static int check_head(struct lane *lane)
+{
+	const struct frame *frame = &lane->in.frame;
+
+	if (lane->is_coded && lane->in.code != code_of(lane->in_key, frame, lane->in_heads++))
+		return -EBADMSG;
+	return frame->magic != FRAME_MAGIC || frame->reserved || frame->bytes > FRAME_PAYLOAD_MAX ? -EPROTO : 0;
+}
+
 static int begin_frame(struct lane *lane, const struct lane_owner *calls, void *owner)
 {
+	const struct frame *frame = &lane->in.frame;
 	uint64_t bytes = 0;
 	int err;
 
-	if (lane->in.magic != FRAME_MAGIC || lane->in.reserved || lane->in.bytes > FRAME_PAYLOAD_MAX)
-		return -EPROTO;
 	memset(lane->in_parts, 0, sizeof(lane->in_parts));
 	lane->in_part = 0;
-	if (!lane->in.bytes)
+	if (!frame->bytes)
 		return 0;
-	err = calls->place(owner, &lane->in, lane->in_parts);
+	err = calls->place(owner, frame, lane->in_parts);
 	if (err < 0)
 		return err;
 	for (int i = 0; i < LANE_PARTS; i++)
 		bytes += lane->in_parts[i].bytes;
-	return bytes == lane->in.bytes ? 0 : -EPROTO;
+	return bytes == frame->bytes ? 0 : -EPROTO;
 }
 
 static int held(struct lane *lane, enum lane_hold hold, int err)
@@ -258,23 +287,25 @@ static int drain(struct lane *lane, const struct lane_owner *calls, void *owner)
 		if (lane->head_left) {
 			uint32_t bytes = there < lane->head_left ? there : lane->head_left;
 
-			memcpy((uint8_t *)&lane->in + sizeof(lane->in) - lane->head_left, lane->buffer + lane->begin,
+			memcpy((uint8_t *)&lane->in + lane->head_bytes - lane->head_left, lane->buffer + lane->begin,
 			       bytes);
 			lane->begin += bytes;
 			lane->head_left -= bytes;
 			if (lane->head_left)
 				return 0;
-			err = begin_frame(lane, calls, owner);
+			err = check_head(lane);
+			if (!err)
+				err = begin_frame(lane, calls, owner);
 			if (err < 0)
 				return held(lane, LANE_HELD_HEAD, err);
 			continue;
 		}
 		part = next_part(lane);
 		if (!part) {
-			err = calls->take(owner, &lane->in);
+			err = calls->take(owner, &lane->in.frame);
 			if (err < 0)
 				return held(lane, LANE_HELD_FRAME, err);
-			lane->head_left = sizeof(lane->in);
+			lane->head_left = lane->head_bytes;
 			continue;
 		}
 		if (!there)
@@ -365,19 +396,24 @@ static int grow(struct lane *lane)
 int lane_put(struct lane *lane, const struct frame *frame, const struct part *parts, uint32_t count)
 {
 	struct lane_item *item;
+	struct frame *head;
 	int err = grow(lane);
 
 	if (err)
 		return err;
 	item = &lane->items[(lane->first + lane->count++) % lane->size];
 	memset(item->parts, 0, sizeof(item->parts));
-	item->frame = *frame;
-	item->frame.magic = FRAME_MAGIC;
-	item->frame.bytes = 0;
+	head = &item->head.frame;
+	*head = *frame;
+	head->magic = FRAME_MAGIC;
+	head->bytes = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		item->parts[i] = parts[i];
-		item->frame.bytes += parts[i].bytes;
+		head->bytes += parts[i].bytes;
 	}
+	/* Frames go out in the order in which they are put. */
+	if (lane->is_coded)
+		item->head.code = code_of(lane->out_key, head, lane->out_heads++);
 	return 0;
 }
 
@@ -391,15 +427,15 @@ int lane_put_copy(struct lane *lane, const struct frame *frame, const void *payl
 	return err;
 }
 
-static uint64_t item_bytes(const struct lane_item *item)
+static uint64_t item_bytes(const struct lane *lane, const struct lane_item *item)
 {
-	return sizeof(item->frame) + item->frame.bytes;
+	return lane->head_bytes + item->head.frame.bytes;
 }
 
 /* Adds what is left of an item behind `skip` of its bytes. */
-static int gather(struct lane_item *item, uint64_t skip, struct iovec *iov)
+static int gather(const struct lane *lane, struct lane_item *item, uint64_t skip, struct iovec *iov)
 {
-	struct part parts[LANE_PARTS + 1] = {{&item->frame, sizeof(item->frame)}};
+	struct part parts[LANE_PARTS + 1] = {{&item->head, lane->head_bytes}};
 	int used = 0;
 
 	memcpy(parts + 1, item->parts, sizeof(item->parts));
@@ -423,14 +459,14 @@ int lane_send(struct lane *lane)
 		ssize_t sent;
 
 		for (uint32_t i = 0; i < lane->count && i < GATHERED; i++)
-			msg.msg_iovlen += gather(&lane->items[(lane->first + i) % lane->size], i ? 0 : lane->sent,
+			msg.msg_iovlen += gather(lane, &lane->items[(lane->first + i) % lane->size], i ? 0 : lane->sent,
 						 iov + msg.msg_iovlen);
 		sent = sendmsg(lane->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (sent < 0)
 			return errno == EAGAIN || errno == EINTR ? 1 : -errno;
 		lane->sent += sent;
-		while (lane->count && lane->sent >= item_bytes(&lane->items[lane->first])) {
-			lane->sent -= item_bytes(&lane->items[lane->first]);
+		while (lane->count && lane->sent >= item_bytes(lane, &lane->items[lane->first])) {
+			lane->sent -= item_bytes(lane, &lane->items[lane->first]);
 			lane->first = (lane->first + 1) % lane->size;
 			lane->count--;
 		}

@@ -11,6 +11,10 @@
  * alone, since there an update may be repeated while the member goes on. What is kept is parameters and optimizer state of
  * every members-th chunk, which is nowhere else if the Aggregator dies; two, since one may be half written then.
  *
+ * Where both ends agreed on it (agent/aggregator/door.py), each head is followed by a code of 8 bytes: SipHash-2-4 of the
+ * head and of the number of heads before it, under a key of the handshake for this direction. So a head that was made up,
+ * changed, dropped, repeated or put in another place ends the lane. Payload has no code.
+ *
  * Payload is received straight into its place, and sent from its place: a lane copies nothing, and allocates only to
  * queue more frames than before. Everything here belongs to one thread.
  */
@@ -115,6 +119,14 @@ struct frame {
 
 _Static_assert(sizeof(struct frame) == 48, "the wire's layout");
 
+/* As on the wire; without codes the head alone is. */
+struct coded_frame {
+	struct frame frame;
+	uint64_t code;
+};
+
+_Static_assert(sizeof(struct coded_frame) == 56, "a code stands behind its head");
+
 enum {
 	LANE_PARTS = 4,			/* of one payload: RESULT with its state is two */
 	FRAME_PAYLOAD_MAX = 8 << 20,	/* a chunk with three arrays of float32 */
@@ -128,7 +140,7 @@ struct part {
 enum { LANE_COPY_BYTES = 64 };
 
 struct lane_item {
-	struct frame frame;
+	struct coded_frame head;
 	struct part parts[LANE_PARTS];
 	uint8_t copy[LANE_COPY_BYTES];	/* payload of lane_put_copy, whose part has no address */
 };
@@ -143,8 +155,13 @@ struct lane {
 	int fd;
 	bool is_shm;
 	uint8_t hold;		/* enum lane_hold */
+	/* Codes: keys of heads that go out and come in, and how many have. */
+	bool is_coded;
+	uint32_t head_bytes;	/* with its code */
+	uint64_t out_key[2], in_key[2];
+	uint64_t out_heads, in_heads;
 	/* Coming in: bytes of the head, then of the payload, that are still to come. */
-	struct frame in;
+	struct coded_frame in;
 	uint32_t head_left;
 	struct part in_parts[LANE_PARTS];
 	uint32_t in_part;
@@ -166,14 +183,17 @@ struct lane_owner {
 	int (*take)(void *owner, const struct frame *frame);
 };
 
-/* Takes the socket, which becomes non-blocking. limit: frames that may wait to go out; more: -ENOBUFS. */
-int lane_open(struct lane *lane, int fd, bool is_shm, uint32_t limit);
+/*
+ * Takes the socket, which becomes non-blocking. keys: as ne_kv_attach()'s. limit: frames that may wait to go out; more:
+ * -ENOBUFS.
+ */
+int lane_open(struct lane *lane, int fd, bool is_shm, const uint8_t *keys, uint32_t limit);
 void lane_close(struct lane *lane);
 /* The same, and the socket stays its caller's. */
 void lane_abandon(struct lane *lane);
 /*
  * Reads what is there, up to a bound that lets others have their turn. -EPIPE: the other end has closed it; -EPROTO: no
- * frame; -EAGAIN: a frame waits, and nothing is read before lane_resume().
+ * frame; -EBADMSG: one whose code is not the other end's; -EAGAIN: a frame waits, and nothing is read before lane_resume().
  */
 int lane_receive(struct lane *lane, const struct lane_owner *calls, void *owner);
 /* Gives the frame that waits once more, then those behind it. Answers as lane_receive(). */

@@ -60,9 +60,9 @@ def is_same(left: bytes, right: bytes) -> bool:
     return hmac.compare_digest(left, right)
 
 
-def head_keys(key: bytes, said: bytes) -> bytes:
-    """Returns the keys of the heads on a data connection: of the borrower's, then of the donor's, 16 bytes each."""
-    labels = (b"farside heads " + side.value.encode() for side in (Side.BORROWER, Side.DONOR))
+def head_keys(key: bytes, said: bytes, first: Side = Side.BORROWER) -> bytes:
+    """Returns the keys of the heads on a data connection: of those of ``first``, then of its peer's, 16 bytes each."""
+    labels = (b"farside heads " + side.value.encode() for side in (first, first.other))
     return b"".join(hmac.digest(key, label + said, "sha256")[:HEAD_KEY_BYTES] for label in labels)
 
 

@@ -30,6 +30,9 @@ from tests.support.waiting import until
 Array = npt.NDArray[Any]
 
 JOB = 7
+# Of codes, as the handshake makes them: the heads that go out, then those that come in.
+MEMBER_KEYS = bytes(range(32))
+AGGREGATOR_KEYS = MEMBER_KEYS[16:] + MEMBER_KEYS[:16]
 DEADLINE_S = 60.0
 STORED = {
     DType.F32: np.float32, DType.F16: np.float16, DType.F64: np.float64, DType.I32: np.int32, DType.I64: np.int64,
@@ -162,9 +165,10 @@ class Rig:
             with theirs, ours:
                 self.cuts.append(ours.dup())
                 region = os.dup(member.region) if shm else None
-                self.aggregators[number].attach(JOB, rank, theirs.fileno(), region)
+                ends = (b"", b"") if shm else (AGGREGATOR_KEYS, MEMBER_KEYS)
+                self.aggregators[number].attach(JOB, rank, theirs.fileno(), region, keys=ends[0])
                 theirs.detach()
-                member.attach(number, ours.fileno(), shm=shm)
+                member.attach(number, ours.fileno(), shm=shm, keys=ends[1])
                 ours.detach()
 
     def _reconnect(self, rank: int, member: Member) -> None:
@@ -256,8 +260,9 @@ class Rig:
                 continue
             one, other = socket.socketpair() if all(self.shm) else tcp_pair()
             self.bulk_cuts.append(one.dup())
-            self.aggregators[place.owner].attach_next(JOB, place.next_owner, one.detach())
-            self.aggregators[place.next_owner].attach_previous(JOB, place.owner, other.detach())
+            ends = (b"", b"") if all(self.shm) else (MEMBER_KEYS, AGGREGATOR_KEYS)
+            self.aggregators[place.owner].attach_next(JOB, place.next_owner, one.detach(), ends[0])
+            self.aggregators[place.next_owner].attach_previous(JOB, place.owner, other.detach(), ends[1])
             self._bulk.add((place.owner, place.next_owner))
 
     def _hear(self, number: int, index: int, event: AggregatorEvent) -> None:

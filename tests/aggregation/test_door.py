@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from farside import proof
 from farside.agent.aggregator import door as module
-from farside.agent.aggregator.door import Attach, Caller, CopyFrom, Door, Hello, Refused, Request, Welcome, key_among
+from farside.agent.aggregator.door import (
+    Attach,
+    Caller,
+    CopyFrom,
+    Door,
+    Feature,
+    Hello,
+    Refused,
+    Request,
+    Welcome,
+    key_among,
+)
 from farside.agent.aggregator.layout import Tensor
 from farside.agent.aggregator.plan import Run
 from farside.errors import LocalProtocolError, PeerError, RemoteProtocolError
@@ -26,15 +37,15 @@ COPY = CopyFrom(number=1, old_number=0, members=2, rule="sum", tensors=TENSORS)
 CUTS = st.lists(st.integers(1, 400), max_size=60)
 
 
-def make_caller(key: bytes = KEY, request: Request = ATTACH) -> Caller:
-    return Caller(key, job="j", start=3, nonce=NONCES[0], request=request)
+def make_caller(key: bytes = KEY, request: Request = ATTACH, features: Feature = Feature.CODES) -> Caller:
+    return Caller(key, job="j", start=3, nonce=NONCES[0], request=request, features=features)
 
 
-def make_door(key: bytes = KEY) -> Door:
+def make_door(key: bytes = KEY, features: Feature = Feature.ALL) -> Door:
     def key_of(hello: Hello) -> bytes | Refused:
         return key if hello.job == "j" else Refused("no such job", is_final=False)
 
-    return Door(key_of, NONCES[1])
+    return Door(key_of, NONCES[1], features)
 
 
 Answer = Callable[[Door, Request], bytes]
@@ -146,6 +157,68 @@ def test_another_version_is_told_which_is_spoken() -> None:
 
     refused = msgspec.msgpack.decode(door.to_send()[4:], type=Refused)
     assert refused.line == "the Aggregator speaks version 1, the job 9; let both have one Farside"
+
+
+def test_both_ends_have_the_keys_of_codes_each_its_own_first() -> None:
+    caller, door = make_caller(), make_door()
+
+    talk(caller, door, welcome)
+
+    assert len(caller.head_keys) == 32
+    assert caller.head_keys[:16] != caller.head_keys[16:]
+    assert door.head_keys == caller.head_keys[16:] + caller.head_keys[:16]
+
+
+@pytest.mark.parametrize(
+    "features", [(Feature.NONE, Feature.ALL), (Feature.CODES, Feature.NONE), (Feature.NONE, Feature.NONE)]
+)
+def test_one_end_without_codes_is_talked_with_as_before(features: tuple[Feature, Feature]) -> None:
+    caller, door = make_caller(features=features[0]), make_door(features=features[1])
+
+    assert talk(caller, door, welcome) == Welcome(99, 5)
+    assert caller.head_keys == door.head_keys == b""
+
+
+class _HelloBefore(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    version: int
+    job: str
+    start: int
+    key_id: bytes
+    nonce: bytes
+
+
+class _ChallengeBefore(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    nonce: bytes
+    proof: bytes
+
+
+def test_the_version_before_reads_what_is_said_and_is_read() -> None:
+    hello = Hello(1, "j", 3, proof.key_id(KEY), NONCES[0], 1)
+    before = msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=_HelloBefore)
+
+    assert before == _HelloBefore(1, "j", 3, proof.key_id(KEY), NONCES[0])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=Hello).features == 0
+    challenge = msgspec.msgpack.encode(_ChallengeBefore(NONCES[1], b"p" * 32))
+    assert msgspec.msgpack.decode(challenge, type=module.Challenge).features == 0
+
+
+@pytest.mark.parametrize("kind", [Hello, module.Challenge])
+def test_who_takes_codes_away_from_what_is_said_ends_the_conversation(kind: type[msgspec.Struct]) -> None:
+    caller, door = make_caller(), make_door()
+
+    def crossed(data: bytes) -> bytes:
+        message = msgspec.msgpack.decode(data[4:], type=kind)
+        body = msgspec.msgpack.encode(msgspec.structs.replace(message, features=0))
+        return len(body).to_bytes(4, "little") + body
+
+    said = caller.to_send()
+    for part in parts(crossed(said) if kind is Hello else said, door):
+        door.receive(part)
+    answer = door.to_send() if kind is Hello else crossed(door.to_send())
+    caller.receive(answer[:4])
+
+    with pytest.raises(PeerError, match="does not prove this job's key"):
+        caller.receive(answer[4:])
 
 
 @given(st.data())

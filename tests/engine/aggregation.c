@@ -22,16 +22,28 @@ static void make_aggregator(void)
 	CHECK(ne_aggregator_plan(aggregator, JOB, 0, CHUNKS, &(struct ne_place){.epoch = 1}) == 0);
 }
 
-/* Members of odd ranks have their payload inline. */
+/* Of what goes from Aggregators, and of what comes to them. */
+static const uint8_t ours[] = "0123456789abcdefghijklmnopqrstuv";
+static const uint8_t theirs[] = "ghijklmnopqrstuv0123456789abcdef";
+
+static void attach(struct ne_aggregator *to, uint32_t rank, int fd, bool shm)
+{
+	struct ne_lane lane = {.fd = fd,
+			       .region = shm ? dup(ne_kv_region(members[rank])) : -1,
+			       .keys = shm ? NULL : ours};
+
+	CHECK(ne_aggregator_attach(to, JOB, rank, &lane) == 0);
+}
+
+/* Members of odd ranks have their payload inline, and codes. */
 static void connect_member(uint32_t rank)
 {
 	bool shm = rank % 2 == 0;
 	int fds[2];
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-	CHECK(ne_aggregator_attach(aggregator, JOB, rank, fds[0], shm ? dup(ne_kv_region(members[rank])) : -1, NULL,
-				   0) == 0);
-	CHECK(ne_kv_attach(members[rank], 0, fds[1], shm) == 0);
+	attach(aggregator, rank, fds[0], shm);
+	CHECK(ne_kv_attach(members[rank], 0, fds[1], shm, shm ? NULL : theirs) == 0);
 }
 
 static void make_job(uint32_t rule, uint32_t dtype)
@@ -162,11 +174,12 @@ static void takes_nonsense(uint32_t rule)
 	wait_all(0);
 	for (int i = 0; i < RANDOM_LANES; i++) {
 		uint32_t rank = draw() % MEMBERS;
+		struct ne_lane lane;
 		int fds[2];
 
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-		CHECK(ne_aggregator_attach(aggregator, JOB, rank, fds[0],
-					   draw() % 2 ? dup(ne_kv_region(members[rank])) : -1, NULL, 0) == 0);
+		lane = (struct ne_lane){.fd = fds[0], .region = draw() % 2 ? dup(ne_kv_region(members[rank])) : -1};
+		CHECK(ne_aggregator_attach(aggregator, JOB, rank, &lane) == 0);
 		(void)!send(fds[1], bytes, nonsense(bytes, sizeof(bytes)), MSG_NOSIGNAL | MSG_DONTWAIT);
 		close(fds[1]);
 	}
@@ -193,7 +206,7 @@ static void member_takes_nonsense(bool shm)
 			if (bytes[at] == FRAME_SEED)
 				bytes[at] = FRAME_RESULT;
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-		CHECK(ne_kv_attach(members[0], 0, fds[1], shm) == 0);
+		CHECK(ne_kv_attach(members[0], 0, fds[1], shm, NULL) == 0);
 		(void)!send(fds[0], bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
 		close(fds[0]);
 	}
@@ -216,8 +229,8 @@ static void connect_to(struct ne_aggregator *a, uint32_t number, uint32_t rank)
 	int fds[2];
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-	CHECK(ne_aggregator_attach(a, JOB, rank, fds[0], shm ? dup(ne_kv_region(members[rank])) : -1, NULL, 0) == 0);
-	CHECK(ne_kv_attach(members[rank], number, fds[1], shm) == 0);
+	attach(a, rank, fds[0], shm);
+	CHECK(ne_kv_attach(members[rank], number, fds[1], shm, shm ? NULL : theirs) == 0);
 }
 
 static void plan(struct ne_place place)
@@ -234,8 +247,8 @@ static void connect_aggregators(struct ne_aggregator *from, uint32_t from_number
 	int fds[2];
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-	CHECK(ne_aggregator_attach_next(from, JOB, to_number, fds[0]) == 0);
-	CHECK(ne_aggregator_attach_previous(to, JOB, from_number, fds[1]) == 0);
+	CHECK(ne_aggregator_attach_next(from, JOB, to_number, fds[0], ours) == 0);
+	CHECK(ne_aggregator_attach_previous(to, JOB, from_number, fds[1], theirs) == 0);
 }
 
 /* All chunks go from one to the other and back, and lanes are made anew while they do. */
@@ -306,9 +319,9 @@ static void bulk_takes_nonsense(uint32_t rule)
 		}
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
 		if (draw() % 2)
-			CHECK(ne_aggregator_attach_previous(aggregator, JOB, 1, fds[0]) == 0);
+			CHECK(ne_aggregator_attach_previous(aggregator, JOB, 1, fds[0], NULL) == 0);
 		else
-			CHECK(ne_aggregator_attach_next(aggregator, JOB, 1, fds[0]) == 0);
+			CHECK(ne_aggregator_attach_next(aggregator, JOB, 1, fds[0], NULL) == 0);
 		(void)!send(fds[1], bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
 		close(fds[1]);
 	}

@@ -8,6 +8,7 @@
  * An input is one byte that says which lane it comes by, and then what is sent. Another job trains on beside it: its
  * update must come after each input.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -20,7 +21,9 @@
 enum { CHUNKS = 3, MEMBERS = 2, SUM = 1, ADAM = 2, SOUND = 3, WAIT_MS = 20000, EPOCH = 2 };
 
 /* What the first byte of an input says. */
-enum { OPTIMIZER = 1, SECOND = 2, SHARED = 4, BULK = 8, PREVIOUS = 16, PLANS = 32 };
+enum { OPTIMIZER = 1, SECOND = 2, SHARED = 4, BULK = 8, PREVIOUS = 16, PLANS = 32, CODED = 64 };
+
+static const uint8_t keys[] = "0123456789abcdef0123456789abcdef";
 
 static struct ne_job_chunk chunks[CHUNKS] = {{.count = 5}, {.count = 64}, {.count = 1000}};
 static struct ne_aggregator *aggregator;
@@ -59,19 +62,22 @@ static void begin(void)
 	must(ne_kv_create(&job, 0, &sound) == 0 && ne_kv_start(sound, 0, NULL) == 0);
 	must(ne_kv_own(sound, 0, CHUNKS, 0, EPOCH) == 0);
 	must(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
-	must(ne_aggregator_attach(aggregator, SOUND, 0, fds[0], -1, NULL, 0) == 0);
-	must(ne_kv_attach(sound, 0, fds[1], false) == 0);
+	must(ne_aggregator_attach(aggregator, SOUND, 0, &(struct ne_lane){.fd = fds[0], .region = -1, .keys = keys}) ==
+	     0);
+	must(ne_kv_attach(sound, 0, fds[1], false, keys) == 0);
 }
 
 static int attach(uint8_t manner, int fd)
 {
 	uint64_t id = manner & OPTIMIZER ? ADAM : SUM;
+	struct ne_lane lane = {.fd = fd, .region = -1, .keys = manner & CODED ? keys : NULL};
 
 	if (manner & BULK)
-		return manner & PREVIOUS ? ne_aggregator_attach_previous(aggregator, id, 1, fd)
-					 : ne_aggregator_attach_next(aggregator, id, 1, fd);
-	return ne_aggregator_attach(aggregator, id, manner & SECOND ? 1 : 0, fd, manner & SHARED ? dup(region) : -1,
-				    NULL, 0);
+		return manner & PREVIOUS ? ne_aggregator_attach_previous(aggregator, id, 1, fd, lane.keys)
+					 : ne_aggregator_attach_next(aggregator, id, 1, fd, lane.keys);
+	if (manner & SHARED)
+		lane.region = dup(region);
+	return ne_aggregator_attach(aggregator, id, manner & SECOND ? 1 : 0, &lane);
 }
 
 /* Chunks that come, or go, in the middle of what a lane says. */
@@ -85,7 +91,14 @@ static void plan(uint8_t manner)
 	must(ne_aggregator_plan(aggregator, manner & OPTIMIZER ? ADAM : SUM, 0, CHUNKS, &place) == 0);
 }
 
-static void wait_for_its_end(void)
+static bool is_end(const struct ne_aggregator_event *event)
+{
+	return event->kind == NE_AGGREGATOR_LANE_ENDED || event->kind == NE_AGGREGATOR_NEXT_ENDED ||
+	       event->kind == NE_AGGREGATOR_PREVIOUS_ENDED;
+}
+
+/* manner: with codes no input is anything but a wrong one, or less than a head. */
+static void wait_for_its_end(uint8_t manner)
 {
 	struct ne_aggregator_event event = {0};
 	struct pollfd ready = {.fd = ne_aggregator_event_fd(aggregator), .events = POLLIN};
@@ -93,10 +106,11 @@ static void wait_for_its_end(void)
 
 	while (!has_ended) {
 		must(poll(&ready, 1, WAIT_MS) == 1);
-		while (ne_aggregator_next_event(aggregator, &event))
-			has_ended = has_ended || event.kind == NE_AGGREGATOR_LANE_ENDED ||
-				    event.kind == NE_AGGREGATOR_NEXT_ENDED ||
-				    event.kind == NE_AGGREGATOR_PREVIOUS_ENDED;
+		while (ne_aggregator_next_event(aggregator, &event)) {
+			has_ended = has_ended || is_end(&event);
+			must(!is_end(&event) || !(manner & CODED) || event.error == EBADMSG || event.error == EPIPE ||
+			     event.error == ECONNRESET);
+		}
 	}
 }
 
@@ -114,7 +128,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (data[0] & PLANS)
 		plan(data[0]);
 	close(fds[1]);
-	wait_for_its_end();
+	wait_for_its_end(data[0]);
 	iteration++;
 	must(ne_kv_push(sound, 0, CHUNKS, iteration, false) == 0);
 	must(ne_kv_wait(sound, 0, CHUNKS, iteration, WAIT_MS) == 0);

@@ -64,7 +64,7 @@ def test_no_lane_can_upset_the_aggregator_and_another_job_trains_on(tmp_path: Pa
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, said in enumerate(conversations()):
-        for manner in range(64):
+        for manner in range(128):
             (corpus / f"{number}-{manner}").write_bytes(bytes([manner]) + said)
 
     told = run(fuzzer, corpus, f"-max_total_time={FUZZ_S}", "-max_len=16384", "-len_control=0", "-timeout=60",

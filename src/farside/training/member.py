@@ -14,9 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Refused, Welcome
+from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Feature, Refused, Welcome
 from farside.agent.aggregator.engine_job import engine_job
 from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_problem
 from farside.agent.aggregator.lost_peer import notice_lost_peer
@@ -87,6 +88,21 @@ def source_from_environment() -> PlanSource:
     from farside.training.static_plan import static_plan_from
 
     return RelayPlan() if os.environ.get(SOCKET) else static_plan_from()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lane:
+    """A connection on which frames come next.
+
+    Attributes:
+        is_shm: The Aggregator has the region.
+        keys: Of the codes of frames' heads; empty: they have none.
+    """
+
+    sock: socket.socket
+    welcome: Welcome
+    is_shm: bool
+    keys: bytes
 
 
 class MemberSession:
@@ -174,13 +190,13 @@ class MemberSession:
         deadline_s = time.monotonic() + limit_s
         with contextlib.ExitStack() as stack:
             lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
-            for sock, _welcome, _is_shm in lanes:
-                stack.callback(sock.close)
-            if all(welcome.version is None for _sock, welcome, _is_shm in lanes):
+            for lane in lanes:
+                stack.callback(lane.sock.close)
+            if all(lane.welcome.version is None for lane in lanes):
                 self._begin(parameters)
             self._own(self._plan.runs)
-            for address, (sock, _welcome, is_shm) in zip(self._plan.aggregators, lanes, strict=True):
-                self._hand_over(address.number, sock, is_shm)
+            for address, lane in zip(self._plan.aggregators, lanes, strict=True):
+                self._hand_over(address.number, lane)
         self._start(self._keep_lanes, "lanes")
         if not self.source.is_static:
             self._start(self._follow_plans, "plans")
@@ -310,10 +326,10 @@ class MemberSession:
                 if address is None or self._closed.is_set():
                     return
                 try:
-                    sock, _welcome, is_shm = self._dial(address)
-                    with sock:
+                    lane = self._dial(address)
+                    with lane.sock:
                         self._reopening.discard(number)  # before: the new lane may end at once
-                        self._hand_over(number, sock, is_shm)
+                        self._hand_over(number, lane)
                     return
                 except _NoLaneYet as error:
                     now_s = time.monotonic()
@@ -329,7 +345,7 @@ class MemberSession:
         finally:
             self._reopening.discard(number)
 
-    def _first_lane(self, address: AggregatorAddress, deadline_s: float) -> tuple[socket.socket, Welcome, bool]:
+    def _first_lane(self, address: AggregatorAddress, deadline_s: float) -> _Lane:
         for pause_s in _pauses():
             try:
                 return self._dial(address)
@@ -339,8 +355,8 @@ class MemberSession:
             time.sleep(pause_s)
         raise AssertionError
 
-    def _dial(self, address: AggregatorAddress) -> tuple[socket.socket, Welcome, bool]:
-        """A connection on which frames come next, and whether the Aggregator has the region.
+    def _dial(self, address: AggregatorAddress) -> _Lane:
+        """A lane that the engine has yet to get.
 
         Raises:
             _NoLaneYet: another try may do.
@@ -348,7 +364,7 @@ class MemberSession:
         """
         sock, is_shm = self._connected(address)
         try:
-            return sock, self._converse(sock, address, is_shm=is_shm), is_shm
+            return self._converse(sock, address, is_shm=is_shm)
         except BaseException:
             sock.close()
             raise
@@ -367,7 +383,7 @@ class MemberSession:
         except OSError as error:
             raise _NoLaneYet(error.strerror or str(error) or "no answer in time") from error
 
-    def _converse(self, sock: socket.socket, address: AggregatorAddress, *, is_shm: bool) -> Welcome:
+    def _converse(self, sock: socket.socket, address: AggregatorAddress, *, is_shm: bool) -> _Lane:
         plan = self.plan
         request = Attach(
             number=address.number, rank=self.source.rank, members=self.source.members, rule=self.rule,
@@ -375,7 +391,8 @@ class MemberSession:
             runs=plan.runs if self.source.is_static else (),
         )  # fmt: skip
         nonce = secrets.token_bytes(NONCE_BYTES)
-        caller = Caller(plan.key, job=plan.job, start=plan.start, nonce=nonce, request=request)
+        features = Feature.NONE if is_shm else Feature.CODES
+        caller = Caller(plan.key, job=plan.job, start=plan.start, nonce=nonce, request=request, features=features)
         try:
             answer = self._answer_of(sock, caller, region=self.member.region if is_shm else None)
         except OSError as error:
@@ -383,7 +400,7 @@ class MemberSession:
         except FarsideError as error:  # an impostor, or one with another key: another one may come
             raise _NoLaneYet(str(error), is_told=True) from error
         if isinstance(answer, Welcome):
-            return answer
+            return _Lane(sock=sock, welcome=answer, is_shm=is_shm, keys=caller.head_keys)
         if answer.is_final and caller.is_proved:
             raise PeerError(f"Aggregator {_name(address)}: {answer.line}")
         raise _NoLaneYet(answer.line, is_told=answer.is_final, is_refused=True)
@@ -406,10 +423,10 @@ class MemberSession:
         sock.settimeout(None)
         return answer
 
-    def _hand_over(self, number: int, sock: socket.socket, is_shm: bool) -> None:
-        sock.setblocking(False)
-        self.member.attach(number, sock.fileno(), shm=is_shm)
-        sock.detach()
+    def _hand_over(self, number: int, lane: _Lane) -> None:
+        lane.sock.setblocking(False)
+        self.member.attach(number, lane.sock.fileno(), shm=lane.is_shm, keys=lane.keys)
+        lane.sock.detach()
 
     # --- ends
 
