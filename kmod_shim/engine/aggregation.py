@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 from farside.errors import EngineError
-from farside.kmod_shim.engine.binding import ffi, lib
+from farside.kmod_shim.engine.binding import Fault, ffi, lib
 
 Buffer: TypeAlias = Any  # collections.abc.Buffer, which comes with Python 3.12
 MEMBERS_MAX: int = lib.NE_MEMBERS_MAX
@@ -372,6 +372,10 @@ class Aggregator:
         lane.keys, lane.greeting, lane.greeting_bytes = secret, said, len(greeting)
         _checked("aggregator_attach", lib.ne_aggregator_attach(self._handle, number, rank, lane))
 
+    def fault_set(self, kind: Fault, every: int, delay_us: int = 0) -> None:
+        """Spoils one in ``every`` frames that go out; 0 ends it."""
+        _checked("aggregator_fault_set", lib.ne_aggregator_fault_set(self._handle, kind, every, delay_us))
+
     def fileno(self) -> int:
         """Readable when there are events."""
         return int(lib.ne_aggregator_event_fd(self._handle))
@@ -502,6 +506,10 @@ class Member:
     def attach(self, aggregator: int, fd: int, *, shm: bool, keys: bytes = b"") -> None:
         """A lane to an Aggregator; ``shm``: it has the region. ``keys``: as of `Aggregator.attach`."""
         _checked("kv_attach", lib.ne_kv_attach(self._handle, aggregator, fd, shm, _keys(keys)))
+
+    def fault_set(self, kind: Fault, every: int, delay_us: int = 0) -> None:
+        """Spoils one in ``every`` frames that go out; 0 ends it."""
+        _checked("kv_fault_set", lib.ne_kv_fault_set(self._handle, kind, every, delay_us))
 
     def hyper(self, group: int, iteration: int, hyper: Hyper) -> None:
         """The optimizer's numbers of a group from this iteration on; rank 0's count."""

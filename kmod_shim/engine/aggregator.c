@@ -528,7 +528,7 @@ uint64_t member_tag(const struct job *job, uint32_t rank)
 static void watch(struct server *a, struct job *job, uint32_t rank)
 {
 	struct member *member = &job->member[rank];
-	uint32_t wanted = (member->lane.hold ? 0 : EPOLLIN) | (member->lane.count ? EPOLLOUT : 0);
+	uint32_t wanted = (member->lane.hold ? 0 : EPOLLIN) | (member->lane.is_blocked ? EPOLLOUT : 0);
 	struct epoll_event event = {.events = wanted, .data.u64 = member_tag(job, rank)};
 
 	if (wanted == member->watched)

@@ -123,6 +123,7 @@ struct budget {
 
 struct server {
 	struct budget *budget;
+	const struct ne_fault_rules *rules;
 	pthread_t thread, mover;
 	pthread_mutex_t move_lock, lock;
 	int poll, wake, move_poll, move_wake, event_fd;
@@ -162,7 +163,8 @@ uint64_t member_tag(const struct job *job, uint32_t rank);
 /* ------------------------------------------------------- aggregator_control.c */
 
 /* As the calls of engine.h, for the jobs of one server. event_fd is its Aggregator's. */
-int server_create(struct budget *budget, int event_fd, uint64_t life, struct server **ret);
+int server_create(struct budget *budget, const struct ne_fault_rules *rules, int event_fd, uint64_t life,
+		  struct server **ret);
 void server_stop(struct server *server);
 void server_destroy(struct server *server);
 int server_add_job(struct server *server, uint64_t id, const struct ne_job *job);

@@ -205,7 +205,8 @@ static void free_aggregator(struct server *a)
 	free(a);
 }
 
-int server_create(struct budget *budget, int event_fd, uint64_t life, struct server **ret)
+int server_create(struct budget *budget, const struct ne_fault_rules *rules, int event_fd, uint64_t life,
+		  struct server **ret)
 {
 	struct server *a = calloc(1, sizeof(*a));
 	int err = -ENOMEM;
@@ -213,6 +214,7 @@ int server_create(struct budget *budget, int event_fd, uint64_t life, struct ser
 	if (!a)
 		return err;
 	a->budget = budget;
+	a->rules = rules;
 	a->event_fd = event_fd;
 	a->life = life;
 	a->scratch = malloc(FRAME_PAYLOAD_MAX);
@@ -520,6 +522,7 @@ static int attach(struct server *a, struct job *job, uint32_t rank, const struct
 	}
 	end_lane(a, job, rank, -ESTALE);
 	member->lane = lane;
+	member->lane.rules = a->rules;
 	member->region = mapped;
 	member->watched = EPOLLIN;
 	member->is_there = true;

@@ -207,6 +207,7 @@ static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool 
 	}
 	end_bulk(a, job, number, is_next, -ESTALE);
 	bulk->lane = lane;
+	bulk->lane.rules = a->rules;
 	bulk->placing = job->layout.chunks;
 	bulk->watched = EPOLLIN;
 	bulk->is_there = true;
@@ -299,7 +300,7 @@ static bool fill(struct job *job, uint32_t number, struct bulk *bulk)
 static void watch(struct server *a, struct job *job, uint32_t number, bool is_next)
 {
 	struct bulk *bulk = is_next ? job->next[number] : job->previous[number];
-	uint32_t wanted = (bulk->lane.hold ? 0 : EPOLLIN) | (bulk->lane.count ? EPOLLOUT : 0);
+	uint32_t wanted = (bulk->lane.hold ? 0 : EPOLLIN) | (bulk->lane.is_blocked ? EPOLLOUT : 0);
 	struct epoll_event event = {.events = wanted, .data.u64 = bulk_tag(job, number, is_next)};
 
 	if (wanted == bulk->watched)

@@ -13,6 +13,7 @@
 
 struct ne_aggregator {
 	struct budget budget;
+	struct ne_fault_rules rules;
 	int event_fd;
 	uint32_t threads;
 	struct server *servers[NE_THREADS_MAX];
@@ -60,7 +61,7 @@ int ne_aggregator_create(uint64_t memory_bytes, uint32_t threads, struct ne_aggr
 		if (getrandom(&life, sizeof(life), 0) != sizeof(life))
 			err = errno == EINTR ? 0 : -errno;
 	while (!err && a->threads < threads) {
-		err = server_create(&a->budget, a->event_fd, life, &a->servers[a->threads]);
+		err = server_create(&a->budget, &a->rules, a->event_fd, life, &a->servers[a->threads]);
 		a->threads += err ? 0 : 1;
 	}
 	if (err) {
@@ -68,6 +69,14 @@ int ne_aggregator_create(uint64_t memory_bytes, uint32_t threads, struct ne_aggr
 		return err;
 	}
 	*ret = a;
+	return 0;
+}
+
+int ne_aggregator_fault_set(struct ne_aggregator *a, uint32_t kind, uint32_t every, uint32_t delay_us)
+{
+	if (kind >= NE_FAULT_KINDS)
+		return -EINVAL;
+	ne_fault_rules_set(&a->rules, kind, every, delay_us);
 	return 0;
 }
 

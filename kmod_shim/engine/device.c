@@ -319,21 +319,13 @@ int ne_link_attach_shm(struct ne_device *dev, uint32_t donor)
 	return rc;
 }
 
-static void fault_put(struct ne_fault_rules *rules, uint32_t kind, uint32_t every, uint32_t delay_us)
-{
-	if (kind == NE_FAULT_DELAY)
-		atomic_store(&rules->delay_us, delay_us);
-	atomic_store(&rules->count[kind], 0);
-	atomic_store(&rules->every[kind], every);
-}
-
 int ne_fault_set(struct ne_device *dev, uint32_t donor, uint32_t kind, uint32_t every, uint32_t delay_us)
 {
 	uint32_t any = 0;
 
 	if (donor >= NE_DONORS_MAX || kind >= NE_FAULT_KINDS)
 		return -EINVAL;
-	fault_put(&dev->faults[donor], kind, every, delay_us);
+	ne_fault_rules_set(&dev->faults[donor], kind, every, delay_us);
 	for (uint32_t k = 0; k < NE_FAULT_KINDS; k++)
 		any |= atomic_load(&dev->faults[donor].every[k]);
 	atomic_store(&dev->donor_faulty[donor], any != 0);
@@ -356,7 +348,7 @@ int ne_disk_fault_set(struct ne_device *dev, uint32_t kind, uint32_t every, uint
 {
 	if (kind != NE_FAULT_ERROR && kind != NE_FAULT_DELAY && kind != NE_FAULT_SHORT)
 		return -EINVAL;
-	fault_put(&dev->disk_faults, kind, every, delay_us);
+	ne_fault_rules_set(&dev->disk_faults, kind, every, delay_us);
 	return 0;
 }
 

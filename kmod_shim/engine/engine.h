@@ -453,6 +453,12 @@ struct ne_lane {			/* a member's lane, as its Aggregator gets it */
  */
 int ne_aggregator_attach(struct ne_aggregator *aggregator, uint64_t id, uint32_t rank, const struct ne_lane *lane);
 
+/*
+ * Faults of its lanes, those to other Aggregators too: as ne_fault_set(), and a frame that goes out is an operation.
+ * NE_FAULT_CORRUPT flips a byte of its head; NE_FAULT_DELAY holds the thread up that sends. -EINVAL.
+ */
+int ne_aggregator_fault_set(struct ne_aggregator *aggregator, uint32_t kind, uint32_t every, uint32_t delay_us);
+
 enum ne_aggregator_event_kind {
 	NE_AGGREGATOR_NONE = 0,
 	/* error: why; EPIPE: the member closed it; ETIMEDOUT: it was ahead of the plan; EBADMSG: a head with a wrong code */
@@ -532,6 +538,8 @@ int ne_kv_fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versi
 int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
 /* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. keys: as of ne_lane. One that is there ends. Takes fd. */
 int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys);
+/* Faults of its lanes, as ne_aggregator_fault_set()'s. -EINVAL. */
+int ne_kv_fault_set(struct ne_kv *kv, uint32_t kind, uint32_t every, uint32_t delay_us);
 /* The optimizer's numbers of a group from this iteration on. Rank 0's count; who says others gets -EDOM from ne_kv_wait(). */
 int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper);
 /*

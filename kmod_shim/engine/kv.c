@@ -350,6 +350,7 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, con
 		lane_abandon(&to->lane);
 	}
 	if (!err) {
+		to->lane.rules = &kv->rules;
 		to->is_there = true;
 		for (uint32_t i = 0; i < NUMBERS * kv->layout.group_count; i++)
 			kv_put_numbers(kv, aggregator, i / NUMBERS, &kv->numbers[i ^ 1]);
@@ -360,6 +361,14 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, con
 	}
 	pthread_mutex_unlock(&kv->lock);
 	return err;
+}
+
+int ne_kv_fault_set(struct ne_kv *kv, uint32_t kind, uint32_t every, uint32_t delay_us)
+{
+	if (kind >= NE_FAULT_KINDS)
+		return -EINVAL;
+	ne_fault_rules_set(&kv->rules, kind, every, delay_us);
+	return 0;
 }
 
 int ne_kv_hyper(struct ne_kv *kv, uint32_t group, uint64_t iteration, const struct ne_hyper *hyper)

@@ -77,6 +77,7 @@ struct ne_kv {
 	struct held *held;
 	struct numbers *numbers;
 	struct aggregator aggregator[NE_MEMBERS_MAX];
+	struct ne_fault_rules rules;
 	uint8_t *scratch;
 	int dead;	  /* -errno: the job can't go on */
 	bool has_started; /* with the job: it did not come anew */

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "siphash.h"
@@ -393,14 +394,47 @@ static int grow(struct lane *lane)
 	return 0;
 }
 
+/* Every rule counts every frame. Bits 1 << enum ne_fault. */
+static uint32_t roll(const struct ne_fault_rules *rules)
+{
+	uint32_t hits = 0;
+
+	for (int kind = 0; kind < NE_FAULT_KINDS; kind++)
+		hits |= (uint32_t)ne_fault_is_hit(rules, kind) << kind;
+	return hits;
+}
+
+static void delay(const struct ne_fault_rules *rules)
+{
+	uint32_t us = rules->delay_us;
+
+	nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000}, NULL);
+}
+
+static void spoil(const struct lane *lane, struct lane_item *item, uint32_t hits)
+{
+	item->spoilt = hits & 1u << NE_FAULT_DISCONNECT ? LANE_CUT
+		       : hits & 1u << NE_FAULT_SHORT	? LANE_HALF
+		       : hits & 1u << NE_FAULT_HANG	? LANE_STUCK
+							: LANE_SOUND;
+	/* What is sure to be noticed: payload has no code. */
+	if (hits & 1u << NE_FAULT_CORRUPT && lane->is_coded)
+		item->head.frame.chunk ^= 1;
+	else if (hits & 1u << NE_FAULT_CORRUPT)
+		item->head.frame.magic ^= 1;
+}
+
 int lane_put(struct lane *lane, const struct frame *frame, const struct part *parts, uint32_t count)
 {
+	uint32_t hits = lane->rules ? roll(lane->rules) : 0;
 	struct lane_item *item;
 	struct frame *head;
-	int err = grow(lane);
+	int err = hits & 1u << NE_FAULT_ERROR ? -EIO : grow(lane);
 
 	if (err)
 		return err;
+	if (hits & 1u << NE_FAULT_DELAY)
+		delay(lane->rules);
 	item = &lane->items[(lane->first + lane->count++) % lane->size];
 	memset(item->parts, 0, sizeof(item->parts));
 	head = &item->head.frame;
@@ -414,6 +448,7 @@ int lane_put(struct lane *lane, const struct frame *frame, const struct part *pa
 	/* Frames go out in the order in which they are put. */
 	if (lane->is_coded)
 		item->head.code = code_of(lane->out_key, head, lane->out_heads++);
+	spoil(lane, item, hits);
 	return 0;
 }
 
@@ -451,19 +486,56 @@ static int gather(const struct lane *lane, struct lane_item *item, uint64_t skip
 	return used;
 }
 
+/* Whole items in front that go out in one call. */
+static uint32_t sound_items(const struct lane *lane)
+{
+	uint32_t count = 0;
+
+	while (count < lane->count && count < GATHERED &&
+	       lane->items[(lane->first + count) % lane->size].spoilt == LANE_SOUND)
+		count++;
+	return count;
+}
+
+/* Ends a lane at its first item, which a rule has hit; 0: it is stuck. */
+static int fail(struct lane *lane)
+{
+	struct lane_item *item = &lane->items[lane->first];
+	struct iovec iov[LANE_PARTS + 1];
+	struct msghdr msg = {.msg_iov = iov};
+	uint64_t half = item_bytes(lane, item) / 2;
+
+	if (item->spoilt == LANE_STUCK)
+		return 0;
+	if (item->spoilt == LANE_HALF) {
+		msg.msg_iovlen = gather(lane, item, 0, iov);
+		for (size_t i = 0; i < msg.msg_iovlen; i++) {
+			iov[i].iov_len = iov[i].iov_len < half ? iov[i].iov_len : half;
+			half -= iov[i].iov_len;
+		}
+		(void)!sendmsg(lane->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+	}
+	return -ECONNRESET;
+}
+
 int lane_send(struct lane *lane)
 {
+	lane->is_blocked = false;
 	while (lane->count) {
 		struct iovec iov[GATHERED * (LANE_PARTS + 1)];
 		struct msghdr msg = {.msg_iov = iov};
+		uint32_t count = sound_items(lane);
 		ssize_t sent;
 
-		for (uint32_t i = 0; i < lane->count && i < GATHERED; i++)
+		if (!count)
+			return fail(lane);
+		for (uint32_t i = 0; i < count; i++)
 			msg.msg_iovlen += gather(lane, &lane->items[(lane->first + i) % lane->size], i ? 0 : lane->sent,
 						 iov + msg.msg_iovlen);
 		sent = sendmsg(lane->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+		lane->is_blocked = sent < 0 && (errno == EAGAIN || errno == EINTR);
 		if (sent < 0)
-			return errno == EAGAIN || errno == EINTR ? 1 : -errno;
+			return lane->is_blocked ? 1 : -errno;
 		lane->sent += sent;
 		while (lane->count && lane->sent >= item_bytes(lane, &lane->items[lane->first])) {
 			lane->sent -= item_bytes(lane, &lane->items[lane->first]);

@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #include "engine.h"
+#include "link.h"
 
 /* ---------------------------------------------------------------------- region */
 
@@ -139,9 +140,18 @@ struct part {
 
 enum { LANE_COPY_BYTES = 64 };
 
+/* What a fault rule has done to an item. */
+enum lane_spoilt {
+	LANE_SOUND = 0,
+	LANE_CUT = 1,		/* the lane ends before it */
+	LANE_HALF = 2,		/* half of it goes out, then the lane ends */
+	LANE_STUCK = 3,		/* neither it nor what is behind it ever goes out */
+};
+
 struct lane_item {
 	struct coded_frame head;
 	struct part parts[LANE_PARTS];
+	uint8_t spoilt;			/* enum lane_spoilt */
 	uint8_t copy[LANE_COPY_BYTES];	/* payload of lane_put_copy, whose part has no address */
 };
 
@@ -171,6 +181,12 @@ struct lane {
 	struct lane_item *items;
 	uint32_t size, first, count, limit;
 	uint64_t sent;		/* bytes of the first item that have gone out */
+	bool is_blocked;	/* the socket took less than there was: go on when it is writable */
+	/*
+	 * The owner's, or NULL. A frame that is put is an operation. NE_FAULT_ERROR: it is refused with -EIO; CORRUPT: a byte
+	 * of its head is flipped; DELAY: the thread that puts it sleeps first; for the others see enum lane_spoilt.
+	 */
+	const struct ne_fault_rules *rules;
 };
 
 /*

@@ -90,6 +90,14 @@ static inline bool ne_fault_is_hit(const struct ne_fault_rules *rules, enum ne_f
 	return every && (atomic_fetch_add_explicit(count, 1, memory_order_relaxed) + 1) % every == 0;
 }
 
+static inline void ne_fault_rules_set(struct ne_fault_rules *rules, uint32_t kind, uint32_t every, uint32_t delay_us)
+{
+	if (kind == NE_FAULT_DELAY)
+		atomic_store(&rules->delay_us, delay_us);
+	atomic_store(&rules->count[kind], 0);
+	atomic_store(&rules->every[kind], every);
+}
+
 /* Owns inner from here on. With no rule set it passes everything through (and is not `direct`). */
 int ne_fault_create(struct ne_link *inner, const struct ne_fault_rules *rules, struct ne_link **ret);
 
