@@ -218,7 +218,7 @@ packages-bench:
 	@$(PIP) install --no-deps -r requirements/runtime.txt
 	@touch $@
 
-.venv/.stamp-dev: requirements/dev.txt requirements/runtime.txt .venv/.stamp-runtime
+.venv/.stamp-dev: requirements/dev.txt requirements/training.txt requirements/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/dev.txt"
 	@$(PIP) install --no-deps -r requirements/dev.txt
 	@touch $@

@@ -30,6 +30,7 @@ from farside.cli.swap import swap_app
 from farside.cli.terminal import note, standard_output
 from farside.cli.top import top
 from farside.cli.trace import trace_app
+from farside.cli.train import train_app
 from farside.cli.unit import unit_app
 from farside.errors import FarsideError, first_of
 from farside.units import MIB
@@ -53,6 +54,7 @@ app.add_typer(sim_app, name="sim")
 app.add_typer(serve_app, name="serve")
 app.add_typer(swap_app, name="swap")
 app.add_typer(trace_app, name="trace")
+app.add_typer(train_app, name="train")
 app.add_typer(energy_app, name="energy")
 app.add_typer(predict_app, name="predict")
 app.add_typer(slurm_app, name="slurm")

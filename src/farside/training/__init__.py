@@ -19,5 +19,27 @@ tensor_copy.py      copies into the region and out of it, for GPUs by pinned mem
 optimizer_state.py  what the optimizer has, from the server and to it
 trainable.py, optimizer_rule.py, sampled_words.py   checks of model, optimizer and gradients
 
+Programs on NumPy, without PyTorch:
+
+loop/               `farside.training.begin`: pull, compute by blocks, push; checkpoints
+app/                four such programs, `farside train`
+
 Runs in users' own processes: nothing of the first part imports torch or starts a thread when it is imported.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farside.training.loop.job import Job as Job
+    from farside.training.loop.job import begin as begin
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # Late: it imports NumPy, which a PyTorch script's members do without.
+        if name in ("begin", "Job"):
+            from farside.training.loop import job
+
+            return getattr(job, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,189 @@
+"""The command `farside train`: four training programs, and users' own, on any number of workers of this machine."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from farside.cli import options
+from farside.errors import ConfigError
+
+
+class _Programs(TyperGroup):
+    """A command group that takes the name of a Python file for the command `file`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0].endswith(".py"):
+            args = ["file", *args]
+        return super().resolve_command(ctx, args)
+
+
+train_app = typer.Typer(
+    cls=_Programs,
+    help="Train a model on NumPy: `farside train nmf`, lda, mlr, lasso, or a Python file of your own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Workers = Annotated[int, typer.Option(min=0, max=64, help="Worker processes on this machine; 0: one, as RANK says.")]
+_Threads = Annotated[int, typer.Option(min=1, help="Threads of NumPy's libraries in each worker.")]
+_Folder = Annotated[
+    Path | None, typer.Option(help="Folder for checkpoints; a job that finds one there goes on from it.")
+]
+_Every = Annotated[float | None, typer.Option(min=0, help="Seconds between checkpoints; default 30.")]
+_Retries = Annotated[int, typer.Option(min=0, help="Restarts of all workers after one was killed.")]
+_Service = Annotated[
+    list[str] | None, typer.Option(metavar="ENDPOINT", help="Aggregator: unix:PATH or tcp:HOST:PORT (repeatable).")
+]
+_KeyFile = Annotated[Path | None, typer.Option(help="Key file of the Aggregators.")]
+_Iterations = Annotated[int, typer.Option(min=1, help="Maximum number of iterations.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+_Blocks = Annotated[
+    int, typer.Option(min=0, help="Number of input blocks; 0: 32, or the number of rows if that is less.")
+]
+_Rows = Annotated[int, typer.Option(help="Rows of synthetic data.")]
+_Columns = Annotated[int, typer.Option(help="Columns of synthetic data; for lda its number of different words.")]
+_Tolerance = Annotated[
+    float, typer.Option(min=0, help="End when the objective's relative change over 5 iterations is less; 0: never.")
+]
+_Out = Annotated[Path | None, typer.Option(help="File for the model, .npz.")]
+_Data = Annotated[str, typer.Option(help="Data set (docs/training.md), synthetic, or a file: .csv, .npy, .npz, .ldac.")]
+
+
+def _how(
+    workers: _Workers = 1,
+    threads: _Threads = 1,
+    checkpoint_dir: _Folder = None,
+    checkpoint_s: _Every = None,
+    retries: _Retries = 0,
+    service: _Service = None,
+    key_file: _KeyFile = None,
+) -> dict[str, Any]:
+    """How a program runs."""
+    return {
+        "workers": workers, "threads": threads, "checkpoint_dir": checkpoint_dir, "checkpoint_s": checkpoint_s,
+        "retries": retries, "service": tuple(service or ()), "key_file": key_file,
+    }  # fmt: skip
+
+
+def _what(
+    iterations: _Iterations = 100,
+    seed: _Seed = 0,
+    blocks: _Blocks = 0,
+    rows: _Rows = 2000,
+    columns: _Columns = 200,
+    tolerance: _Tolerance = 0.0,
+    out: _Out = None,
+) -> dict[str, Any]:
+    """What all four programs have."""
+    return {
+        "iterations": iterations, "seed": seed, "blocks": blocks, "rows": rows, "columns": columns,
+        "tolerance": tolerance, "out": str(out.resolve()) if out else "",
+    }  # fmt: skip
+
+
+@train_app.command()
+@options.made(is_last=True, what=_what, how=_how)
+def nmf(
+    what: dict[str, Any],
+    how: dict[str, Any],
+    data: _Data = "digits",
+    rank: Annotated[int, typer.Option(min=1, help="Number of components.")] = 16,
+) -> None:
+    """Factorise a matrix without negative numbers, by HALS."""
+    _train({"app": "nmf", "data": data, "components": rank, **what}, how)
+
+
+@train_app.command()
+@options.made(is_last=True, what=_what, how=_how)
+def lda(
+    what: dict[str, Any],
+    how: dict[str, Any],
+    data: _Data = "reuters",
+    topics: Annotated[int, typer.Option(min=1, help="Number of topics.")] = 20,
+    alpha: Annotated[float, typer.Option(help="Prior of a topic in a document.")] = 0.1,
+    eta: Annotated[float, typer.Option(help="Prior of a word in a topic.")] = 0.01,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Sample so that the result does not depend on the number of workers.")
+    ] = False,
+) -> None:
+    """Find topics of documents, by collapsed Gibbs sampling; needs numba."""
+    if alpha <= 0 or eta <= 0:
+        raise ConfigError("alpha and eta must be more than 0")
+    found = {"app": "lda", "data": data, "components": topics, "alpha": alpha, "eta": eta, "frozen": frozen}
+    _train(found | what, how)
+
+
+@train_app.command()
+@options.made(is_last=True, what=_what, how=_how)
+def mlr(
+    what: dict[str, Any],
+    how: dict[str, Any],
+    data: _Data = "digits",
+    penalty: Annotated[float, typer.Option(min=0, help="Weight of the squared weights.")] = 0.001,
+    classes: Annotated[int, typer.Option(min=2, help="Classes of synthetic data.")] = 10,
+) -> None:
+    """Classify rows, by multinomial logistic regression."""
+    _train({"app": "mlr", "data": data, "penalty": penalty, "classes": classes, **what}, how)
+
+
+@train_app.command()
+@options.made(is_last=True, what=_what, how=_how)
+def lasso(
+    what: dict[str, Any],
+    how: dict[str, Any],
+    data: _Data = "diabetes",
+    penalty: Annotated[float, typer.Option(min=0, help="Weight of the absolute weights.")] = 0.1,
+) -> None:
+    """Fit a linear model of which many weights are zero."""
+    _train({"app": "lasso", "data": data, "penalty": penalty, **what}, how)
+
+
+@train_app.command("file", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@options.made(is_last=True, how=_how)
+def file(
+    how: dict[str, Any],
+    program: Annotated[Path, typer.Argument(metavar="FILE.py", help="Python file that uses farside.training.begin.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="The file's arguments.")
+    ] = None,
+) -> None:
+    """Run a training program of your own; options of `farside train` go before FILE.py.
+
+    `farside train FILE.py` is short for `farside train file FILE.py`.
+    """
+    if not program.is_file():
+        raise ConfigError(f"there is no file '{program}'")
+    _start([str(program), *(arguments or ())], how)
+
+
+def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
+    _start([json.dumps(what)], how)
+
+
+def _start(words: list[str], how: dict[str, Any]) -> None:
+    from farside.cli.train_worker import PARENT
+    from farside.training.launch import Launch, launch
+    from farside.training.loop.job import CHECKPOINT_DIR, CHECKPOINT_S
+
+    told = {PARENT: str(os.getpid())}
+    if how["checkpoint_dir"] is not None:
+        told[CHECKPOINT_DIR] = str(how["checkpoint_dir"].resolve())
+    if how["checkpoint_s"] is not None:
+        told[CHECKPOINT_S] = str(how["checkpoint_s"])
+    if how["retries"] and not (told.get(CHECKPOINT_DIR) or os.environ.get(CHECKPOINT_DIR)):
+        raise ConfigError("--retries without a checkpoint folder", hint="add --checkpoint-dir")
+    wanted = Launch(
+        argv=[sys.executable, "-m", "farside.cli.train_worker", *words],
+        workers=how["workers"],
+        threads=how["threads"],
+        retries=how["retries"],
+        service=how["service"],
+        key_file=str(how["key_file"].resolve()) if how["key_file"] else "",
+        environment=told,
+    )
+    raise typer.Exit(launch(wanted))

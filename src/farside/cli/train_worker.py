@@ -1,0 +1,86 @@
+"""One worker of `farside train`, in a process of its own: `python -m farside.cli.train_worker WHAT [ARGUMENT...]`.
+
+WHAT is a program's options as JSON, or a user's Python file, which gets the arguments.
+"""
+
+import ctypes
+import io
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from farside.cli.terminal import note
+from farside.errors import FarsideError
+from farside.log import start_logging
+from farside.training.app.program import Options, Outcome
+
+_PR_SET_PDEATHSIG = 1
+PARENT = "FARSIDE_TRAIN_PARENT"
+
+
+def main(argv: list[str]) -> int:
+    """Runs the worker to its end; its exit code."""
+    _die_with_parent()
+    start_logging("warning")
+    try:
+        if argv[0].startswith("{"):
+            _run_program(msgspec.json.decode(argv[0], type=Options))
+        else:
+            _run_file(argv)
+    except FarsideError as error:
+        note(str(error))
+        return error.exit_code
+    return 0
+
+
+def _run_program(options: Options) -> None:
+    from farside.training.app.catalog import PROGRAMS
+    from farside.training.app.dataset import load
+
+    is_first = os.environ.get("RANK", "0") == "0"
+    every = max(1, options.iterations // 10)
+
+    def watch(iteration: int, objective: float) -> None:
+        if is_first and iteration % every == 0:
+            print(f"iteration {iteration} of {options.iterations}: objective {objective:.9g}", flush=True)
+
+    outcome = PROGRAMS[options.app](load(options), options, watch)
+    if is_first:
+        _show(options, outcome)
+
+
+def _show(options: Options, outcome: Outcome) -> None:
+    more = "".join(f", {name} {value:.6g}" for name, value in outcome.figures.items())
+    after = f"after {outcome.iterations} iterations"
+    print(f"{options.app} on {options.data}: objective {outcome.objective:.12g} {after}{more}")
+    if options.out:
+        import numpy as np
+
+        from farside.whole_file import write_whole
+
+        buffer = io.BytesIO()
+        np.savez(buffer, objective=np.array(outcome.objective), **outcome.model)
+        write_whole(Path(options.out), buffer.getvalue(), mode=0o644)
+
+
+def _run_file(argv: list[str]) -> None:
+    sys.argv = argv
+    sys.path[0] = str(Path(argv[0]).resolve().parent)
+    runpy.run_path(argv[0], run_name="__main__")
+
+
+def _die_with_parent() -> None:
+    """A worker without the process that started it would wait for the others for ever."""
+    parent = os.environ.pop(PARENT, "")
+    if parent:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if str(os.getppid()) != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

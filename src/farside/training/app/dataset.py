@@ -1,0 +1,214 @@
+"""The input of a program: data sets that packages of PyPI bring along, users' files, and drawn data, as blocks.
+
+A block is, for NMF, an array of rows; for MLR and Lasso rows and their targets; for LDA where each document begins, and
+the words of all of them.
+"""
+
+import hashlib
+import importlib.util
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farside.errors import ConfigError
+from farside.training.app import synthetic
+from farside.training.app.input_file import (
+    check_counts,
+    check_finite,
+    check_labels,
+    check_not_negative,
+    read_documents,
+    read_matrix,
+)
+from farside.training.app.program import Options
+
+BLOCKS = 32
+# Which package has a data set, for which programs, and where in the package its files are.
+_PACKAGED: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "digits": ("scikit-learn", ("nmf", "mlr"), "sklearn/datasets/data/digits.csv.gz"),
+    "breast_cancer": ("scikit-learn", ("mlr",), "sklearn/datasets/data/breast_cancer.csv"),
+    "diabetes": ("scikit-learn", ("lasso",), "sklearn/datasets/data/diabetes_data_raw.csv.gz"),
+    "reuters": ("lda", ("lda",), "lda/tests/reuters.ldac"),
+}
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """All input of a program.
+
+    Attributes:
+        blocks: By number; the same for any number of workers.
+        rows, columns: Of all blocks together; for LDA documents and words that there are.
+        classes: Of labels; 0 without.
+        fingerprint: Says which input it is.
+    """
+
+    blocks: Sequence[Any]
+    rows: int
+    columns: int
+    classes: int = 0
+    fingerprint: str
+
+
+def load(options: Options) -> Input:
+    """The input that the options name.
+
+    Raises:
+        ConfigError: there is none, or it does not fit the program; with file, row and column.
+    """
+    if options.data == SYNTHETIC:
+        return _drawn(options)
+    if options.data in _PACKAGED:
+        package, programs, inside = _PACKAGED[options.data]
+        if options.app not in programs:
+            fitting = ", ".join(name for name, (_, apps, _) in _PACKAGED.items() if options.app in apps)
+            raise ConfigError(
+                f"data: {options.data} is not for {options.app}", hint=f"use {fitting}, {SYNTHETIC} or a file"
+            )
+        return _LOADERS[options.app](_packaged_file(package, inside), options)
+    path = Path(options.data)
+    if not path.exists():
+        names = ", ".join((*_PACKAGED, SYNTHETIC))
+        raise ConfigError(
+            f"data: there is no file '{options.data}', and no such data set", hint=f"data sets are {names}"
+        )
+    return _LOADERS[options.app](path, options)
+
+
+def _packaged_file(package: str, inside: str) -> Path:
+    # The files alone: importing the packages takes longer than most of these jobs.
+    spec = importlib.util.find_spec(inside.partition("/")[0])
+    path = Path(spec.origin).parent.parent / inside if spec is not None and spec.origin else None
+    if path is None or not path.is_file():
+        raise ConfigError(f"data: this data set comes with the package {package}", hint=f"pip install {package}")
+    return path
+
+
+def _blocks(options: Options, rows: int) -> int:
+    blocks = options.blocks or min(BLOCKS, rows)
+    if not 1 <= blocks <= rows:
+        raise ConfigError(f"blocks: {blocks} for {rows} rows", hint="a block has at least one row")
+    return blocks
+
+
+def _cut(options: Options, arrays: Sequence[Any], columns: int, classes: int = 0) -> Input:
+    rows = len(arrays[0])
+    blocks = _blocks(options, rows)
+    bounds = [block * rows // blocks for block in range(blocks + 1)]
+    parts = [tuple(array[first:end] for array in arrays) for first, end in itertools.pairwise(bounds)]
+    return Input(
+        blocks=parts if len(arrays) > 1 else [part[0] for part in parts],
+        rows=rows,
+        columns=columns,
+        classes=classes,
+        fingerprint=_fingerprint(options, *arrays),
+    )
+
+
+def _fingerprint(options: Options, *arrays: Any) -> str:
+    check = hashlib.sha256()
+    for array in arrays:
+        check.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return f"{options.data} {check.hexdigest()[:16]}"
+
+
+def _rows_alone(path: Path, options: Options) -> Input:
+    rows, _ = read_matrix(path, has_target=False)
+    if options.data == "digits":
+        rows = rows[:, :-1] / 16
+    check_finite(options.data, rows)
+    check_not_negative(options.data, rows)
+    return _cut(options, (np.ascontiguousarray(rows),), rows.shape[1])
+
+
+def _rows_and_labels(path: Path, options: Options) -> Input:
+    if options.data == "breast_cancer":
+        table = np.loadtxt(path, delimiter=",", skiprows=1)
+        rows, labels = _standardized(table[:, :-1]), table[:, -1]
+    else:
+        rows, labels = read_matrix(path, has_target=True)
+        if options.data == "digits":
+            rows = rows / 16
+    check_finite(options.data, rows)
+    check_finite(options.data, labels.reshape(-1, 1))
+    classes = check_labels(options.data, labels)
+    with_bias = np.column_stack([rows, np.ones(len(rows))])
+    return _cut(options, (with_bias, labels.astype(np.int64)), with_bias.shape[1], classes)
+
+
+def _rows_and_targets(path: Path, options: Options) -> Input:
+    if options.data == "diabetes":
+        rows = _standardized(np.loadtxt(path))
+        targets = np.loadtxt(path.with_name("diabetes_target.csv.gz"))
+        targets = targets - targets.mean()
+    else:
+        rows, targets = read_matrix(path, has_target=True)
+    check_finite(options.data, rows)
+    check_finite(options.data, targets.reshape(-1, 1))
+    return _cut(options, (np.ascontiguousarray(rows), targets), rows.shape[1])
+
+
+def _standardized(rows: Any) -> Any:
+    return (rows - rows.mean(axis=0)) / rows.std(axis=0)
+
+
+def _documents(path: Path, options: Options) -> Input:
+    if path.suffix == ".ldac":
+        documents = read_documents(path)
+    else:
+        rows, _ = read_matrix(path, has_target=False)
+        check_finite(options.data, rows)
+        check_counts(options.data, rows)
+        documents = [(row.nonzero()[0], row[row.nonzero()].astype(np.int64)) for row in rows]
+    tokens = [np.repeat(words, counts).astype(np.int32) for words, counts in documents]
+    if not sum(map(len, tokens)):
+        raise ConfigError(f"{options.data}: has no words")
+    columns = 1 + max(int(one.max()) for one in tokens if len(one))
+    blocks = _blocks(options, len(tokens))
+    cut = [tokens[block * len(tokens) // blocks : (block + 1) * len(tokens) // blocks] for block in range(blocks)]
+    return Input(
+        blocks=[(np.cumsum([0, *map(len, part)], dtype=np.int64), np.concatenate(part)) for part in cut],
+        rows=len(tokens),
+        columns=columns,
+        fingerprint=_fingerprint(options, np.concatenate(tokens)),
+    )
+
+
+_LOADERS: dict[str, Callable[[Path, Options], Input]] = {
+    "nmf": _rows_alone,
+    "lda": _documents,
+    "mlr": _rows_and_labels,
+    "lasso": _rows_and_targets,
+}
+
+
+def _drawn(options: Options) -> Input:
+    rows, columns, seed = options.rows, options.columns, options.seed
+    if rows < 1 or columns < 1:
+        raise ConfigError(f"{rows} rows and {columns} columns of synthetic data", hint="at least 1 each is needed")
+    if options.app == "mlr" and options.classes < 2:
+        raise ConfigError(f"classes: is {options.classes}; at least 2 are needed")
+    blocks = _blocks(options, rows)
+    words = {
+        "nmf": f"rank {options.components}",
+        "lda": f"{options.components} topics",
+        "mlr": f"{options.classes} classes",
+    }
+    made = {
+        "nmf": lambda: synthetic.drawn_products(seed, blocks, rows, columns, options.components),
+        "lda": lambda: synthetic.drawn_documents(seed, blocks, rows, columns, options.components, options.alpha),
+        "mlr": lambda: synthetic.drawn_classes(seed, blocks, rows, columns, options.classes),
+        "lasso": lambda: synthetic.drawn_lines(seed, blocks, rows, columns),
+    }[options.app]()
+    return Input(
+        blocks=made,
+        rows=rows,
+        columns=columns,
+        classes=options.classes if options.app == "mlr" else 0,
+        fingerprint=f"synthetic {rows} x {columns} {words.get(options.app, '')} seed {seed}",
+    )

@@ -1,0 +1,113 @@
+"""Input of a program from a file, and what may be wrong with it: by file, row and column."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farside.errors import ConfigError
+
+
+def read_matrix(path: Path, *, has_target: bool) -> tuple[Any, Any]:
+    """Rows of numbers, and the target of each: the last column, or ``y`` of an .npz file.
+
+    Returns:
+        Float64 of (rows, columns); float64 of (rows,), or None without a target.
+
+    Raises:
+        ConfigError: the file is not there, of an unknown kind, or not such a table.
+    """
+    try:
+        if path.suffix == ".npz":
+            # Opened here: NumPy leaves open what it can't read.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+                if "X" not in found.files or (has_target and "y" not in found.files):
+                    raise ConfigError(f"{path}: lacks {'X or y' if has_target else 'X'}")
+                return _two(path, found["X"]), np.asarray(found["y"], np.float64).ravel() if has_target else None
+        if path.suffix == ".npy":
+            table = _two(path, np.load(path, allow_pickle=False))
+        elif path.suffix in (".csv", ".gz"):
+            table = _two(path, np.loadtxt(path, delimiter=",", ndmin=2))
+        else:
+            raise ConfigError(f"{path}: is neither .csv, .npy nor .npz")
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (ValueError, UserWarning) as error:  # NumPy warns of a file without rows
+        raise ConfigError(f"{path}: {error}") from error
+    if has_target and table.shape[1] < 2:
+        raise ConfigError(f"{path}: has one column; the last one is the target, and others are needed")
+    return (table[:, :-1].copy(), table[:, -1].copy()) if has_target else (table, None)
+
+
+def _two(path: Path, table: Any) -> Any:
+    table = np.asarray(table)
+    if table.dtype.kind not in "fiub":
+        raise ConfigError(f"{path}: holds {table.dtype}, not numbers")
+    if table.ndim != 2 or not table.size:
+        raise ConfigError(f"{path}: has no rows and columns; its shape is {table.shape}")
+    return np.ascontiguousarray(table, np.float64)
+
+
+def check_finite(where: str, rows: Any) -> None:
+    """Raises ConfigError where a number is missing or infinite."""
+    _check(where, rows, ~np.isfinite(rows), "leave the row out, or fill it in")
+
+
+def check_not_negative(where: str, rows: Any) -> None:
+    """Raises ConfigError where a number is below zero."""
+    _check(where, rows, rows < 0, "this program needs numbers from 0 on")
+
+
+def check_labels(where: str, labels: Any) -> int:
+    """The number of classes of labels 0, 1, 2, ...
+
+    Raises:
+        ConfigError: one is not such a number, or there is one class only.
+    """
+    bad = (labels != np.floor(labels)) | (labels < 0) | (labels > 100_000)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ConfigError(f"{where}: row {row + 1}: label {labels[row]:g}", hint="labels are 0, 1, 2, and so on")
+    classes = int(labels.max()) + 1
+    if classes < 2:
+        raise ConfigError(f"{where}: all labels are 0", hint="two classes at least are needed")
+    return classes
+
+
+def check_counts(where: str, rows: Any) -> None:
+    """Raises ConfigError where a count is negative or not whole."""
+    _check(where, rows, (rows < 0) | (rows != np.floor(rows)), "this program needs counts of words")
+
+
+def _check(where: str, rows: Any, bad: Any, hint: str) -> None:
+    if bad.any():
+        row, column = (int(one) for one in np.unravel_index(int(np.argmax(bad)), rows.shape))
+        raise ConfigError(f"{where}: row {row + 1}, column {column + 1}: is {rows[row, column]:g}", hint=hint)
+
+
+def read_documents(path: Path) -> list[tuple[Any, Any]]:
+    """Documents of a file in LDA-C's form, ``N word:count word:count``: of each its words and their counts.
+
+    Raises:
+        ConfigError: the file is not there, or a line is not such a document.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    documents = []
+    for number, line in enumerate(lines, 1):
+        pairs = [one.partition(":") for one in line.split()[1:]]
+        try:
+            words = np.array([int(word) for word, _, _count in pairs], np.int64)
+            counts = np.array([int(count) for _word, _, count in pairs], np.int64)
+        except ValueError as error:
+            raise ConfigError(f"{path}: row {number}: {error}", hint="a row is N word:count word:count") from error
+        if (words < 0).any() or (counts < 0).any():
+            column = int(np.argmax((words < 0) | (counts < 0)))
+            raise ConfigError(f"{path}: row {number}, column {column + 2}: a number below 0")
+        documents.append((words, counts))
+    if not documents:
+        raise ConfigError(f"{path}: has no rows")
+    return documents

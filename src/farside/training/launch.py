@@ -1,0 +1,194 @@
+"""Workers of one job as processes of this machine, and the Aggregator that they need where none is named.
+
+All workers end together: they agree to stop, or, where one was killed, the others are killed too, since they wait for
+what it would have pushed. Then all begin again from the last checkpoint, under another name.
+"""
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from farside.errors import ConfigError
+from farside.log import get_log
+from farside.training.loop.ended import Paused
+from farside.training.static_plan import JOB, KEY_FILE, SERVICE
+
+_log = get_log("training")
+
+AGREE_LIMIT_S = 20.0
+"""For the others to end by themselves, once one has said that it fails."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_AGGREGATOR = """\
+node = "train"
+listen = ["unix:{folder}/members.sock"]
+key_file = "{folder}/key"
+admin_socket = "{folder}/admin.sock"
+log_level = "warning"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is started.
+
+    Attributes:
+        argv: Of each worker.
+        workers: How many; 0: this process is told by its environment which worker of which job it is, if any.
+        threads: Of NumPy's libraries, in each worker.
+        retries: How often all are started again where one was killed.
+        service: Aggregators; empty, with two workers or more: one is started for them.
+        key_file: The Aggregators' key.
+        environment: More variables of the workers.
+    """
+
+    argv: Sequence[str]
+    workers: int
+    threads: int = 1
+    retries: int = 0
+    service: Sequence[str] = ()
+    key_file: str = ""
+    environment: Mapping[str, str]
+
+
+def launch(wanted: Launch) -> int:
+    """Runs the workers to their end; the exit code: 0, 75 after a pause, or the first one's that failed.
+
+    Raises:
+        ConfigError: more threads than processors, or Aggregators without their key.
+    """
+    processors = len(os.sched_getaffinity(0))
+    if not 1 <= wanted.threads <= processors:
+        raise ConfigError(f"threads: is {wanted.threads}; this machine has {processors} processors for it")
+    if wanted.service and not wanted.key_file:
+        raise ConfigError("Aggregators are named without their key file", hint="add --key-file")
+    with ExitStack() as stack:
+        told = _Told()
+        stack.enter_context(told.signals())
+        variables = {**os.environ, **dict.fromkeys(_THREADS, str(wanted.threads)), **wanted.environment}
+        if wanted.service:
+            variables |= {SERVICE: ",".join(wanted.service), KEY_FILE: wanted.key_file}
+        elif wanted.workers > 1:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-train-")))
+            stack.enter_context(_aggregator(folder))
+            variables |= {SERVICE: f"unix:{folder}/members.sock", KEY_FILE: f"{folder}/key"}
+        for left in reversed(range(wanted.retries + 1)):
+            code = _once(wanted, variables, told)
+            if code >= 0 or not left or told.ends:
+                break
+            _log.warning("a worker was killed; all start again from the last checkpoint", signal=-code, left=left - 1)
+        return code if code >= 0 else 128 - code
+
+
+class _Told:
+    """Signals that ask this process to end: they are handed on to the workers."""
+
+    def __init__(self) -> None:
+        self.ends = False
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def watch(self, workers: list["subprocess.Popen[bytes]"]) -> None:
+        """These are the workers now."""
+        self._workers = workers
+        if self.ends:
+            self._pass_on()
+
+    def _on_end(self, _number: int, _frame: FrameType | None) -> None:
+        self.ends = True
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.terminate()
+
+
+def _once(wanted: Launch, variables: Mapping[str, str], told: _Told) -> int:
+    """One start of all workers; negative where one was killed by a signal."""
+    ours: dict[str, str] = {}
+    if wanted.workers:
+        ours = {"WORLD_SIZE": str(wanted.workers)}
+    if wanted.workers and variables.get(SERVICE):
+        # Another name for each start: Aggregators may still have the last one's sums.
+        ours[JOB] = f"{variables.get(JOB) or 'train'}-{secrets.token_hex(6)}"
+    workers = [
+        subprocess.Popen(
+            wanted.argv,
+            env={**variables, **ours, **({"RANK": str(rank)} if wanted.workers else {})},
+            # Ctrl-C reaches us alone: workers agree on where they stop.
+            start_new_session=True,
+        )
+        for rank in range(wanted.workers or 1)
+    ]
+    told.watch(workers)
+    try:
+        return _ended(workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _ended(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
+    """Waits for all; the exit code that says most, negative for a signal."""
+    deadline_s: float | None = None
+    while True:
+        codes = [worker.poll() for worker in workers]
+        bad = [code for code in codes if code not in (None, 0, Paused.exit_code)]
+        if None not in codes or any(code is not None and code < 0 for code in bad):
+            return next((code for code in bad if code is not None), max(code or 0 for code in codes))
+        if bad and deadline_s is None:
+            deadline_s = time.monotonic() + AGREE_LIMIT_S
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            return bad[0] or 1
+        _wait([worker.pid for worker, code in zip(workers, codes, strict=True) if code is None])
+
+
+def _wait(pids: Sequence[int], limit_s: float = 1.0) -> None:
+    """Returns when one of them ends."""
+    with ExitStack() as stack:
+        waiting = select.poll()
+        for pid in pids:
+            fd = os.pidfd_open(pid)
+            stack.callback(os.close, fd)
+            waiting.register(fd, select.POLLIN)
+        waiting.poll(limit_s * 1000)
+
+
+@contextmanager
+def _aggregator(folder: Path) -> Iterator[None]:
+    """An Aggregator for these workers alone."""
+    key = folder / "key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_hex(32))
+    config = folder / "aggregator.toml"
+    config.write_text(_AGGREGATOR.format(folder=folder))
+    argv = [sys.executable, "-m", "farside", "aggregator", "--config", str(config)]
+    process = subprocess.Popen(argv, start_new_session=True)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=AGREE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

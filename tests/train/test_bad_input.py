@@ -1,0 +1,130 @@
+"""What is wrong with the input or the options of `farside train`: one line each, with file, row and column."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farside.errors import ConfigError
+from farside.training.app.catalog import PROGRAMS
+from farside.training.app.dataset import load
+from farside.training.app.program import Options, nobody_watches
+from farside.training.loop.ended import Diverged
+from tests.train.programs import ended, train
+
+FILES: dict[str, str | bytes] = {
+    "empty.csv": "",
+    "words.csv": "1,2\n3,four\n",
+    "nan.csv": "1,2\n3,nan\n",
+    "minus.csv": "1,2\n3,-4\n",
+    "half.csv": "1,2.5\n",
+    "labels.csv": "1,0\n2,1.5\n",
+    "below.csv": "1,0\n2,-1\n",
+    "zeros.csv": "1,0\n2,0\n",
+    "one.csv": "1\n2\n",
+    "rows.txt": "1,2\n",
+    "torn.npz": b"PK\x03\x04 nothing",
+    "torn.npy": b"\x93NUMPY\x01",
+    "words.ldac": "1 0:1\n1 zero:1\n",
+    "minus.ldac": "1 0:1\n2 0:1 1:-1\n",
+    "none.ldac": "",
+    "silent.ldac": "0\n0\n",
+}
+CASES = [
+    ("nmf", "missing.csv", "data: there is no file '.*missing.csv', and no such data set"),
+    ("nmf", "empty.csv", "empty.csv: "),
+    ("nmf", "words.csv", "words.csv: could not convert string 'four' to float64 at row 1, column 2"),
+    ("nmf", "nan.csv", "nan.csv: row 2, column 2: is nan"),
+    ("nmf", "minus.csv", "minus.csv: row 2, column 2: is -4; this program needs numbers from 0 on"),
+    ("lda", "minus.csv", "minus.csv: row 2, column 2: is -4; this program needs counts"),
+    ("lda", "half.csv", "half.csv: row 1, column 2: is 2.5"),
+    ("mlr", "labels.csv", "labels.csv: row 2: label 1.5; labels are 0, 1, 2"),
+    ("mlr", "below.csv", "below.csv: row 2: label -1"),
+    ("mlr", "zeros.csv", "zeros.csv: all labels are 0"),
+    ("mlr", "one.csv", "one.csv: has one column; the last one is the target"),
+    ("lasso", "nan.csv", "nan.csv: row 2, column 1: is nan"),
+    ("lasso", "rows.txt", "rows.txt: is neither"),
+    ("lasso", "torn.npz", "torn.npz: "),
+    ("nmf", "torn.npy", "torn.npy: "),
+    ("lda", "words.ldac", "words.ldac: row 2: invalid literal"),
+    ("lda", "minus.ldac", "minus.ldac: row 2, column 3: a number below 0"),
+    ("lda", "none.ldac", "none.ldac: has no rows"),
+    ("lda", "silent.ldac", "silent.ldac: has no words"),
+]
+
+
+@pytest.mark.parametrize(("app", "name", "line"), CASES)
+def test_a_file_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, app: Any, name: str, line: str) -> None:
+    if name in FILES:
+        content = FILES[name]
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(ConfigError, match=line) as caught:
+        load(Options(app=app, data=str(tmp_path / name)))
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"app": "lda", "data": "digits"}, "data: digits is not for lda; use reuters, synthetic or a file"),
+        ({"app": "nmf", "data": "synthetic", "rows": 0}, "0 rows and 200 columns"),
+        ({"app": "nmf", "data": "digits", "blocks": 5000}, "blocks: 5000 for 1797 rows"),
+        ({"app": "mlr", "data": "synthetic", "classes": 1}, "classes: is 1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        load(Options(**options))
+
+
+def test_files_are_read_as_they_are(tmp_path: Path) -> None:
+    rows, target = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2.0])
+    np.savez(tmp_path / "rows.npz", X=rows, y=target)
+    np.savetxt(tmp_path / "rows.csv", np.column_stack([rows, target]), delimiter=",")
+
+    of_npz, of_csv = (load(Options(app="mlr", data=str(tmp_path / f"rows.{end}"), blocks=2)) for end in ("npz", "csv"))
+
+    assert of_npz.classes == of_csv.classes == 3
+    for one, other in zip(of_npz.blocks, of_csv.blocks, strict=True):
+        assert [part.tobytes() for part in one] == [part.tobytes() for part in other]
+    counts = np.array([[2, 0, 1], [0, 0, 3]])
+    np.save(tmp_path / "counts.npy", counts)
+    (tmp_path / "counts.ldac").write_text("2 0:2 2:1\n1 2:3\n")
+    documents = [load(Options(app="lda", data=str(tmp_path / f"counts.{end}"))) for end in ("npy", "ldac")]
+    assert [[list(words) for _, words in one.blocks] for one in documents] == [[[0, 0, 2], [2, 2, 2]]] * 2
+
+
+def test_an_objective_that_is_not_finite_ends_the_job_in_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "huge.npz", X=np.full((4, 2), 1e200), y=np.array([0.0, 1, 0, 1]))
+    options = Options(app="lasso", data=str(tmp_path / "huge.npz"), blocks=2)
+
+    with np.errstate(all="ignore"), pytest.raises(Diverged, match=r"the objective is (nan|inf) after iteration"):
+        PROGRAMS["lasso"](load(options), options, nobody_watches)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("nmf", "--threads", "999"), "threads: is 999; this machine has"),
+        (("nmf", "--retries", "1"), "--retries without a checkpoint folder; add --checkpoint-dir"),
+        (("nmf", "--service", "tcp:127.0.0.1:1"), "Aggregators are named without their key file; add --key-file"),
+        (("missing.py",), "there is no file 'missing.py'"),
+    ],
+)
+def test_a_command_that_cant_be_run_says_why(words: tuple[str, ...], line: str) -> None:
+    code, out, errors = ended(train(*words))
+
+    assert (code, out) == (2, "")
+    assert errors.startswith(f"farside: {line}")
+    assert errors.count("\n") == 1
+
+
+def test_lda_without_numba_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError")
+
+    code, _, errors = ended(train("lda", "--data", "synthetic", environment={"PYTHONPATH": str(tmp_path)}))
+
+    assert (code, errors) == (2, "farside: lda needs the package numba; pip install numba\n")

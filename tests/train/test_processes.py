@@ -1,0 +1,136 @@
+"""`farside train` with workers as processes: the same bits alone, paused and resumed, killed and resumed."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.waiting import until
+from tests.train.programs import ended, model_of, train
+
+# Sized so that an iteration takes a few milliseconds.
+APPS: dict[str, tuple[object, ...]] = {
+    "nmf": ("nmf", "--iterations", 120, "--blocks", 8),
+    "mlr": ("mlr", "--iterations", 160, "--blocks", 8),
+    "lasso": ("lasso", "--iterations", 300, "--blocks", 4),
+    "lda": ("lda", "--iterations", 40, "--blocks", 8),
+}
+SLOW = [pytest.param(app, marks=() if app == "lasso" else pytest.mark.long) for app in APPS]
+
+
+def needs_numba(app: str) -> None:
+    if app == "lda":
+        pytest.importorskip("numba", reason="numba is not installed: requirements/training.txt")
+
+
+def trained(tmp_path: Path, name: str, *words: object) -> dict[str, bytes]:
+    code, out, errors = ended(train(*words, "--out", tmp_path / name))
+    assert code == 0, errors
+    assert "objective" in out
+    return model_of(tmp_path / name)
+
+
+def workers_of(launcher: int) -> list[int]:
+    """Its workers, without the Aggregator."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == launcher and b"train_worker" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def newest(folder: Path) -> int:
+    """The newest complete checkpoint's iteration; 0 without one."""
+    return max((int(path.parent.name[2:]) for path in folder.glob("i-*/complete")), default=0)
+
+
+@pytest.mark.parametrize("app", SLOW)
+def test_two_workers_that_are_paused_and_killed_end_with_the_same_bits(tmp_path: Path, app: str) -> None:
+    needs_numba(app)
+    wanted = trained(tmp_path, "alone.npz", *APPS[app], "--workers", 2)
+
+    folder = tmp_path / "kept"
+    kept = ("--workers", 2, "--checkpoint-dir", folder, "--checkpoint-s", 0.01, "--retries", 2)
+    paused = train(*APPS[app], *kept)
+    until(lambda: newest(folder), what="a checkpoint")
+    paused.terminate()
+    code, _, errors = ended(paused)
+    assert code == 75, errors
+    assert "farside: paused in iteration" in errors
+    before = newest(folder)
+
+    killed = train(*APPS[app], *kept, "--out", tmp_path / "resumed.npz")
+    until(lambda: newest(folder) > before, what="a newer checkpoint")
+    os.kill(workers_of(killed.pid)[-1], signal.SIGKILL)
+    code, _, errors = ended(killed)
+    assert code == 0, errors
+    assert "a worker was killed; all start again" in errors
+    assert model_of(tmp_path / "resumed.npz") == wanted
+
+
+@pytest.mark.long
+def test_another_number_of_workers_differs_in_the_last_bits_alone(tmp_path: Path) -> None:
+    one = trained(tmp_path, "one.npz", *APPS["nmf"])
+    two = trained(tmp_path, "two.npz", *APPS["nmf"], "--workers", 2)
+
+    for name, data in one.items():
+        assert np.frombuffer(data) == pytest.approx(np.frombuffer(two[name]), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.long
+def test_a_checkpoint_is_good_for_any_number_of_workers(tmp_path: Path) -> None:
+    kept = ("--checkpoint-dir", tmp_path / "kept", "--checkpoint-s", 0)
+    words: tuple[Any, ...] = ("lasso", "--blocks", 6, *kept)
+    trained(tmp_path, "one.npz", *words, "--iterations", 10)
+
+    code, out, errors = ended(train(*words, "--iterations", 201, "--workers", 3))
+
+    assert code == 0, errors
+    assert "iteration 20 of 201" in out
+    assert "objective 1444.30" in out
+
+
+@pytest.mark.long
+def test_frozen_topics_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    needs_numba("lda")
+    words = (*APPS["lda"], "--frozen", "--iterations", 10)
+    one, two = trained(tmp_path, "1.npz", *words), trained(tmp_path, "2.npz", *words, "--workers", 2)
+
+    assert one["in_word"] == two["in_word"]
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from farside import training
+
+rows = np.arange(40.0).reshape(8, 5)
+with training.begin(rows, keys={"sum": (5,)}, iterations=int(sys.argv[1])) as job:
+    while job.goes_on():
+        total = job.pull()["sum"]
+        if sys.argv[2:] == [str(job.rank)] and job.iteration == 1:
+            raise RuntimeError("by request")
+        job.push({"sum": sum(block.data for block in job.blocks())})
+    if job.rank == 0:
+        print(job.pull()["sum"].sum())
+    else:
+        job.pull()
+"""
+
+
+def test_a_users_own_program_runs_and_its_error_ends_all_workers(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(PROGRAM)
+
+    assert ended(train(file, 3)) == (0, "780.0\n", "")
+    code, _, errors = ended(train("file", "--workers", 2, file, 3, 1))
+    assert code == 1
+    assert "RuntimeError: by request" in errors
+    assert "farside: rank 1 failed in iteration 1; its own line says why" in errors
