@@ -18,6 +18,7 @@ NAME = "cpu"
 PERIOD_US = 10_000
 QUOTA_US_MIN = 1000  # the kernel takes no less (kernel/sched/core.c: min_cfs_quota_period)
 CAPACITY_PCT = 90  # of the cores; the rest is the front's and its clients'
+WEIGHT = 4
 _CONTROLLERS = ("cpu", "cpuset", "cpuacct")
 _LEAF = "farside-front"
 _PREFIX = "farside-serve-"
@@ -36,11 +37,13 @@ class CpuDriver:
 
     Args:
         capacity_pct: So much of each device's cores is given to parts; 100 % of a device is that.
+        weight: How many processes of others its parts outweigh on each core, up to their quota. Small, as the front is
+            such a process; large where nothing but parts is to be measured.
         root: Of the file system; another one than / in tests.
     """
 
-    def __init__(self, capacity_pct: int = CAPACITY_PCT, root: Path = Path("/")) -> None:
-        self.capacity_pct, self._root = capacity_pct, root
+    def __init__(self, capacity_pct: int = CAPACITY_PCT, *, weight: int = WEIGHT, root: Path = Path("/")) -> None:
+        self.capacity_pct, self._weight, self._root = capacity_pct, weight, root
         self._base: _Base | None = None
         self._opened = 0
 
@@ -64,10 +67,11 @@ class CpuDriver:
         quota_us = self._quota_us(device, part_pct)
         base = self._own_groups()
         whole = _groups(base, f"{_PREFIX}{os.getpid()}-{device.number}")
-        self._make(base, whole, self._quota_us(device, 100), device.cores)
         self._opened += 1
         part = {name: folder / f"part-{self._opened}" for name, folder in whole.items()}
         try:
+            self._make(base, whole, self._quota_us(device, 100), device.cores)
+            _set_weight(base.version, whole["cpu"], self._weight * len(device.cores))
             self._make(base, part, quota_us, device.cores)
         except Unavailable:
             _remove(part)
@@ -91,7 +95,7 @@ class CpuDriver:
         if self._base is None:
             found = _own_v1(self._root) or _own_v2(self._root)
             if found is None:
-                raise Unavailable(f"no cgroup with the cpu controller is mounted below {self._root}sys/fs/cgroup")
+                raise Unavailable(f"no cgroup with the cpu controller is mounted below {self._root / 'sys/fs/cgroup'}")
             if found.version == 2:
                 _delegate(found.folders["cpu"])
             _try_to_make(found.folders["cpu"])
@@ -278,6 +282,17 @@ def _set_quota(version: int, folder: Path, quota_us: int) -> None:
             f"({error.strerror})",
             hint="the group above may allow less than the device's cores",
         ) from error
+
+
+def _set_weight(version: int, folder: Path, times: int) -> None:
+    """A group's weight, in what a process has by default on one core."""
+    try:
+        if version == 2:
+            (folder / "cpu.weight").write_text(str(min(10_000, 100 * times)))
+        else:
+            (folder / "cpu.shares").write_text(str(min(262_144, 1024 * times)))
+    except OSError as error:
+        raise Unavailable(f"{folder}: the kernel refuses a weight ({error.strerror})", hint=_HINT) from error
 
 
 def _remove(folders: dict[str, Path]) -> None:

@@ -49,11 +49,14 @@ class Place(Protocol):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver can do on this machine. ``problem``: why it can do nothing here; empty: it works."""
+    """What a driver can do on this machine. ``problem``: why it can do nothing here; empty: it works.
+    ``can_cut``: it has parts below 100 %.
+    """
 
     driver: str
     problem: str = ""
     parts: str = ""
+    can_cut: bool = True
     can_resize: bool = False
     isolation: str = ""
 

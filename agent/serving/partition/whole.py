@@ -11,7 +11,9 @@ class WholeDriver:
 
     def capabilities(self) -> Capabilities:
         """Works everywhere."""
-        return Capabilities(driver=NAME, parts="100 %", isolation="cores by affinity; no limit on their use")
+        return Capabilities(
+            driver=NAME, parts="100 %", can_cut=False, isolation="cores by affinity; no limit on their use"
+        )
 
     def open(self, device: Device, part_pct: int) -> "WholePlace":
         """The whole device."""

@@ -16,6 +16,7 @@ Form = Literal["none", "utilisation", "additive", "trees"]
 FORMS: tuple[Form, ...] = ("none", "utilisation", "additive", "trees")
 
 FIT_SHARE = 0.7
+CO_RUNS_MIN = 50  # a form is fitted to no fewer
 SAFETY_QUANTILE = 0.9
 _RIDGE = 0.05
 _LEAST = 1e-3  # of a utilisation, before its logarithm

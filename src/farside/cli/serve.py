@@ -1,4 +1,4 @@
-"""The command `farside serve`: plans inference on parts of GPUs, and simulates what comes of a plan."""
+"""The command `farside serve`: measures models, plans inference on parts of GPUs, and simulates what comes of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,9 @@ import typer
 from farside.cli import options
 
 serve_app = typer.Typer(
-    help="Plan inference within SLOs on parts of GPUs, and simulate it.", no_args_is_help=True, rich_markup_mode=None
+    help="Measure models, plan inference within SLOs on parts of GPUs, and simulate it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 GPUS_MAX = 256
@@ -122,3 +124,59 @@ def simulate(
     from farside.cli.serving.simulate import run
 
     raise typer.Exit(run(request, json_out))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """The options of `farside serve profile`, as they were given."""
+
+    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Folder with NAME.onnx or NAME.pt files.")]
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder that gets the profile; one that a run has begun goes on.")
+    ]
+    device: Annotated[
+        str, typer.Option(metavar="DRIVER", help="How the device is cut; `farside serve check` lists the drivers.")
+    ] = "auto"
+    cores: Annotated[
+        str, typer.Option(metavar="0,1,...", help="Cores that are the device, for CPU drivers; default: all.")
+    ] = ""
+    parts: Annotated[str, typer.Option(metavar="A,B,...", help="Parts to measure, in percent.")] = "20,40,50,60,80,100"
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch.")] = 32
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="MINUTES", help="Stop after so long; most useful cells first. Default: three rounds."),
+    ] = None
+    slo: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL=MS,...", help="SLOs for the tables; default: twice what the largest batch takes alone."
+        ),
+    ] = ""
+
+
+@serve_app.command()
+@options.made(request=ProfileRequest)
+def profile(request: ProfileRequest) -> None:
+    """Measure what models take on parts of this machine's device, alone and beside each other.
+
+    The folder is what `farside serve plan --table` takes. Stopped or killed, the same command goes on.
+    """
+    from farside.cli.serving.profile import run
+
+    raise typer.Exit(run(request))
+
+
+@serve_app.command()
+def check(
+    models: Annotated[
+        Path | None, typer.Argument(metavar="[MODELS]", help="Folder with model files to look into.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch of the models.")] = 32,
+) -> None:
+    """Show what this machine can serve with: drivers that cut devices, frameworks, and model files.
+
+    Names the file or library that is missing. Exits with 1 if no device can be cut, or no framework is there.
+    """
+    from farside.cli.serving.check import run
+
+    raise typer.Exit(run(models, max_batch))

@@ -10,6 +10,7 @@ from farside.errors import ConfigError
 
 RATE_MAX = 1e6
 SCENARIOS_MAX = 1_000_000
+SLO_MS_MAX = 1e6
 
 
 def parse_rates(text: str, models: Collection[str], option: str = "--rates") -> Mapping[str, float]:
@@ -30,6 +31,27 @@ def parse_rates(text: str, models: Collection[str], option: str = "--rates") -> 
         found[name] = _rate(where, value)
     if not any(found.values()):
         raise ConfigError(f"{option} {text}: no model has requests", hint="give a rate above 0")
+    return found
+
+
+def parse_slos(text: str, models: Collection[str]) -> Mapping[str, float]:
+    """SLOs in ms by model, from MODEL=MS,...; empty: none.
+
+    Raises:
+        ConfigError: A part is malformed, a model unknown, or an SLO out of bounds.
+    """
+    found = {}
+    for part in text.split(",") if text.strip() else ():
+        name, _, value = (one.strip() for one in part.partition("="))
+        where = f"--slo {part.strip()}"
+        _known(where, name, models)
+        try:
+            slo_ms = float(value)
+        except ValueError:
+            slo_ms = math.nan
+        if not 0 < slo_ms <= SLO_MS_MAX:
+            raise ConfigError(f"{where}: is no time", hint=f"give milliseconds up to {SLO_MS_MAX:g}")
+        found[name] = slo_ms
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import ConfigError
-from farside.scheduler.sharing.glet.fit import CoRun, Pair, Utilisation, fit
+from farside.scheduler.sharing.glet.fit import CO_RUNS_MIN, CoRun, Pair, Utilisation, fit
 from farside.scheduler.sharing.glet.interference import Separable, tabled
 from farside.scheduler.sharing.glet.profile import (
     WHOLE_PCT,
@@ -19,12 +19,12 @@ from farside.scheduler.sharing.glet.profile import (
     between,
     cuts_of,
 )
+from farside.serve.profile.folder import read_header
 
 MODELS, OVERHEAD = "models.csv", "batch-overhead.csv"
 DERIVED = "LATENCY-derived.csv"
 PROCESS_MB, USABLE_MB = 1230.0, 9900.0
 BATCH_MAX = 1024
-CO_RUNS_MIN = 50
 # The authors' code: what it adds for building a batch, by the form of the input, and the margin on both.
 MARGIN = 1.1
 _BUILDING_TIMES = {"3x224x224": 1.9, "3x300x300": 2.5}
@@ -76,11 +76,16 @@ def read_tables(folder: Path, device: str = "") -> Tables:
     parts = sorted(set.intersection(*(_parts(latencies, name) for name in listed)))
     if WHOLE_PCT not in parts:
         raise ConfigError(f"{path}: has no latencies of a whole device", hint="add rows with part_pct 100")
+    header = read_header(folder)
     interference, from_what = _interference(folder, prefix, listed, latencies, parts, largest)
     return Tables(
         models=models,
         device=DeviceProfile(
-            name=prefix, cuts=cuts_of(parts), memory_mb=USABLE_MB, process_mb=PROCESS_MB, interference=interference
+            name=prefix,
+            cuts=cuts_of(parts),
+            memory_mb=header.device.memory_mb if header is not None else USABLE_MB,
+            process_mb=header.process_mb if header is not None else PROCESS_MB,
+            interference=interference,
         ),
         rests_on=f"{path.name} ({'derived, not measured' if is_derived else 'measured'}); {from_what}",
     )

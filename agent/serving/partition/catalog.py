@@ -1,0 +1,32 @@
+"""The partition drivers by name, and which of them a machine has."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.policy import Driver
+from farside.agent.serving.partition.whole import WholeDriver
+from farside.errors import ConfigError, Unavailable
+
+AUTO = "auto"
+# In the order in which `auto` tries them.
+DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType({"cpu": CpuDriver, "whole": WholeDriver})
+
+
+def find_driver(name: str) -> tuple[str, Driver]:
+    """A driver that works here, with its name; ``auto``: the first that does.
+
+    Raises:
+        ConfigError: There is none of this name.
+        Unavailable: It does not work here; the line says what is missing.
+    """
+    if name != AUTO and name not in DRIVERS:
+        raise ConfigError(f"there is no device driver {name}", hint=f"choose {AUTO}, {' or '.join(DRIVERS)}")
+    problems = []
+    for one in DRIVERS if name == AUTO else (name,):
+        driver = DRIVERS[one]()
+        problem = driver.capabilities().problem
+        if not problem:
+            return one, driver
+        problems.append(f"{one}: {problem}")
+    raise Unavailable("; ".join(problems))

@@ -1,0 +1,69 @@
+"""The command `farside serve profile`: measures models on parts of this machine's device."""
+
+import asyncio
+import contextlib
+import os
+
+from farside.agent.serving.partition.catalog import find_driver
+from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.policy import Device, Driver
+from farside.cli.serve import ProfileRequest
+from farside.cli.terminal import standard_output
+from farside.errors import ConfigError
+from farside.serve.profile.cells import WHOLE_PCT
+from farside.serve.profile.profiler import ProfileTask, describe_folder, profile
+from farside.serve.scenario import parse_slos
+
+# What is measured is the device, and not what else runs on it.
+_WEIGHT, _PRIORITY = 64, -20
+
+
+def run(request: ProfileRequest) -> int:
+    """Measures and prints; 1 if the tables that plans need are not complete.
+
+    Raises:
+        FarsideError: An option, a model or the folder is wrong, or the device has no parts.
+    """
+    parts = _numbers("--parts", request.parts, 1, WHOLE_PCT)
+    cores = _numbers("--cores", request.cores, 0, 1 << 16) or tuple(sorted(os.sched_getaffinity(0)))
+    if WHOLE_PCT not in parts:
+        raise ConfigError(f"--parts {request.parts}: does not have {WHOLE_PCT}", hint="add it: plans need the whole")
+    if request.minutes is not None and not 0 < request.minutes <= 1440:
+        raise ConfigError(f"--minutes {request.minutes:g}: is out of bounds", hint="give minutes up to a day")
+    absent = set(cores) - os.sched_getaffinity(0)
+    if absent:
+        raise ConfigError(f"--cores {request.cores}: core {min(absent)} is not ours", hint="name cores of this machine")
+    name, driver = find_driver(request.device)
+    if isinstance(driver, CpuDriver):
+        driver = CpuDriver(weight=_WEIGHT)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
+    return asyncio.run(_profile(request, name, driver, Device(cores=cores), parts))
+
+
+async def _profile(request: ProfileRequest, name: str, driver: Driver, device: Device, parts: tuple[int, ...]) -> int:
+    models = await describe_folder(request.models, request.max_batch)
+    task = ProfileTask(
+        models=models, driver_name=name, driver=driver, device=device, parts=parts,
+        slo_ms=parse_slos(request.slo, [model.name for model in models]), out=request.out, minutes=request.minutes,
+    )  # fmt: skip
+    with standard_output():
+        result = await profile(task, print)
+        print(f"{result.cells} cells measured; {request.out} has {result.rows} rows.")
+        if result.missing:
+            print(f"{result.missing} cells that plans need are missing: the same command goes on.")
+            return 1
+        print(f"farside serve plan --table {request.out} --rates ... plans with it.")
+    return 0
+
+
+def _numbers(option: str, text: str, low: int, high: int) -> tuple[int, ...]:
+    try:
+        found = tuple(sorted({int(one) for one in text.split(",") if one.strip()}))
+    except ValueError:
+        found = (-1,)
+    if any(not low <= one <= high for one in found):
+        raise ConfigError(
+            f"{option} {text}: is no list of numbers", hint=f"give numbers of {low} to {high} with commas"
+        )
+    return found

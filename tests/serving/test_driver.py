@@ -1,0 +1,158 @@
+"""Partition drivers: real groups where this machine lets us make them."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from farside.agent.serving.partition.catalog import find_driver
+from farside.agent.serving.partition.cpu import CpuDriver, threads_of
+from farside.agent.serving.partition.policy import Device
+from farside.agent.serving.partition.whole import WholeDriver
+from farside.errors import ConfigError, Unavailable
+from tests.serving.executors import Watched, small_models
+
+CORE = min(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def driver() -> CpuDriver:
+    driver = CpuDriver()
+    if problem := driver.capabilities().problem:
+        pytest.skip(f"no CPU quota here: {problem}")
+    return driver
+
+
+def pids(file: str) -> list[str]:
+    return Path(file).read_text().split()
+
+
+def text(place_file: str, name: str) -> str:
+    return (Path(place_file).parent / name).read_text().strip()
+
+
+def test_a_part_is_a_quota_on_the_devices_cores_below_the_whole_device(driver: CpuDriver) -> None:
+    place = driver.open(Device(cores=(CORE,)), 40)
+    files = place.entry.files
+    quota = next(one for one in files if "cpuset" not in one and "cpuacct" not in one)
+    cores = next((one for one in files if (Path(one).parent / "cpuset.cpus").exists()), None)
+
+    v1 = (Path(quota).parent / "cpu.cfs_quota_us").exists()
+    if v1:
+        assert (text(quota, "cpu.cfs_quota_us"), text(quota, "cpu.cfs_period_us")) == ("3600", "10000")
+    else:
+        assert text(quota, "cpu.max") == "3600 10000"
+    assert cores is None or text(cores, "cpuset.cpus") == str(CORE)
+    assert place.resize(80)
+    assert place.part_pct == 80
+    assert text(quota, "cpu.cfs_quota_us" if v1 else "cpu.max").split()[0] == "7200"
+    place.close()
+    assert not any(Path(one).parent.exists() for one in files)
+
+
+def test_parts_of_one_device_are_closed_one_by_one(driver: CpuDriver) -> None:
+    first, second = (driver.open(Device(cores=(CORE,)), part) for part in (60, 40))
+    first.close()
+
+    assert all(Path(one).exists() for one in second.entry.files)
+    second.close()
+    assert not any(Path(one).parent.parent.exists() for one in second.entry.files)
+
+
+@pytest.mark.parametrize(
+    ("device", "part", "line"),
+    [
+        (Device(cores=(CORE,)), 5, "5 % of its cores is a quota too small"),
+        (Device(number=3), 50, "device 3: has no cores"),
+        (Device(cores=(100_000,)), 50, "cpuset"),
+    ],
+)
+def test_a_part_that_can_not_be_had_is_refused_and_leaves_no_group(
+    driver: CpuDriver, device: Device, part: int, line: str
+) -> None:
+    with pytest.raises(Unavailable, match=line):
+        driver.open(device, part)
+
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/farside-serve-{os.getpid()}-*"))
+
+
+def test_an_executor_computes_within_its_part_and_is_counted_there(driver: CpuDriver, tmp_path: Path) -> None:
+    models = small_models(tmp_path)
+
+    async def test() -> None:
+        watched = Watched()
+        place = driver.open(Device(cores=(CORE,)), 60)
+        executor = await watched.start(models, place)
+
+        assert all(str(executor.pid) in pids(one) for one in place.entry.files)
+        assert os.sched_getaffinity(executor.pid) == {CORE}
+        loaded = executor.measured()
+        assert loaded is not None
+        assert loaded.device_s > 0
+        assert await executor.resize(30)
+        await executor.close()
+        assert not any(Path(one).parent.exists() for one in place.entry.files)
+
+    asyncio.run(test())
+
+
+def test_groups_of_a_process_that_was_killed_are_removed_by_the_next(driver: CpuDriver) -> None:
+    place = driver.open(Device(cores=(CORE,)), 50)
+    gone = 2**22 - 1  # more than pid_max allows on this machine, or a process that is not there
+    left = {Path(one).parent.parent for one in place.entry.files}
+    stale = [folder.parent / f"farside-serve-{gone}-0" for folder in left]
+    for folder in stale:
+        (folder / "part-1").mkdir(parents=True)
+    CpuDriver().capabilities()
+
+    assert not any(folder.exists() for folder in stale)
+    assert all(folder.exists() for folder in left)
+    place.close()
+
+
+def test_a_second_thread_comes_with_more_than_half_of_two_cores() -> None:
+    assert [threads_of(part, 2) for part in (20, 50, 60, 100)] == [1, 1, 2, 2]
+    assert [threads_of(part, 1) for part in (20, 100)] == [1, 1]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """Files of a machine with cgroup v2; a folder, unlike the kernel, makes no files of its own."""
+    own = tmp_path / "sys/fs/cgroup/serve.service"
+    own.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/serve.service\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+    )
+    (own / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    (own / "cgroup.subtree_control").write_text("")
+    (own / "cgroup.type").write_text("domain\n")
+    return tmp_path
+
+
+def test_with_v2_the_front_moves_to_a_leaf_before_it_hands_controllers_down(machine: Path) -> None:
+    own = machine / "sys/fs/cgroup/serve.service"
+
+    assert CpuDriver(root=machine).capabilities().problem == ""
+    assert (own / "farside-front/cgroup.procs").read_text() == "0"
+    assert (own / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
+
+
+def test_without_the_cpu_controller_the_driver_says_what_is_missing(machine: Path) -> None:
+    (machine / "sys/fs/cgroup/serve.service/cgroup.controllers").write_text("memory\n")
+
+    problem = CpuDriver(root=machine).capabilities().problem
+    assert problem == f"no cgroup with the cpu controller is mounted below {machine}/sys/fs/cgroup"
+
+
+def test_a_device_that_can_not_be_cut_is_had_whole_or_not_at_all() -> None:
+    assert WholeDriver().open(Device(cores=(0, 1)), 100).entry.threads == 2
+    with pytest.raises(Unavailable, match="no part of 40 %"):
+        WholeDriver().open(Device(cores=(0,)), 40)
+
+
+def test_an_unknown_driver_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="no device driver gpu; choose auto, cpu"):
+        find_driver("gpu")
