@@ -13,10 +13,14 @@ _NEAR_S = 1e-9
 
 
 class Queue(Protocol):
-    """The requests of one model that wait, oldest first."""
+    """The requests of one model that wait, oldest first. Each row of a request counts."""
 
     def waiting(self, now_s: float) -> int:
         """How many have arrived and wait."""
+        ...
+
+    def oldest(self) -> int:
+        """Rows of the oldest, which are never parted."""
         ...
 
     def deadline_s(self) -> float:
@@ -57,7 +61,7 @@ class GletRound:
 
 
 class Dispatch(NamedTuple):
-    """Run the oldest ``requests`` of a model now."""
+    """Run the oldest requests of a model now: as many as have at most ``requests`` rows together."""
 
     model: str
     requests: int
@@ -111,9 +115,9 @@ def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float) -> int:
     """
     while True:
         waiting = queue.waiting(now_s)
-        count = min(waiting, slot.batch)
-        if count == 0:
+        if waiting == 0:
             return 0
+        count = max(min(waiting, slot.batch), queue.oldest())
         room_s = queue.deadline_s() - now_s + _NEAR_S
         if room_s < slot.latency_s[count - 1]:
             queue.drop(now_s)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from farside.scheduler.sharing.glet.change import renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.portfolio import impossible, plan_on
 from farside.scheduler.sharing.glet.portfolio import plan as plan_within
@@ -99,3 +100,42 @@ def served_share(plan: Plan | None, rates: Mapping[str, float]) -> float:
     """The share that a plan serves of the rate of that model of which it serves least; every model keeps so much."""
     served = plan.served() if plan is not None else {}
     return min([1.0, *(served.get(name, 0.0) / rate for name, rate in rates.items() if rate > 0)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What an epoch decides: the plan to go to, or None where the one that runs stays.
+
+    ``served_share``: the share of each rate that is served; ``refusal``: why the rates as a whole have no plan.
+    """
+
+    scale: Scale
+    plan: Plan | None
+    served_share: float
+    refusal: Refusal | None
+
+
+def decide(
+    scale: Scale,
+    current: Plan,
+    rates: Mapping[str, float],
+    gpus_max: int,
+    plan: Callable[[Mapping[str, float], int], Plan | Refusal],
+) -> Decided:
+    """An epoch [glet §4.1]: the plan that runs stays where it is enough and no GPU would be given back.
+
+    Another one has its GPUs numbered so that most stays. Arguments are those of `next_period`; ``current`` is the plan
+    that runs, empty at the start.
+    """
+    scaled = next_period(scale, rates, gpus_max, plan)
+    found = scaled.scale.plan
+    if found is None or scaled.refusal is not None:
+        stays = True
+    else:
+        stays = bool(current.glets) and served_share(current, rates) >= 1 and scaled.scale.gpus >= current.gpus
+    return Decided(
+        scale=scaled.scale,
+        plan=None if stays or found is None else renumbered(current, found),
+        served_share=scaled.served_share,
+        refusal=scaled.refusal,
+    )

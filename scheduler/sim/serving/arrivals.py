@@ -52,6 +52,10 @@ class ArrivedQueue:
             self._tail = tail = bisect_right(times, now_s, tail)
         return tail - self.head
 
+    def oldest(self) -> int:
+        """One: simulated requests have one row each."""
+        return 1
+
     def deadline_s(self) -> float:
         """When the oldest must be answered."""
         return self.times_s[self.head] + self.slo_s

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.sharing.glet.change import renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, planned, planned_rate, tick, tracked
-from farside.scheduler.sharing.glet.scaling import Scale, next_period, served_share
+from farside.scheduler.sharing.glet.scaling import Scale, decide
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.serving.arrivals import ArrivedQueue, Course, Outcome, drawn, outcome
 from farside.scheduler.sim.serving.executors import Executors
@@ -118,16 +117,11 @@ class Epochs:
 
     def _decide(self, rates: Mapping[str, float], now_s: float, cause: str) -> None:
         wanted = {name: planned_rate(rate) for name, rate in rates.items()}
-        scaled = next_period(self._scale, wanted, self._settings.gpus_max, self._plan)
-        self._scale = scaled.scale
-        self._refused += scaled.refusal is not None
-        plan = scaled.scale.plan
-        if plan is None or scaled.refusal is not None:
-            return
-        # The plan that runs stays where it is enough and no GPU would be given back.
-        if self._current.glets and served_share(self._current, wanted) >= 1 and self._scale.gpus >= self._current.gpus:
-            return
-        self._next = (now_s + self._settings.reorganise_s, renumbered(self._current, plan), cause)
+        decided = decide(self._scale, self._current, wanted, self._settings.gpus_max, self._plan)
+        self._scale = decided.scale
+        self._refused += decided.refusal is not None
+        if decided.plan is not None:
+            self._next = (now_s + self._settings.reorganise_s, decided.plan, cause)
 
     def _switch(self, now_s: float) -> None:
         if self._next is not None:
