@@ -81,7 +81,11 @@ def clear_stale(path: str) -> None:
 
 def _tcp(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    # Accepted sockets inherit it. asyncio sets it itself only where a socket names its protocol, as these do not: an
+    # answer in two writes would wait 40 ms for the other end's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _unix(path: str, mode: int) -> socket.socket:
