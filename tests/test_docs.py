@@ -50,6 +50,7 @@ def is_made_by_use(name: str) -> bool:
         "manager.toml",
         "manager.json",
         "slurm.toml",
+        "serving.toml",
         "peers.toml",
         "daemon.d/",
         "blockdev.d/",

@@ -98,6 +98,7 @@ PURE = (
     "farside.blockdev.donor.trust",
     "farside.blockdev.mapping.migration",
     "farside.config.check",
+    *(f"farside.serve.{name}" for name in ("description", "inference", "queues")),
     "farside.kmod_shim.nbd.message",
     "farside.proof",
     *(

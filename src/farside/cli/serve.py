@@ -1,4 +1,4 @@
-"""The command `farside serve`: measures models, plans inference on parts of GPUs, and simulates what comes of it."""
+"""The command `farside serve`: inference within SLOs on parts of devices, measured, planned, simulated and served."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from farside.cli import options
 
 serve_app = typer.Typer(
-    help="Measure models, plan inference within SLOs on parts of GPUs, and simulate it.",
+    help="Inference within SLOs on parts of devices: measure models, plan, simulate, serve.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -180,3 +180,37 @@ def check(
     from farside.cli.serving.check import run
 
     raise typer.Exit(run(models, max_batch))
+
+
+_Place = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Folder with serving.toml and model files, or such a file.")
+]
+
+
+@serve_app.command("run")
+def run_deployment(
+    place: _Place,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Serve by this plan as long as it runs, whatever the rates."),
+    ] = None,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")] = "info",
+) -> None:
+    """Serve the models of a deployment on this machine, over HTTP and gRPC.
+
+    Runs until SIGTERM. Plans anew as request rates change, unless a plan is given.
+    """
+    from farside.cli.serving.deploy import run
+
+    raise typer.Exit(run(place, plan_file, log_level))
+
+
+@serve_app.command()
+def status(
+    place: _Place,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what a running deployment serves: its plan, its rates, and what became of requests."""
+    from farside.cli.serving.deploy import show_status
+
+    raise typer.Exit(show_status(place, as_json=as_json))

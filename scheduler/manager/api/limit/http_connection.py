@@ -13,6 +13,9 @@ from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
 class LimitedProtocol(PeerProtocol):
     """One connection, among those of its owner."""
 
+    address_max = limits.CONNECTIONS_AN_ADDRESS
+    body_bytes_max = limits.BODY_BYTES_MAX
+
     def __init__(self, *args: Any, connections: limits.Connections, **more: Any) -> None:
         super().__init__(*args, **more)
         self._connections = connections
@@ -26,7 +29,7 @@ class LimitedProtocol(PeerProtocol):
         owner = self.client[0] if self.client is not None else "nobody"
         # The handshake counted it by its descriptor until now; from here on it counts as this object.
         self._connections.shaken(transport.get_extra_info("socket").fileno())
-        most = limits.CONNECTIONS_A_USER if is_peer(owner) else limits.CONNECTIONS_AN_ADDRESS
+        most = limits.CONNECTIONS_A_USER if is_peer(owner) else self.address_max
         if not self._connections.admit(owner, most):
             self.transport.abort()
             return
@@ -58,7 +61,7 @@ class LimitedProtocol(PeerProtocol):
     def on_headers_complete(self) -> None:
         """A body may follow."""
         super().on_headers_complete()
-        self._expect(limits.BODY_LIMIT_S, limits.BODY_BYTES_MAX)
+        self._expect(limits.BODY_LIMIT_S, self.body_bytes_max)
 
     def on_message_complete(self) -> None:
         """All of a request is here."""

@@ -1,0 +1,97 @@
+"""The commands `farside serve run` and `farside serve status`."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from farside import admin
+from farside.cli.figure_table import figure_table, print_plain
+from farside.cli.terminal import standard_output
+from farside.errors import Unavailable
+from farside.serve.status import ServeStatus
+
+_PACKAGES = ("onnxruntime", "grpc", "tritonclient")
+_CHANGES_SHOWN = 10
+
+
+def run(place: Path, plan_file: Path | None, log_level: str) -> int:
+    """Serves until SIGTERM; the exit code.
+
+    Raises:
+        FarsideError: The deployment is wrong, or could not be started.
+    """
+    import importlib.util
+
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise Unavailable(
+                f"the Python package {package} is not installed",
+                hint="install requirements/serving.txt (.venv/bin/pip install -r requirements/serving.txt)",
+            )
+    from farside.serve.deployment import read_deployment
+    from farside.serve.main import run as run_deployment
+
+    return run_deployment(read_deployment(place, socket_folder()), plan_file, log_level=log_level)
+
+
+def show_status(place: Path, *, as_json: bool) -> int:
+    """Asks a running deployment and prints what it says; 1 if it is not ready.
+
+    Raises:
+        FarsideError: The deployment's file is wrong, or nobody answers.
+    """
+    from farside.serve.deployment import read_deployment
+
+    told = admin.call(read_deployment(place, socket_folder()).admin_socket, "status")
+    status = msgspec.convert(told, ServeStatus)
+    with standard_output():
+        if as_json:
+            print_plain(msgspec.json.encode(told).decode())
+        else:
+            _print(status)
+    return 0 if status.ready else 1
+
+
+def socket_folder() -> Path:
+    """Where deployments of this user have their admin sockets."""
+    if os.geteuid() == 0:
+        return Path("/run/farside/serve")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "farside-serve" if runtime else Path(f"/tmp/farside-serve-{os.geteuid()}")  # noqa: S108
+
+
+def _print(status: ServeStatus) -> None:
+    models = figure_table(
+        "model", "SLO", "rate", "planned", "waiting", "p50", "p99", "met", "late", "dropped", "rejected", "failed",
+    )  # fmt: skip
+    for one in status.models:
+        models.add_row(
+            one.name, f"{one.slo_ms:g} ms", f"{one.rate:.1f}/s", f"{one.planned_rate:.1f}/s", f"{one.waiting}",
+            f"{one.p50_ms:.1f} ms", f"{one.p99_ms:.1f} ms", f"{one.met:,}", f"{one.late:,}", f"{one.dropped:,}",
+            f"{one.rejected:,}", f"{one.failed:,}",
+        )  # fmt: skip
+    glets = figure_table("device", "part", "models", "cycle", "process", "real/planned", texts=3)
+    for one in status.glets:
+        loads = ", ".join(f"{portion.model} x{portion.batch}" for portion in one.glet.models)
+        glets.add_row(
+            f"{one.glet.gpu}", f"{one.glet.part_pct} %", loads, f"{one.glet.cycle_ms:.1f} ms",
+            f"{one.pid}" if one.pid else "starts again", f"{one.ratio:.2f}" if one.ratio else "-",
+        )  # fmt: skip
+    changes = figure_table("at", "cause", "devices", "sum of parts", "prepared", "resized", "closed", "took", texts=2)
+    for one in status.changes[-_CHANGES_SHOWN:]:
+        changes.add_row(
+            time.strftime("%H:%M:%S", time.localtime(one.at_s)), one.cause, f"{one.gpus}", f"{one.part_pct} %",
+            f"{one.prepared}", f"{one.resized}", f"{one.closed}",
+            one.problem or f"{one.plan_s + one.prepare_s + one.drain_s:.1f} s",
+        )  # fmt: skip
+    doors = ", ".join(
+        f"{name} {address}" for name, address in (("HTTP", status.http), ("gRPC", status.grpc)) if address
+    )
+    print_plain(models, glets, changes)
+    print_plain(f"{status.name}: {'ready' if status.ready else 'not ready'} on {doors}; driver {status.driver}.")
+    if status.problem:
+        print_plain(f"The rates have no plan: {status.problem}.")
+    if status.deaths:
+        print_plain(f"{status.deaths} executors have died.")

@@ -1,0 +1,167 @@
+"""Epochs: rates are observed, a plan is made where they have changed, and the fleet is led to it.
+
+    observe -> plan -> change -> act -> record
+
+Counting goes on while a change is under way; there is one at a time.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from farside.errors import ConfigError, FarsideError
+from farside.log import get_log
+from farside.own_task import in_own_task
+from farside.scheduler.sharing.glet.plan import Plan, Refusal
+from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
+from farside.scheduler.sharing.glet.scaling import Scale, decide, served_share
+from farside.serve.fleet import Fleet
+from farside.serve.planner import Planner
+from farside.serve.pool import Pool
+from farside.serve.status import ChangeRecord
+
+RECORDS_KEPT = 60
+# Planned for models that nobody asks, so that each has a glet and its first request a place to go.
+RATE_MIN = 1.0
+
+_log = get_log("serve.controller")
+
+
+class Controller:
+    """Plans of a deployment over time.
+
+    Args:
+        fleet: Is led from plan to plan.
+        pool: Counts requests.
+        planner: None where the plan is given, and stays.
+        gpus: Devices that there are.
+        rates: Requests a second by model, expected at the start.
+    """
+
+    def __init__(
+        self, fleet: Fleet, pool: Pool, planner: Planner | None, gpus: int, rates: Mapping[str, float],
+        settings: RateSettings | None = None,
+    ) -> None:  # fmt: skip
+        self._fleet, self._pool, self._planner, self._gpus = fleet, pool, planner, gpus
+        self._settings = settings or RateSettings()
+        self._loop = asyncio.get_running_loop()
+        self._tracked: Tracked = tracked(rates, self._loop.time())
+        self._scale = Scale()
+        self._under_way: asyncio.Task[None] | None = None
+        self.records = deque[ChangeRecord](maxlen=RECORDS_KEPT)
+        self.problem = ""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Measured requests a second."""
+        return {name: one.rate(self._settings) for name, one in self._tracked.models.items()}
+
+    async def start(self, plan: Plan | None) -> None:
+        """Starts the first plan: the given one, or one for the expected rates.
+
+        Raises:
+            ConfigError: The rates have no plan; with how many devices would do.
+            FarsideError: An executor could not be started.
+        """
+        began_s = self._loop.time()
+        wanted = self._wanted()
+        if plan is None:
+            assert self._planner is not None
+            answer = await self._planner.plan(wanted, self._gpus, is_explained=True)
+            if isinstance(answer.found, Refusal):
+                raise _no_plan(answer.found, wanted, self._gpus, answer.enough)
+            plan = answer.found
+            self._scale = Scale(plan=plan, gpus=plan.gpus)
+        planned_s = self._loop.time()
+        phases = await self._fleet.change(plan, wanted)
+        self._record("start", plan, planned_s - began_s, phases.prepare_s, phases.drain_s, phases.prepared)
+
+    async def run(self) -> None:
+        """Observes until it is cancelled."""
+        tick_s = self._settings.tick_s
+        at_s = self._loop.time()
+        periods_at_s = at_s
+        try:
+            while True:
+                at_s = max(at_s + tick_s, self._loop.time())
+                await asyncio.sleep(at_s - self._loop.time())
+                came, dropped = self._pool.take_counts()
+                self._tracked, cause = tick(self._tracked, came, dropped, at_s, self._settings)
+                is_period = at_s - periods_at_s >= self._settings.period_s
+                if is_period:
+                    periods_at_s = at_s
+                if self._planner is None or self._under_way is not None:
+                    continue
+                if cause is not None or (is_period and self._scale.below):
+                    self._tracked = planned(self._tracked, at_s, self._settings)
+                    self._under_way = asyncio.ensure_future(in_own_task(self._epoch(self._planner, cause or "period")))
+                    self._under_way.add_done_callback(self._has_ended)
+        finally:
+            if self._under_way is not None:
+                self._under_way.cancel()
+                with suppress(asyncio.CancelledError, FarsideError):
+                    await self._under_way
+
+    def _has_ended(self, task: "asyncio.Task[None]") -> None:
+        self._under_way = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("an epoch failed", cause=error)
+
+    async def _epoch(self, planner: Planner, cause: str) -> None:
+        wanted, began_s = self._wanted(), self._loop.time()
+        current = self._fleet.plan
+        try:
+            answer = await planner.plan(wanted, self._gpus)
+        except FarsideError as error:
+            self._record(cause, current, self._loop.time() - began_s, problem=str(error))
+            return
+        decided = decide(self._scale, current, wanted, self._gpus, lambda *_: answer.found)
+        self._scale = decided.scale
+        plan_s = self._loop.time() - began_s
+        if decided.refusal is not None:
+            self.problem = f"{decided.refusal.model} does not fit: {decided.refusal.why}"
+            share = f"{100 * served_share(current, wanted):.0f} % of each planned rate is served"
+            self._record(cause, current, plan_s, problem=f"{self.problem}; {share}")
+            return
+        self.problem = ""
+        if decided.plan is None:
+            return
+        try:
+            phases = await self._fleet.change(decided.plan, wanted)
+        except FarsideError as error:
+            self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
+            return
+        self._record(
+            cause, decided.plan, plan_s, phases.prepare_s, phases.drain_s, phases.prepared, phases.resized,
+            phases.closed,
+        )  # fmt: skip
+
+    def _wanted(self) -> dict[str, float]:
+        return {name: planned_rate(max(RATE_MIN, rate)) for name, rate in self.rates.items()}
+
+    def _record(
+        self, cause: str, plan: Plan, plan_s: float, prepare_s: float = 0.0, drain_s: float = 0.0, prepared: int = 0,
+        resized: int = 0, closed: int = 0, problem: str = "",
+    ) -> None:  # fmt: skip
+        record = ChangeRecord(
+            at_s=time.time(), cause=cause, gpus=plan.gpus, part_pct=plan.part_pct, prepared=prepared, resized=resized,
+            closed=closed, plan_s=plan_s, prepare_s=prepare_s, drain_s=drain_s, problem=problem,
+        )  # fmt: skip
+        self.records.append(record)
+        told: Callable[..., None] = _log.warning if problem else _log.info
+        told(
+            "plan", cause=cause, devices=plan.gpus, part_pct=plan.part_pct, prepared=prepared, resized=resized,
+            closed=closed, plan_s=round(plan_s, 3), prepare_s=round(prepare_s, 3), drain_s=round(drain_s, 3),
+            problem=problem,
+        )  # fmt: skip
+
+
+def _no_plan(refusal: Refusal, wanted: Mapping[str, float], gpus: int, enough: int) -> ConfigError:
+    """The line for rates that do not fit at the start."""
+    return ConfigError(
+        f"{refusal.model} does not fit on {gpus} device{'s' if gpus > 1 else ''}: {refusal.left:.1f} of "
+        f"{wanted[refusal.model]:g} planned requests/s are left; {refusal.why}",
+        hint=f"{enough} devices would do" if enough else "lower rates, or give more devices",
+    )

@@ -1,0 +1,342 @@
+"""A deployment's file, serving.toml: which models are served, within which SLOs, where, on what.
+
+Whatever is wrong with it ends the program before anything starts, in one line: what, where, what to do.
+"""
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from farside.agent.serving.describe import ModelRequest
+from farside.agent.serving.model_file import MAX_BATCH
+from farside.endpoint import is_near, parse_address
+from farside.errors import ConfigError
+from farside.scheduler.sharing.glet.profile import DeviceProfile, Interference, Load, ModelProfile
+from farside.serve.scenario import RATE_MAX
+
+FILE = "serving.toml"
+MODELS_MAX = 256
+SLO_MS_MAX = 600_000.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Keys of serving.toml that a deployment without a manager has no use for.
+_OF_A_CLUSTER = ("qos", "lease_s", "spare_gpus", "replace_before_s", "preemptible", "worker_command", "gpu_model")
+_GPU_DRIVERS = ("green", "mps", "mig")
+
+
+class _Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A table [model.NAME]."""
+
+    file: str
+    slo_ms: float
+    rate: float = 0.0
+    max_batch: int = 32
+    max_shape: dict[str, tuple[int, ...]] = {}
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    """All of serving.toml."""
+
+    model: dict[str, _Model]
+    name: str = "serving"
+    http_listen: str = "tcp:127.0.0.1:8000"
+    grpc_listen: str = "tcp:127.0.0.1:8001"
+    metrics_listen: str = "tcp:127.0.0.1:8002"
+    admin_socket: str = ""
+    device: str = "auto"
+    cpu_devices: list[tuple[int, ...]] = []
+    capacity_pct: int = 90
+    gpus_max: int = 0
+    profile: str = ""
+    prepare_s: float = 60.0
+    plain_http: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    token_file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model of a deployment; ``rate`` is expected at the start, requests a second."""
+
+    name: str
+    path: Path
+    slo_ms: float
+    rate: float
+    max_batch: int
+    max_shape: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A deployment file that is sound in itself.
+
+    Addresses are HOST:PORT, empty where a door stays shut. ``profile`` is None where none is named. ``driver`` is auto,
+    cpu or whole; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0 where all
+    devices may be used.
+    """
+
+    file: Path
+    name: str
+    models: Mapping[str, ServedModel]
+    http: str
+    grpc: str
+    metrics: str
+    admin_socket: Path
+    driver: str
+    cpu_devices: tuple[tuple[int, ...], ...]
+    capacity_pct: int
+    gpus_max: int
+    profile: Path | None
+    prepare_s: float
+    tls_cert: Path
+    tls_key: Path
+    tokens: tuple[str, ...]
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the doors speak TLS."""
+        return self.tls_cert.is_absolute()
+
+    def requests(self) -> tuple[ModelRequest, ...]:
+        """What has to be found out of each model file, by name."""
+        return tuple(
+            ModelRequest(name=one.name, path=str(one.path), max_batch=one.max_batch, max_shape=one.max_shape)
+            for one in self.models.values()
+        )
+
+
+def read_deployment(place: Path, state_folder: Path) -> Deployment:
+    """The deployment of a folder, or of a file.
+
+    Args:
+        place: A folder with serving.toml, or such a file; paths in it are relative to its folder.
+        state_folder: Where the admin socket is by default.
+
+    Raises:
+        ConfigError: It can't be read, or something in it is wrong.
+    """
+    path = place / FILE if place.is_dir() else place
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint=f"name a folder with {FILE}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is no TOML file ({error})", hint="docs/serving.md has an example") from error
+    _check_keys(path, said)
+    try:
+        file = msgspec.convert(said, _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_where(error)}", hint="docs/serving.md has an example") from error
+    return _Checked(path.absolute(), file).deployment(state_folder)
+
+
+def _check_keys(path: Path, said: Mapping[str, object]) -> None:
+    known = [field.name for field in msgspec.structs.fields(_File)]
+    for key in said:
+        if key in _OF_A_CLUSTER:
+            raise ConfigError(
+                f"{path}: {key} is of a deployment on a manager's nodes; here models run on this machine",
+                hint="take it out",
+            )
+        if key not in known:
+            raise ConfigError(f"{path}: {key} is no setting", hint=_nearest(key, known))
+    models = said.get("model", {})
+    for name, table in models.items() if isinstance(models, dict) else ():
+        fields = [field.name for field in msgspec.structs.fields(_Model)]
+        for key in table if isinstance(table, dict) else ():
+            if key not in fields:
+                raise ConfigError(f"{path}: model.{name}.{key} is no setting", hint=_nearest(key, fields))
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+
+
+def _where(error: msgspec.ValidationError) -> str:
+    """`Expected `int`, got `str` - at `$.gpus_max`` as a sentence that names the setting first."""
+    text, _, place = str(error).partition(" - at `$")
+    return f"{place.strip('`.') or 'the file'}: {text[:1].lower()}{text[1:]}".replace("`", "")
+
+
+class _Checked:
+    """Checks that need more than types."""
+
+    def __init__(self, path: Path, file: _File) -> None:
+        self._path, self._folder, self._file = path, path.parent, file
+
+    def deployment(self, state_folder: Path) -> Deployment:
+        """The deployment.
+
+        Raises:
+            ConfigError: Something is wrong.
+        """
+        file = self._file
+        if not _NAME.fullmatch(file.name):
+            raise self._wrong(f"name = {file.name!r} is no name", "use letters, digits, dots, dashes; 64 at most")
+        if not 1 <= len(file.model) <= MODELS_MAX:
+            raise self._wrong(f"has {len(file.model)} models", f"name 1 to {MODELS_MAX}, each in a table [model.NAME]")
+        self._check_numbers()
+        secure = bool(file.tls_cert or file.tls_key)
+        if secure and not (file.tls_cert and file.tls_key):
+            raise self._wrong("tls_cert and tls_key go together", "name both, or neither")
+        socket = self._in_folder(file.admin_socket) if file.admin_socket else state_folder / f"{file.name}.sock"
+        return Deployment(
+            file=self._path,
+            name=file.name,
+            models={name: self._model(name, one) for name, one in sorted(file.model.items())},
+            http=self._address("http_listen", file.http_listen, is_secure=secure),
+            grpc=self._address("grpc_listen", file.grpc_listen, is_secure=secure),
+            metrics=self._address("metrics_listen", file.metrics_listen, is_secure=False),
+            admin_socket=socket,
+            driver=file.device,
+            cpu_devices=tuple(file.cpu_devices),
+            capacity_pct=file.capacity_pct,
+            gpus_max=file.gpus_max,
+            profile=self._in_folder(file.profile) if file.profile else None,
+            prepare_s=file.prepare_s,
+            tls_cert=self._in_folder(file.tls_cert) if secure else Path(),
+            tls_key=self._in_folder(file.tls_key) if secure else Path(),
+            tokens=self._tokens(),
+        )
+
+    def _check_numbers(self) -> None:
+        file = self._file
+        if file.device in _GPU_DRIVERS:
+            raise self._wrong(f"device = {file.device!r}: GPUs can't be cut by this version", "use cpu, whole or auto")
+        if file.device not in ("auto", "cpu", "whole"):
+            raise self._wrong(f"device = {file.device!r} is no device", "use auto, cpu or whole")
+        cores = [core for device in file.cpu_devices for core in device]
+        if any(not device for device in file.cpu_devices) or len(set(cores)) < len(cores) or min(cores, default=0) < 0:
+            raise self._wrong("cpu_devices has an empty device or a core twice", "such as [[0], [1]]")
+        for name, value, low, high in (
+            ("gpus_max", file.gpus_max, 0, 256),
+            ("capacity_pct", file.capacity_pct, 10, 100),
+            ("prepare_s", file.prepare_s, 1, 3600),
+        ):
+            if not low <= value <= high:
+                raise self._wrong(f"{name} = {value} is out of bounds", f"give {low} to {high}")
+
+    def _model(self, name: str, one: _Model) -> ServedModel:
+        where = f"model.{name}"
+        if not _NAME.fullmatch(name):
+            raise self._wrong(f"{where} is no name of a model", "use letters, digits, dots, dashes; 64 at most")
+        if not (0 < one.slo_ms <= SLO_MS_MAX):
+            raise self._wrong(f"{where}.slo_ms = {one.slo_ms} is out of bounds", f"give up to {SLO_MS_MAX:.0f} ms")
+        if not (0 <= one.rate <= RATE_MAX and math.isfinite(one.rate)):
+            raise self._wrong(f"{where}.rate = {one.rate} is no rate", f"give requests a second, 0 to {RATE_MAX:,.0f}")
+        if not 1 <= one.max_batch <= MAX_BATCH:
+            raise self._wrong(f"{where}.max_batch = {one.max_batch} is out of bounds", f"give 1 to {MAX_BATCH}")
+        path = self._in_folder(one.file)
+        if not path.is_file():
+            raise self._wrong(f"{where}.file = {one.file!r}: {path} is no file", "name a model file")
+        return ServedModel(
+            name=name, path=path, slo_ms=one.slo_ms, rate=one.rate, max_batch=one.max_batch, max_shape=one.max_shape
+        )
+
+    def _address(self, setting: str, text: str, *, is_secure: bool) -> str:
+        """HOST:PORT; empty where the text is."""
+        if not text:
+            return ""
+        address = text.removeprefix("tcp:")
+        try:
+            host, _ = parse_address(address)
+        except ValueError as error:
+            raise self._wrong(f"{setting} = {text!r} is no address", "write tcp:HOST:PORT, or nothing") from error
+        if not is_near(host) and not is_secure and not self._file.plain_http:
+            raise self._wrong(
+                f"{setting} = {text!r} lets others in without TLS",
+                "name tls_cert and tls_key, or say plain_http = true where the network is trusted"
+                if setting != "metrics_listen"
+                else "metrics have no TLS: use a loopback address, or say plain_http = true",
+            )
+        return address
+
+    def _tokens(self) -> tuple[str, ...]:
+        if not self._file.token_file:
+            return ()
+        path = self._in_folder(self._file.token_file)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._wrong(f"token_file {path}: can't be read", "name a file of tokens") from error
+        if path.stat().st_mode & 0o007:
+            raise self._wrong(f"token_file {path}: all users may read it", f"chmod o= {path}")
+        tokens = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        if not tokens:
+            raise self._wrong(f"token_file {path}: has no token", "write a token a line")
+        return tokens
+
+    def _in_folder(self, text: str) -> Path:
+        return self._folder / text
+
+    def _wrong(self, what: str, hint: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {what}", hint=hint)
+
+
+def check_slos(deployment: Deployment, profiles: Mapping[str, ModelProfile]) -> None:
+    """Whether each model's SLO can be met by a batch of one, on the best part that was profiled.
+
+    Raises:
+        ConfigError: One can't, with the shortest that can.
+    """
+    for name, model in deployment.models.items():
+        shortest_ms = profiles[name].shortest_slo_ms
+        if model.slo_ms < shortest_ms:
+            raise ConfigError(
+                f"{deployment.file}: model.{name}.slo_ms = {model.slo_ms:g} can never be met",
+                hint=f"it needs at least {math.ceil(10 * shortest_ms) / 10:g} ms: a cycle and a batch of one",
+            )
+
+
+class _Bounded:
+    """Interference of models whose largest batch is smaller than the profile's."""
+
+    def __init__(self, of: Interference, most: Mapping[str, int]) -> None:
+        self._of, self._most = of, most
+
+    def pressure(self, part_pct: int, loads: Sequence[Load]) -> object:
+        """As it was measured."""
+        return self._of.pressure(part_pct, loads)
+
+    def factors(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:
+        """As it was measured, of the batches that are served."""
+        return self._of.factors(model, part_pct, pressure)[: self._most[model]]
+
+
+def profiles_of(
+    deployment: Deployment, folder: Path, models: Mapping[str, ModelProfile], device: DeviceProfile
+) -> tuple[dict[str, ModelProfile], DeviceProfile]:
+    """The deployment's models as the profile of a folder has them, with their SLOs and largest batches.
+
+    Raises:
+        ConfigError: A model has no profile, or none of its largest batch, or an SLO can never be met.
+    """
+    found: dict[str, ModelProfile] = {}
+    for name, model in deployment.models.items():
+        profile = models.get(name)
+        if profile is None:
+            raise ConfigError(
+                f"{deployment.file}: model.{name} has no profile in {folder}",
+                hint=f"there are {', '.join(sorted(models))}; profile it: farside serve profile",
+            )
+        if profile.max_batch < model.max_batch:
+            raise ConfigError(
+                f"{deployment.file}: model.{name}.max_batch = {model.max_batch} was not profiled",
+                hint=f"{folder} has batches up to {profile.max_batch}: give that, or profile it anew",
+            )
+        found[name] = replace(
+            profile,
+            slo_ms=model.slo_ms,
+            latency_ms={part: times[: model.max_batch] for part, times in profile.latency_ms.items()},
+            slowed_ms={part: times[: model.max_batch] for part, times in profile.slowed_ms.items()},
+        )
+    check_slos(deployment, found)
+    most = {name: model.max_batch for name, model in deployment.models.items()}
+    return found, replace(device, interference=_Bounded(device.interference, most))

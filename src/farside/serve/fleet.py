@@ -1,0 +1,282 @@
+"""The executors of a deployment: one for each glet, started, restarted, resized and ended as plans change.
+
+A change comes in phases: new executors start and warm up beside the old ones; one assignment of routes switches; what
+leaves ends its batches; then it is closed. Until the switch the old plan serves, and a change that can't be prepared
+leaves it as it is.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from farside.agent.serving.executor import BatchDone, Executor, ExecutorEnded, start_executor
+from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.partition.cpu import threads_of
+from farside.agent.serving.partition.policy import Device, Driver
+from farside.errors import FarsideError
+from farside.log import get_log
+from farside.own_task import in_own_task
+from farside.scheduler.sharing.glet.change import changes
+from farside.scheduler.sharing.glet.plan import Glet, Plan
+from farside.scheduler.sharing.glet.round import GletRound, Slot
+from farside.scheduler.sharing.glet.size import Sizes
+from farside.serve.pool import Pool, Turns
+
+DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
+
+_log = get_log("serve.fleet")
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """A glet's executor; ``turns`` is None while it is not routed."""
+
+    glet: Glet
+    executor: Executor | None = None
+    turns: Turns | None = None
+    deaths_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=DEATHS_MAX))
+    is_leaving: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Seconds that the phases of a change took, and how many glets were prepared, resized and closed."""
+
+    prepare_s: float
+    drain_s: float
+    prepared: int
+    resized: int
+    closed: int
+
+
+class Fleet:
+    """Executors by glet.
+
+    Args:
+        driver: Cuts the devices.
+        devices: By the number of a plan's GPU.
+        models: By name.
+        sizes: Latencies by which rounds decide.
+        pool: What they serve.
+        longest_s: The longest SLO, which a glet that leaves has to end its batches.
+        prepare_s: Seconds for an executor to be ready.
+    """
+
+    def __init__(
+        self, driver: Driver, devices: Sequence[Device], models: Mapping[str, ModelFile], sizes: Sizes, pool: Pool,
+        *, longest_s: float, prepare_s: float,
+    ) -> None:  # fmt: skip
+        self._driver, self._devices, self._models = driver, devices, models
+        self._sizes, self._pool, self._longest_s, self._prepare_s = sizes, pool, longest_s, prepare_s
+        self._loop = asyncio.get_running_loop()
+        self._opened: list[_Opened] = []
+        self._plan = Plan(glets=())
+        self._rates: Mapping[str, float] = {}
+        self.deaths = 0
+        pool.on_dead = self._died
+
+    @property
+    def plan(self) -> Plan:
+        """What is routed."""
+        return self._plan
+
+    @property
+    def executors(self) -> Sequence[tuple[Glet, Executor | None]]:
+        """Each glet of the plan with its executor; None: it has died, and comes again."""
+        return [(one.glet, one.executor) for one in self._opened if not one.is_leaving]
+
+    async def change(self, plan: Plan, rates: Mapping[str, float]) -> Phases:
+        """Leads from the plan that runs to another one.
+
+        Args:
+            plan: Its GPUs are numbered so that most stays.
+            rates: Planned requests a second by model.
+
+        Raises:
+            FarsideError: An executor did not become ready; nothing has changed.
+        """
+        began_s = self._loop.time()
+        kept, resized, fresh = self._matched(plan)
+        try:
+            await self._prepare(fresh)
+        except BaseException:
+            await self._close_all(fresh)
+            raise
+        # Switch: no waiting in here.
+        switched_s = self._loop.time()
+        for one, glet in (*kept, *resized):
+            if one.executor is not None and one.executor.place.part_pct != glet.part_pct:
+                one.executor.place.resize(glet.part_pct)
+            one.glet = glet
+        staying = [one for one, _ in (*kept, *resized)]
+        leaving = [one for one in self._opened if one not in staying]
+        self._opened, self._plan, self._rates = [*staying, *fresh], plan, rates
+        self._route()
+        # Drain, then close.
+        for one in leaving:
+            one.is_leaving = True
+        await asyncio.gather(*(self._drain(one) for one in leaving))
+        return Phases(
+            prepare_s=switched_s - began_s, drain_s=self._loop.time() - switched_s, prepared=len(fresh),
+            resized=len(resized), closed=len(leaving),
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Ends all executors."""
+        self._pool.switch((), {})
+        opened, self._opened = self._opened, []
+        for one in opened:
+            one.is_leaving = True
+        await self._close_all(opened)
+
+    # ---- a change
+
+    def _matched(self, plan: Plan) -> tuple[list[tuple[_Opened, Glet]], list[tuple[_Opened, Glet]], list[_Opened]]:
+        """Executors that keep their part, executors that get another size, and glets that need a new one."""
+        change = changes(self._plan, plan)
+        free = list(self._opened)
+        kept: list[tuple[_Opened, Glet]] = []
+        for glet in (*change.stay, *change.retime):
+            one = next(one for one in free if _place(one.glet) == _place(glet))
+            free.remove(one)
+            kept.append((one, glet))
+        resized: list[tuple[_Opened, Glet]] = []
+        fresh: list[_Opened] = []
+        for glet in change.prepare:
+            found = next((one for one in free if self._can_resize(one, glet)), None)
+            if found is None:
+                fresh.append(_Opened(glet))
+            else:
+                free.remove(found)
+                resized.append((found, glet))
+        # What shrinks goes first, so that a device is never promised twice.
+        resized.sort(key=lambda pair: pair[1].part_pct - pair[0].glet.part_pct)
+        return kept, resized, fresh
+
+    def _can_resize(self, one: _Opened, glet: Glet) -> bool:
+        if one.glet.gpu != glet.gpu or _names(one.glet) != _names(glet) or one.executor is None:
+            return False
+        cores = len(self._devices[glet.gpu].cores)
+        return (
+            self._driver.capabilities().can_resize
+            and threads_of(glet.part_pct, cores) == one.executor.place.entry.threads
+        )
+
+    async def _prepare(self, fresh: Sequence[_Opened]) -> None:
+        # Device after device: those that warm up on one disturb no other.
+        for gpu in sorted({one.glet.gpu for one in fresh}):
+            for one in fresh:
+                if one.glet.gpu == gpu:
+                    one.executor = await self._start(one)
+
+    async def _start(self, one: _Opened) -> Executor:
+        glet = one.glet
+        place = self._driver.open(self._devices[glet.gpu], glet.part_pct)
+        names = _names(glet)
+        p99_s = {name: self._sizes.latencies(name, glet.part_pct, None)[-1] / 1000 for name in names}
+        return await start_executor(
+            place, [self._models[name] for name in names], lambda done: self._done(one, done),
+            lambda ended: self._ended(one, ended), p99_s=p99_s, prepare_s=self._prepare_s,
+        )  # fmt: skip
+
+    def _route(self) -> None:
+        turns: list[Turns] = []
+        awaited: set[str] = set()
+        for one in self._opened:
+            if one.executor is None:
+                awaited.update(_names(one.glet))
+                continue
+            rounds = GletRound(slots=self._slots(one.glet), cycle_s=one.glet.cycle_ms / 1000)
+            if one.turns is None or one.turns.is_dead:
+                one.turns = Turns(glet=one.glet, round=rounds, executor=one.executor)
+            else:
+                rounds.last_s = one.turns.round.last_s
+                one.turns.glet, one.turns.round = one.glet, rounds
+            turns.append(one.turns)
+        self._pool.switch(turns, self._rates, frozenset(awaited))
+
+    def _slots(self, glet: Glet) -> list[Slot]:
+        others = [other for other in self._plan.glets if other.gpu == glet.gpu and other is not glet]
+        pressure = None
+        if others:
+            pressure = self._sizes.pressure(others[0].part_pct, [(one.model, one.batch) for one in others[0].models])
+        return [
+            Slot(p.model, p.batch, [ms / 1000 for ms in self._sizes.latencies(p.model, glet.part_pct, pressure)])
+            for p in glet.models
+        ]
+
+    async def _drain(self, one: _Opened) -> None:
+        turns = one.turns
+        if turns is not None and turns.batches:
+            idle = asyncio.Event()
+            turns.on_idle = idle.set
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._longest_s):
+                    await idle.wait()
+        await self._close_all([one])
+
+    async def _close_all(self, opened: Sequence[_Opened]) -> None:
+        for one in opened:
+            one.is_leaving = True
+            if one.task is not None:
+                one.task.cancel()
+        for one in opened:
+            if one.executor is not None:
+                await one.executor.close(0.5)
+
+    # ---- what executors tell
+
+    def _done(self, one: _Opened, done: BatchDone) -> None:
+        if one.turns is not None:
+            self._pool.ended(one.turns, done.batch, done.problem, done.started_ns, done.ended_ns)
+
+    def _ended(self, one: _Opened, ended: ExecutorEnded) -> None:
+        turns = one.turns
+        # Also of one that leaves what it had not ended is queued again.
+        if turns is not None and (turns.batches or not one.is_leaving):
+            self._pool.died(turns, ended.line or "it was closed")
+
+    def _died(self, turns: Turns, line: str) -> None:
+        one = next((one for one in self._opened if one.turns is turns), None)
+        if one is None or one.is_leaving:
+            return
+        self.deaths += 1
+        one.executor = None
+        one.deaths_s.append(self._loop.time())
+        one.task = asyncio.ensure_future(in_own_task(self._restart(one)))
+
+    async def _restart(self, one: _Opened) -> None:
+        """Starts it in place; after three deaths in a minute it is left out for a while."""
+        while not one.is_leaving:
+            deaths = one.deaths_s
+            if len(deaths) == DEATHS_MAX and self._loop.time() - deaths[0] < DEATHS_WITHIN_S:
+                _log.error(
+                    f"an executor died {DEATHS_MAX} times within a minute; it is left out for {LEFT_OUT_S:g} s",
+                    models=", ".join(_names(one.glet)), gpu=one.glet.gpu, part_pct=one.glet.part_pct,
+                )  # fmt: skip
+                await asyncio.sleep(LEFT_OUT_S)
+                deaths.clear()
+            try:
+                one.executor = await self._start(one)
+            except FarsideError as error:
+                _log.error("an executor could not be started again", why=str(error))
+                deaths.append(self._loop.time())
+                await asyncio.sleep(1.0)
+                continue
+            if one.is_leaving:
+                await one.executor.close(0)
+                return
+            self._route()
+            _log.info("an executor runs again", models=", ".join(_names(one.glet)), gpu=one.glet.gpu)
+            return
+
+
+def _names(glet: Glet) -> list[str]:
+    return sorted(one.model for one in glet.models)
+
+
+def _place(glet: Glet) -> tuple[object, ...]:
+    return (glet.gpu, glet.part_pct, tuple(_names(glet)))

@@ -1,0 +1,185 @@
+"""gRPC door: the Open Inference Protocol by grpc.aio, with Triton's extensions that clients need."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from farside.errors import ConfigError
+from farside.log import get_log
+from farside.serve.description import model_metadata
+from farside.serve.grpc_message import read_message, told, written_message
+from farside.serve.inference import BODY_BYTES_MAX, HEAD_BYTES_MAX, InferenceError
+from farside.serve.service import Service
+from farside.tls import TlsFiles
+
+_MESSAGE_BYTES_MAX = BODY_BYTES_MAX + HEAD_BYTES_MAX
+_CALLS_MAX = 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", _CALLS_MAX),
+    # Two doors at one address would share the requests between them without a word.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_metadata_size", HEAD_BYTES_MAX),
+)
+
+_log = get_log("serve.grpc")
+
+
+class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """The calls; those that are not here are UNIMPLEMENTED, as the protocol has it.
+
+    Args:
+        service: What it serves.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._statuses = {status.name: status for status in grpc.StatusCode}
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's names
+        """Inference."""
+        arrived_s = self._loop.time()
+        service = self._service
+        try:
+            self._check(context)
+            model = service.model(request.model_name, request.model_version)
+            sound = read_message(model, request)
+            within_s = context.time_remaining()
+            return await service.infer(
+                model, sound, partial(written_message, model, sound), arrived_s,
+                math.inf if within_s is None else within_s,
+            )  # fmt: skip
+        except InferenceError as error:
+            if error.kind.counted == "refused":
+                service.pool.refuse(request.model_name)
+            await self._abort(context, error)
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether it answers."""
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether each model has a glet."""
+        return service_pb2.ServerReadyResponse(ready=self._service.is_ready())
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether a model has one."""
+
+        async def ready() -> Any:
+            model = self._service.model(request.name, request.version)
+            return service_pb2.ModelReadyResponse(ready=self._service.pool.is_ready(model.name))
+
+        return await self._told(context, ready)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Name, version, extensions."""
+
+        async def metadata() -> Any:
+            return told(self._service.metadata(), service_pb2.ServerMetadataResponse())
+
+        return await self._told(context, metadata)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """A model's inputs and outputs."""
+
+        async def metadata() -> Any:
+            model = self._service.model(request.name, request.version)
+            return told(model_metadata(model), service_pb2.ModelMetadataResponse())
+
+        return await self._told(context, metadata)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Triton's configuration of a model."""
+
+        async def config() -> Any:
+            model = self._service.model(request.name, request.version)
+            return told({"config": self._service.config(model)}, service_pb2.ModelConfigResponse())
+
+        return await self._told(context, config)
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Triton's statistics, of one model or all."""
+
+        async def statistics() -> Any:
+            service = self._service
+            named = [service.model(request.name, request.version)] if request.name else list(service.models.values())
+            return told(service.statistics(named), service_pb2.ModelStatisticsResponse())
+
+        return await self._told(context, statistics)
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """All models."""
+
+        async def index() -> Any:
+            return told({"models": self._service.index()}, service_pb2.RepositoryIndexResponse())
+
+        return await self._told(context, index)
+
+    def _check(self, context: Any) -> None:
+        self._service.check_token(dict(context.invocation_metadata() or ()).get("authorization"))
+
+    async def _told(self, context: Any, tell: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            self._check(context)
+            return await tell()
+        except InferenceError as error:
+            await self._abort(context, error)
+
+    async def _abort(self, context: Any, error: InferenceError) -> None:
+        await context.abort(self._statuses[error.kind.grpc], " ".join(str(error).split()))
+
+
+class _Faults(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Logs exceptions that are faults of the door, and answers INTERNAL."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Wraps a unary call."""
+        handler = await continuation(details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await handler.unary_unary(request, context)
+            except NotImplementedError:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{details.method} is not served")
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:  # the top of this task
+                _log.error("a request failed", method=details.method, cause=error)
+                await context.abort(grpc.StatusCode.INTERNAL, "the server failed on this request; its log says why")
+
+        return grpc.unary_unary_rpc_method_handler(
+            call, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        )
+
+
+async def start_grpc(door: GrpcDoor, address: str, secure: TlsFiles | None) -> Any:
+    """A server of the door at HOST:PORT, started.
+
+    Raises:
+        ConfigError: The address can't be listened on, or a file of TLS is wrong.
+    """
+    server = grpc.aio.server(options=_OPTIONS, interceptors=(_Faults(),))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(door, server)
+    try:
+        if secure is None:
+            port = server.add_insecure_port(address)
+        else:
+            pair = [(secure.key.read_bytes(), secure.cert.read_bytes())]
+            port = server.add_secure_port(address, grpc.ssl_server_credentials(pair))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"grpc_listen tcp:{address}: can't be listened on",
+            hint="end who listens there (ss -ltnp shows), or name another",
+        ) from error
+    assert port
+    await server.start()
+    return server

@@ -1,0 +1,274 @@
+"""`farside serve run`: a deployment on this machine, from its file to its end."""
+
+import asyncio
+import importlib.metadata
+import os
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from farside import admin
+from farside.agent.serving.describe import describe_models
+from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.policy import Device, Driver
+from farside.agent.serving.partition.whole import WholeDriver
+from farside.ending import on_end_signals
+from farside.errors import ConfigError
+from farside.listen import allow_many_connections, close_listener, open_listener
+from farside.log import get_log, start_logging
+from farside.notify import notify_systemd
+from farside.scheduler.manager.garbage_collection import keep_aside
+from farside.scheduler.sharing.glet.catalog import SCHEDULERS
+from farside.scheduler.sharing.glet.check import check
+from farside.scheduler.sharing.glet.plan import Glet, Plan
+from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile
+from farside.scrape import serve_metrics
+from farside.serve.controller import Controller
+from farside.serve.deployment import Deployment, profiles_of
+from farside.serve.fleet import Fleet
+from farside.serve.http_door import HttpDoor, http_server
+from farside.serve.metrics import serving_registry
+from farside.serve.planner import SCHEDULER, Planner
+from farside.serve.pool import Pool
+from farside.serve.service import Service
+from farside.serve.status import GletStatus, ModelStatus, ServeStatus
+from farside.serve.table import read_tables
+from farside.tls import TlsFiles, server_tls
+
+_GRACE_S = 2.0
+_RATIOS_LEAST = 10
+_PLAN_BYTES_MAX = 1 << 24
+
+_log = get_log("serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grounds:
+    """A deployment with what is known of its models, and the devices.
+
+    ``plan`` is the one that was given; None: plans are made as rates change.
+    """
+
+    deployment: Deployment
+    models: Mapping[str, ModelFile]
+    profiles: Mapping[str, ModelProfile]
+    device: DeviceProfile
+    driver: Driver
+    driver_name: str
+    devices: Sequence[Device]
+    plan: Plan | None
+
+    @property
+    def gpus(self) -> int:
+        """Devices that may be used."""
+        return min(len(self.devices), self.deployment.gpus_max or len(self.devices))
+
+
+def run(deployment: Deployment, plan_file: Path | None, *, log_level: str = "info") -> int:
+    """Serves until it is asked to end; the exit code.
+
+    Raises:
+        FarsideError: Something is wrong with the deployment, or could not be started.
+    """
+    start_logging(log_level)
+    allow_many_connections()
+    asyncio.run(_run(deployment, plan_file))
+    return 0
+
+
+async def _run(deployment: Deployment, plan_file: Path | None) -> None:
+    grounds = await _grounds(deployment, plan_file)
+    ended = asyncio.Event()
+    with on_end_signals(ended.set):
+        async with AsyncExitStack() as stack:
+            await _serve(grounds, stack)
+            _log.info("ready", http=deployment.http, grpc=deployment.grpc, models=", ".join(grounds.models))
+            notify_systemd("READY=1")
+            await ended.wait()
+            notify_systemd("STOPPING=1")
+
+
+async def _grounds(deployment: Deployment, plan_file: Path | None) -> _Grounds:
+    if deployment.profile is None:
+        raise ConfigError(
+            f"{deployment.file}: names no profile, and without latencies there is no plan",
+            hint="profile = FOLDER; farside serve profile makes one",
+        )
+    tables = read_tables(deployment.profile)
+    profiles, device = profiles_of(deployment, deployment.profile, tables.models, tables.device)
+    driver_name, driver = _driver(deployment)
+    if driver_name == "whole":
+        device = replace(device, cuts=((WHOLE_PCT,),))
+    devices = [
+        Device(number=number, cores=cores)
+        for number, cores in enumerate(deployment.cpu_devices or (tuple(sorted(os.sched_getaffinity(0))),))
+    ]
+    missing = {core for one in devices for core in one.cores} - os.sched_getaffinity(0)
+    if missing:
+        raise ConfigError(
+            f"{deployment.file}: cpu_devices names core {min(missing)}, which this process may not use",
+            hint=f"there are {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
+        )
+    models = {one.name: one for one in await describe_models(deployment.requests())}
+    grounds = _Grounds(
+        deployment=deployment, models=models, profiles=profiles, device=device, driver=driver, driver_name=driver_name,
+        devices=devices, plan=None,
+    )  # fmt: skip
+    return grounds if plan_file is None else replace(grounds, plan=_given_plan(plan_file, grounds))
+
+
+def _driver(deployment: Deployment) -> tuple[str, Driver]:
+    cpu = CpuDriver(deployment.capacity_pct)
+    if deployment.driver == "whole":
+        return "whole", WholeDriver()
+    problem = cpu.capabilities().problem
+    if not problem:
+        return "cpu", cpu
+    if deployment.driver == "cpu":
+        raise ConfigError(f"{deployment.file}: device = 'cpu': {problem}")
+    _log.warning("devices are not cut: each serves as a whole", why=problem)
+    return "whole", WholeDriver()
+
+
+def _given_plan(path: Path, grounds: _Grounds) -> Plan:
+    """The plan of a file: a list of glets, as `farside serve plan --json` writes it.
+
+    Raises:
+        ConfigError: It can't be read, or the checker finds something.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_PLAN_BYTES_MAX)
+        plan = Plan(glets=msgspec.json.decode(content, type=tuple[Glet, ...]))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="name a file with a plan") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        hint = "give a list of glets, such as the key plan of an entry of `farside serve plan --json`"
+        raise ConfigError(f"{path}: is no plan ({error})", hint=hint) from error
+    unknown = plan.served().keys() - grounds.profiles.keys()
+    lacking = grounds.profiles.keys() - plan.served().keys()
+    if unknown or lacking:
+        what = f"serves {min(unknown)}, which is no model" if unknown else f"does not serve {min(lacking)}"
+        raise ConfigError(f"{path}: {what} of {grounds.deployment.file}", hint="plan for the same models")
+    found = check(plan, plan.served(), grounds.profiles, grounds.device, grounds.gpus, with_interference=True)
+    if found:
+        one = found[0]
+        raise ConfigError(f"{path}: {one.where}: {one.what} ({one.rule})", hint="docs/serving.md has the rules")
+    return plan
+
+
+async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
+    """Starts everything; ``stack`` ends it, doors first."""
+    deployment, loop = grounds.deployment, asyncio.get_running_loop()
+    slo_s = {name: model.slo_ms / 1000 for name, model in deployment.models.items()}
+    sizes = SCHEDULERS[SCHEDULER].sizes(grounds.profiles, grounds.device)
+    pool = Pool(loop, grounds.models, slo_s, lambda: time.time_ns() // 1_000_000)
+    service = Service(importlib.metadata.version("farside"), grounds.models, slo_s, pool, deployment.tokens)
+    # Addresses come first: one that is taken ends the start before any model is loaded.
+    listener = open_listener(f"tcp:{deployment.http}", setting="http_listen") if deployment.http else None
+    if listener is not None:
+        stack.callback(close_listener, listener)
+    fleet = Fleet(
+        grounds.driver, grounds.devices, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
+        prepare_s=deployment.prepare_s,
+    )  # fmt: skip
+    stack.push_async_callback(fleet.close)
+    planner = Planner(grounds.profiles, grounds.device) if grounds.plan is None else None
+    if planner is not None:
+        stack.callback(planner.close)
+    rates = {name: model.rate for name, model in deployment.models.items()}
+    controller = Controller(fleet, pool, planner, grounds.gpus, rates)
+    await controller.start(grounds.plan)
+    told = _Told(grounds, fleet, controller, pool)
+    if deployment.metrics:
+        scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
+        stack.callback(scraped.close)
+    await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
+    await stack.enter_async_context(_background(controller.run()))
+    await stack.enter_async_context(_background(keep_aside()))
+    secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
+    if listener is not None:
+        server = http_server(HttpDoor(service), server_tls(secure) if secure is not None else None)
+        await stack.enter_async_context(_http(server, listener))
+    if deployment.grpc:
+        from farside.serve.grpc_door import GrpcDoor, start_grpc
+
+        grpc_server = await start_grpc(GrpcDoor(service), deployment.grpc, secure)
+        stack.push_async_callback(grpc_server.stop, _GRACE_S)
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[object, object, object]) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def _http(server: uvicorn.Server, listener: socket.socket) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+class _Told:
+    """What the admin socket and the metrics say."""
+
+    def __init__(self, grounds: _Grounds, fleet: Fleet, controller: Controller, pool: Pool) -> None:
+        self._grounds, self._fleet, self._controller, self._pool = grounds, fleet, controller, pool
+
+    async def ask(self, arguments: Mapping[str, object]) -> ServeStatus:
+        """Answer of the command status."""
+        return self.status()
+
+    def status(self) -> ServeStatus:
+        """All of it, now."""
+        deployment, pool = self._grounds.deployment, self._pool
+        ratios = {id(turns.executor): turns.ratios for turns in pool.turns}
+        glets = tuple(
+            GletStatus(
+                glet=glet, pid=executor.pid if executor is not None else 0,
+                ratio=_median(ratios.get(id(executor), ()), _RATIOS_LEAST),
+            )
+            for glet, executor in self._fleet.executors
+        )  # fmt: skip
+        return ServeStatus(
+            name=deployment.name, http=deployment.http, grpc=deployment.grpc, driver=self._grounds.driver_name,
+            devices=self._grounds.gpus, ready=all(pool.is_ready(name) for name in self._grounds.models), glets=glets,
+            models=tuple(self._model(name) for name in self._grounds.models), changes=tuple(self._controller.records),
+            deaths=self._fleet.deaths, stray=pool.stray, problem=self._controller.problem,
+        )  # fmt: skip
+
+    def _model(self, name: str) -> ModelStatus:
+        counts = self._pool.counts[name]
+        taken = sorted(self._pool.latencies_s[name])
+        return ModelStatus(
+            name=name, slo_ms=self._grounds.deployment.models[name].slo_ms,
+            rate=self._controller.rates[name], planned_rate=self._fleet.plan.served().get(name, 0.0),
+            waiting=self._pool.queues[name].rows, p50_ms=_quantile_ms(taken, 0.5), p99_ms=_quantile_ms(taken, 0.99),
+            met=counts.met, late=counts.late, dropped=counts.dropped, rejected=counts.rejected, failed=counts.failed,
+            refused=counts.refused, cancelled=counts.cancelled, again=counts.again,
+        )  # fmt: skip
+
+
+def _median(values: Sequence[float], least: int) -> float:
+    return statistics.median(values) if len(values) >= least else 0.0
+
+
+def _quantile_ms(ascending: Sequence[float], share: float) -> float:
+    return 1000 * ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else 0.0

@@ -1,0 +1,376 @@
+"""The pool: requests of all models, the glets that take turns at them, and what is in flight.
+
+How it works
+  A request waits in its model's queue until a glet's turn takes it (scheduler/sharing/glet/round.py): so a late or dead
+  executor holds nothing but the batch that it runs and the one that is staged behind that. A batch's rows are copied
+  into a slot of the executor's memory; when it is done each request is answered from there. Batches have numbers of
+  their own: an answer to a batch that is not in flight is dropped and counted.
+
+  All is called from one event loop. Times are seconds of its clock, which is CLOCK_MONOTONIC.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from farside.agent.serving.model_file import ModelFile
+from farside.log import get_log
+from farside.scheduler.sharing.glet.plan import Glet
+from farside.scheduler.sharing.glet.round import Dispatch, GletRound, look
+from farside.serve.description import Duration, ModelCounts
+from farside.serve.inference import Array, InferenceError, Kind
+from farside.serve.queues import RequestQueue, Waiting
+
+STAGE_S = 0.002  # so long before a batch is expected to end the next one is chosen and copied
+QUEUE_ROWS_MIN = 64
+KEPT_LATENCIES = 4096
+KEPT_RATIOS = 200
+SLOTS = 2
+
+_log = get_log("serve.pool")
+
+
+class Executor(Protocol):
+    """What runs batches: one at a time, and one staged behind it."""
+
+    @property
+    def failing(self) -> frozenset[str]:
+        """Models that raised on each of their last batches."""
+        ...
+
+    def slot_inputs(self, model: str, slot: int) -> Mapping[str, Array]:
+        """A slot's inputs by name, each of as many rows as a batch may have."""
+        ...
+
+    def slot_outputs(self, model: str, slot: int) -> Mapping[str, Array]:
+        """A slot's outputs by name; the first rows are of the batch that ended last there."""
+        ...
+
+    def run(self, batch: int, model: str, rows: int, slot: int) -> None:
+        """Runs the first rows of a slot; `Pool.ended` is called when that has ended, in the order of the calls."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    number: int
+    model: str
+    rows: int
+    slot: int
+    requests: list[Waiting]
+    expected_s: float
+    ends_s: float
+    copied_s: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Turns:
+    """A glet at work: its round, its executor, what it runs and has staged.
+
+    ``ratios``: real by planned seconds of its last batches. ``on_idle`` is called once it is closed and empty.
+    """
+
+    glet: Glet
+    round: GletRound
+    executor: Executor
+    batches: deque[_Batch] = field(default_factory=deque[_Batch])
+    ratios: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT_RATIOS))
+    timer: asyncio.TimerHandle | None = None
+    is_closed: bool = False
+    is_dead: bool = False
+    on_idle: Callable[[], None] | None = None
+
+    @property
+    def latencies_s(self) -> Mapping[str, Sequence[float]]:
+        """Planned seconds of batches of 1, 2, 3, ... by model."""
+        return {slot.model: slot.latency_s for slot in self.round.slots}
+
+
+class Pool:
+    """Queues and glets of a deployment.
+
+    Args:
+        loop: Whose clock and timers are used.
+        models: By name.
+        slo_s: Seconds by model.
+        wall_ms: Milliseconds since 1970, for the time of a model's last request.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, models: Mapping[str, ModelFile], slo_s: Mapping[str, float],
+        wall_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._loop, self._models, self._slo_s, self._wall_ms = loop, models, slo_s, wall_ms
+        self.counts = {name: ModelCounts() for name in models}
+        self.latencies_s = {name: deque[float](maxlen=KEPT_LATENCIES) for name in models}
+        self.queues = {name: RequestQueue(self._drop) for name in models}
+        self.turns: tuple[Turns, ...] = ()
+        self.stray = 0
+        self.on_dead: Callable[[Turns, str], None] = lambda turns, line: None
+        self._by_model: dict[str, tuple[Turns, ...]] = dict.fromkeys(models, ())
+        self._least_s: dict[str, Sequence[float]] = {}
+        self._awaited: frozenset[str] = frozenset()
+        self._bounds: dict[str, int] = dict.fromkeys(models, QUEUE_ROWS_MIN)
+        self._came: dict[str, int] = dict.fromkeys(models, 0)
+        self._dropped: dict[str, int] = dict.fromkeys(models, 0)
+        self._number = 0
+
+    # ---- routes
+
+    def is_ready(self, model: str) -> bool:
+        """Whether a glet serves it."""
+        return any(model not in turns.executor.failing for turns in self._by_model[model])
+
+    def batches_of(self, model: str) -> tuple[int, ...]:
+        """Planned batches of a model."""
+        return tuple(s.batch for turns in self._by_model[model] for s in turns.round.slots if s.model == model)
+
+    def switch(self, turns: Sequence[Turns], rates: Mapping[str, float], awaited: frozenset[str] = frozenset()) -> None:
+        """These glets take turns from now on, and no others: those end what they have.
+
+        Args:
+            turns: The glets.
+            rates: Planned requests a second, which bound the queues to what comes in an SLO.
+            awaited: Models of a glet that has died and comes again: their requests wait for it.
+        """
+        self._awaited = awaited
+        before, self.turns = self.turns, tuple(turns)
+        for one in before:
+            if one not in self.turns:
+                self._close(one)
+        for name in self._models:
+            serving = tuple(one for one in self.turns if name in one.latencies_s)
+            self._by_model[name] = serving
+            if serving:
+                self._least_s[name] = _least_of(serving, name)
+            self._bounds[name] = max(QUEUE_ROWS_MIN, math.ceil(rates.get(name, 0.0) * self._slo_s[name]))
+        for one in self.turns:
+            self._look(one)
+
+    def without(self, turns: Turns) -> None:
+        """Takes one glet out."""
+        serving = [one for one in self.turns if one is not turns]
+        self.turns = tuple(serving)
+        self._close(turns)
+        for name in turns.latencies_s:
+            left = tuple(one for one in self._by_model[name] if one is not turns)
+            self._by_model[name] = left
+            if left:
+                self._least_s[name] = _least_of(left, name)
+
+    def _close(self, turns: Turns) -> None:
+        turns.is_closed = True
+        if turns.timer is not None:
+            turns.timer.cancel()
+        if not turns.batches and turns.on_idle is not None:
+            turns.on_idle()
+
+    # ---- requests
+
+    def submit(self, one: Waiting) -> None:
+        """Takes a request in; it may be answered at once by an error."""
+        name, now_s = one.model, self._loop.time()
+        self._came[name] += one.rows
+        serving = self._by_model[name]
+        if not serving and name not in self._awaited:
+            self._fail(one, InferenceError(Kind.FULL, f"no part of a device serves {name} now", hint="try again later"))
+            return
+        if one.deadline_s < now_s + self._least_s[name][one.rows - 1]:
+            self._drop(one)
+            return
+        queue = self.queues[name]
+        if queue.rows >= self._bounds[name]:
+            self._fail(
+                one, InferenceError(Kind.FULL, f"{queue.rows} requests of {name} wait already", hint="try again later")
+            )
+            return
+        queue.add(one)
+        for turns in serving:
+            if not turns.batches:
+                self._look(turns)
+                if not queue.rows:
+                    return
+        for turns in serving:
+            if len(turns.batches) == 1 and turns.timer is None:
+                self._look(turns)
+
+    def cancel(self, one: Waiting) -> None:
+        """Forgets a request whose client has gone."""
+        if not one.is_cancelled:
+            one.is_cancelled = True
+            self.counts[one.model].cancelled += 1
+            self.queues[one.model].remove(one)
+
+    def refuse(self, model: str) -> None:
+        """Counts a request that was none."""
+        if model in self.counts:
+            self.counts[model].refused += 1
+
+    def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Rows that came and rows that were dropped since the last call, by model; late ones are dropped first."""
+        now_s = self._loop.time()
+        for queue in self.queues.values():
+            queue.drop_late(now_s)
+        came, dropped = self._came, self._dropped
+        self._came, self._dropped = dict.fromkeys(came, 0), dict.fromkeys(dropped, 0)
+        return came, dropped
+
+    # ---- batches
+
+    def ended(self, turns: Turns, number: int, raised: str, started_ns: int, ended_ns: int) -> None:
+        """An executor has ended a batch; ``raised`` is the line of the model's error, empty without one."""
+        if not turns.batches or turns.batches[0].number != number:
+            self.stray += 1
+            return
+        batch = turns.batches.popleft()
+        now_s = self._loop.time()
+        if turns.batches:
+            turns.batches[0].ends_s = now_s + turns.batches[0].expected_s
+        elif not turns.is_closed:
+            self._look(turns, batch)
+        took_s = (ended_ns - started_ns) / 1e9
+        turns.ratios.append(took_s / batch.expected_s)
+        if raised:
+            for one in batch.requests:
+                self._fail(one, InferenceError(Kind.RAISED, f"{batch.model} raised: {raised}"[:500]))
+        else:
+            self._answer(turns, batch, started_ns / 1e9, took_s)
+        if not turns.is_closed:
+            self._look(turns)
+        elif not turns.batches and turns.on_idle is not None:
+            turns.on_idle()
+
+    def died(self, turns: Turns, line: str) -> None:
+        """An executor has ended: what it ran is queued again once, what was staged as if nothing had been."""
+        if turns.is_dead:
+            return
+        turns.is_dead = True
+        batches = list(turns.batches)
+        turns.batches.clear()
+        self.without(turns)
+        self._awaited |= turns.latencies_s.keys()
+        _log.warning("an executor died", gpu=turns.glet.gpu, part_pct=turns.glet.part_pct, why=line)
+        now_s = self._loop.time()
+        for at, batch in reversed(list(enumerate(batches))):
+            kept = [one for one in batch.requests if not one.is_cancelled]
+            if at == 0:
+                kept = [one for one in kept if self._is_tried_again(one, now_s)]
+            self.queues[batch.model].put_back(kept)
+        self.on_dead(turns, line)
+        for other in self.turns:
+            self._look(other)
+
+    def _is_tried_again(self, one: Waiting, now_s: float) -> bool:
+        if one.is_again or one.deadline_s < now_s + self._least_s[one.model][one.rows - 1]:
+            why = "died twice under this request" if one.is_again else "died, and there is no time for another try"
+            self._fail(one, InferenceError(Kind.DIED, f"the process that ran {one.model} {why}"))
+            return False
+        one.is_again = True
+        self.counts[one.model].again += 1
+        return True
+
+    def _look(self, turns: Turns, leaving: _Batch | None = None) -> None:
+        if turns.timer is not None:
+            turns.timer.cancel()
+            turns.timer = None
+        if turns.is_closed or len(turns.batches) >= SLOTS:
+            return
+        now_s = begins_s = self._loop.time()
+        if turns.batches:
+            ends_s = turns.batches[0].ends_s
+            if ends_s - now_s > STAGE_S:
+                turns.timer = self._loop.call_at(ends_s - STAGE_S, self._look, turns)
+                return
+            begins_s = max(now_s, ends_s)
+        found = look(turns.round, self.queues, begins_s)
+        if isinstance(found, Dispatch):
+            self._stage(turns, found, begins_s, leaving)
+        elif found.at_s < math.inf:
+            turns.timer = self._loop.call_at(max(found.at_s, now_s), self._look, turns)
+
+    def _stage(self, turns: Turns, found: Dispatch, begins_s: float, leaving: _Batch | None) -> None:
+        """Copies a batch into a free slot and has it run."""
+        name = found.model
+        requests = self.queues[name].take(found.requests)
+        began_s = self._loop.time()
+        # The slot of a batch that has just ended is read still.
+        used = {one.slot for one in (*turns.batches, leaving) if one is not None and one.model == name}
+        slot = next(number for number in range(SLOTS) if number not in used)
+        views = list(turns.executor.slot_inputs(name, slot).values())
+        at = 0
+        for one in requests:
+            one.staged_s = began_s
+            for view, array in zip(views, one.inputs, strict=True):
+                view[at : at + one.rows] = array
+            at += one.rows
+        self._number += 1
+        expected_s = turns.latencies_s[name][at - 1]
+        turns.batches.append(
+            _Batch(
+                number=self._number, model=name, rows=at, slot=slot, requests=requests, expected_s=expected_s,
+                ends_s=begins_s + expected_s, copied_s=self._loop.time() - began_s,
+            )
+        )  # fmt: skip
+        turns.executor.run(self._number, name, at, slot)
+        if len(turns.batches) == 1 and self.queues[name].rows:
+            turns.timer = self._loop.call_at(max(began_s, begins_s + expected_s - STAGE_S), self._look, turns)
+
+    # ---- outcomes
+
+    def _answer(self, turns: Turns, batch: _Batch, started_s: float, took_s: float) -> None:
+        counts = self.counts[batch.model]
+        views = list(turns.executor.slot_outputs(batch.model, batch.slot).values())
+        began_s = self._loop.time()
+        at = 0
+        for one in batch.requests:
+            rows = [view[at : at + one.rows] for view in views]
+            at += one.rows
+            if one.is_cancelled:
+                continue
+            one.answer(one.encode(rows))
+            now_s = self._loop.time()
+            if now_s <= one.deadline_s:
+                counts.met += 1
+            else:
+                counts.late += 1
+            self.latencies_s[batch.model].append(now_s - one.arrived_s)
+            counts.success.add(now_s - one.arrived_s)
+            counts.queue.add(max(0.0, min(started_s, one.staged_s) - one.arrived_s))
+        copied_out_s = self._loop.time() - began_s
+        counts.last_ms = self._wall_ms()
+        counts.rows += batch.rows
+        counts.batches += 1
+        sized = counts.by_batch.setdefault(batch.rows, (Duration(), Duration(), Duration()))
+        for kept, took in zip(
+            ((counts.copied_in, sized[0]), (counts.ran, sized[1]), (counts.copied_out, sized[2])),
+            (batch.copied_s, took_s, copied_out_s),
+            strict=True,
+        ):
+            kept[0].add(took, len(batch.requests))
+            kept[1].add(took)
+
+    def _drop(self, one: Waiting) -> None:
+        self._dropped[one.model] += one.rows
+        within_ms = 1000 * (one.deadline_s - one.arrived_s)
+        self._fail(one, InferenceError(Kind.LATE, f"{one.model} can not answer within {within_ms:.0f} ms now"))
+
+    def _fail(self, one: Waiting, error: InferenceError) -> None:
+        counts = self.counts[one.model]
+        counted = error.kind.counted
+        if counted == "dropped":
+            counts.dropped += 1
+        elif counted == "rejected":
+            counts.rejected += 1
+        else:
+            counts.failed += 1
+        counts.fail.add(self._loop.time() - one.arrived_s)
+        if not one.is_cancelled:
+            one.fail(error)
+
+
+def _least_of(serving: Sequence[Turns], model: str) -> Sequence[float]:
+    """The least seconds of batches of 1, 2, 3, ... on any of these glets."""
+    return [min(each) for each in zip(*(one.latencies_s[model] for one in serving), strict=True)]

@@ -1,0 +1,118 @@
+"""Requests that wait, a queue a model, as glets' rounds see them. PURE."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farside.serve.inference import Array, InferenceError
+
+# Makes what a client is sent of the outputs' rows, which are views that it may not keep.
+Encode = Callable[[Sequence[Array]], Any]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Waiting:
+    """A request until it is answered: exactly one of ``answer`` and ``fail`` is called, once, unless it is cancelled.
+
+    ``inputs``: in the model's order, ``rows`` each. ``is_again``: it was in a batch when an executor died, and runs by
+    itself now.
+    """
+
+    model: str
+    rows: int
+    inputs: Sequence[Array]
+    arrived_s: float
+    deadline_s: float
+    encode: Encode
+    answer: Callable[[Any], None]
+    fail: Callable[[InferenceError], None]
+    is_again: bool = False
+    is_cancelled: bool = False
+    staged_s: float = 0.0
+
+
+@dataclass(slots=True)
+class RequestQueue:
+    """One model's requests that wait, by deadline: those that ask for less than the SLO go before older ones.
+
+    ``on_drop`` is called with each that is given up.
+    """
+
+    on_drop: Callable[[Waiting], None]
+    rows: int = 0
+    _requests: deque[Waiting] = field(default_factory=deque[Waiting])
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def waiting(self, now_s: float) -> int:
+        """Rows that wait."""
+        return self.rows
+
+    def oldest(self) -> int:
+        """Rows of the first."""
+        return self._requests[0].rows
+
+    def deadline_s(self) -> float:
+        """When the first must be answered."""
+        return self._requests[0].deadline_s
+
+    def full_s(self, count: int) -> float:
+        """Not known."""
+        return math.inf
+
+    def drop(self, now_s: float) -> None:
+        """Gives the first up."""
+        self.on_drop(self._popped())
+
+    def add(self, one: Waiting) -> None:
+        """Puts one in its place, behind those of the same deadline."""
+        self.rows += one.rows
+        requests = self._requests
+        at = len(requests)
+        while at and requests[at - 1].deadline_s > one.deadline_s and not requests[at - 1].is_again:
+            at -= 1
+        if at == len(requests):
+            requests.append(one)
+        else:
+            requests.insert(at, one)
+
+    def put_back(self, batch: Sequence[Waiting]) -> None:
+        """Puts a batch at the head, in its order."""
+        self._requests.extendleft(reversed(batch))
+        self.rows += sum(one.rows for one in batch)
+
+    def take(self, rows: int) -> list[Waiting]:
+        """The first requests with at most ``rows`` rows together, but one at least; one that runs again is alone."""
+        taken = [self._popped()]
+        left = rows - taken[0].rows
+        while not taken[0].is_again and self._requests:
+            first = self._requests[0]
+            if first.rows > left or first.is_again:
+                break
+            left -= first.rows
+            taken.append(self._popped())
+        return taken
+
+    def remove(self, one: Waiting) -> bool:
+        """Takes one out whose client has gone; whether it was there."""
+        try:
+            self._requests.remove(one)
+        except ValueError:
+            return False
+        self.rows -= one.rows
+        return True
+
+    def drop_late(self, now_s: float) -> None:
+        """Gives those up whose deadline is past, wherever they are."""
+        late = [one for one in self._requests if one.deadline_s < now_s]
+        for one in late:
+            self.remove(one)
+            self.on_drop(one)
+
+    def _popped(self) -> Waiting:
+        one = self._requests.popleft()
+        self.rows -= one.rows
+        return one

@@ -1,0 +1,151 @@
+"""A front without processes: doors, pool and glets whose executors run in this loop. Faults come when asked for."""
+
+import asyncio
+import functools
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
+from farside.scheduler.sharing.glet.plan import Glet, Portion
+from farside.scheduler.sharing.glet.round import GletRound, Slot
+from farside.serve.http_door import HttpDoor, http_server
+from farside.serve.inference import Array
+from farside.serve.pool import Pool, Turns
+from farside.serve.service import Service
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        asyncio.run(test(*args, **named))
+
+    return run
+
+
+def model_file(
+    name: str = "twice", *, max_batch: int = 8, shape: tuple[int, ...] = (3,), datatype: str = "FP32"
+) -> ModelFile:
+    """A model that answers twice its input."""
+    return ModelFile(
+        name=name, path=f"/models/{name}/1/model.onnx", framework="onnxruntime",
+        inputs=(TensorSpec("input", datatype, shape),), outputs=(TensorSpec("output", datatype, shape),),
+        max_batch=max_batch,
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class LocalExecutor:
+    """Has the interface of an executor; a batch takes ``latency_s``, and answers twice its input.
+
+    ``is_hung``: nothing ends. ``raises``: the line with which the model fails.
+    """
+
+    models: Sequence[ModelFile]
+    latency_s: float
+    ended: Callable[[int, str, int, int], None] = lambda *_: None
+    is_hung: bool = False
+    raises: str = ""
+    failing: frozenset[str] = frozenset()
+    ran: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._flight = deque[tuple[int, str, int, int]]()
+        self._runs = False
+        self._slots = {
+            (model.name, slot): tuple(
+                {one.name: np.zeros((model.max_batch, *one.shape), NUMPY_NAMES[one.datatype]) for one in tensors}
+                for tensors in (model.inputs, model.outputs)
+            )
+            for model in self.models
+            for slot in (0, 1)
+        }
+
+    def slot_inputs(self, model: str, slot: int) -> Mapping[str, Array]:
+        return self._slots[model, slot][0]
+
+    def slot_outputs(self, model: str, slot: int) -> Mapping[str, Array]:
+        return self._slots[model, slot][1]
+
+    def run(self, batch: int, model: str, rows: int, slot: int) -> None:
+        assert len(self._flight) < 2, "one runs, one is staged"
+        assert all((model, slot) != (one[1], one[3]) for one in self._flight), "the slot is in use"
+        self._flight.append((batch, model, rows, slot))
+        self._next()
+
+    def answer(self) -> None:
+        """Ends the batch that runs."""
+        batch, model, rows, slot = self._flight.popleft()
+        self._runs = False
+        given, out = self._slots[model, slot]
+        for view, result in zip(given.values(), out.values(), strict=True):
+            result[:rows] = view[:rows] * 2
+        self.ran.append((model, rows))
+        now_ns = int(self._loop.time() * 1e9)
+        self.ended(batch, self.raises, now_ns - int(self.latency_s * 1e9), now_ns)
+        self._next()
+
+    def _next(self) -> None:
+        if self._flight and not self._runs and not self.is_hung:
+            self._runs = True
+            self._loop.call_later(self.latency_s, self._answer_if_alive)
+
+    def _answer_if_alive(self) -> None:
+        if self._flight and not self.is_hung:
+            self.answer()
+
+
+def glet_turns(
+    pool: Pool, models: Sequence[ModelFile], *, latency_s: float = 0.001, cycle_s: float = 0.05, batch: int = 4,
+    gpu: int = 0,
+) -> tuple[Turns, LocalExecutor]:  # fmt: skip
+    """A glet with these models on an executor of this process."""
+    executor = LocalExecutor(models, latency_s)
+    turns = Turns(
+        glet=Glet(
+            gpu=gpu, part_pct=100, cycle_ms=1000 * cycle_s,
+            models=tuple(Portion(model=one.name, batch=batch, rate=100.0) for one in models),
+        ),
+        round=GletRound(
+            slots=[Slot(one.name, batch, [latency_s] * one.max_batch) for one in models], cycle_s=cycle_s
+        ),
+        executor=executor,
+    )  # fmt: skip
+    executor.ended = lambda *told: pool.ended(turns, *told)
+    return turns, executor
+
+
+def pool_of(models: Sequence[ModelFile], slo_s: float = 60.0) -> Pool:
+    """A pool of models that all have one SLO."""
+    named = {one.name: one for one in models}
+    return Pool(asyncio.get_running_loop(), named, dict.fromkeys(named, slo_s), lambda: 1)
+
+
+@asynccontextmanager
+async def http_front(
+    models: Sequence[ModelFile], port: int, *, tokens: Sequence[str] = (), slo_s: float = 60.0, latency_s: float = 0.001
+) -> AsyncIterator[tuple[Pool, LocalExecutor]]:
+    """An HTTP door on a loopback port, with one glet."""
+    pool = pool_of(models, slo_s)
+    turns, executor = glet_turns(pool, models, latency_s=latency_s)
+    pool.switch([turns], {})
+    service = Service(
+        "1.0", {one.name: one for one in models}, dict.fromkeys((m.name for m in models), slo_s), pool, tokens
+    )
+    server = http_server(HttpDoor(service), None)
+    listener = socket.create_server(("127.0.0.1", port))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield pool, executor
+    finally:
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving

@@ -1,0 +1,120 @@
+"""The deployment file: each mistake ends in one line that names the file, the setting and what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from farside.errors import ConfigError
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
+from farside.serve.deployment import profiles_of, read_deployment
+
+GOOD = """
+name = "vision"
+[model.net]
+file = "net.onnx"
+slo_ms = 100
+rate = 50
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "net.onnx").touch()
+    (folder / "serving.toml").write_text(text)
+    return folder
+
+
+def test_a_deployment_of_a_folder_has_tritons_ports_and_its_models(tmp_path: Path) -> None:
+    found = read_deployment(written(tmp_path, GOOD), tmp_path)
+
+    assert (found.http, found.grpc, found.metrics) == ("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
+    assert found.models["net"].path == tmp_path / "net.onnx"
+    assert (found.models["net"].max_batch, found.models["net"].rate) == (32, 50)
+    assert found.admin_socket == tmp_path / "vision.sock"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("x = [", "is no TOML file"),
+        (GOOD.replace("name =", "namo ="), "namo is no setting; did you mean name?"),
+        (GOOD.replace("slo_ms", "slo"), "model.net.slo is no setting; did you mean slo_ms?"),
+        (GOOD.replace("slo_ms = 100\n", ""), "slo_ms"),
+        (GOOD.replace("= 100", '= "100"'), "model[...].slo_ms: expected float, got str"),
+        (GOOD.replace("= 100", "= 0"), "model.net.slo_ms = 0.0 is out of bounds"),
+        (GOOD.replace("= 50", "= inf"), "model.net.rate = inf is no rate"),
+        (GOOD.replace("= 50", "= -1"), "model.net.rate = -1.0 is no rate"),
+        (GOOD + "max_batch = 0", "model.net.max_batch = 0 is out of bounds; give 1 to 1024"),
+        (GOOD.replace("net.onnx", "gone.onnx"), "gone.onnx is no file"),
+        (GOOD.replace("[model.net]", '[model."a/b"]'), "model.a/b is no name of a model"),
+        ("model = {}", "has 0 models"),
+        ('qos = "serving"' + GOOD, "qos is of a deployment on a manager's nodes"),
+        ('device = "mig"' + GOOD, "GPUs can't be cut by this version"),
+        ('device = "tpu"' + GOOD, "'tpu' is no device"),
+        ("cpu_devices = [[0], [0]]" + GOOD, "a core twice"),
+        ("gpus_max = 1000" + GOOD, "gpus_max = 1000 is out of bounds"),
+        ('http_listen = "here"' + GOOD, "http_listen = 'here' is no address"),
+        ('http_listen = "tcp:0.0.0.0:80"' + GOOD, "lets others in without TLS"),
+        ('metrics_listen = "tcp:0.0.0.0:80"\ntls_cert = "c"\ntls_key = "k"' + GOOD, "metrics have no TLS"),
+        ('tls_cert = "c.pem"' + GOOD, "tls_cert and tls_key go together"),
+        ('token_file = "gone"' + GOOD, "can't be read; name a file of tokens"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_deployment(written(tmp_path, text), tmp_path)
+
+    assert line in str(raised.value)
+    assert str(tmp_path / "serving.toml") in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_plain_http_lets_others_in_where_it_is_said(tmp_path: Path) -> None:
+    text = 'http_listen = "tcp:0.0.0.0:80"\nplain_http = true' + GOOD
+
+    assert read_deployment(written(tmp_path, text), tmp_path).http == "0.0.0.0:80"
+
+
+def test_tokens_that_all_may_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("# ours\nsesame\n")
+    folder = written(tmp_path, 'token_file = "tokens"' + GOOD)
+    (tmp_path / "tokens").chmod(0o644)
+    with pytest.raises(ConfigError, match="all users may read it; chmod o="):
+        read_deployment(folder, tmp_path)
+
+    (tmp_path / "tokens").chmod(0o600)
+    assert read_deployment(folder, tmp_path).tokens == ("sesame",)
+
+
+def profiled(slowest: float, batches: int = 32) -> tuple[dict[str, ModelProfile], DeviceProfile]:
+    times = tuple(slowest + 1.0 * at for at in range(batches))
+    by_part = {50: tuple(2 * one for one in times), 100: times}
+    model = ModelProfile(name="net", slo_ms=1, memory_mb=1, latency_ms=by_part, slowed_ms=by_part)
+    device = DeviceProfile(
+        name="d", cuts=((100,), (50, 50)), memory_mb=100, process_mb=1, interference=NoInterference()
+    )
+    return {"net": model}, device
+
+
+def test_an_slo_that_no_batch_can_meet_is_named_with_the_shortest_that_can(tmp_path: Path) -> None:
+    deployment = read_deployment(written(tmp_path, GOOD), tmp_path)
+
+    with pytest.raises(ConfigError, match=r"slo_ms = 100 can never be met; it needs at least 120.6 ms"):
+        profiles_of(deployment, tmp_path, *profiled(60.3))
+
+
+def test_a_profile_gets_the_slo_and_the_largest_batch_of_the_deployment(tmp_path: Path) -> None:
+    deployment = read_deployment(written(tmp_path, GOOD + "max_batch = 8"), tmp_path)
+
+    found, _ = profiles_of(deployment, tmp_path, *profiled(10.0))
+
+    assert (found["net"].slo_ms, found["net"].max_batch) == (100, 8)
+
+
+def test_a_model_or_batch_without_a_profile_is_refused(tmp_path: Path) -> None:
+    deployment = read_deployment(written(tmp_path, GOOD), tmp_path)
+    models, device = profiled(10.0, batches=16)
+
+    with pytest.raises(ConfigError, match=r"max_batch = 32 was not profiled; .* has batches up to 16"):
+        profiles_of(deployment, tmp_path, models, device)
+    with pytest.raises(ConfigError, match=r"model.net has no profile in .*; there are other"):
+        profiles_of(deployment, tmp_path, {"other": models["net"]}, device)

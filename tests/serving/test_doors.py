@@ -1,0 +1,283 @@
+"""The doors: what clients are told, and what hostile ones cost others."""
+
+import asyncio
+import math
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.agent.serving.model_file import ModelFile
+from farside.scheduler.manager.api.limit import connections as limits
+from farside.serve import http_door
+from farside.serve.pool import Pool
+from farside.serve.service import Service
+from tests.serving.front import glet_turns, http_front, in_loop, model_file, pool_of
+from tests.support.ports import free_port
+
+MODEL = model_file(shape=(2,))
+ONE = {"inputs": [{"name": "input", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+
+
+async def ask(
+    port: int, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, method: str = ""
+) -> tuple[int, Mapping[str, str], bytes]:
+    """One request on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    method = method or ("GET" if body is None else "POST")
+    told = {"Host": "h", "Connection": "close", **({"Content-Length": str(len(body))} if body is not None else {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (told | dict(headers or {})).items())
+    writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + (body or b""))
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    status, *fields = head.decode().split("\r\n")
+    return int(status.split()[1]), {k.lower(): v.strip() for k, _, v in (one.partition(":") for one in fields)}, rest
+
+
+@in_loop
+async def test_http_tells_of_server_and_models_and_infers() -> None:
+    port = free_port()
+    async with http_front([MODEL], port):
+        assert (await ask(port, "/v2/health/live"))[0] == 200
+        assert (await ask(port, "/v2/health/ready"))[0] == 200
+        assert (await ask(port, "/v2/models/twice/ready"))[0] == 200
+        assert msgspec.json.decode((await ask(port, "/v2"))[2])["name"] == "farside"
+        about = msgspec.json.decode((await ask(port, "/v2/models/twice/versions/1"))[2])
+        assert about["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 2]}]
+        config = msgspec.json.decode((await ask(port, "/v2/models/twice/config"))[2])
+        assert config["max_batch_size"] == 8
+
+        status, headers, body = await ask(port, "/v2/models/twice/infer", msgspec.json.encode(ONE))
+
+        assert status == 200
+        assert headers["content-type"] == "application/json"
+        assert msgspec.json.decode(body)["outputs"][0]["data"] == [2.0, 4.0]
+        stats = msgspec.json.decode((await ask(port, "/v2/models/stats"))[2])["model_stats"][0]
+        assert stats["inference_count"] == 1
+        assert stats["inference_stats"]["success"]["count"] == 1
+        listed = msgspec.json.decode((await ask(port, "/v2/repository/index", b""))[2])
+        assert listed == [{"name": "twice", "version": "1", "state": "READY", "reason": ""}]
+
+
+@in_loop
+async def test_each_error_has_its_status_and_one_line() -> None:
+    port, good = free_port(), msgspec.json.encode(ONE)
+    infer = "/v2/models/twice/infer"
+    async with http_front([MODEL], port, slo_s=0.4, latency_s=0.05) as (pool, executor):
+        for path, body, headers, status in (
+            ("/", None, {}, 404),
+            ("/v2/models/nope", None, {}, 404),
+            ("/v2/models/twice/versions/7", None, {}, 404),
+            ("/v2/models/nope/infer", good, {}, 404),
+            (infer, None, {}, 405),
+            (infer, b"{}", {}, 400),
+            (infer, good, {"Inference-Header-Content-Length": "9999"}, 400),
+            (infer, good, {"Content-Encoding": "gzip"}, 415),
+            (infer, bytes(200_000), {}, 413),
+            (infer, msgspec.json.encode({**ONE, "parameters": {"timeout": 10_000}}), {}, 504),
+            ("/v2/repository/models/twice/load", b"", {}, 501),
+            ("/v2/systemsharedmemory/status", None, {}, 501),
+        ):
+            answer, _, text = await ask(port, path, body, headers)
+            line = msgspec.json.decode(text)["error"]
+            assert (answer, "\n" in line) == (status, False), (path, line)
+        executor.raises = "bad weights"
+        assert (await ask(port, infer, good))[0] == 500
+        pool.switch([], {})
+        status, headers, _ = await ask(port, infer, good)
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert (await ask(port, "/v2/health/ready"))[0] == 503
+        counts = pool.counts["twice"]
+        assert (counts.dropped, counts.failed, counts.rejected) == (1, 1, 1)
+        assert counts.refused == 6
+
+
+@in_loop
+async def test_a_deployment_with_tokens_answers_nobody_without_one() -> None:
+    port = free_port()
+    async with http_front([MODEL], port, tokens=("sesame", "other")):
+        assert (await ask(port, "/v2"))[0] == 401
+        assert (await ask(port, "/v2", headers={"Authorization": "Bearer nope"}))[0] == 401
+        assert (await ask(port, "/v2", headers={"Authorization": "Basic sesame"}))[0] == 401
+        assert (await ask(port, "/v2", headers={"Authorization": "Bearer other"}))[0] == 200
+
+
+@in_loop
+async def test_a_client_that_hangs_up_takes_its_request_with_it() -> None:
+    port = free_port()
+    async with http_front([MODEL], port) as (pool, executor):
+        executor.is_hung = True
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = msgspec.json.encode(ONE)
+        writer.write(
+            b"POST /v2/models/twice/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        async with asyncio.timeout(30):
+            while not pool.turns[0].batches:
+                await asyncio.sleep(0.005)
+            writer.transport.abort()
+            while not pool.counts["twice"].cancelled:
+                await asyncio.sleep(0.005)
+
+
+@in_loop
+async def test_slow_clients_are_closed_and_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADER_LIMIT_S", 0.2)
+    monkeypatch.setattr(limits, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(http_door.DoorProtocol, "address_max", 4)
+    port = free_port()
+    async with http_front([MODEL], port):
+        slow = []
+        for start in (b"", b"POST /v2", b"POST /v2/models/twice/infer HTTP/1.1\r\nContent-Length: 90\r\n\r\n{") * 3:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            slow.append((reader, writer))
+
+        assert (await ask(port, "/v2/models/twice/infer", msgspec.json.encode(ONE)))[0] == 200
+        for reader, writer in slow:
+            try:
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+            except ConnectionResetError:
+                pass
+            writer.close()
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.binary(max_size=300), cut=st.integers(0, 300))
+def test_random_bytes_never_crash_the_http_door(data: bytes, cut: int) -> None:
+    @in_loop
+    async def test() -> None:
+        port = free_port()
+        async with http_front([MODEL], port):
+            good = msgspec.json.encode(ONE)
+            start = b"POST /v2/models/twice/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(good)
+            for stuff in (data, (start + good)[:cut] + data):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(stuff)
+                writer.transport.write_eof()
+                writer.close()
+            assert (await ask(port, "/v2/models/twice/infer", good))[0] == 200
+
+    test()
+
+
+# ---- gRPC
+
+
+@asynccontextmanager
+async def grpc_front(models: list[ModelFile], tokens: tuple[str, ...] = ()) -> AsyncIterator[tuple[str, Pool, Any]]:
+    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
+    pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
+    from farside.serve.grpc_door import GrpcDoor, start_grpc
+
+    pool = pool_of(models, 60.0)
+    turns, executor = glet_turns(pool, models)
+    pool.switch([turns], {})
+    named = {one.name: one for one in models}
+    address = f"127.0.0.1:{free_port()}"
+    server = await start_grpc(GrpcDoor(Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens)), address, None)
+    try:
+        yield address, pool, executor
+    finally:
+        await server.stop(0)
+
+
+@in_loop
+async def test_grpc_tells_of_server_and_models_and_infers() -> None:
+    async with grpc_front([MODEL]) as (address, pool, _):
+        import tritonclient.grpc.aio as client
+
+        async with client.InferenceServerClient(address) as asked:
+            assert await asked.is_server_live()
+            assert await asked.is_server_ready()
+            assert await asked.is_model_ready("twice", "1")
+            assert (await asked.get_server_metadata()).name == "farside"
+            assert (await asked.get_model_metadata("twice")).inputs[0].shape == [-1, 2]
+            assert (await asked.get_model_config("twice")).config.max_batch_size == 8
+            assert (await asked.get_model_repository_index()).models[0].state == "READY"
+            given = client.InferInput("input", [3, 2], "FP32")
+            given.set_data_from_numpy(np.arange(6, dtype="f4").reshape(3, 2))
+
+            answer = await asked.infer("twice", [given], request_id="q")
+
+            assert answer.as_numpy("output").tolist() == [[0, 2], [4, 6], [8, 10]]
+            assert answer.get_response().id == "q"
+            stats = await asked.get_inference_statistics("twice")
+            assert stats.model_stats[0].inference_count == 3
+            assert pool.counts["twice"].met == 1
+
+
+@in_loop
+async def test_each_error_of_grpc_has_its_status() -> None:
+    async with grpc_front([MODEL], ("sesame",)) as (address, pool, executor):
+        import grpc
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        async def status(call: str, request: Any, token: str = "sesame", **options: Any) -> str:
+            headers = (("authorization", f"Bearer {token}"),)
+            with pytest.raises(grpc.RpcError) as raised:
+                await getattr(stub, call)(request, metadata=headers, **options)
+            return raised.value.code().name
+
+        def infer(**changed: Any) -> Any:
+            tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32", **changed}
+            raw = [] if "contents" in tensor else [bytes(8)]
+            return service_pb2.ModelInferRequest(model_name="twice", inputs=[tensor], raw_input_contents=raw)
+
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            assert await status("ServerMetadata", service_pb2.ServerMetadataRequest(), "no") == "UNAUTHENTICATED"
+            assert await status("ModelReady", service_pb2.ModelReadyRequest(name="no")) == "NOT_FOUND"
+            assert await status("ModelInfer", infer(shape=[2, 2])) == "INVALID_ARGUMENT"
+            assert await status("ModelInfer", infer(contents={"int_contents": [1, 2]})) == "INVALID_ARGUMENT"
+            assert await status("ModelInfer", infer(contents={"fp32_contents": [1]})) == "INVALID_ARGUMENT"
+            load = service_pb2.RepositoryModelLoadRequest(model_name="twice")
+            assert await status("RepositoryModelLoad", load) == "UNIMPLEMENTED"
+            executor.raises = "bad weights"
+            assert await status("ModelInfer", infer()) == "INTERNAL"
+            executor.raises = ""
+            good = infer(contents={"fp32_contents": [1, math.inf]})
+            answer = await stub.ModelInfer(good, metadata=(("authorization", "Bearer sesame"),))
+            assert np.frombuffer(answer.raw_output_contents[0], "f4").tolist() == [2.0, math.inf]
+            pool.switch([], {})
+            assert await status("ModelInfer", infer()) == "UNAVAILABLE"
+
+
+@in_loop
+async def test_a_grpc_deadline_asks_for_less_than_the_slo() -> None:
+    async with grpc_front([MODEL]) as (address, pool, executor):
+        import grpc
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        executor.is_hung = True
+        tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32"}
+        request = service_pb2.ModelInferRequest(model_name="twice", inputs=[tensor], raw_input_contents=[bytes(8)])
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.RpcError):
+                await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=0.1)
+            async with asyncio.timeout(30):
+                while not pool.counts["twice"].cancelled and not pool.counts["twice"].dropped:
+                    await asyncio.sleep(0.005)
+
+
+def test_an_address_in_use_is_one_line() -> None:
+    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
+    from farside.errors import ConfigError
+    from farside.serve.grpc_door import GrpcDoor, start_grpc
+
+    @in_loop
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            pool = pool_of([MODEL])
+            door = GrpcDoor(Service("1", {MODEL.name: MODEL}, {MODEL.name: 1.0}, pool))
+            with pytest.raises(ConfigError, match="grpc_listen tcp:127"):
+                await start_grpc(door, f"127.0.0.1:{taken.getsockname()[1]}", None)
+
+    test()

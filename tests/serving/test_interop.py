@@ -1,0 +1,84 @@
+"""Triton's own clients, unchanged, against both doors."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.serving.front import glet_turns, http_front, in_loop, model_file, pool_of
+from tests.support.ports import free_port
+
+MODEL = model_file(shape=(2,))
+GIVEN = np.arange(6, dtype="f4").reshape(3, 2)
+
+
+def asked(client: Any, *, is_binary: bool = True) -> list[Any]:
+    """The model's input as a client makes it."""
+    given = client.InferInput("input", list(GIVEN.shape), "FP32")
+    given.set_data_from_numpy(GIVEN, **({} if "grpc" in client.__name__ else {"binary_data": is_binary}))
+    return [given]
+
+
+@in_loop
+async def test_tritonclient_http() -> None:
+    client = pytest.importorskip("tritonclient.http", reason="needs geventhttpclient (requirements/cluster.txt)")
+    port = free_port()
+
+    def use() -> None:
+        with client.InferenceServerClient(f"127.0.0.1:{port}") as server:
+            assert server.is_server_live()
+            assert server.is_server_ready()
+            assert server.is_model_ready("twice")
+            assert server.get_model_metadata("twice")["name"] == "twice"
+            assert server.get_model_config("twice")["max_batch_size"] == 8
+            assert server.get_model_repository_index()[0]["state"] == "READY"
+            for is_binary in (True, False):
+                wanted = [client.InferRequestedOutput("output", binary_data=is_binary)]
+                answer = server.infer("twice", asked(client, is_binary=is_binary), outputs=wanted, request_id="q")
+                assert np.array_equal(answer.as_numpy("output"), 2 * GIVEN)
+                assert answer.get_response()["id"] == "q"
+            later = [server.async_infer("twice", asked(client)) for _ in range(8)]
+            assert all(np.array_equal(one.get_result().as_numpy("output"), 2 * GIVEN) for one in later)
+            assert server.get_inference_statistics("twice")["model_stats"][0]["inference_count"] == 30
+            with pytest.raises(client.InferenceServerException, match="no model 'nope' is served"):
+                server.infer("nope", asked(client))
+            with pytest.raises(client.InferenceServerException, match="can not answer within"):
+                server.infer("twice", asked(client), timeout=1)
+
+    async with http_front([MODEL], port):
+        await asyncio.to_thread(use)
+
+
+@in_loop
+async def test_tritonclient_http_aio() -> None:
+    client = pytest.importorskip("tritonclient.http.aio", reason="needs aiohttp (requirements/cluster.txt)")
+    port = free_port()
+    async with http_front([MODEL], port), client.InferenceServerClient(f"127.0.0.1:{port}") as server:
+        assert await server.is_server_ready()
+        answers = await asyncio.gather(*(server.infer("twice", asked(client)) for _ in range(8)))
+        assert all(np.array_equal(one.as_numpy("output"), 2 * GIVEN) for one in answers)
+
+
+@in_loop
+async def test_tritonclient_grpc() -> None:
+    client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
+    from farside.serve.grpc_door import GrpcDoor, start_grpc
+    from farside.serve.service import Service
+
+    pool = pool_of([MODEL])
+    turns, _ = glet_turns(pool, [MODEL])
+    pool.switch([turns], {})
+    address = f"127.0.0.1:{free_port()}"
+    server = await start_grpc(GrpcDoor(Service("1", {"twice": MODEL}, {"twice": 60.0}, pool)), address, None)
+
+    def use() -> None:
+        with client.InferenceServerClient(address) as server:
+            assert server.is_model_ready("twice")
+            answer = server.infer("twice", asked(client), outputs=[client.InferRequestedOutput("output")])
+            assert np.array_equal(answer.as_numpy("output"), 2 * GIVEN)
+            with pytest.raises(client.InferenceServerException, match="DEADLINE_EXCEEDED"):
+                server.infer("twice", asked(client), timeout=1)
+
+    await asyncio.to_thread(use)
+    await server.stop(0)

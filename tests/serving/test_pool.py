@@ -1,0 +1,301 @@
+"""The pool: every request ends once, whatever executors do meanwhile."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.serve.inference import InferenceError, Kind
+from farside.serve.pool import QUEUE_ROWS_MIN, Pool
+from farside.serve.queues import Waiting
+from tests.serving.front import glet_turns, in_loop, model_file, pool_of
+
+MODEL = model_file()
+
+
+class Client:
+    """Sends requests to a pool and notes how each ended."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.ends = pool, list[tuple[int, object]]()
+
+    def send(self, number: int, *, rows: int = 1, within_s: float = 60.0, model: str = "twice") -> Waiting:
+        now_s = asyncio.get_running_loop().time()
+        one = Waiting(
+            model=model, rows=rows, inputs=[np.full((rows, 3), number, "f4")], arrived_s=now_s,
+            deadline_s=now_s + within_s, encode=lambda views: [view.tolist() for view in views],
+            answer=lambda result: self.ends.append((number, result)),
+            fail=lambda error: self.ends.append((number, error.kind)),
+        )  # fmt: skip
+        self.pool.submit(one)
+        return one
+
+    async def all(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.ends) < count:
+                await asyncio.sleep(0.001)
+
+
+@in_loop
+async def test_requests_are_batched_and_each_gets_its_own_rows() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL])
+    pool.switch([turns], {})
+    client = Client(pool)
+
+    for number in range(20):
+        client.send(number, rows=1 + number % 3)
+    await client.all(20)
+
+    assert dict(client.ends) == {n: [[[2.0 * n] * 3] * (1 + n % 3)] for n in range(20)}
+    assert len(executor.ran) < 20
+    assert sum(rows for _, rows in executor.ran) == sum(1 + n % 3 for n in range(20))
+    assert pool.counts["twice"].met == 20
+    assert pool.counts["twice"].rows == sum(1 + n % 3 for n in range(20))
+
+
+@in_loop
+async def test_a_request_that_no_batch_answers_in_time_is_dropped_at_once() -> None:
+    pool = pool_of([MODEL])
+    turns, _ = glet_turns(pool, [MODEL], latency_s=0.05)
+    pool.switch([turns], {})
+    client = Client(pool)
+
+    client.send(1, within_s=0.02)
+
+    assert client.ends == [(1, Kind.LATE)]
+    assert pool.counts["twice"].dropped == 1
+
+
+@in_loop
+async def test_a_request_that_waits_too_long_is_dropped_before_its_batch() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL], latency_s=0.05)
+    pool.switch([turns], {})
+    client = Client(pool)
+    executor.is_hung = True
+
+    client.send(1)
+    client.send(2)  # staged behind the first at the end of its time
+    client.send(3, within_s=0.06)
+    await asyncio.sleep(0.07)
+    assert pool.take_counts() == ({"twice": 3}, {"twice": 1})
+
+    assert client.ends == [(3, Kind.LATE)]
+
+
+@in_loop
+async def test_a_model_without_a_glet_and_a_full_queue_are_rejected() -> None:
+    pool = pool_of([MODEL])
+    client = Client(pool)
+    client.send(0)
+    turns, executor = glet_turns(pool, [MODEL], latency_s=1.0)
+    executor.is_hung = True
+    pool.switch([turns], {})
+
+    for number in range(1, QUEUE_ROWS_MIN + 3):
+        client.send(number)
+
+    assert client.ends == [(0, Kind.FULL), (QUEUE_ROWS_MIN + 2, Kind.FULL)]
+    assert pool.counts["twice"].rejected == 2
+
+
+@in_loop
+async def test_a_raising_model_fails_its_batch_and_no_other() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL])
+    pool.switch([turns], {})
+    client = Client(pool)
+    executor.raises = "shape mismatch"
+
+    client.send(1)
+    await client.all(1)
+    executor.raises = ""
+    client.send(2)
+    await client.all(2)
+
+    assert client.ends[0] == (1, Kind.RAISED)
+    assert client.ends[1][1] == [[[4.0] * 3]]
+
+
+@in_loop
+async def test_a_killed_executors_batch_runs_again_once_and_each_request_by_itself() -> None:
+    pool = pool_of([MODEL])
+    dying, executor = glet_turns(pool, [MODEL])
+    executor.is_hung = True
+    pool.switch([dying], {})
+    client = Client(pool)
+    for number in range(3):
+        client.send(number)
+    heir, healthy = glet_turns(pool, [MODEL], gpu=1)
+    dead = list[str]()
+    pool.on_dead = lambda turns, line: (dead.append(line), pool.switch([heir], {}))[0]
+
+    pool.died(dying, "its process was killed by SIGKILL")
+    await client.all(3)
+
+    assert dead == ["its process was killed by SIGKILL"]
+    assert dict(client.ends) == {n: [[[2.0 * n] * 3]] for n in range(3)}
+    assert healthy.ran[0] == ("twice", 1)
+    assert pool.counts["twice"].again == 1, "the second and third request had not begun to run"
+
+
+@in_loop
+async def test_requests_wait_for_a_glet_that_comes_again() -> None:
+    pool = pool_of([MODEL])
+    client = Client(pool)
+    dying, _ = glet_turns(pool, [MODEL])
+    pool.switch([dying], {})
+    pool.died(dying, "gone")
+
+    client.send(1)
+    assert client.ends == []
+    heir, _ = glet_turns(pool, [MODEL])
+    pool.switch([heir], {})
+    await client.all(1)
+
+    assert client.ends == [(1, [[[2.0] * 3]])]
+
+
+@in_loop
+async def test_a_request_under_which_two_executors_died_fails() -> None:
+    pool = pool_of([MODEL])
+    client = Client(pool)
+    first, executor = glet_turns(pool, [MODEL])
+    second, other = glet_turns(pool, [MODEL], gpu=1)
+    executor.is_hung = other.is_hung = True
+    pool.switch([first], {})
+    client.send(1)
+    pool.switch([first, second], {})
+
+    pool.died(first, "gone")
+    assert client.ends == [], "it runs again on the second"
+    pool.died(second, "gone too")
+
+    assert client.ends == [(1, Kind.DIED)]
+    pool.died(second, "told twice")
+    assert len(client.ends) == 1
+
+
+@in_loop
+async def test_an_answer_to_a_batch_that_is_not_in_flight_is_dropped_and_counted() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL])
+    executor.is_hung = True
+    pool.switch([turns], {})
+    client = Client(pool)
+    client.send(1)
+
+    pool.ended(turns, 99, "", 0, 1)
+
+    assert pool.stray == 1
+    assert client.ends == []
+
+
+@in_loop
+async def test_a_glet_that_leaves_ends_its_batches_and_takes_no_more() -> None:
+    pool = pool_of([MODEL])
+    old, executor = glet_turns(pool, [MODEL])
+    executor.is_hung = True
+    pool.switch([old], {})
+    client = Client(pool)
+    client.send(1)
+    new, fresh = glet_turns(pool, [MODEL], gpu=1)
+    emptied = list[bool]()
+    old.on_idle = lambda: emptied.append(True)
+
+    pool.switch([new], {})
+    client.send(2)
+    await client.all(1)
+    assert client.ends == [(2, [[[4.0] * 3]])]
+    assert not emptied
+    executor.is_hung = False
+    executor.answer()
+
+    assert emptied == [True]
+    assert executor.ran == [("twice", 1)]
+    assert fresh.ran == [("twice", 1)]
+    assert dict(client.ends)[1] == [[[2.0] * 3]]
+
+
+@in_loop
+async def test_a_client_that_has_gone_is_not_answered_and_its_row_is_left() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL])
+    executor.is_hung = True
+    pool.switch([turns], {})
+    client = Client(pool)
+    running = client.send(1)
+    waiting = client.send(2)
+
+    pool.cancel(running)
+    pool.cancel(waiting)
+    executor.is_hung = False
+    executor.answer()
+
+    assert client.ends == []
+    assert executor.ran == [("twice", 1)]
+    assert pool.counts["twice"].cancelled == 2
+
+
+STEPS = st.lists(st.sampled_from(["send", "large", "answer", "die", "raise", "cancel", "switch"]), max_size=60)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS)
+def test_every_request_ends_once_whatever_happens(steps: list[str]) -> None:
+    asyncio.run(_play(steps))
+
+
+async def _play(steps: list[str]) -> None:
+    pool = pool_of([MODEL])
+    client = Client(pool)
+    glets = [glet_turns(pool, [MODEL], gpu=gpu) for gpu in (0, 1)]
+    for _, executor in glets:
+        executor.is_hung = True
+    pool.switch([turns for turns, _ in glets], {})
+    sent, cancelled = dict[int, Waiting](), set[int]()
+    for number, step in enumerate(steps):
+        turns, executor = glets[number % 2]
+        if step in ("send", "large"):
+            sent[number] = client.send(number, rows=8 if step == "large" else 1)
+        elif step == "cancel" and sent:
+            last = max(sent)
+            if last not in dict(client.ends):
+                pool.cancel(sent[last])
+                cancelled.add(last)
+        elif step in ("answer", "raise") and turns.batches and not turns.is_dead:
+            executor.raises = "no" if step == "raise" else ""
+            executor.answer()
+        elif step == "die" or step == "switch":
+            if step == "die":
+                pool.died(turns, "killed")
+            glets[number % 2] = fresh, new = glet_turns(pool, [MODEL], gpu=number % 2)
+            new.is_hung = True
+            pool.switch([fresh, glets[1 - number % 2][0]], {})
+            while step == "switch" and turns.batches:
+                executor.answer()
+    for _ in range(len(sent) + 1):
+        for turns, executor in glets:
+            executor.raises = ""
+            while turns.batches:
+                executor.answer()
+
+    ends = Counter(number for number, _ in client.ends)
+    assert all(count == 1 for count in ends.values())
+    assert set(ends) == set(sent) - cancelled
+    for number, result in client.ends:
+        assert isinstance(result, Kind) or np.asarray(result).flat[0] == 2.0 * number
+
+
+def test_an_error_says_what_is_counted() -> None:
+    assert {kind.counted for kind in Kind} == {"refused", "dropped", "rejected", "failed"}
+    assert InferenceError(Kind.LATE, "late").kind.http == 504
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR")
