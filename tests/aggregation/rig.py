@@ -120,8 +120,8 @@ class Rig:
         self._lock = threading.Lock()
         self._ends = False
         self._threads: list[threading.Thread] = []
-        self.cuts: list[socket.socket] = []
-        self.bulk_cuts: list[socket.socket] = []
+        self._cuts: dict[tuple[int, int], socket.socket] = {}
+        self._bulk_cuts: dict[tuple[int, int], socket.socket] = {}
 
     def _aggregator(self, number: int) -> Aggregator:
         made = Aggregator(1 << 30)
@@ -163,7 +163,7 @@ class Rig:
             shm, member = self.shm[rank], self.members[rank]
             theirs, ours = socket.socketpair() if shm else tcp_pair()
             with theirs, ours:
-                self.cuts.append(ours.dup())
+                _keep(self._cuts, (rank, number), ours)
                 region = os.dup(member.region) if shm else None
                 ends = (b"", b"") if shm else (AGGREGATOR_KEYS, MEMBER_KEYS)
                 self.aggregators[number].attach(JOB, rank, theirs.fileno(), region, keys=ends[0])
@@ -192,19 +192,11 @@ class Rig:
     def cut_all(self) -> None:
         """Every lane ends, with what is on its way."""
         with self._lock:
-            for end in self.cuts:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
-            self.cuts = []
+            _cut(self._cuts)
 
     def cut_bulks(self) -> None:
         """Every lane between Aggregators ends."""
-        for end in self.bulk_cuts:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self.bulk_cuts = []
+        _cut(self._bulk_cuts)
 
     def kill(self, number: int) -> None:
         """An Aggregator ends, and another one begins in its place that knows nothing."""
@@ -255,15 +247,17 @@ class Rig:
 
     def _connect_bulks(self) -> None:
         for place in self.places:
+            if place.next_owner is None:
+                continue
             pair = (place.owner, place.next_owner)
-            if place.next_owner is None or pair in self._bulk:
+            if pair in self._bulk:
                 continue
             one, other = socket.socketpair() if all(self.shm) else tcp_pair()
-            self.bulk_cuts.append(one.dup())
+            _keep(self._bulk_cuts, pair, one)
             ends = (b"", b"") if all(self.shm) else (MEMBER_KEYS, AGGREGATOR_KEYS)
             self.aggregators[place.owner].attach_next(JOB, place.next_owner, one.detach(), ends[0])
             self.aggregators[place.next_owner].attach_previous(JOB, place.owner, other.detach(), ends[1])
-            self._bulk.add((place.owner, place.next_owner))
+            self._bulk.add(pair)
 
     def _hear(self, number: int, index: int, event: AggregatorEvent) -> None:
         place = self.places[index]
@@ -320,5 +314,21 @@ class Rig:
             thread.join()
         for aggregator in self.aggregators:
             aggregator.close()
-        for end in (*self.cuts, *self.bulk_cuts):
+        for end in (*self._cuts.values(), *self._bulk_cuts.values()):
             end.close()
+
+
+def _keep(cuts: dict[tuple[int, int], socket.socket], pair: tuple[int, int], lane: socket.socket) -> None:
+    """A second descriptor of a lane. That of the lane before goes: while it is open, epoll tells its end for ever."""
+    before = cuts.pop(pair, None)
+    if before is not None:
+        before.close()
+    cuts[pair] = lane.dup()
+
+
+def _cut(cuts: dict[tuple[int, int], socket.socket]) -> None:
+    for end in cuts.values():
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+    cuts.clear()

@@ -4,7 +4,6 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,17 +94,25 @@ class Source:
             self._manager.changed.notify_all()
 
 
-@contextmanager
-def two(folder: Path, rule: str, *, tcp: bool) -> Iterator[tuple[Manager, Training]]:
-    """Two Aggregators; all chunks are at the first one."""
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
+    """Two Aggregators, which have no job between two tests."""
+    folder = tmp_path_factory.mktemp("two")
     with ExitStack() as stack:
-        services = [
-            stack.enter_context(service(folder, name, static=False, tcp_port=free_port() if tcp else 0))
-            for name in ("a", "b")
-        ]
-        manager = Manager(services, tcp=tcp)
+        yield [stack.enter_context(service(folder, name, static=False, tcp_port=free_port())) for name in ("a", "b")]
+
+
+@contextmanager
+def two(services: Sequence[Service], rule: str, *, tcp: bool = False) -> Iterator[tuple[Manager, Training]]:
+    """A job whose chunks are all at the first of two Aggregators."""
+    manager = Manager(services, tcp=tcp)
+    try:
         manager.say(Run(first=0, count=CHUNKS, owner=0, epoch=1))
-        yield manager, stack.enter_context(training([Source(manager, rank) for rank in (0, 1)], rule))
+        with training([Source(manager, rank) for rank in (0, 1)], rule) as job:
+            yield manager, job
+    finally:
+        for one in services:
+            admin.call(one.socket, "plan", plans=[])
 
 
 def move(manager: Manager, job: Training, *, old: int, epoch: int) -> int:
@@ -126,8 +133,8 @@ def move(manager: Manager, job: Training, *, old: int, epoch: int) -> int:
 
 
 @pytest.mark.parametrize(("rule", "tcp"), [("mean", False), ("adam", True)])
-def test_chunks_move_to_and_fro_while_a_job_trains(tmp_path: Path, rule: str, tcp: bool) -> None:
-    with two(tmp_path, rule, tcp=tcp) as (manager, job):
+def test_chunks_move_to_and_fro_while_a_job_trains(services: list[Service], rule: str, tcp: bool) -> None:
+    with two(services, rule, tcp=tcp) as (manager, job):
         job.step()
         epoch = 1
         for old in (0, 1, 0):
@@ -137,18 +144,19 @@ def test_chunks_move_to_and_fro_while_a_job_trains(tmp_path: Path, rule: str, tc
         assert manager.jobs_of(1)[0]["updates"] > 0
 
 
-def test_a_server_that_is_killed_remembers_its_managers_plans(tmp_path: Path) -> None:
-    with two(tmp_path, "sgd", tcp=False) as (manager, job):
+def test_a_server_that_is_killed_remembers_its_managers_plans(services: list[Service]) -> None:
+    with two(services, "sgd") as (_manager, job):
         job.step()
+        before = services[0].status()["restarts"]
 
-        manager.services[0].kill_server()
+        services[0].kill_server()
 
         job.step(2)
-        assert manager.services[0].status()["restarts"] == 1
+        assert services[0].status()["restarts"] == before + 1
 
 
-def test_a_job_that_the_plan_has_no_longer_is_let_go(tmp_path: Path) -> None:
-    with two(tmp_path, "sgd", tcp=False) as (manager, job):
+def test_a_job_that_the_plan_has_no_longer_is_let_go(services: list[Service]) -> None:
+    with two(services, "sgd") as (manager, job):
         job.step()
 
         manager.order(0)
@@ -156,8 +164,8 @@ def test_a_job_that_the_plan_has_no_longer_is_let_go(tmp_path: Path) -> None:
         assert manager.jobs_of(0) == []
 
 
-def test_the_next_start_of_a_job_goes_on_from_what_is_here(tmp_path: Path) -> None:
-    with two(tmp_path, "sgd", tcp=False) as (manager, job):
+def test_the_next_start_of_a_job_goes_on_from_what_is_here(services: list[Service]) -> None:
+    with two(services, "sgd") as (manager, job):
         job.step(3)
         job.close()
         manager.start = 2
@@ -172,20 +180,18 @@ def test_the_next_start_of_a_job_goes_on_from_what_is_here(tmp_path: Path) -> No
             again.close()
 
 
-def test_an_order_that_makes_no_sense_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    with service(tmp_path, static=False) as one:
-        for plans in (7, [7], [{"number": 64, "plan": {}}], [{"number": 0, "plan": {"job": ""}}]):
-            with pytest.raises(PeerError, match="plans: "):
-                admin.call(one.socket, "plan", plans=plans)
+def test_an_order_that_makes_no_sense_is_refused_and_changes_nothing(services: list[Service]) -> None:
+    for plans in (7, [7], [{"number": 64, "plan": {}}], [{"number": 0, "plan": {"job": ""}}]):
+        with pytest.raises(PeerError, match="plans: "):
+            admin.call(services[0].socket, "plan", plans=plans)
 
-        assert one.status()["jobs"] == []
+    assert services[0].status()["jobs"] == []
 
 
-def test_members_leave_an_aggregator_that_the_plan_has_no_longer(tmp_path: Path) -> None:
-    with two(tmp_path, "mean", tcp=False) as (manager, job):
+def test_members_leave_an_aggregator_that_the_plan_has_no_longer(services: list[Service]) -> None:
+    with two(services, "mean") as (manager, job):
         job.step()
         epoch = move(manager, job, old=0, epoch=1)
-        services, manager.services = manager.services, manager.services[1:]
         manager.addresses = manager.addresses[1:]
 
         manager.say(Run(first=0, count=CHUNKS, owner=1, epoch=epoch), to=())

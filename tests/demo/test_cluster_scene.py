@@ -111,13 +111,13 @@ def test_a_job_of_the_demo_that_is_told_to_stop_keeps_its_place(tmp_path: Path) 
 
 
 def test_a_small_scene_runs_for_real_and_its_log_is_sound() -> None:
-    jobs = [replace(one, duration_s=one.duration_s / 4) for one in demo_jobs(8)]
+    jobs = [replace(one, duration_s=one.duration_s / 8) for one in demo_jobs(5)]
 
     # Below pytest's own folder of a worker the paths of the agents' sockets would be too long.
     with tempfile.TemporaryDirectory() as folder, Show(Console(file=io.StringIO()), lambda: "") as show:
         scene = play(show, Path(folder), jobs)
 
     assert scene.violations == ()
-    assert [(one.policy, one.done, len(one.fidelity.jobs)) for one in scene.rounds] == [("fifo", 8, 8), ("las", 8, 8)]
+    assert [(one.policy, one.done, len(one.fidelity.jobs)) for one in scene.rounds] == [("fifo", 5, 5), ("las", 5, 5)]
     for one in scene.rounds:
         assert all(job.jct_s > 0 and job.predicted_s > 0 for job in one.fidelity.jobs)

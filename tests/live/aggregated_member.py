@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,14 @@ HYPER = Hyper(lr=0.01, momentum=0.9)
 
 def gradient(rank: int, chunk: int, iteration: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
     """What a member has computed: cheap, and another one for each of these."""
-    base = np.arange(count, dtype=np.float32) % np.float32(97 + chunk)
-    return base * np.float32(0.001 * (1 + rank)) + np.float32((iteration * (7 + 3 * rank)) % 101) * np.float32(0.01)
+    return _base(chunk, count) * np.float32(0.001 * (1 + rank)) + np.float32(
+        (iteration * (7 + 3 * rank)) % 101
+    ) * np.float32(0.01)
+
+
+@lru_cache
+def _base(chunk: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    return np.arange(count, dtype=np.float32) % np.float32(97 + chunk)
 
 
 def start(chunk: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":

@@ -72,7 +72,8 @@ class Training:
             row = self.row()
             return row if row.get("state") == "placed" and is_so(row) else {}
 
-        return until(there, what=f"job {self.job} {what}", deadline_s=DEADLINE_S)
+        # The manager answers each look, and that costs it more than the job does.
+        return until(there, what=f"job {self.job} {what}", deadline_s=DEADLINE_S, every_s=0.2)
 
     def end(self) -> None:
         """Lets it come to its end, which is that of one process to the bit."""
@@ -104,7 +105,7 @@ def aggregator_on(node: str) -> str:
 def test_two_jobs_share_an_aggregator_and_go_on_through_a_drain_and_every_kill(
     sandbox: Session, tmp_path: Path
 ) -> None:
-    first, second = Training(sandbox, tmp_path / "first"), Training(sandbox, tmp_path / "second")
+    first, second = Training(sandbox, tmp_path / "first", retries=1), Training(sandbox, tmp_path / "second")
     (node,) = first.until_at(lambda row: len(row["nodes"]) == 1, "to be placed")["nodes"]
     second.until_at(lambda row: row["nodes"] == [node], "to share the first one's Aggregator")
 
@@ -129,29 +130,18 @@ def test_two_jobs_share_an_aggregator_and_go_on_through_a_drain_and_every_kill(
         one.until_trained(20)
     start_agent(sandbox.state, "n1")
 
+    # A killed member ends its start: all ranks go on from the Aggregators, and the other job does not notice.
+    before, others = first.iteration, second.iteration
+    (first.folder / "die.1").touch()
+    until(
+        lambda: text_of(first.folder / "out.0").count("begins after") == 2, what="the next start", deadline_s=DEADLINE_S
+    )
+    first.until_trained(20)
+    second.until_trained(20)
+    assert int(text_of(first.folder / "out.0").splitlines()[-1].rsplit(" ", 1)[1]) >= before
+    assert second.iteration > others
+    assert (text_of(second.folder / "out.0").count("begins after"), second.row()["state"]) == (1, "placed")
+
     for one in (first, second):
         one.end()
-    assert list(violations(entries(sandbox))) == []
-
-
-def test_a_killed_member_pauses_its_own_job_only_and_all_its_ranks_go_on_from_the_aggregators(
-    sandbox: Session, tmp_path: Path
-) -> None:
-    for node in ("n1", "n2", "n3"):
-        farside(sandbox, "undrain", node)
-    one, other = Training(sandbox, tmp_path / "one", retries=1), Training(sandbox, tmp_path / "other")
-    one.until_trained(30)
-    (one.folder / "die.1").touch()
-
-    until(
-        lambda: text_of(one.folder / "out.0").count("begins after") == 2, what="the next start", deadline_s=DEADLINE_S
-    )
-    one.until_trained(20)
-    other.until_trained(20)
-
-    lines = text_of(one.folder / "out.0").splitlines()
-    assert int(lines[-1].rsplit(" ", 1)[1]) >= 30
-    assert (one.folder / "done.0").exists() is False
-    one.end()
-    other.end()
     assert list(violations(entries(sandbox))) == []

@@ -31,13 +31,16 @@ def test_a_member_with_forked_data_loaders_dies_as_cleanly_as_one_without(tmp_pa
             for rank in (0, 1)
         ]
         loaders: list[psutil.Process] = []
+        others: list[psutil.Process] = []
         try:
             until(
                 lambda: all(text_of(tmp_path / f"trains.{rank}") for rank in (0, 1)),
                 what="training",
                 deadline_s=DEADLINE_S,
             )
-            loaders = [psutil.Process(int(pid)) for pid in text_of(tmp_path / "trains.0").split()]
+            loaders, others = (
+                [psutil.Process(int(pid)) for pid in text_of(tmp_path / f"trains.{rank}").split()] for rank in (0, 1)
+            )
             assert len(loaders) == LOADERS
             assert lanes(aggregator.status()) == 2
 
@@ -46,7 +49,7 @@ def test_a_member_with_forked_data_loaders_dies_as_cleanly_as_one_without(tmp_pa
 
             assert all(one.is_running() for one in loaders)
         finally:
-            for loader in loaders:
+            for loader in (*loaders, *others):
                 loader.kill()
             for member in members:
                 member.kill()
