@@ -18,7 +18,7 @@ from benchmarks.aggregation.training import WARM
 from benchmarks.figure import Figure, Table
 from benchmarks.load import BenchmarkError
 
-STEPS = 12
+STEPS = 24
 LIMIT_S, RATIO_BAR, EXTRA_BAR_S = 60.0, 1.25, 0.05
 
 

@@ -682,6 +682,7 @@ static void update(struct server *a, struct job *job)
 		return;
 	}
 	step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_UPDATED}, true);
+	move_on(a, job, chunk);
 	busy_ns = now_ns() - begin_ns;
 	job->turn_ns += busy_ns;
 	job->stats.busy_ns += busy_ns;

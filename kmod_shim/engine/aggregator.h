@@ -29,6 +29,8 @@ enum {
 	READY = 64,	/* sockets of one look */
 	HYPERS = 2,	/* numbers of a group that are known: those of now, and of the iteration before */
 	BULK_FRAMES = 16,	/* of copies that are on their way at a time, on one lane */
+	LEAVE_PARTS = 8,	/* a job's contents leave in that many iterations, */
+	LEAVE_BYTES = 8 << 20,	/* but so much may leave in one */
 	WAKE = -1,
 };
 
@@ -81,6 +83,7 @@ struct move {
 	bool went_ahead;		/* LEAVING, LEFT: the version before has been asked for */
 	bool is_copied;			/* LEFT: the next owner has said so */
 	bool is_held;			/* its contents count in the job's memory */
+	bool waits;			/* SERVING: it may leave, but not yet with the next update */
 };
 
 struct job {
@@ -107,6 +110,7 @@ struct job {
 	uint64_t held_area_bytes, held_master_bytes;
 	uint32_t inline_members;
 	uint32_t bulks;	/* lanes to and from other Aggregators */
+	uint64_t leaves_at, leaving_bytes; /* the last version with which chunks leave, and how much they are */
 	bool is_lost;
 	bool has_results;
 	bool has_news;
@@ -189,6 +193,13 @@ void *move_chunks(void *aggregator);
 void move_follow(struct server *a, struct job *job, uint32_t chunk, const struct ne_chunk_todo *todo);
 /* A plan's word is about to be given to the chunk (under both locks), and has been. */
 void move_plan(struct server *a, struct job *job, uint32_t chunk);
+/*
+ * Whether a chunk that is served here may leave with its next update; it waits for one after that otherwise. All that
+ * leave with one update stand still until they have been copied, and the job's members with them: so few do.
+ */
+bool move_may_leave(struct job *job, uint32_t chunk);
+/* A chunk that waits has been updated. Under `lock`. */
+void move_on(struct server *a, struct job *job, uint32_t chunk);
 void end_bulks(struct server *a, struct job *job);
 void free_bulks(struct job *job);
 

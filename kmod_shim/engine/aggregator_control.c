@@ -389,6 +389,15 @@ static bool is_old(const struct move *move, const struct ne_place *place)
 	return place->epoch < move->epoch || now < last;
 }
 
+/* Said again, the same word changes nothing for a chunk that waits or leaves. */
+static bool has_to_wait(struct job *job, uint32_t chunk, const struct ne_chunk_event *event)
+{
+	const struct ne_chunk *state = &job->states[chunk];
+
+	return event->is_mine && event->has_next && state->state == NE_CHUNK_SERVING && state->epoch == event->epoch &&
+	       (job->moves[chunk].waits || !move_may_leave(job, chunk));
+}
+
 static int plan_chunk(struct server *a, struct job *job, uint32_t chunk, const struct ne_place *place)
 {
 	struct move *move = &job->moves[chunk];
@@ -403,8 +412,10 @@ static int plan_chunk(struct server *a, struct job *job, uint32_t chunk, const s
 
 	if (is_old(move, place))
 		return 0;
-	if (move->epoch != place->epoch || move->next_epoch != place->next_epoch)
+	if (move->epoch != place->epoch || move->next_epoch != place->next_epoch) {
 		move->told = move->news = 0;
+		move->waits = false;
+	}
 	move->epoch = place->epoch;
 	move->next_epoch = place->next_epoch;
 	move->owner = place->owner;
@@ -412,6 +423,11 @@ static int plan_chunk(struct server *a, struct job *job, uint32_t chunk, const s
 	/* Under a new epoch members say all of it again. */
 	if (job->hold && (event.is_next ? place->next_epoch : place->epoch) != job->states[chunk].epoch)
 		job->pulls[chunk][0] = job->pulls[chunk][1] = job->owed[chunk] = 0;
+	move->waits = has_to_wait(job, chunk, &event);
+	if (move->waits) {
+		event.has_next = false;
+		event.next_epoch = 0;
+	}
 	err = step(&s, chunk, event, false);
 	move_plan(a, job, chunk);
 	return err;

@@ -167,6 +167,42 @@ void move_plan(struct server *a, struct job *job, uint32_t chunk)
 	want_before(a, job, chunk);
 }
 
+bool move_may_leave(struct job *job, uint32_t chunk)
+{
+	uint64_t bytes = layout_state_bytes(&job->layout, chunk), at = job->states[chunk].version + 1;
+	uint64_t part = job->layout.master_bytes / LEAVE_PARTS;
+	uint64_t limit = part > LEAVE_BYTES ? part : LEAVE_BYTES;
+
+	if (!bytes)
+		return true;
+	if (at > job->leaves_at) {
+		job->leaves_at = at;
+		job->leaving_bytes = 0;
+	}
+	if (at < job->leaves_at || (job->leaving_bytes && bytes > limit - job->leaving_bytes))
+		return false;
+	job->leaving_bytes += bytes;
+	return true;
+}
+
+void move_on(struct server *a, struct job *job, uint32_t chunk)
+{
+	struct move *move = &job->moves[chunk];
+	struct source source = {a, job, 0};
+
+	if (!move->waits || job->states[chunk].state != NE_CHUNK_SERVING || !move_may_leave(job, chunk))
+		return;
+	move->waits = false;
+	move->known_next_epoch = move->next_epoch;
+	step(&source, chunk,
+	     (struct ne_chunk_event){.kind = NE_CHUNK_PLAN,
+				     .epoch = move->epoch,
+				     .is_mine = true,
+				     .has_next = true,
+				     .next_epoch = move->next_epoch},
+	     false);
+}
+
 void end_bulks(struct server *a, struct job *job)
 {
 	for (uint32_t number = 0; number < NE_MEMBERS_MAX; number++) {

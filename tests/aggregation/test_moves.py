@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.errors import EngineError
-from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorEventKind, DType, Hyper, Job, Rule
+from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorEventKind, Chunk, DType, Hyper, Job, Rule
 from tests.aggregation.rig import DEADLINE_S, JOB, Place, Reference, Rig, make_job
 from tests.support.waiting import until
 
@@ -200,6 +200,18 @@ def test_memory_of_chunks_that_have_moved_on_is_given_back() -> None:
 
         until(lambda: one.stats(JOB).memory_bytes == 0, what="the memory to be given back")
         assert other.stats(JOB).memory_bytes == whole
+
+
+def test_no_more_leaves_with_one_update_than_members_can_wait_for() -> None:
+    """Chunks of 512 KiB with their momentum: of the twenty here sixteen may leave at a time."""
+    with training(Job(2, Rule.SGD, (Chunk(1 << 16),) * 40), shm=True) as job:
+        for index in range(0, 40, 2):
+            job.rig.move(index, 1)
+        job.step()
+        job.step()
+        assert job.rig.aggregators[0].stats(JOB).updates == 20 + 4
+        job.step_until_moved(20)
+        job.step()
 
 
 def test_what_is_said_of_a_move_stands_until_its_commit() -> None:
