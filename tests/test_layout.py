@@ -80,7 +80,10 @@ PURE = (
         ]
     ),
     *(f"farside.agent.serving.{name}" for name in ("frames", "life", "model_file")),
+    "farside.agent.training.link",
+    "farside.agent.training.messages",
     "farside.agent.training.subtask",
+    "farside.agent.training.turn_record",
     "farside.agent.training.node_queue",
     "farside.agent.training.synchronizer",
     "farside.agent.run.environment",

@@ -23,6 +23,8 @@ class Side(enum.Enum):
     MANAGER = "manager"
     MEMBER = "member"
     AGGREGATOR = "aggregator"
+    EXECUTOR = "executor"
+    SYNCHRONIZER = "synchronizer"
 
     @property
     def other(self) -> "Side":
@@ -37,6 +39,8 @@ _PEERS = {
     Side.MANAGER: Side.AGENT,
     Side.MEMBER: Side.AGGREGATOR,
     Side.AGGREGATOR: Side.MEMBER,
+    Side.EXECUTOR: Side.SYNCHRONIZER,
+    Side.SYNCHRONIZER: Side.EXECUTOR,
 }
 
 

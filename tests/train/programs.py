@@ -14,6 +14,7 @@ from farside.training.loop.block import OwnBlocks, blocks_of
 from farside.training.loop.checkpoint import Checkpoints
 from farside.training.loop.job import Job
 from farside.training.loop.push_pull import keys_of
+from farside.training.loop.turns import NoTurns, Turns
 from farside.training.member import PlanSource
 
 DEADLINE_S = 120.0
@@ -49,6 +50,7 @@ def job_of(
     folder: Path | None = None,
     fingerprint: str = "walk",
     keys: Mapping[str, Any] | None = None,
+    turns: Turns | None = None,
 ) -> Job[Any]:
     """A job of this process, with a checkpoint in each iteration where there is a folder."""
     rank, workers = (source.rank, source.members) if source is not None else (0, 1)
@@ -62,6 +64,7 @@ def job_of(
         iterations=iterations,
         checkpoints=kept,
         checkpoint_s=0.0,
+        turns=turns or NoTurns(),
     )
 
 

@@ -1,5 +1,6 @@
 """`farside train` with workers as processes: the same bits alone, paused and resumed, killed and resumed."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.aggregation.service import service
 from tests.support.waiting import until
+from tests.train.executors import executor, overlapping, two_nodes
 from tests.train.programs import ended, model_of, train
 
 # Sized so that an iteration takes a few milliseconds.
@@ -73,6 +76,48 @@ def test_two_workers_that_are_paused_and_killed_end_with_the_same_bits(tmp_path:
     assert code == 0, errors
     assert "a worker was killed; all start again" in errors
     assert model_of(tmp_path / "resumed.npz") == wanted
+
+
+def test_two_jobs_that_take_turns_on_a_node_end_with_the_same_bits(tmp_path: Path) -> None:
+    jobs = {"lasso": ("lasso", "--iterations", 60, "--blocks", 4), "nmf": ("nmf", "--iterations", 20, "--blocks", 4)}
+    wanted = {name: trained(tmp_path, f"{name}.alone", *words) for name, words in jobs.items()}
+
+    with executor(tmp_path) as shared:
+        how = ("--executor", shared.socket)
+        running = {name: train(*words, *how, "--out", tmp_path / name) for name, words in jobs.items()}
+        for name, process in running.items():
+            code, _, errors = ended(process)
+            assert code == 0, errors
+            assert model_of(tmp_path / name) == wanted[name]
+        rows = shared.trace()
+
+    assert sum(row[6] for row in rows) > 100
+    assert overlapping(rows, ("INIT_COMP", "COMP")) == overlapping(rows, ("INIT_PUSH", "PULL", "PUSH")) == []
+
+
+@pytest.mark.long
+def test_four_jobs_that_take_turns_on_two_nodes_end_with_the_same_bits(tmp_path: Path) -> None:
+    needs_numba("lda")
+    wanted = {app: trained(tmp_path, f"{app}.alone", *words, "--workers", 2) for app, words in APPS.items()}
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(service(tmp_path))
+        nodes = [stack.enter_context(executor(tmp_path, *words, name=words[1])) for words in two_nodes(tmp_path)]
+        until(lambda: not any(node.status()["is_apart"] for node in nodes), what="a group of two")
+        running = []
+        for app, words in APPS.items():
+            for rank, node in enumerate(nodes):
+                told = {"RANK": str(rank), "WORLD_SIZE": "2", "FARSIDE_AGGREGATION_JOB": app}
+                told |= {"FARSIDE_AGGREGATION_SERVICE": shared.unix, "FARSIDE_AGGREGATION_KEY_FILE": f"{tmp_path}/key"}
+                how = ("--workers", 0, "--executor", node.socket, "--out", tmp_path / f"{app}.{rank}")
+                running.append(train(*words, *how, environment=told))
+        for process in running:
+            code, _, errors = ended(process)
+            assert code == 0, errors
+        assert {app: model_of(tmp_path / f"{app}.0") for app in APPS} == wanted
+        for node in nodes:
+            rows = node.trace()
+            assert {row[0].partition(":")[2] for row in rows if row[6]} == set(APPS)
+            assert overlapping(rows, ("INIT_COMP", "COMP")) == []
 
 
 @pytest.mark.long

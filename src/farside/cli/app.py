@@ -18,6 +18,7 @@ from farside.cli.cluster_admin import admin_commands
 from farside.cli.config import Whose, config_app
 from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
+from farside.cli.executor import executor
 from farside.cli.manager import manager_commands
 from farside.cli.node import node_commands
 from farside.cli.power import power_app
@@ -61,6 +62,7 @@ app.add_typer(slurm_app, name="slurm")
 manager_commands(app)
 cluster_commands(app)
 app.command()(top)
+app.command()(executor)
 admin_commands(app)
 node_commands(app)
 aggregation_commands(app)

@@ -40,6 +40,9 @@ _Service = Annotated[
     list[str] | None, typer.Option(metavar="ENDPOINT", help="Aggregator: unix:PATH or tcp:HOST:PORT (repeatable).")
 ]
 _KeyFile = Annotated[Path | None, typer.Option(help="Key file of the Aggregators.")]
+_Executor = Annotated[
+    Path | None, typer.Option(help="Take turns with other jobs of this node: the socket of its `farside executor`.")
+]
 _Iterations = Annotated[int, typer.Option(min=1, help="Maximum number of iterations.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
 _Blocks = Annotated[
@@ -62,11 +65,12 @@ def _how(
     retries: _Retries = 0,
     service: _Service = None,
     key_file: _KeyFile = None,
+    executor: _Executor = None,
 ) -> dict[str, Any]:
     """How a program runs."""
     return {
         "workers": workers, "threads": threads, "checkpoint_dir": checkpoint_dir, "checkpoint_s": checkpoint_s,
-        "retries": retries, "service": tuple(service or ()), "key_file": key_file,
+        "retries": retries, "service": tuple(service or ()), "key_file": key_file, "executor": executor,
     }  # fmt: skip
 
 
@@ -184,6 +188,7 @@ def _start(words: list[str], how: dict[str, Any]) -> None:
         retries=how["retries"],
         service=how["service"],
         key_file=str(how["key_file"].resolve()) if how["key_file"] else "",
+        executor=str(how["executor"].resolve()) if how["executor"] else "",
         environment=told,
     )
     raise typer.Exit(launch(wanted))

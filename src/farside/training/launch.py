@@ -21,6 +21,7 @@ from types import FrameType
 from farside.errors import ConfigError
 from farside.log import get_log
 from farside.training.loop.ended import Paused
+from farside.training.loop.turns import EXECUTOR
 from farside.training.static_plan import JOB, KEY_FILE, SERVICE
 
 _log = get_log("training")
@@ -48,6 +49,7 @@ class Launch:
         retries: How often all are started again where one was killed.
         service: Aggregators; empty, with two workers or more: one is started for them.
         key_file: The Aggregators' key.
+        executor: Socket of the executor that gives turns on this node; empty: the job has the node for itself.
         environment: More variables of the workers.
     """
 
@@ -57,6 +59,7 @@ class Launch:
     retries: int = 0
     service: Sequence[str] = ()
     key_file: str = ""
+    executor: str = ""
     environment: Mapping[str, str]
 
 
@@ -69,12 +72,19 @@ def launch(wanted: Launch) -> int:
     processors = len(os.sched_getaffinity(0))
     if not 1 <= wanted.threads <= processors:
         raise ConfigError(f"threads: is {wanted.threads}; this machine has {processors} processors for it")
+    if wanted.executor and wanted.workers > 1:
+        raise ConfigError(
+            f"{wanted.workers} workers with an executor; one worker of a job takes turns on each node",
+            hint="leave out --executor, or start a worker a node with --workers 0",
+        )
     if wanted.service and not wanted.key_file:
         raise ConfigError("Aggregators are named without their key file", hint="add --key-file")
     with ExitStack() as stack:
         told = _Told()
         stack.enter_context(told.signals())
         variables = {**os.environ, **dict.fromkeys(_THREADS, str(wanted.threads)), **wanted.environment}
+        if wanted.executor:
+            variables[EXECUTOR] = wanted.executor
         if wanted.service:
             variables |= {SERVICE: ",".join(wanted.service), KEY_FILE: wanted.key_file}
         elif wanted.workers > 1:

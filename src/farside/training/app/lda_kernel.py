@@ -14,7 +14,7 @@ except ImportError as error:
     raise ConfigError("lda needs the package numba", hint="pip install numba") from error
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def sweep(
     offsets: Any, words: Any, topics: Any, in_document: Any, in_word: Any, in_topic: Any, chances: Any, alpha: float,
     eta: float,
@@ -56,7 +56,7 @@ def sweep(
             in_topic[topic] += 1
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def log_gammas(counts: Any, prior: float) -> float:
     """The sum of log gamma(prior + n) - log gamma(prior) over all counts n above 0, in their order."""
     base = math.lgamma(prior)

@@ -4,6 +4,7 @@ job.py         `farside.training.begin`: the loop, its checkpoints, and what all
 block.py       which worker has which input blocks
 push_pull.py   sums of all workers' parts: of one worker, or by Aggregators
 agreement.py   the numbers by which workers stop, fail and make checkpoints at the same iteration
+turns.py       turns on a node that several jobs share
 checkpoint.py  model, sums and state of blocks in files, for any number of workers
 ended.py       why a program ends before its work is done
 """

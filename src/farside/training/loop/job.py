@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from farside.agent.training.subtask import INIT_COMP, INIT_PUSH, position_of
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log
 from farside.training.loop.agreement import Agreed, Word, agreed, numbers_of, size_of
@@ -29,6 +30,7 @@ from farside.training.loop.block import Arrays, Block, OwnBlocks, blocks_of
 from farside.training.loop.checkpoint import Checkpoints, Restored
 from farside.training.loop.ended import Diverged, Paused, WorkerFailed
 from farside.training.loop.push_pull import ByAggregators, Key, OneWorker, PushPull, checked, keys_of
+from farside.training.loop.turns import EXECUTOR, NoTurns, SharedNode, Turns
 from farside.training.member import PlanSource
 from farside.training.relay_plan import SOCKET as RELAY_SOCKET
 from farside.training.static_plan import SERVICE, static_plan_from
@@ -89,7 +91,13 @@ def begin(
             Path(folder), fingerprint=fingerprint, blocks=len(blocks), rank=rank, workers=workers
         )  # fmt: skip
     own = OwnBlocks(blocks, blocks_of(rank, workers, len(blocks)))
-    return Job(own, keys_of(keys), source, iterations=iterations, checkpoints=checkpoints, checkpoint_s=every_s)
+    turns: Turns = NoTurns()
+    if os.environ.get(EXECUTOR):
+        name = source.job if source is not None else f"{os.environ.get('FARSIDE_JOB') or 'train'}-{os.getpid()}"
+        turns = SharedNode(os.environ[EXECUTOR], job=name, worker=rank, workers=workers)
+    return Job(
+        own, keys_of(keys), source, iterations=iterations, checkpoints=checkpoints, checkpoint_s=every_s, turns=turns
+    )
 
 
 class Job(Generic[T], AbstractContextManager["Job[T]"]):
@@ -111,6 +119,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         iterations: int,
         checkpoints: Checkpoints | None,
         checkpoint_s: float,
+        turns: Turns,
     ) -> None:
         self.rank, self.workers = (source.rank, source.members) if source is not None else (0, 1)
         self.iteration = -1
@@ -120,6 +129,8 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         agreement = Key(name=_AGREEMENT, shape=(size_of(self.workers),), dtype=np.dtype(np.int64))
         self._all_keys = (*keys, agreement)
         self._iterations = iterations
+        self._turns = turns
+        self._began = 0  # positions of subtasks count from where this start begins
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
         self._sums: PushPull | None = None
         self._state: State = "new"
@@ -138,11 +149,13 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         self._sums = OneWorker() if self._source is None else ByAggregators(self._source, self._all_keys)
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._on_term)
+        self._turns.ask(INIT_COMP)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._turns.close()
         try:
             if error is not None and not isinstance(error, Paused | WorkerFailed | Diverged | PeerError):
                 self._say_failed()
@@ -206,7 +219,9 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             self.push({key.name: np.zeros(key.shape, key.dtype) for key in self._keys})
         if self._state != "pushed":
             raise ConfigError("pull without a push before it", hint="push once in each iteration, then pull")
-        found = self._opened.pull(_nothing)
+        self._turns.ask(self._position("PULL"))
+        found = self._opened.pull(self._turns.give_way)
+        self._turns.done()
         self._state = "pulled"
         said = agreed(found.pop(_AGREEMENT).tolist(), self.workers)
         self._run = said.run
@@ -220,6 +235,8 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             self._checkpoints.complete()
         if said.stops:
             self._pause()
+        if not self._is_over:
+            self._turns.ask(self._position("COMP"))
         return found
 
     def push(self, parts: Mapping[str, Any]) -> None:
@@ -231,7 +248,10 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         """
         if self._state == "pushed":
             raise ConfigError("push twice without a pull between", hint="push once in each iteration, then pull")
-        self._send(checked(parts, self._keys), failed=False)
+        ours = checked(parts, self._keys)
+        self._turns.ask(INIT_PUSH if self._state == "new" else self._position("PUSH"))
+        self._send(ours, failed=False)
+        self._turns.done()
 
     # --- what goes along
 
@@ -246,7 +266,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             model=_check_sum(self.model) if compares and not failed else None,
         )
         numbers = np.array(numbers_of(word, self.rank, self.workers), np.int64)
-        self._opened.push({**parts, _AGREEMENT: numbers}, _nothing)
+        self._opened.push({**parts, _AGREEMENT: numbers}, _nothing if failed else self._turns.give_way)
         self._state = "pushed"
 
     def _check(self, said: Agreed) -> None:
@@ -280,6 +300,9 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         except FarsideError as error:
             _log.warning("the other workers were not told", reason=error)
 
+    def _position(self, phase: Literal["PULL", "COMP", "PUSH"]) -> int:
+        return position_of(self.iteration - self._began, phase)
+
     # --- checkpoints and ends
 
     @property
@@ -292,7 +315,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         return self.iteration >= self._iterations
 
     def _take(self, restored: Restored) -> None:
-        self._resumed = restored.iteration
+        self._resumed = self._began = restored.iteration
         self.model.update(restored.model)
         for number, state in restored.states.items():
             self._own.block(number).state.update(state)

@@ -1,0 +1,254 @@
+"""`farside executor`: a parent with the listeners, and the process that it forks to give turns on this node.
+
+The parent does nothing but wait for the other one, so that workers that come back find somebody within moments. Nothing
+has to outlive either: workers say where they are, and go on without turns meanwhile.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from farside import admin
+from farside.agent.training.group import GroupHost, GroupMember
+from farside.agent.training.subtask import phase_of
+from farside.agent.training.turn_server import Group, TurnServer
+from farside.daemon.control.keys import read_keys
+from farside.ending import ENDING, on_end_signals
+from farside.errors import ConfigError, FarsideError
+from farside.listen import close_listener, open_listener
+from farside.log import get_log, start_logging
+
+_log = get_log("executor")
+
+SHORT_LIFE_S = 1.0
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
+TRACE_ROWS_MAX = 4000
+"""Turns in one answer; its line is at most 1 MiB."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an executor serves.
+
+    Attributes:
+        socket: Of workers.
+        admin_socket: Of `farside admin`.
+        node: This one's name in its group.
+        nodes: The group, this node first; empty: this node alone, or a group whose first node is another one.
+        group_listen: HOST:PORT for the other nodes.
+        synchronizer: HOST:PORT of the group's first node, on all others.
+        key_file: The group's key.
+    """
+
+    socket: Path
+    admin_socket: Path
+    node: str = "node"
+    nodes: tuple[str, ...] = ()
+    group_listen: str = ""
+    synchronizer: str = ""
+    key_file: Path | None = None
+
+
+def run(wanted: Wanted) -> int:
+    """Serves until it is asked to stop; the process's exit code.
+
+    Raises:
+        ConfigError: the options do not fit each other, or an address can't be used.
+    """
+    start_logging("info")
+    key = _checked(wanted)
+    with ExitStack() as stack:
+        workers = _listening(wanted.socket)
+        stack.callback(_unlink, wanted.socket, workers)
+        group = None
+        if wanted.group_listen:
+            group = open_listener(f"tcp:{wanted.group_listen}", setting="--group-listen")
+            stack.callback(group.close)
+        admin_listener = open_listener(f"unix:{wanted.admin_socket}", setting="--admin-socket")
+        stack.callback(close_listener, admin_listener)
+        return _Parent(wanted, key, workers, group, admin_listener).run()
+
+
+def _checked(wanted: Wanted) -> bytes:
+    is_group = bool(wanted.nodes or wanted.synchronizer or wanted.group_listen)
+    if wanted.nodes and wanted.synchronizer:
+        raise ConfigError("--nodes and --synchronizer exclude each other", hint="the group's first node has --nodes")
+    if wanted.nodes and (wanted.nodes[0] != wanted.node or len(set(wanted.nodes)) < len(wanted.nodes)):
+        raise ConfigError(f"--nodes: names this node ('{wanted.node}') first, and each node once")
+    if bool(wanted.nodes) != bool(wanted.group_listen):
+        raise ConfigError("--nodes and --group-listen belong together")
+    if is_group and wanted.key_file is None:
+        raise ConfigError("a group of several nodes needs --key-file", hint="`farside keygen` makes one")
+    return read_keys(wanted.key_file)[0] if wanted.key_file is not None else b""
+
+
+class _Parent:
+    """Forks the process that serves, again and again."""
+
+    def __init__(
+        self, wanted: Wanted, key: bytes, workers: socket.socket, group: socket.socket | None, admin_: socket.socket
+    ) -> None:
+        self._wanted, self._key = wanted, key
+        self._workers, self._group, self._admin = workers, group, admin_
+        self._pid = 0
+        self._ends = False
+
+    def run(self) -> int:
+        """Until a signal ends it."""
+        for number in ENDING:
+            signal.signal(number, self._on_end)
+        pause_s = PAUSE_FIRST_S
+        while not self._ends:
+            began_s, parent = time.monotonic(), os.getpid()
+            # Blocked, so that a signal finds the number of the process that it is meant for.
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+            self._pid = os.fork()
+            if self._pid == 0:
+                self._serve(parent)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            _, status = os.waitpid(self._pid, 0)
+            self._pid = 0
+            if self._ends:
+                break
+            code = os.waitstatus_to_exitcode(status)
+            _log.warning("the process that gives turns has ended; another one is forked", status=code)
+            pause_s = PAUSE_FIRST_S if time.monotonic() - began_s > SHORT_LIFE_S else min(2 * pause_s, PAUSE_MAX_S)
+            time.sleep(pause_s)
+        return 0
+
+    def _on_end(self, _number: int, _frame: FrameType | None) -> None:
+        self._ends = True
+        if self._pid:
+            os.kill(self._pid, signal.SIGTERM)
+
+    def _serve(self, parent: int) -> None:
+        code = 1
+        try:
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() == parent:
+                for number in ENDING:
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+                asyncio.run(_Executor(self._wanted, self._key).serve(self._workers, self._group, self._admin))
+                code = 0
+        except FarsideError as error:
+            _log.error("the executor can't go on", reason=error)
+        except BaseException as error:  # the log gets it; this process must never return into the parent's loop
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+class _Executor:
+    """The process that serves."""
+
+    def __init__(self, wanted: Wanted, key: bytes) -> None:
+        self._wanted, self._key = wanted, key
+        self._server: TurnServer | None = None
+        self._group: GroupHost | GroupMember | None = None
+
+    async def serve(self, workers: socket.socket, group: socket.socket | None, admin_: socket.socket) -> None:
+        """Until a signal ends it."""
+        ended = asyncio.Event()
+        server = self._server = TurnServer(workers, self._made_group)
+        handlers = {"status": self._on_status, "trace": self._on_trace}
+        async with asyncio.TaskGroup() as tasks, admin.serve(self._wanted.admin_socket, handlers, listener=admin_):
+            running = [tasks.create_task(server.beat())]
+            if isinstance(self._group, GroupMember):
+                running.append(tasks.create_task(self._group.keep()))
+            elif self._group is not None and group is not None:
+                running.append(tasks.create_task(self._group.serve(group)))
+            with on_end_signals(ended.set):
+                _log.info("executor ready", socket=self._wanted.socket, nodes=" ".join(self._wanted.nodes))
+                await ended.wait()
+            for task in running:
+                task.cancel()
+            server.close()
+
+    def _made_group(self, server: TurnServer) -> Group:
+        wanted = self._wanted
+        if wanted.synchronizer:
+            self._group = GroupMember(
+                server.told, lambda: server.queue.epoch, node=wanted.node, key=self._key, address=wanted.synchronizer
+            )
+        else:
+            nodes = frozenset(wanted.nodes or (wanted.node,))
+            self._group = GroupHost(server.told, node=wanted.node, nodes=nodes, key=self._key)
+        return self._group
+
+    async def _on_status(self, _: Mapping[str, object]) -> object:
+        assert self._server is not None
+        assert self._group is not None
+        queue, record = self._server.queue, self._server.record
+        jobs = {}
+        for job, worker in queue.workers.items():
+            counts = record.jobs.get(job)
+            jobs[job] = {
+                "worker": worker.worker,
+                "place": worker.place,
+                "position": worker.position,
+                "turns": counts.with_lease if counts else 0,
+                "let_through": counts.let_through if counts else 0,
+                "overdue": counts.overdue if counts else 0,
+                "step_s": dict(counts.step_s) if counts else {},
+            }
+        return {
+            "pid": os.getpid(),
+            "node": self._wanted.node,
+            "epoch": queue.epoch,
+            "is_apart": queue.is_apart,
+            "nodes_there": sorted(self._group.there),
+            "hung_up": self._server.hung_up,
+            "jobs": jobs,
+        }
+
+    async def _on_trace(self, request: Mapping[str, object]) -> object:
+        assert self._server is not None
+        first = request.get("first", 0)
+        if not isinstance(first, int) or first < 0:
+            raise ConfigError(f"first: is {first!r}; the number of a turn, from 0")
+        start, rows = self._server.record.trace(first, TRACE_ROWS_MAX)
+        told = [
+            [
+                turn.job,
+                turn.position,
+                phase_of(turn.position),
+                turn.asked_ns,
+                turn.granted_ns,
+                turn.done_ns,
+                turn.has_lease,
+            ]
+            for turn in rows
+        ]
+        return {"first": start, "rows": told}
+
+
+def _listening(path: Path) -> socket.socket:
+    """Workers' socket: users' processes come, and the kernel says whose each is."""
+    made = open_listener(f"unix:{path}", setting="--socket")  # refuses where somebody serves already
+    close_listener(made)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.bind(str(path))
+        path.chmod(0o666)
+        sock.listen(64)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"--socket {path}: {error.strerror}") from error
+    return sock
+
+
+def _unlink(path: Path, sock: socket.socket) -> None:
+    sock.close()
+    path.unlink(missing_ok=True)

@@ -1,0 +1,289 @@
+"""A node's turns over sockets: workers ask and are granted, by the queue of `node_queue.py`.
+
+Who a worker is the kernel says: a job's name counts for its user alone, and its turn ends with its process, by a
+descriptor of that process, since a child that inherited the connection keeps it open.
+"""
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from farside.agent.training import node_queue
+from farside.agent.training.messages import (
+    BEAT_S,
+    VERSION,
+    WORKER_BYTES_MAX,
+    Beat,
+    Granted,
+    HasDone,
+    Here,
+    Refused,
+    Wants,
+    Yields,
+    from_worker,
+    packet_of,
+)
+from farside.agent.training.node_queue import (
+    Deadline,
+    Died,
+    Done,
+    Grant,
+    HangUp,
+    Hello,
+    Measured,
+    NodeQueue,
+    Overdue,
+    Served,
+    StartOver,
+    Want,
+    Yield,
+)
+from farside.agent.training.subtask import Progress, ToNode
+from farside.agent.training.turn_record import TurnRecord
+from farside.errors import RemoteProtocolError
+from farside.log import get_log
+
+_log = get_log("executor")
+
+CONNECTIONS_MAX = 64
+USER_MAX = 16
+"""Connections of one user."""
+STRANGER_LIMIT_S = 2.0
+"""For a connection's first word."""
+START_LIMIT_S = 10.0
+"""For all workers of a job that begins."""
+BURST_MAX = 10_000
+"""Messages of one worker between two beats; one that waits for its turns can't send so many."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Group(Protocol):
+    """The synchroniser, here or on another node."""
+
+    def progress(self, said: Progress) -> None:
+        """A worker of this node has done a subtask."""
+
+    def here(self, job: str, workers: int) -> None:
+        """This node has a worker of a job."""
+
+    def gone(self, job: str) -> None:
+        """This node's worker of a job is gone."""
+
+
+class _Line:
+    """One worker's connection."""
+
+    def __init__(self, sock: socket.socket, uid: int, pid: int) -> None:
+        self.sock, self.uid, self.pid = sock, uid, pid
+        self.pidfd = -1
+        self.job = ""
+        self.burst = 0
+
+
+class TurnServer:
+    """The queue of this node, its workers' connections, and the record of their turns."""
+
+    def __init__(self, listener: socket.socket, group: Callable[["TurnServer"], Group]) -> None:
+        """Serves from now on, in the running loop; ``group`` makes the synchroniser's side for this node."""
+        self.queue = NodeQueue()
+        self.record = TurnRecord()
+        self.hung_up = 0
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._lines: set[_Line] = set()
+        self._by_job: dict[str, _Line] = {}
+        self._pending: deque[node_queue.Event] = deque()
+        self._is_stepping = False
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._group = group(self)
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def take(self, event: node_queue.Event) -> None:
+        """Something has happened; all that follows is done when this returns."""
+        self._pending.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._pending:
+                self.queue, told = node_queue.step(self.queue, self._pending.popleft())
+                for output in told:
+                    self._act(output)
+        finally:
+            self._is_stepping = False
+
+    def told(self, message: ToNode) -> None:
+        """The synchroniser has said something."""
+        self.take(message)
+
+    async def beat(self) -> None:
+        """Lets those that wait know that somebody is here; never returns."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for line in list(self._lines):
+                line.burst = 0
+                worker = self.queue.workers.get(line.job)
+                # Others do not read, and it would be kept for them.
+                if worker is not None and worker.place == "door":
+                    self._send(line, packet_of(Beat()))
+
+    def close(self) -> None:
+        """Ends all connections; workers go on without turns."""
+        self._loop.remove_reader(self._listener.fileno())
+        for line in list(self._lines):
+            self._drop(line)
+
+    # --- what follows from an event
+
+    def _act(self, output: node_queue.Output) -> None:
+        now_ns = time.monotonic_ns()
+        if isinstance(output, Progress):
+            self._group.progress(output)
+        elif isinstance(output, Grant):
+            self.record.granted(output.job, output.position, now_ns, has_lease=output.lease is not None)
+            if output.lease is not None and output.lease_s is not None:
+                before = self._deadlines.pop(output.job, None)
+                if before is not None:
+                    before.cancel()
+                deadline = Deadline(job=output.job, lease=output.lease)
+                self._deadlines[output.job] = self._loop.call_later(output.lease_s, self.take, deadline)
+            line = self._by_job.get(output.job)
+            if line is not None:
+                self._send(line, packet_of(Granted(output.position, output.lease_s)))
+        elif isinstance(output, Served):
+            steps = self.record.jobs[output.job].step_s if output.job in self.record.jobs else {}
+            if "COMP" in steps and "PUSH" in steps:
+                net_s = max(steps.get("PULL", 0.0), steps["PUSH"])
+                self._pending.append(Measured(job=output.job, comp_s=steps["COMP"], net_s=net_s))
+        elif isinstance(output, Overdue):
+            self.record.overdue(output.job)
+        elif isinstance(output, HangUp):
+            self._refuse(self._by_job.get(output.job), output.why)
+
+    # --- connections
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _gid = _CREDENTIALS.unpack(given)
+        line = _Line(sock, uid, pid)
+        self._lines.add(line)
+        if len(self._lines) > CONNECTIONS_MAX or sum(one.uid == uid for one in self._lines) > USER_MAX:
+            self._refuse(line, "too many workers are on this node")
+            return
+        try:
+            line.pidfd = os.pidfd_open(pid)
+        except OSError:
+            self._refuse(line, "its process can't be seen from here")
+            return
+        self._loop.add_reader(line.pidfd, self._drop, line)
+        self._loop.add_reader(sock.fileno(), self._read, line)
+        self._loop.call_later(STRANGER_LIMIT_S, self._drop_stranger, line)
+
+    def _drop_stranger(self, line: _Line) -> None:
+        if line in self._lines and not line.job:
+            self._drop(line)
+
+    def _read(self, line: _Line) -> None:
+        try:
+            packet = line.sock.recv(WORKER_BYTES_MAX + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._drop(line)
+            return
+        line.burst += 1
+        if line.burst > BURST_MAX:
+            self._refuse(line, f"more than {BURST_MAX} messages in {BEAT_S} s")
+            return
+        try:
+            self._take_message(line, packet)
+        except RemoteProtocolError as error:
+            self._refuse(line, str(error))
+
+    def _take_message(self, line: _Line, packet: bytes) -> None:
+        message, now_ns = from_worker(packet), time.monotonic_ns()
+        if isinstance(message, Here):
+            self._take_here(line, message)
+            return
+        if not line.job:
+            raise RemoteProtocolError(f"{type(message).__name__} came before Here")
+        if isinstance(message, Wants):
+            self.record.asked(line.job, message.position, now_ns)
+            self.take(Want(job=line.job, position=message.position))
+        elif isinstance(message, HasDone):
+            self.record.done(line.job, message.position, now_ns)
+            self.take(Done(job=line.job, position=message.position))
+        elif isinstance(message, Yields):
+            self.take(Yield(job=line.job, position=message.position))
+
+    def _take_here(self, line: _Line, here: Here) -> None:
+        if line.job:
+            raise RemoteProtocolError("Here came twice")
+        if here.version != VERSION:
+            raise RemoteProtocolError(f"version {here.version} of the protocol; this is {VERSION}")
+        if here.worker >= here.workers:
+            raise RemoteProtocolError(f"worker {here.worker} of {here.workers}; they count from 0")
+        job = f"{line.uid}:{here.job}"
+        before = self._by_job.get(job)
+        if before is not None:
+            if before.pid != line.pid:
+                raise RemoteProtocolError("this node has a worker of that job; one of each job takes turns")
+            self._drop(before)  # it has connected anew
+        line.job = job
+        self._by_job[job] = line
+        self.take(Hello(job=job, worker=here.worker, position=here.position, is_first=here.is_first))
+        self._group.here(job, here.workers)
+        if here.is_first:
+            self._loop.call_later(START_LIMIT_S, self._start_over, line)
+
+    def _start_over(self, line: _Line) -> None:
+        if self._by_job.get(line.job) is line:
+            self.take(StartOver(job=line.job))
+
+    def _send(self, line: _Line, packet: bytes) -> None:
+        try:
+            line.sock.send(packet)
+        except OSError:  # it is gone, or does not read
+            self._drop(line)
+
+    def _refuse(self, line: _Line | None, why: str) -> None:
+        if line is None or line not in self._lines:
+            return
+        self.hung_up += 1
+        _log.warning("a worker goes on without turns", user=line.uid, pid=line.pid, job=line.job, reason=why)
+        try:
+            line.sock.send(packet_of(Refused(why[:200])))
+        except OSError:
+            pass  # it will find the connection ended
+        self._drop(line)
+
+    def _drop(self, line: _Line) -> None:
+        if line not in self._lines:
+            return
+        self._lines.discard(line)
+        self._loop.remove_reader(line.sock.fileno())
+        line.sock.close()
+        if line.pidfd >= 0:
+            self._loop.remove_reader(line.pidfd)
+            os.close(line.pidfd)
+        if line.job and self._by_job.get(line.job) is line:
+            del self._by_job[line.job]
+            self.record.left(line.job)
+            deadline = self._deadlines.pop(line.job, None)
+            if deadline is not None:
+                deadline.cancel()
+            self.take(Died(job=line.job))
+            self._group.gone(line.job)

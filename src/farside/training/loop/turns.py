@@ -1,0 +1,151 @@
+"""A worker's turns on a node that several jobs share: it asks its node's executor before each subtask.
+
+A turn makes jobs quicker and is never a condition. Where nobody answers for `SILENCE_S`, or the connection ends, the
+worker goes on without, and tries again before its next subtask [harmony §IV-A].
+"""
+
+import contextlib
+import socket
+from typing import Protocol
+
+from farside.agent.training.messages import (
+    SILENCE_S,
+    VERSION,
+    WORKER_BYTES_MAX,
+    Beat,
+    Granted,
+    HasDone,
+    Here,
+    Refused,
+    Wants,
+    Yields,
+    packet_of,
+    to_worker,
+)
+from farside.agent.training.subtask import INIT_COMP
+from farside.errors import RemoteProtocolError
+from farside.log import get_log
+
+_log = get_log("training")
+
+EXECUTOR = "FARSIDE_EXECUTOR"
+"""Environment variable: the socket of this node's executor."""
+
+
+class Turns(Protocol):
+    """How a worker takes turns."""
+
+    def ask(self, position: int) -> None:
+        """Returns when the subtask may begin; the one before is over."""
+
+    def done(self) -> None:
+        """The subtask that was asked for is over."""
+
+    def give_way(self) -> None:
+        """Lets others use the network, on which nothing moves; returns when it may go on."""
+
+    def close(self) -> None:
+        """No subtask follows."""
+
+
+class NoTurns:
+    """A node of its own."""
+
+    def ask(self, position: int) -> None:
+        """Begins at once."""
+
+    def done(self) -> None:
+        """Nobody waits."""
+
+    def give_way(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SharedNode:
+    """Turns by the executor of this node."""
+
+    def __init__(self, path: str, *, job: str, worker: int, workers: int) -> None:
+        """Connects when a subtask is asked for.
+
+        Args:
+            path: The executor's socket.
+            job: Name of the job, which counts for this user alone.
+            worker: This worker's number in it.
+            workers: How many there are, each on a node of its own.
+        """
+        self._path, self._job, self._worker, self._workers = path, job, worker, workers
+        self._sock: socket.socket | None = None
+        self._position = INIT_COMP
+        self._is_refused = False
+        self._has_lease = False
+        self.without = 0
+        """Subtasks that began without a turn."""
+
+    def ask(self, position: int) -> None:
+        """Returns when the subtask may begin, with a turn or without."""
+        self._position = position
+        if self._sock is None:
+            self._connect(position)
+        self._say(Wants(position))
+        self._await()
+
+    def done(self) -> None:
+        """Gives the turn back."""
+        self._say(HasDone(self._position))
+
+    def give_way(self) -> None:
+        """Gives the turn back and asks for it again."""
+        # Who was let through has nothing to give, and gets no answer.
+        if self._sock is not None and self._has_lease:
+            self._say(Yields(self._position))
+            self._await()
+
+    def close(self) -> None:
+        """Leaves the node's queue."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _connect(self, position: int) -> None:
+        if self._is_refused:
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(SILENCE_S)
+        try:
+            sock.connect(self._path)
+        except OSError:
+            sock.close()
+            return
+        self._sock = sock
+        self._say(Here(VERSION, self._job, self._worker, self._workers, position, position == INIT_COMP))
+
+    def _say(self, message: Here | Wants | HasDone | Yields) -> None:
+        if self._sock is not None:
+            try:
+                self._sock.send(packet_of(message))
+            except OSError:
+                self.close()
+
+    def _await(self) -> None:
+        """Waits for the turn at this position."""
+        while self._sock is not None:
+            with contextlib.suppress(OSError, RemoteProtocolError):
+                packet = self._sock.recv(WORKER_BYTES_MAX + 1)
+                answer = to_worker(packet) if packet else None
+                if isinstance(answer, Granted):
+                    if answer.position == self._position:
+                        self._has_lease = answer.lease_s is not None
+                        self.without += not self._has_lease
+                        return
+                    continue  # of a subtask that was begun without
+                if isinstance(answer, Beat):
+                    continue
+                if isinstance(answer, Refused):
+                    self._is_refused = True
+                    _log.warning("this worker goes on without turns", reason=answer.line)
+            self.close()
+        self._has_lease = False
+        self.without += 1

@@ -1,0 +1,294 @@
+"""Turns of jobs that share nodes, by real executors: order, deaths, and nonsense on both sockets."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.agent.training.executor import Wanted, run
+from farside.agent.training.link import NONCE_BYTES, Link
+from farside.agent.training.messages import (
+    VERSION,
+    WORKER_BYTES_MAX,
+    Beat,
+    Granted,
+    HasProgress,
+    Here,
+    IsReady,
+    Refused,
+    Wants,
+    from_worker,
+    packet_of,
+    to_worker,
+)
+from farside.agent.training.subtask import position_of
+from farside.errors import ConfigError, PeerError, RemoteProtocolError
+from farside.training.loop.turns import SharedNode
+from tests.support.waiting import until
+from tests.train.executors import Executor, executor, overlapping, two_nodes
+
+KEY = b"k" * 32
+NET = ("INIT_PUSH", "PULL", "PUSH")
+CPU = ("INIT_COMP", "COMP")
+
+
+@given(st.binary(max_size=2 * WORKER_BYTES_MAX))
+def test_nonsense_from_a_worker_is_refused_and_nothing_worse(packet: bytes) -> None:
+    for decode in (from_worker, to_worker):
+        try:
+            decode(packet)
+        except RemoteProtocolError:
+            pass
+
+
+def ends() -> tuple[Link, Link]:
+    """Both ends of a link, before the handshake."""
+    return Link(KEY, nonce=b"a" * NONCE_BYTES, node="two", epoch=7), Link(KEY, nonce=b"b" * NONCE_BYTES)
+
+
+def opened(member: Link, host: Link) -> None:
+    while not (member.is_open and host.is_open):
+        host.receive(member.to_send())
+        member.receive(host.to_send())
+
+
+@given(st.lists(st.binary(max_size=64), max_size=8), st.booleans())
+def test_random_bytes_end_a_link_and_are_never_a_message(parts: list[bytes], is_open: bool) -> None:
+    member, host = ends()
+    if is_open:
+        opened(member, host)
+    try:
+        for part in parts:
+            assert host.receive(part) == []
+    except (RemoteProtocolError, PeerError):
+        pass
+
+
+@given(st.data())
+def test_messages_pass_a_link_however_they_are_cut_and_a_changed_byte_ends_it(data: st.DataObject) -> None:
+    member, host = ends()
+    opened(member, host)
+    assert host.hello is not None
+    assert (host.hello.node, host.hello.epoch) == ("two", 7)
+    sent = [HasProgress(3, "0:a", 1, -3), Beat(), IsReady(3, "0:a", 5, 9)]
+    for message in sent:
+        member.send(message)
+    raw = member.to_send()
+    cut = data.draw(st.integers(0, len(raw)))
+    if data.draw(st.booleans()):
+        assert host.receive(raw[:cut]) + host.receive(raw[cut:]) == sent
+        return
+    at = data.draw(st.integers(0, len(raw) - 1))
+    changed = bytearray(raw)
+    changed[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert host.receive(bytes(changed)) in ([], sent[:1], sent[:2])  # a length that grew waits for more
+    except (RemoteProtocolError, PeerError):
+        pass
+
+
+def test_a_link_with_another_key_or_version_is_refused_by_both_ends() -> None:
+    member, host = ends()
+    other = Link(b"o" * 32, nonce=b"c" * NONCE_BYTES)
+    with pytest.raises(PeerError, match="another key"):
+        other.receive(member.to_send())
+    member, host = ends()
+    host.receive(member.to_send())
+    with pytest.raises(PeerError, match="does not prove"):
+        Link(b"o" * 32, nonce=b"c" * NONCE_BYTES, node="two").receive(host.to_send())
+    member, host = ends()
+    opened(member, host)
+    member.send(Beat())
+    with pytest.raises(RemoteProtocolError, match="no code of the peer"):
+        member.receive(member.to_send())  # reflected
+
+
+def run_subtasks(turns: SharedNode, iterations: int, work: Callable[[int], None]) -> None:
+    """A worker's whole life."""
+    for position in [-2, -1, *range(3 * iterations)]:
+        turns.ask(position)
+        work(position)
+        if position % 3 != 1:
+            turns.done()
+    turns.close()
+
+
+def worker_process(path: Path, job: str, *, holds: bool = False) -> "subprocess.Popen[bytes]":
+    """A worker as a process of its own; with ``holds`` it stops while it computes."""
+    code = f"""
+import sys, time
+from farside.training.loop.turns import SharedNode
+turns = SharedNode({str(path)!r}, job={job!r}, worker=0, workers=1)
+for position in [-2, -1, *range(30000)]:
+    turns.ask(position)
+    if {holds} and position == 1:
+        print("holds", flush=True)
+        time.sleep(1000)
+    if position % 3 != 1:
+        turns.done()
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+
+
+def ended(child: "subprocess.Popen[bytes]") -> None:
+    """Kills a worker."""
+    child.kill()
+    child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def test_two_jobs_of_a_node_neither_compute_nor_communicate_at_once(tmp_path: Path) -> None:
+    with executor(tmp_path) as shared:
+        children = [worker_process(shared.socket, name) for name in "ab"]
+        until(lambda: len({row[0] for row in shared.trace()[400:] if row[6]}) == 2, what="turns of both")
+        for child in children:
+            ended(child)
+        rows = shared.trace()
+        assert {row[0] for row in rows if row[6]} == {f"{os.getuid()}:a", f"{os.getuid()}:b"}
+        assert overlapping(rows, CPU) == overlapping(rows, NET) == []
+        until(lambda: not shared.status()["jobs"], what="both jobs gone")
+
+
+def test_a_killed_worker_frees_its_turn_and_a_killed_executor_stops_nobody(tmp_path: Path) -> None:
+    with executor(tmp_path) as shared:
+        holder = worker_process(shared.socket, "holder", holds=True)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        other = worker_process(shared.socket, "other")
+
+        def place(job: str) -> str:
+            return str(shared.status()["jobs"].get(f"{os.getuid()}:{job}", {}).get("place"))
+
+        until(lambda: place("other") == "door", what="the other job at the door")
+        ended(holder)
+        until(lambda: shared.status()["jobs"].get(f"{os.getuid()}:other", {}).get("turns", 0) > 30, what="its turns")
+
+        shared.kill()
+
+        until(
+            lambda: shared.status().get("jobs", {}).get(f"{os.getuid()}:other", {}).get("turns", 0) > 30, what="turns"
+        )
+        assert "another one is forked" in shared.log()
+        assert other.poll() is None
+        ended(other)
+
+
+def said(path: Path, *packets: bytes) -> list[object]:
+    """What an executor answers to these packets, until it hangs up or says no more for half a second."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(0.5)
+        sock.connect(str(path))
+        found: list[object] = []
+        try:
+            for packet in packets:
+                sock.send(packet)
+            while packet := sock.recv(WORKER_BYTES_MAX):
+                found.append(to_worker(packet))
+        except OSError:
+            pass
+        return found
+
+
+def test_nonsense_at_the_socket_is_refused_and_others_go_on(tmp_path: Path) -> None:
+    with executor(tmp_path) as shared:
+        here = packet_of(Here(VERSION, "a", 0, 1, -2, True))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as good:
+            good.settimeout(30)
+            good.connect(str(shared.socket))
+            good.send(packet_of(Here(VERSION, "good", 0, 1, -2, True)))
+            cases: list[tuple[tuple[bytes, ...], str]] = [
+                ((b"\xc1",), "can't be understood"),
+                ((b"x" * 600,), "a message of 513 bytes came; 512 are allowed"),
+                ((packet_of(Wants(0)),), "Wants came before Here"),
+                ((packet_of(Here(9, "a", 0, 1, -2, True)),), "version 9 of the protocol; this is 1"),
+                ((packet_of(Here(VERSION, "a", 3, 2, -2, True)),), "worker 3 of 2"),
+                ((here, here), "Here came twice"),
+                ((here, packet_of(Wants(-2)), packet_of(Wants(7))), "it asks for 7 at -2"),
+                ((here, *[packet_of(Beat())] * 2), "can't be understood"),
+            ]
+            for packets, line in cases:
+                answers = said(shared.socket, *packets)
+                assert isinstance(answers[-1], Refused), (packets, answers)
+                assert line in answers[-1].line
+            holder = worker_process(shared.socket, "a", holds=True)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"holds\n"
+            assert "this node has a worker of that job" in str(said(shared.socket, here)[-1])
+            ended(holder)
+            assert said(shared.socket) == []  # says nothing, and is hung up
+            good.send(packet_of(Wants(-2)))
+            answer = to_worker(good.recv(WORKER_BYTES_MAX))
+            while isinstance(answer, Beat):
+                answer = to_worker(good.recv(WORKER_BYTES_MAX))
+            assert isinstance(answer, Granted)
+        assert shared.status()["hung_up"] == len(cases) + 1
+
+
+def test_who_finds_no_executor_goes_on_without(tmp_path: Path) -> None:
+    turns = SharedNode(str(tmp_path / "none"), job="a", worker=0, workers=1)
+    seen: list[int] = []
+
+    run_subtasks(turns, 2, seen.append)
+
+    assert seen == [-2, -1, *range(6)]
+    assert turns.without == 8
+
+
+def test_two_nodes_keep_one_order_and_go_apart_when_the_synchroniser_dies(tmp_path: Path) -> None:
+    first, second = two_nodes(tmp_path)
+    with executor(tmp_path, *first, name="one") as one, executor(tmp_path, *second, name="two") as two:
+        until(lambda: not two.status()["is_apart"] and not one.status()["is_apart"], what="a group of two")
+
+        def workers(node: Executor, rank: int) -> list[SharedNode]:
+            return [SharedNode(str(node.socket), job=name, worker=rank, workers=2) for name in "ab"]
+
+        shared = [workers(one, 0), workers(two, 1)]
+        jobs = [
+            lambda node=node, job=job: run_subtasks(shared[node][job], 15, lambda _position: None)
+            for node in (0, 1)
+            for job in (0, 1)
+        ]
+        threads = [threading.Thread(target=job) for job in jobs]
+        # Four connections of one process: an executor takes one of each job and process, so that each pair is two.
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+
+        def order(node: Executor) -> list[tuple[str, int]]:
+            rows = [row for row in node.trace() if row[6] and row[2] in NET and row[1] > position_of(2, "PULL")]
+            return [(row[0], row[1]) for row in sorted(rows, key=lambda row: int(row[4]))]
+
+        common = set(order(one)) & set(order(two))
+        assert len(common) > 10
+        assert [turn for turn in order(one) if turn in common] == [turn for turn in order(two) if turn in common]
+        assert overlapping(one.trace(), CPU) == overlapping(two.trace(), CPU) == []
+
+        one.kill()
+
+        until(lambda: one.status() and not one.status()["is_apart"], what="the group is whole again")
+        until(lambda: not two.status()["is_apart"], what="the other node too")
+
+
+@pytest.mark.parametrize(
+    ("given_", "line"),
+    [
+        ({"nodes": ("a", "b"), "synchronizer": "h:1"}, "--nodes and --synchronizer exclude each other"),
+        ({"nodes": ("a", "b"), "node": "c"}, r"--nodes: names this node \('c'\) first"),
+        ({"nodes": ("a", "b"), "node": "a"}, "--nodes and --group-listen belong together"),
+        ({"synchronizer": "h:1"}, "a group of several nodes needs --key-file"),
+    ],
+)
+def test_an_executor_whose_options_do_not_fit_says_why(tmp_path: Path, given_: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        run(Wanted(socket=tmp_path / "s", admin_socket=tmp_path / "a", **given_))
