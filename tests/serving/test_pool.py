@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.serve.inference import InferenceError, Kind
+from farside.serve.inference import Array, InferenceError, Kind
 from farside.serve.pool import QUEUE_ROWS_MIN, Pool
 from farside.serve.queues import Waiting
 from tests.serving.front import glet_turns, in_loop, model_file, pool_of
@@ -22,10 +22,13 @@ class Client:
     def __init__(self, pool: Pool) -> None:
         self.pool, self.ends = pool, list[tuple[int, object]]()
 
-    def send(self, number: int, *, rows: int = 1, within_s: float = 60.0, model: str = "twice") -> Waiting:
+    def send(self, number: int, *, rows: int = 1, within_s: float = 60.0) -> Waiting:
+        return self.send_rows(number, np.full((rows, 3), number, "f4"), "twice", within_s)
+
+    def send_rows(self, number: int, given: Array, model: str, within_s: float = 60.0) -> Waiting:
         now_s = asyncio.get_running_loop().time()
         one = Waiting(
-            model=model, rows=rows, inputs=[np.full((rows, 3), number, "f4")], arrived_s=now_s,
+            model=model, rows=len(given), inputs=[given], arrived_s=now_s,
             deadline_s=now_s + within_s, encode=lambda views: [view.tolist() for view in views],
             answer=lambda result: self.ends.append((number, result)),
             fail=lambda error: self.ends.append((number, error.kind)),

@@ -52,6 +52,8 @@ class Controller:
         self._under_way: asyncio.Task[None] | None = None
         self.records = deque[ChangeRecord](maxlen=RECORDS_KEPT)
         self.problem = ""
+        # An epoch that failed is tried again, as soon as another one may be.
+        self._is_owed = False
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -88,12 +90,15 @@ class Controller:
                 at_s = max(at_s + tick_s, self._loop.time())
                 await asyncio.sleep(at_s - self._loop.time())
                 came, dropped = self._pool.take_counts()
-                self._tracked, cause = tick(self._tracked, came, dropped, at_s, self._settings)
+                self._tracked, seen = tick(self._tracked, came, dropped, at_s, self._settings)
+                cause: str | None = seen
                 is_period = at_s - periods_at_s >= self._settings.period_s
                 if is_period:
                     periods_at_s = at_s
                 if self._planner is None or self._under_way is not None:
                     continue
+                if self._is_owed and at_s - self._tracked.planned_s >= self._settings.early_every_s:
+                    cause = cause or "again"
                 if cause is not None or (is_period and self._scale.below):
                     self._tracked = planned(self._tracked, at_s, self._settings)
                     self._under_way = asyncio.ensure_future(in_own_task(self._epoch(self._planner, cause or "period")))
@@ -112,6 +117,7 @@ class Controller:
     async def _epoch(self, planner: Planner, cause: str) -> None:
         wanted, began_s = self._wanted(), self._loop.time()
         current = self._fleet.plan
+        self._is_owed = True
         try:
             answer = await planner.plan(wanted, self._gpus)
         except FarsideError as error:
@@ -124,15 +130,18 @@ class Controller:
             self.problem = f"{decided.refusal.model} does not fit: {decided.refusal.why}"
             share = f"{100 * served_share(current, wanted):.0f} % of each planned rate is served"
             self._record(cause, current, plan_s, problem=f"{self.problem}; {share}")
+            self._is_owed = False
             return
         self.problem = ""
         if decided.plan is None:
+            self._is_owed = False
             return
         try:
             phases = await self._fleet.change(decided.plan, wanted)
         except FarsideError as error:
             self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
             return
+        self._is_owed = False
         self._record(
             cause, decided.plan, plan_s, phases.prepare_s, phases.drain_s, phases.prepared, phases.resized,
             phases.closed,

@@ -38,6 +38,8 @@ from farside.serve.http_door import HttpDoor, http_server
 from farside.serve.metrics import serving_registry
 from farside.serve.planner import SCHEDULER, Planner
 from farside.serve.pool import Pool
+from farside.serve.profile.folder import profile_problem, read_header
+from farside.serve.profile.profiler import fingerprint
 from farside.serve.service import Service
 from farside.serve.status import GletStatus, ModelStatus, ServeStatus
 from farside.serve.table import read_tables
@@ -118,11 +120,33 @@ async def _grounds(deployment: Deployment, plan_file: Path | None) -> _Grounds:
             hint=f"there are {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
         )
     models = {one.name: one for one in await describe_models(deployment.requests())}
+    _check_profile(deployment.profile, deployment, driver_name, driver, devices, models)
     grounds = _Grounds(
         deployment=deployment, models=models, profiles=profiles, device=device, driver=driver, driver_name=driver_name,
         devices=devices, plan=None,
     )  # fmt: skip
     return grounds if plan_file is None else replace(grounds, plan=_given_plan(plan_file, grounds))
+
+
+def _check_profile(
+    folder: Path, deployment: Deployment, driver_name: str, driver: Driver, devices: Sequence[Device],
+    models: Mapping[str, ModelFile],
+) -> None:  # fmt: skip
+    """Whether a profile is of these devices and files; tables without profile.json are taken at their word.
+
+    Raises:
+        ConfigError: It is of others.
+    """
+    header = read_header(folder)
+    if header is None:
+        _log.warning("the tables do not say of which device and files they are", profile=str(folder))
+        return
+    hashes = {name: model.sha256 for name, model in models.items()}
+    frameworks = sorted({model.framework for model in models.values()})
+    for device in devices:
+        problem = profile_problem(folder, header, fingerprint(driver_name, driver, device, frameworks), hashes)
+        if problem:
+            raise ConfigError(f"{deployment.file}: {problem}", hint="farside serve profile measures anew")
 
 
 def _driver(deployment: Deployment) -> tuple[str, Driver]:
@@ -183,7 +207,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     stack.push_async_callback(fleet.close)
     planner = Planner(grounds.profiles, grounds.device) if grounds.plan is None else None
     if planner is not None:
-        stack.callback(planner.close)
+        stack.push_async_callback(planner.close)
     rates = {name: model.rate for name, model in deployment.models.items()}
     controller = Controller(fleet, pool, planner, grounds.gpus, rates)
     await controller.start(grounds.plan)

@@ -84,18 +84,19 @@ class Planner:
                 line = await process.stdout.readline()
             answer = msgspec.json.decode(line, type=_Answer)
         except (OSError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
-            self.close()
+            await self.close()
             raise PlannerError(f"no plan within {PLAN_LIMIT_S:g} s: {type(error).__name__}") from error
         if answer.refused is not None:
             model, left, why = answer.refused
             return Planned(found=Refusal(model=model, left=left, why=why), enough=answer.enough)
         return Planned(found=Plan(glets=answer.glets))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends its process."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-        self._process = None
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.communicate()
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:

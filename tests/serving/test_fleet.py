@@ -1,0 +1,187 @@
+"""Changes of a plan under load, with real executors: nothing is lost, and what fails leaves the old plan."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.partition.policy import Device
+from farside.agent.serving.partition.whole import WholeDriver
+from farside.errors import FarsideError
+from farside.scheduler.sharing.glet.change import changes
+from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
+from farside.scheduler.sharing.glet.rate import RateSettings
+from farside.scheduler.sharing.glet.size import Sizes
+from farside.serve.controller import Controller
+from farside.serve.fleet import Fleet
+from farside.serve.planner import Planned, Planner, PlannerError
+from farside.serve.pool import Pool
+from tests.serving.executors import small_models
+from tests.serving.front import in_loop
+from tests.serving.test_pool import Client
+
+SLO_S = 60.0
+
+
+def profiles(names: tuple[str, ...], latency_ms: float = 1.0) -> tuple[dict[str, ModelProfile], DeviceProfile]:
+    times = {100: tuple(latency_ms * (1 + at / 4) for at in range(4))}
+    found = {
+        name: ModelProfile(name=name, slo_ms=1000 * SLO_S, memory_mb=1, latency_ms=times, slowed_ms=times)
+        for name in names
+    }
+    device = DeviceProfile(name="d", cuts=((100,),), memory_mb=1000, process_mb=1, interference=NoInterference())
+    return found, device
+
+
+def glet(gpu: int, *names: str, batch: int = 4) -> Glet:
+    models = tuple(Portion(model=name, batch=batch, rate=10.0) for name in names)
+    return Glet(gpu=gpu, part_pct=100, cycle_ms=50.0, models=models)
+
+
+def fleet_of(files: tuple[ModelFile, ...]) -> tuple[Fleet, Pool]:
+    models = {one.name: one for one in files}
+    pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
+    sizes = Sizes(*profiles(tuple(models)))
+    devices = [Device(number=number, cores=(0,)) for number in (0, 1)]
+    return Fleet(WholeDriver(), devices, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
+
+
+def send(client: Client, number: int, model: ModelFile) -> None:
+    row = np.full((1, *model.inputs[0].shape), number, "f4")
+    client.send_rows(number, row, model.name)
+
+
+@in_loop
+async def test_a_change_under_load_loses_nothing_and_keeps_what_stays(tmp_path: Path) -> None:
+    files = small_models(tmp_path, ("mlp", "lstm"))
+    fleet, pool = fleet_of(files)
+    client = Client(pool)
+    await fleet.change(Plan(glets=(glet(0, "lstm", "mlp"),)), {})
+    first = fleet.executors[0][1]
+    assert first is not None
+    sent = 0
+
+    async def load() -> None:
+        nonlocal sent
+        while True:
+            send(client, sent, files[sent % 2])
+            sent += 1
+            await asyncio.sleep(0.003)
+
+    task = asyncio.ensure_future(load())
+    phases = await fleet.change(Plan(glets=(glet(0, "lstm", "mlp", batch=2), glet(1, "mlp"))), {})
+    assert (phases.prepared, phases.closed) == (1, 0)
+    assert fleet.executors[0][1] is first, "a glet with other batches keeps its process"
+    phases = await fleet.change(Plan(glets=(glet(1, "mlp"), glet(0, "lstm"))), {})
+    assert (phases.prepared, phases.closed) == (1, 1)
+    task.cancel()
+    await client.all(sent)
+    await fleet.close()
+
+    assert sorted(number for number, _ in client.ends) == list(range(sent))
+    assert pool.counts["mlp"].met + pool.counts["lstm"].met == sent
+    assert pool.stray == 0
+    assert not first.is_ready
+
+
+@in_loop
+async def test_a_change_that_can_not_be_prepared_leaves_the_old_plan(tmp_path: Path) -> None:
+    (good,) = small_models(tmp_path, ("mlp",))
+    bad = msgspec.structs.replace(good, name="bad", path=str(tmp_path / "gone.onnx"))
+    fleet, pool = fleet_of((good, bad))
+    client = Client(pool)
+    plan = Plan(glets=(glet(0, "mlp"),))
+    await fleet.change(plan, {})
+
+    with pytest.raises(FarsideError):
+        await fleet.change(Plan(glets=(glet(0, "mlp"), glet(1, "bad"))), {})
+
+    assert fleet.plan == plan
+    assert not changes(fleet.plan, plan).prepare
+    send(client, 1, good)
+    await client.all(1)
+    assert pool.counts["mlp"].met == 1
+    await fleet.close()
+
+
+@in_loop
+async def test_the_planner_plans_refuses_and_outlives_its_process() -> None:
+    planner = Planner(*profiles(("a", "b"), latency_ms=100.0))
+
+    found = (await planner.plan({"a": 5.0, "b": 5.0}, 4)).found
+    assert isinstance(found, Plan)
+    refused = await planner.plan({"a": 1000.0, "b": 5.0}, 1, is_explained=True)
+    assert isinstance(refused.found, Refusal)
+    assert refused.enough > 1
+    await planner.close()
+    assert isinstance((await planner.plan({"a": 5.0}, 4)).found, Plan)
+    await planner.close()
+
+
+class StubPlanner:
+    """Answers with plans in turn; an exception among them is raised."""
+
+    def __init__(self, *answers: Plan | Refusal | FarsideError) -> None:
+        self._answers = list(answers)
+
+    async def plan(self, rates: Mapping[str, float], gpus: int, *, is_explained: bool = False) -> Planned:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, FarsideError):
+            raise answer
+        return Planned(found=answer)
+
+
+async def pressed(pool: Pool, file: ModelFile, controller: Controller, *, records: int) -> None:
+    """Sends more and more requests until so many epochs were recorded; each has to be answered."""
+    watching = asyncio.ensure_future(controller.run())
+    client, sent = Client(pool), 0
+    async with asyncio.timeout(60):
+        while len(controller.records) < records:
+            for _ in range(20):
+                send(client, sent, file)
+                sent += 1
+            await asyncio.sleep(0.02)
+    await client.all(sent)
+    watching.cancel()
+
+
+SETTINGS = RateSettings(tick_s=0.05, early_every_s=0.2, period_s=1000.0)
+ONE, TWO = Plan(glets=(glet(0, "mlp"),)), Plan(glets=(glet(0, "mlp"), glet(1, "mlp")))
+
+
+@in_loop
+async def test_a_burst_is_planned_for_and_a_planner_that_fails_is_asked_again(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,))
+    planner = StubPlanner(ONE, PlannerError("no plan within 10 s"), TWO)
+    controller = Controller(fleet, pool, planner, 2, {"mlp": 1.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+
+    await pressed(pool, file, controller, records=3)
+
+    assert [(one.cause, one.problem) for one in controller.records] == [
+        ("start", ""), ("burst", "no plan within 10 s"), ("again", ""),
+    ]  # fmt: skip
+    assert fleet.plan == TWO
+    await fleet.close()
+
+
+@in_loop
+async def test_rates_without_a_plan_leave_the_last_one_and_are_named(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,))
+    planner = StubPlanner(ONE, Refusal(model="mlp", left=1.0, why="too much"))
+    controller = Controller(fleet, pool, planner, 1, {"mlp": 1.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+
+    await pressed(pool, file, controller, records=2)
+
+    assert controller.records[1].problem.startswith("mlp does not fit: too much; ")
+    assert controller.problem == "mlp does not fit: too much"
+    assert fleet.plan == ONE
+    await fleet.close()
