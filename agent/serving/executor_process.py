@@ -12,12 +12,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farside.agent.serving.frames import FRAME_BYTES, Frame, Kind, Status, decode, encode
 from farside.agent.serving.model_file import Framework, ModelFile
 from farside.agent.serving.partition.policy import Entry
+
+if TYPE_CHECKING:
+    from farside.agent.serving.model import Load
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -29,7 +33,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
-def main(arguments: list[str], load: Callable[[Framework], Callable[..., object]] | None = None) -> int:
+def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None) -> int:
     """Runs until STOP, or until the other end of the socket is gone; the exit code.
 
     Args:

@@ -64,8 +64,7 @@ def test_one_batch_runs_and_one_is_staged_and_both_are_answered_in_order(models:
         executor.run(1, "mlp", 1, 0)
         executor.run(2, "mlp", 1, 1)
 
-        assert executor.in_flight == (1, 2)
-        assert not executor.can_take
+        assert (executor.in_flight, executor.can_take) == ((1, 2), False)
         assert [(await watched.done()).batch for _ in range(2)] == [1, 2]
         assert executor.can_take
         await executor.close()

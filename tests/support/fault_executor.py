@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from farside.agent.serving.executor_process import main
-from farside.agent.serving.model import LoadedModel, loader
+from farside.agent.serving.model import Load, LoadedModel, loader
 from farside.agent.serving.model_file import Framework
 
 Fault = Literal["error", "delay", "hang", "exit"]
@@ -53,7 +53,7 @@ class FaultyModel:
 if __name__ == "__main__":
     faults = Path(sys.argv[1])
 
-    def load(framework: Framework) -> object:
+    def load(framework: Framework) -> Load:
         return lambda *arguments: FaultyModel(faults, loader(framework)(*arguments))
 
     sys.exit(main(sys.argv[2:], load))

@@ -167,7 +167,7 @@ class RunsFile:
 
     def done(self) -> set[tuple[int, Cell]]:
         """Rounds and cells that need not be measured again."""
-        found = set()
+        found: set[tuple[int, Cell]] = set()
         for row in self.rows:
             found.add((row.round, (row.side,) if row.other is None else (row.side, row.other)))
         return found
@@ -297,7 +297,7 @@ def _write_latency(path: Path, header: Header, alone: Alone) -> None:
 
 def _ms(found: Sequence[Run], column: str) -> float:
     quiet = [row for row in found if not row.is_noisy] or found
-    return round(statistics.median(getattr(row, column) for row in quiet), 4)
+    return round(float(statistics.median(getattr(row, column) for row in quiet)), 4)
 
 
 def _median(values: Sequence[float]) -> float | str:

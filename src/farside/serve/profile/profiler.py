@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from farside.agent.serving.arena import SLOTS, slot_bytes
+from farside.agent.serving.arena import slot_bytes
 from farside.agent.serving.describe import ModelRequest, describe_models
+from farside.agent.serving.frames import SLOTS
 from farside.agent.serving.measure import BusyExecutor, Sample, measure, quantiles_ms
 from farside.agent.serving.model_file import FRAMEWORKS, ModelFile
 from farside.agent.serving.partition.policy import Device, Driver

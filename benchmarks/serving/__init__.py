@@ -1,0 +1,1 @@
+"""Serving measured live on this machine: shares of a device, promises kept, costs."""

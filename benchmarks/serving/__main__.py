@@ -1,0 +1,47 @@
+"""``python -m benchmarks.serving PART...``: serving measured live on this machine."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, as_text
+from benchmarks.machine import this_command, this_commit, this_machine
+from benchmarks.serving.shares import measure_shares
+
+RESULTS = Path(__file__).parents[1] / "results" / "serving.json"
+PARTS: dict[str, Callable[..., Figure]] = {"shares": measure_shares}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--quick", action="store_true", help="shorter windows; keeps nothing")
+    parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    for name in options.parts:
+        figure = PARTS[name](quick=options.quick)
+        print(as_text(figure), end="\n\n")
+        if not options.quick:
+            _keep(name, figure, options.output)
+    return 0
+
+
+def _keep(part: str, figure: Figure, output: Path) -> None:
+    """Writes the file; parts that were not measured stay as they are."""
+    known: dict[str, Any] = json.loads(output.read_bytes()) if output.exists() else {"figures": {}}
+    known["figures"][part] = {
+        "command": this_command("benchmarks.serving"), "commit": this_commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": asdict(this_machine()), **asdict(figure),
+    }  # fmt: skip
+    output.write_text(json.dumps(known, indent=1) + "\n")
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
