@@ -65,7 +65,7 @@ BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
 
 CLUSTER_TESTS := tests/slurm tests/sandbox/test_examples.py tests/profile/test_torch.py tests/live/test_store.py \
-	tests/live/test_idempotency.py tests/live/test_live_power.py tests/live/test_manager_process.py tests/engine/test_reduce_torch.py tests/demo/test_shared_scene.py tests/training tests/serving/test_interop.py
+	tests/live/test_idempotency.py tests/live/test_live_power.py tests/live/test_manager_process.py tests/engine/test_reduce_torch.py tests/demo/test_shared_scene.py tests/training tests/serving/test_interop.py tests/serving/test_torch_model.py
 
 ENGINE := kmod_shim/engine
 PRELOAD := agent/profile/preload
