@@ -4,13 +4,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.green import GreenDriver
+from farside.agent.serving.partition.mig import MigDriver
+from farside.agent.serving.partition.mps import MpsDriver
 from farside.agent.serving.partition.policy import Driver
 from farside.agent.serving.partition.whole import WholeDriver
 from farside.errors import ConfigError, Unavailable
 
 AUTO = "auto"
 # In the order in which `auto` tries them.
-DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType({"cpu": CpuDriver, "whole": WholeDriver})
+DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
+    {"mps": MpsDriver, "cpu": CpuDriver, "mig": MigDriver, "green": GreenDriver, "whole": WholeDriver}
+)
+ON_GPU = frozenset({"mig", "mps", "green"})
 
 
 def find_driver(name: str) -> tuple[str, Driver]:

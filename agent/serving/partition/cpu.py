@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
+from farside.agent.serving.partition.processor import Processor
 from farside.errors import Unavailable
 
 NAME = "cpu"
@@ -32,7 +33,7 @@ class _Base(NamedTuple):
     folders: dict[str, Path]
 
 
-class CpuDriver:
+class CpuDriver(Processor):
     """Cuts cores by quota.
 
     Args:

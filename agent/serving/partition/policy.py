@@ -29,6 +29,20 @@ class Measured(NamedTuple):
     device_s: float
 
 
+class Identity(NamedTuple):
+    """What a device is, and the memory that its parts have together."""
+
+    name: str
+    memory_mb: float
+
+
+class Conditions(NamedTuple):
+    """How a device is while it is measured; None: it has no such sensor."""
+
+    clock_mhz: float | None
+    temperature_c: float | None
+
+
 class Place(Protocol):
     """An open part of a device."""
 
@@ -74,4 +88,16 @@ class Driver(Protocol):
         Raises:
             Unavailable: This machine can't; the line names the file or library that it lacks.
         """
+        ...
+
+    def identity(self, device: Device) -> Identity:
+        """What a device is: a profile of another one is refused."""
+        ...
+
+    def conditions(self, device: Device) -> Conditions:
+        """How it is now."""
+        ...
+
+    def process_bytes(self, device: Device, pid: int) -> int:
+        """The device's memory that an executor's process uses."""
         ...

@@ -1,12 +1,13 @@
 """A CPU device that is not cut: its cores by affinity, for processes that may not make cgroups."""
 
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
+from farside.agent.serving.partition.processor import Processor
 from farside.errors import Unavailable
 
 NAME = "whole"
 
 
-class WholeDriver:
+class WholeDriver(Processor):
     """Gives the device whole, or nothing."""
 
     def capabilities(self) -> Capabilities:

@@ -140,6 +140,10 @@ class ProfileRequest:
     cores: Annotated[
         str, typer.Option(metavar="0,1,...", help="Cores that are the device, for CPU drivers; default: all.")
     ] = ""
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="GPU that is the device, for GPU drivers; default: the first."),
+    ] = None
     parts: Annotated[str, typer.Option(metavar="A,B,...", help="Parts to measure, in percent.")] = "20,40,50,60,80,100"
     max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch.")] = 32
     minutes: Annotated[

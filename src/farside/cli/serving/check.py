@@ -29,7 +29,7 @@ def run(models: Path | None, max_batch: int) -> int:
         table.add_row(
             found.driver,
             found.parts or "none",
-            ("in place" if found.can_resize else "by a new process") if not found.problem else "",
+            ("in place" if found.can_resize else "by a new process") if found.can_cut and not found.problem else "",
             found.problem or found.isolation,
         )
     frameworks = figure_table("framework", "version", texts=2)

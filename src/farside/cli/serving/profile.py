@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 
-from farside.agent.serving.partition.catalog import find_driver
+from farside.agent.serving.partition.catalog import ON_GPU, find_driver
 from farside.agent.serving.partition.cpu import CpuDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.cli.serve import ProfileRequest
@@ -38,7 +38,12 @@ def run(request: ProfileRequest) -> int:
         driver = CpuDriver(weight=_WEIGHT)
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-    return asyncio.run(_profile(request, name, driver, Device(cores=cores), parts))
+    if name in ON_GPU and request.cores:
+        raise ConfigError(f"--cores {request.cores}: the driver {name} has GPUs", hint="give --gpu")
+    if name not in ON_GPU and request.gpu is not None:
+        raise ConfigError(f"--gpu {request.gpu}: the driver {name} has CPU cores", hint="give --cores")
+    device = Device(number=request.gpu or 0) if name in ON_GPU else Device(cores=cores)
+    return asyncio.run(_profile(request, name, driver, device, parts))
 
 
 async def _profile(request: ProfileRequest, name: str, driver: Driver, device: Device, parts: tuple[int, ...]) -> int:

@@ -1,6 +1,5 @@
 """The profiler: measures models alone and beside each other on parts of a device."""
 
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from farside.agent.serving.arena import slot_bytes
 from farside.agent.serving.describe import ModelRequest, describe_models
@@ -108,14 +106,14 @@ async def describe_folder(folder: Path, max_batch: int) -> tuple[ModelFile, ...]
 
 def fingerprint(driver_name: str, driver: Driver, device: Device, frameworks: Sequence[str]) -> Fingerprint:
     """What a profile of this device, measured now, is of."""
-    share = len(device.cores) / (os.cpu_count() or 1)
+    identity = driver.identity(device)
     versions = {name: metadata.version("torch" if name == "pytorch" else name) for name in sorted(set(frameworks))}
     return Fingerprint(
         driver=driver_name,
-        name=_cpu_name(),
+        name=identity.name,
         cores=device.cores,
         capacity_pct=getattr(driver, "capacity_pct", WHOLE_PCT),
-        memory_mb=round(psutil.virtual_memory().total / _MB * share),
+        memory_mb=identity.memory_mb,
         runtimes=versions,
     )
 
@@ -230,7 +228,8 @@ class _Stage:
         """The header with what an executor's process takes besides its models."""
         if not self._open:
             await self._on(Side("", WHOLE_PCT, 1), [])
-        resident = psutil.Process(self._open[0].executor.pid).memory_info().rss / _MB
+        pid = self._open[0].executor.pid
+        resident = self._task.driver.process_bytes(self._task.device, pid) / _MB
         beyond = resident - sum(_model_mb(model) for model in self._task.models)
         return msgspec.structs.replace(header, process_mb=round(max(1.0, beyond), 1))
 
@@ -254,6 +253,7 @@ class _Stage:
         side, other = cell[at], cell[1 - at] if len(cell) > 1 else None
         quantiles = quantiles_ms(sample.took_s)
         capacity = getattr(self._task.driver, "capacity_pct", WHOLE_PCT) / 100
+        conditions = self._task.driver.conditions(self._task.device)
         got = None if sample.used_share is None else round(100 * sample.used_share / capacity, 2)
         return Run(
             round=number, model=side.model, part_pct=side.part_pct, batch=side.batch,
@@ -261,7 +261,7 @@ class _Stage:
             other_batch=other.batch if other else 0,
             p50_ms=round(quantiles["p50"], 4), p95_ms=round(quantiles["p95"], 4), p99_ms=round(quantiles["p99"], 4),
             runs=len(sample.took_s), threads=busy.executor.place.entry.threads, share_asked_pct=side.part_pct,
-            share_got_pct=got, clock_mhz=_clock_mhz(), temperature_c=_temperature_c(),
+            share_got_pct=got, clock_mhz=conditions.clock_mhz, temperature_c=conditions.temperature_c,
             noise_pct=round(100 * noise, 1), is_noisy=int(noise > NOISE_MAX),
         )  # fmt: skip
 
@@ -276,19 +276,3 @@ def _spin_s() -> float:
     for _ in range(_SPINS):
         pass
     return time.perf_counter() - began_s
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine)
-
-
-def _clock_mhz() -> float | None:
-    values = [float(line.partition(":")[2]) for line in Path("/proc/cpuinfo").read_text().splitlines() if "MHz" in line]
-    return round(sum(values) / len(values)) if values else None
-
-
-def _temperature_c() -> float | None:
-    found = psutil.sensors_temperatures()
-    values = [one.current for name in ("coretemp", "k10temp") for one in found.get(name, ())]
-    return max(values) if values else None

@@ -1,0 +1,101 @@
+"""MIG: a part is an instance that the GPU is cut into already, and has one executor. The cut is never changed here."""
+
+from typing import Any
+
+from farside.agent.serving.partition.nvidia import conditions_of, gpu_of, identity_of, open_nvml, process_bytes
+from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity, Measured
+from farside.errors import Unavailable
+
+NAME = "mig"
+SLICES = 7  # of a GPU: an instance has some of them
+_HINT = "an administrator cuts a GPU by nvidia-smi mig"
+
+
+class MigDriver:
+    """Hands out instances; ``nvml``: another module than pynvml, in tests."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._given = nvml
+        self._used: set[str] = set()
+
+    def capabilities(self) -> Capabilities:
+        """Which instances the GPUs of this machine have."""
+        try:
+            nvml = open_nvml(self._given)
+            sizes = [
+                size
+                for number in range(nvml.nvmlDeviceGetCount())
+                for _, size in _instances(nvml, Device(number=number))
+            ]
+        except Unavailable as error:
+            return Capabilities(driver=NAME, problem=str(error))
+        if not sizes:
+            return Capabilities(driver=NAME, problem=f"no GPU here has MIG instances; {_HINT}")
+        return Capabilities(
+            driver=NAME,
+            parts=", ".join(f"{size} %" for size in sorted(sizes)),
+            isolation="SMs, caches and memory of its own",
+        )
+
+    def open(self, device: Device, part_pct: int) -> "MigPlace":
+        """A free instance of this size."""
+        instances = _instances(open_nvml(self._given), device)
+        for uuid, size in instances:
+            if size == part_pct and uuid not in self._used:
+                self._used.add(uuid)
+                return MigPlace(self._used, uuid, size)
+        there = ", ".join(f"{size} %{' (in use)' if uuid in self._used else ''}" for uuid, size in instances) or "none"
+        raise Unavailable(f"GPU {device.number}: has no free instance of {part_pct} %, but {there}", hint=_HINT)
+
+    def identity(self, device: Device) -> Identity:
+        """Model and memory of the whole GPU."""
+        return identity_of(open_nvml(self._given), device)
+
+    def conditions(self, device: Device) -> Conditions:
+        """Clock and temperature of the GPU now."""
+        return conditions_of(open_nvml(self._given), device)
+
+    def process_bytes(self, device: Device, pid: int) -> int:
+        """GPU memory of an executor."""
+        return process_bytes(open_nvml(self._given), device, pid)
+
+
+class MigPlace:
+    """One instance."""
+
+    def __init__(self, used: set[str], uuid: str, part_pct: int) -> None:
+        self.part_pct = part_pct
+        self.entry = Entry(environment={"CUDA_VISIBLE_DEVICES": uuid}, computes_on="cuda")
+        self._used, self._uuid = used, uuid
+
+    def resize(self, part_pct: int) -> bool:
+        """An instance stays as it is."""
+        return part_pct == self.part_pct
+
+    def measured(self) -> Measured | None:
+        """The driver does not count an instance's use."""
+        return None
+
+    def close(self) -> None:
+        """The instance is free."""
+        self._used.discard(self._uuid)
+
+
+def _instances(nvml: Any, device: Device) -> list[tuple[str, int]]:
+    """UUID and size in percent of a GPU's instances, sevenths rounded."""
+    handle = gpu_of(nvml, device)
+    try:
+        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return []
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError:  # a GPU that can't be cut
+        return []
+    found = []
+    for at in range(count):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+        except nvml.NVMLError:  # none at this place
+            continue
+        slices = nvml.nvmlDeviceGetAttributes_v2(instance).gpuInstanceSliceCount
+        found.append((str(nvml.nvmlDeviceGetUUID(instance)), round(100 * slices / SLICES)))
+    return found
