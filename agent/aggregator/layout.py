@@ -2,7 +2,7 @@
 
 A tensor of `JOIN_BYTES` or more is cut into chunks of `CHUNK_BYTES`, the last one shorter; a model that would have more
 than `CHUNKS_MAX` gets larger ones. Smaller tensors of one number format and parameter group are joined in order,
-whatever stands between, until they make `JOIN_BYTES`.
+whatever stands between, until they make `JOIN_BYTES`; but for those that are to be apart.
 
 Chunks are numbered by where their first tensor is declared. Members push in descending order: the gradient of a tensor
 that is declared first comes last, and with it its chunk is complete.
@@ -45,12 +45,13 @@ LAYOUT_VERSION = 1
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """One trainable tensor; ``group``: the optimizer's parameter group."""
+    """One trainable tensor; ``group``: the optimizer's parameter group; ``is_apart``: it is joined with no other."""
 
     name: str
     count: Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
     dtype: str
     group: Annotated[int, msgspec.Meta(ge=0, lt=GROUPS_MAX)] = 0
+    is_apart: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -135,7 +136,9 @@ def make_layout(tensors: Sequence[Tensor]) -> Layout:
     problem = _problem(declared)
     if problem:
         raise ConfigError(problem)
-    encoded = msgspec.msgpack.encode((LAYOUT_VERSION, declared))
+    # A Farside that knows of none that is apart has the same digest where none is.
+    said = declared if any(one.is_apart for one in declared) else [msgspec.structs.astuple(one)[:4] for one in declared]
+    encoded = msgspec.msgpack.encode((LAYOUT_VERSION, said))
     if len(encoded) > DECLARATION_BYTES_MAX:
         raise ConfigError(f"the names and sizes of {len(declared)} tensors take {len(encoded)} bytes; 1 MiB can be had")
     chunk_bytes = CHUNK_BYTES
@@ -181,7 +184,7 @@ def rule_problem(tensors: Sequence[Tensor], rule: str) -> str:
 
 def _chunk_count(tensors: tuple[Tensor, ...], chunk_bytes: int) -> int:
     # Without making them: a model that is far too large would make millions. Joined ones hold 64 KiB or more, but for
-    # the last of each format and group.
+    # the last of each format and group, and those apart are as many as the tensors.
     large = sum(-(-one.size_bytes // chunk_bytes) for one in tensors if one.size_bytes >= JOIN_BYTES)
     return large + len(_joined(tensors))
 
@@ -193,6 +196,9 @@ def _joined(tensors: tuple[Tensor, ...]) -> dict[int, tuple[Piece, ...]]:
     held_bytes: dict[tuple[str, int], int] = {}
     for number, one in enumerate(tensors):
         if one.size_bytes >= JOIN_BYTES:
+            continue
+        if one.is_apart:
+            done[number] = (Piece(number, 0, one.count),)
             continue
         key = one.dtype, one.group
         pieces = open_ones.setdefault(key, [])
@@ -226,6 +232,7 @@ def first_difference(mine: Sequence[Tensor], theirs: Sequence[Tensor], *, them: 
             ("elements", one.count, other.count),
             ("format", one.dtype, other.dtype),
             ("parameter group", one.group, other.group),
+            ("find_unused_parameters", one.is_apart, other.is_apart),
         ):
             if here != there:
                 return f"tensor '{one.name}': {word} {here} here and {there} at {them}"

@@ -1,6 +1,7 @@
 """Tensors become chunks, the same on every member; plans give each chunk one owner."""
 
 import csv
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -225,3 +226,18 @@ def test_owners_that_are_given_become_runs() -> None:
         Run(first=2, count=1, owner=1, epoch=1),
         Run(first=3, count=1, owner=0, epoch=1),
     )
+
+
+def test_a_tensor_that_is_apart_is_joined_with_no_other_and_the_digest_says_so() -> None:
+    tensors = [Tensor("weight", 40_000, "f32"), *(Tensor(f"bias{number}", 10, "f32") for number in range(3))]
+    apart = [msgspec.structs.replace(one, is_apart=True) for one in tensors]
+
+    joined, own = make_layout(tensors), make_layout(apart)
+
+    assert [len(pieces) for pieces in joined.chunks] == [1, 3]
+    assert [len(pieces) for pieces in own.chunks] == [1, 1, 1, 1]
+    assert joined.digest != own.digest
+    # As the Farside before has it, which knows of none that is apart.
+    before = [(one.name, one.count, one.dtype, one.group) for one in tensors]
+    assert joined.digest == hashlib.sha256(msgspec.msgpack.encode((1, before))).hexdigest()
+    assert first_difference(apart, tensors) == ("tensor 'weight': find_unused_parameters True here and False at rank 0")

@@ -103,9 +103,9 @@ class LocalSession:
         """Parameters and state of all chunks."""
         return self.member.fetch(0, len(self.job.chunks), version, DEADLINE_S)
 
-    def push(self, first: int, count: int, iteration: int) -> None:
+    def push(self, first: int, count: int, iteration: int, *, absent: bool = False) -> None:
         """As the member's."""
-        self.member.push(first, count, iteration)
+        self.member.push(first, count, iteration, absent=absent)
 
     def wait(self, first: int, count: int, version: int, timeout_s: float = DEADLINE_S) -> None:
         """As the member's, with a deadline."""

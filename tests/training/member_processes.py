@@ -110,7 +110,11 @@ def _attached(case: Case, rank: int, model: Any) -> tuple[Any, Any, Callable[[],
 
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     handle = farside.attach(
-        model, optimizer, update="server" if case.door == "server" else "worker", **_told(case, rank)
+        model,
+        optimizer,
+        update="server" if case.door == "server" else "worker",
+        find_unused_parameters=case.kind == "transformer",
+        **_told(case, rank),
     )
     return model, optimizer, handle.wait
 

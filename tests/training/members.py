@@ -44,6 +44,7 @@ def run_members(count: int, body: Callable[..., Any]) -> list[Any]:
         update: str = "server",
         overlap: bool = True,
         resume: str | None = None,
+        find_unused_parameters: bool = False,
     ) -> Any:
         source = partial(Source, job, rank)
         return open_door(
@@ -52,6 +53,7 @@ def run_members(count: int, body: Callable[..., Any]) -> list[Any]:
             update=update,
             overlap=overlap,
             resume=resume,
+            find_unused_parameters=find_unused_parameters,
             source_of=source,
             session_of=session_of,
         )

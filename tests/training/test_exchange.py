@@ -30,10 +30,12 @@ class Recorder:
         self.layout = layout
         self.pushed: list[int] = []
         self.calls = 0
+        self.absent: set[int] = set()
         self.waits: list[tuple[int, int, int]] = []
 
-    def push(self, first: int, count: int, iteration: int) -> None:
+    def push(self, first: int, count: int, iteration: int, *, absent: bool = False) -> None:
         self.calls += 1
+        self.absent.update(range(first, first + count) if absent else ())
         self.pushed.extend(range(first + count - 1, first - 1, -1))
 
     def wait(self, first: int, count: int, version: int) -> None:
@@ -73,6 +75,22 @@ def test_many_complete_chunks_leave_with_one_call() -> None:
     exchange.fill(0)
 
     assert (session.calls, len(session.pushed)) == (1, 16)
+
+
+def test_chunks_of_which_no_tensor_has_a_gradient_are_pushed_as_such() -> None:
+    session = Recorder(make_layout(TENSORS))  # embedding: chunks 0 to 4; bias and scale: 5; weight: 6 and 7
+    exchange = Exchange(session, version=0)
+    absent = {1, 2}
+    assert exchange.sharing(absent) == [1]
+    assert exchange.sharing({1, 2, 3}) == []
+
+    for tensor in range(4):
+        exchange.begin(tensor)
+        exchange.fill(tensor, is_absent=tensor in absent)
+    exchange.finish()
+
+    assert session.pushed == list(range(7, -1, -1))
+    assert session.absent == {6, 7}
 
 
 def test_nothing_is_put_in_place_before_every_result_of_the_iteration_before_is_there() -> None:

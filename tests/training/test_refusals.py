@@ -19,7 +19,16 @@ def nobody() -> Any:
 def attach(model: Any, optimizer: Any, *, update: str = "server") -> Any:
     from farside.training.door import open_door
 
-    return open_door(model, optimizer, update=update, overlap=True, resume=None, source_of=nobody, session_of=nobody)
+    return open_door(
+        model,
+        optimizer,
+        update=update,
+        overlap=True,
+        resume=None,
+        find_unused_parameters=False,
+        source_of=nobody,
+        session_of=nobody,
+    )
 
 
 def sgd(model: Any, **options: Any) -> Any:
@@ -76,6 +85,17 @@ def test_what_cannot_be_aggregated_is_refused_before_the_service_is_looked_for(c
 def test_another_kind_of_update_is_refused() -> None:
     with pytest.raises(ConfigError, match='update is "both"'):
         attach(*with_optimizer(torch.optim.SGD), update="both")
+
+
+def test_a_resume_that_is_none_says_how_to_begin_from_a_checkpoint() -> None:
+    from farside.training.door import open_door
+
+    model, optimizer = with_optimizer(torch.optim.SGD)
+    with pytest.raises(ConfigError, match=r'resume is "mine".*load it at rank 0 and name another job'):
+        open_door(
+            model, optimizer, update="server", overlap=True, resume="mine", find_unused_parameters=False,
+            source_of=nobody, session_of=nobody,
+        )  # fmt: skip
 
 
 def test_decoupled_decay_in_some_groups_only_is_refused() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from farside.errors import ConfigError
 from tests.training.members import run_members
 from tests.training.models import (
     Convolutions,
@@ -55,10 +56,9 @@ def alone(kind: Any, make: Callable[[Any], Any], *, members: int = 2, steps: int
 @pytest.mark.parametrize("kind", [Convolutions, Transformer])
 @pytest.mark.parametrize("name", ["sgd", "nesterov"])
 def test_sgd_on_the_server_is_one_process_bit_for_bit(name: str, kind: Any, members: int) -> None:
-    # Weight decay would move a parameter that nobody uses.
-    make = OPTIMIZERS[name] if kind is Convolutions else OPTIMIZERS["nesterov"]
+    make = OPTIMIZERS[name]
 
-    found = train(kind, make, members=members)
+    found = train(kind, make, members=members, find_unused_parameters=kind is Transformer)
 
     assert differing(found[0], alone(kind, make, members=members)) == {}
     assert all(differing(found[0], other) == {} for other in found[1:])
@@ -78,7 +78,7 @@ def test_gradients_accumulate_and_leave_with_the_last_backward() -> None:
     def body(rank: int, attach: Any) -> Any:
         model = made(Transformer, seed=0)
         optimizer = OPTIMIZERS["nesterov"](model.parameters())
-        handle = attach(model, optimizer)
+        handle = attach(model, optimizer, find_unused_parameters=True)
         for iteration in range(STEPS):
             with handle.accumulate():
                 model.loss(rank, 100 + iteration).backward()
@@ -183,14 +183,16 @@ def test_models_of_half_the_width_are_updated_in_float32_and_equal_on_all_member
 
 @pytest.mark.parametrize("kind", [Convolutions, Transformer])
 def test_parameters_that_are_waited_for_at_once_are_the_same(kind: Any) -> None:
-    assert differing(train(kind, OPTIMIZERS["nesterov"], overlap=False)[1], alone(kind, OPTIMIZERS["nesterov"])) == {}
+    found = train(kind, OPTIMIZERS["nesterov"], overlap=False, find_unused_parameters=kind is Transformer)
+
+    assert differing(found[1], alone(kind, OPTIMIZERS["nesterov"])) == {}
 
 
 def test_an_evaluation_right_after_a_step_sees_its_update() -> None:
     def body(rank: int, attach: Any) -> Any:
         model = made(Transformer, seed=0)
         optimizer = OPTIMIZERS["nesterov"](model.parameters())
-        attach(model, optimizer)
+        attach(model, optimizer, find_unused_parameters=True)
         losses = []
         for iteration in range(STEPS):
             optimizer.zero_grad()
@@ -257,3 +259,135 @@ def test_a_member_without_a_gradient_takes_part_with_zeros() -> None:
     wanted = alone(Convolutions, lambda parameters: torch.optim.SGD(parameters, lr=0.1), loss=sometimes)
     assert differing(found[0], found[1]) == {}
     assert differing(found[0], wanted) == {}
+
+
+class Heads(torch.nn.Module if torch is not None else object):  # type: ignore[misc]
+    """A trunk with two heads, of which an iteration uses one, both or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = torch.nn.Linear(8, 8)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 2) for _ in range(2))
+
+    def loss(self, rank: int, iteration: int, used: Any) -> Any:
+        """By the heads that are used; the trunk has a gradient in any case."""
+        inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * iteration + rank))
+        hidden = torch.relu(self.trunk(inputs))
+        return hidden.square().mean() + sum(self.heads[number](hidden).square().mean() for number in used)
+
+
+# By iteration and rank, the heads that are used: by all, by one rank, by none, and again.
+USED = [[{0, 1}, {0, 1}], [{0}, {0}], [{0}, {0, 1}], [set(), set()], [{1}, set()], [{0}, {1}], [{0, 1}, {0, 1}]]
+
+
+def train_heads(name: str, **options: Any) -> list[Any]:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Heads, 0)
+        optimizer = OPTIMIZERS[name](model.parameters())
+        handle = attach(model, optimizer, **options)
+        for iteration, used in enumerate(USED):
+            optimizer.zero_grad()
+            model.loss(rank, iteration, used[rank]).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    return run_members(2, body)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+def test_a_parameter_that_no_member_used_stays_as_it_is_and_its_momentum_too(name: str) -> None:
+    found = train_heads(name, find_unused_parameters=True)
+
+    model = made(Heads, 0)
+    wanted = train_alone(
+        model, OPTIMIZERS[name](model.parameters()), members=2, steps=len(USED),
+        loss=lambda model, rank, iteration: model.loss(rank, iteration, USED[iteration][rank]),
+    )  # fmt: skip
+    assert [differing(one, wanted) for one in found] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [
+        ("sgd", {}, "'heads.1.weight' has no gradient in this iteration; use farside.attach(..., find_unused_"),
+        ("adam", {"find_unused_parameters": True}, "'heads.1.bias' has a gradient now, and had none in an iteration"),
+    ],
+)
+def test_where_a_parameter_without_a_gradient_can_not_be_passed_over_it_is_refused(
+    name: str, options: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        train_heads(name, **options)
+
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_zeros_are_a_gradient_like_any_where_they_change_nothing() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Heads, 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = attach(model, optimizer)
+        model.loss(rank, 0, {0}).backward()
+        optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    assert torch.equal(found[0]["heads.1.weight"], parameters_of(made(Heads, 0))["heads.1.weight"])
+
+
+def test_adam_passes_over_what_is_never_used_and_keeps_no_state_of_it() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Heads, 0)
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        handle = attach(model, optimizer, find_unused_parameters=True)
+        for iteration in range(3):
+            optimizer.zero_grad()
+            model.loss(rank, iteration, {0}).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model), sorted(optimizer.state_dict()["state"])
+
+    (found, kept), _other = run_members(2, body)
+
+    assert torch.equal(found["heads.1.weight"], parameters_of(made(Heads, 0))["heads.1.weight"])
+    assert kept == [0, 1, 2, 3]
+
+
+def clamped(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.01, 0.01)
+
+
+def replaced(model: Any) -> None:
+    model.head.bias.data = torch.ones(10)
+
+
+@pytest.mark.parametrize("change", [clamped, replaced])
+@pytest.mark.parametrize("waits", [True, False])
+def test_parameters_that_are_changed_by_hand_are_noticed(change: Callable[[Any], None], waits: bool) -> None:
+    def body(rank: int, attach: Any) -> str:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        handle = attach(model, optimizer)
+
+        def train(first: int) -> None:
+            for iteration in range(first, first + 2):
+                optimizer.zero_grad()
+                model.loss(rank, iteration).backward()
+                optimizer.step()
+
+        train(0)
+        if waits:
+            handle.wait()
+        change(model)
+        with pytest.raises(ConfigError) as refused:
+            train(2)
+        return str(refused.value)
+
+    line = run_members(2, body)[0]
+
+    assert "was changed by hand since farside.attach; the server has it as it was" in line

@@ -78,6 +78,24 @@ def test_a_parameter_that_one_member_used_has_a_gradient_on_all() -> None:
     assert torch.equal(found[1], found[0])
 
 
+def test_a_checkpoint_that_all_ranks_load_after_attach_counts() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        attach(model, optimizer, update="worker")
+        model.load_state_dict(made(Convolutions, seed=7).state_dict())
+        optimizer.zero_grad()
+        model.loss(rank, 0).backward()
+        optimizer.step()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    model = made(Convolutions, seed=7)
+    wanted = train_alone(model, OPTIMIZERS["adam"](model.parameters()), members=2, steps=1)
+    assert [differing(one, wanted) for one in found] == [{}, {}]
+
+
 def test_a_scaler_that_skips_a_step_skips_it_on_all_members() -> None:
     def body(rank: int, attach: Any) -> Any:
         model = made(Convolutions, seed=0)

@@ -16,7 +16,8 @@ def attach(
     *,
     update: Literal["server", "worker"] = "server",
     overlap: bool = True,
-    resume: Literal["service", "mine"] | None = None,
+    resume: Literal["service"] | None = None,
+    find_unused_parameters: bool = False,
     service: Sequence[str] = (),
     key_file: str | os.PathLike[str] | None = None,
     job: str | None = None,
@@ -33,8 +34,10 @@ def attach(
         update: "server": the server has the optimizer (SGD, Adam, AdamW), and `step()` finds nothing to do. "worker":
             `grad` holds the mean of all ranks when `backward()` returns; for any optimizer, clipping and GradScaler.
         overlap: Bring each parameter when the module that uses it runs. Otherwise the forward waits for all of them.
-        resume: "service": go on from what the Aggregators have kept of this job, whatever was loaded here. "mine": do
-            not. None: do, unless a checkpoint of another iteration was loaded. What does not fit is refused.
+        resume: "service": go on from what the Aggregators have kept of this job, whatever was loaded here. None: go on
+            from it, too, but refuse a checkpoint of another iteration that was loaded here.
+        find_unused_parameters: Some parameters have no gradient in some iterations, and are to stay as they are then.
+            With "worker" that is always so.
         service: Without a manager: Aggregators, as "unix:/PATH" or "tcp:HOST:PORT", the same on all ranks.
         key_file: With ``service``: the file with the service's key.
         job: With ``service``: the job's name, the same on all ranks.
@@ -50,6 +53,7 @@ def attach(
         update=update,
         overlap=overlap,
         resume=resume,
+        find_unused_parameters=find_unused_parameters,
         source_of=partial(source_of, service, key_file, job=job, rank=rank, members=members),
         session_of=MemberSession,
     )

@@ -165,7 +165,7 @@ class Attachment:
             else:
                 self._exchange.begin(tensor)
                 self._copy.take_zeros(number, self._exchange.iteration)
-                self._exchange.fill(tensor)
+                self._exchange.fill(tensor, is_absent=True)
                 absent.append(number)
         return absent
 

@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from farside.errors import ConfigError
 from farside.training.attachment import Attachment, TrainingStats, closed_on_error
 from farside.training.optimizer_rule import rule_of
@@ -44,6 +46,7 @@ def open_door(
     update: str,
     overlap: bool,
     resume: str | None,
+    find_unused_parameters: bool,
     source_of: Callable[[], Any],
     session_of: Callable[..., Any],
 ) -> Handle:
@@ -54,7 +57,8 @@ def open_door(
         optimizer: Its torch.optim.Optimizer.
         update: "server" or "worker".
         overlap: Bring each parameter when the module that uses it runs.
-        resume: "service" or "mine".
+        resume: "service" or None.
+        find_unused_parameters: Each parameter is in chunks of its own.
         source_of: Where plans come from.
         session_of: Makes a `MemberSession` of a source, a rule and tensors.
 
@@ -63,11 +67,14 @@ def open_door(
     """
     if update not in ("server", "worker"):
         raise ConfigError(f'farside.attach: update is "{update}"; it is "server" or "worker"')
-    if resume not in (None, "service", "mine"):
-        raise ConfigError(f'farside.attach: resume is "{resume}"; it is "service" or "mine"')
+    if resume not in (None, "service"):
+        raise ConfigError(
+            f'farside.attach: resume is "{resume}"; it is "service", or left out',
+            hint="to begin from a checkpoint of your own, load it at rank 0 and name another job",
+        )
     if update == "server":
         trainables, rule = optimized_in(model, optimizer), rule_of(optimizer)
-        tensors = tuple(one.tensor for one in trainables)
+        tensors = tuple(replace(one.tensor, is_apart=find_unused_parameters) for one in trainables)
     else:
         trainables, rule = trainable_in(model), "mean"
         check_optimizer(model, optimizer)
@@ -84,8 +91,9 @@ def open_door(
         handle: Attachment
         if update == "server":
             handle = ServerUpdate(
-                session, source, trainables, model=model, optimizer=optimizer, rule=rule, overlap=overlap, resume=resume
-            )
+                session, source, trainables, model=model, optimizer=optimizer, rule=rule, overlap=overlap,
+                takes_service=resume == "service",
+            )  # fmt: skip
         else:
             handle = WorkerUpdate(session, source, trainables, optimizer=optimizer)
     for one in (model, optimizer):

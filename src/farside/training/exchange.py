@@ -25,8 +25,8 @@ class Session(Protocol):
     def layout(self) -> Layout:
         """The model, cut into chunks."""
 
-    def push(self, first: int, count: int, iteration: int) -> None:
-        """Push the gradients of these chunks."""
+    def push(self, first: int, count: int, iteration: int, *, absent: bool) -> None:
+        """Push the gradients of these chunks; ``absent``: this member has none, and zeros are in their place."""
 
     def wait(self, first: int, count: int, version: int) -> None:
         """Block until these chunks have a version."""
@@ -57,6 +57,7 @@ class Exchange:
             for piece in pieces:
                 chunks_of[piece.tensor].append(chunk)
         self._chunks_of = [tuple(chunks) for chunks in chunks_of]
+        self._tensors_of = [frozenset(piece.tensor for piece in pieces) for pieces in layout.chunks]
         self._held = [version] * len(layout.tensors)
         self._behind = 0
         self._lock = threading.Lock()
@@ -66,6 +67,7 @@ class Exchange:
     def _reset(self) -> None:
         self._left = list(self._pieces)
         self._is_filled = [False] * len(self._chunks_of)
+        self._is_absent = [True] * len(self._left)  # no gradient of a chunk has come
         self._next = len(self._left) - 1  # chunks above it have been pushed
 
     # Pushing
@@ -99,27 +101,38 @@ class Exchange:
                     self._begins(self.iteration)
                 self._has_begun = True
 
-    def fill(self, tensor: int) -> None:
-        """The gradient is in place; pushes what is complete and has its turn."""
+    def fill(self, tensor: int, *, is_absent: bool = False) -> None:
+        """The gradient is in place; pushes what is complete and has its turn.
+
+        ``is_absent``: there is none, and zeros are in place. A chunk of which that is true of all tensors is pushed so.
+        """
         with self._lock:
             if self._is_filled[tensor]:
                 raise Refilled(tensor)
             self._is_filled[tensor] = True
             for chunk in self._chunks_of[tensor]:
                 self._left[chunk] -= 1
+                self._is_absent[chunk] &= is_absent
             self._push_complete()
 
     def _push_complete(self) -> None:
-        last = self._next
+        # Under the lock: pushes of two threads keep their order. The calls do not wait for the other end.
         while self._next >= 0 and not self._left[self._next]:
-            self._next -= 1
-        if self._next < last:
-            # Under the lock: pushes of two threads keep their order. The call does not wait for the other end.
-            self._session.push(self._next + 1, last - self._next, self.iteration)
+            last, is_absent = self._next, self._is_absent[self._next]
+            while self._next >= 0 and not self._left[self._next] and self._is_absent[self._next] == is_absent:
+                self._next -= 1
+            self._session.push(self._next + 1, last - self._next, self.iteration, absent=is_absent)
 
     def missing(self) -> list[int]:
         """Tensors whose gradients of this iteration have not come."""
         return [tensor for tensor, is_filled in enumerate(self._is_filled) if not is_filled]
+
+    def sharing(self, tensors: Iterable[int]) -> list[int]:
+        """Those of them that share a chunk with a tensor that is none of them."""
+        chosen = set(tensors)
+        return [
+            one for one in sorted(chosen) if any(self._tensors_of[chunk] - chosen for chunk in self._chunks_of[one])
+        ]
 
     def finish(self) -> None:
         """The iteration is over: all of it has been pushed, and from now on every tensor is behind."""

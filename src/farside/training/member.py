@@ -201,14 +201,14 @@ class MemberSession:
         if not self.source.is_static:
             self._start(self._follow_plans, "plans")
 
-    def push(self, first: int, count: int, iteration: int) -> None:
-        """The gradients of these chunks are in place.
+    def push(self, first: int, count: int, iteration: int, *, absent: bool = False) -> None:
+        """The gradients of these chunks are in place; ``absent``: this member has none (`Member.push`).
 
         Raises:
             FarsideError: the job can't go on, or this push breaks its order.
         """
         with self._told_in_words():
-            self.member.push(first, count, iteration)
+            self.member.push(first, count, iteration, absent=absent)
 
     def wait(self, first: int, count: int, version: int, timeout_s: float | None = None) -> None:
         """Blocks until these chunks have a version.

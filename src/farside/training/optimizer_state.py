@@ -89,6 +89,8 @@ class OptimizerState:
         for one, kinds in zip(self._trainables, parts, strict=True):
             if self._rule == "sgd" and not self._optimizer.param_groups[one.group]["momentum"]:
                 continue
+            if not any(bool(array.any()) for found in kinds for array in found):
+                continue  # never stepped: PyTorch has no state of it either
             state = {
                 name: torch.cat(found).view(one.parameter.shape).to(one.parameter)
                 for name, found in zip(self._names, kinds, strict=True)

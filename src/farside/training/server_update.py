@@ -2,11 +2,14 @@
 
 An iteration ends with the user's `optimizer.step()`, which then finds nothing to do: all gradients have left, and
 `grad` is None. Parameters come back while the next iteration begins. [autops §4.3.1]
+
+PyTorch passes over a parameter without a gradient, and the server over a chunk for which no member had one. Where that
+is not the same, since a chunk has other parameters or Adam counts its steps, the iteration is refused before it ends.
 """
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.aggregation import Hyper
@@ -35,11 +38,14 @@ class ServerUpdate(Attachment):
         optimizer: Any,
         rule: str,
         overlap: bool,
-        resume: str | None,
+        takes_service: bool,
     ) -> None:
         """Connects; rank 0's parameters and state are everybody's when it returns, or those that the service kept."""
         super().__init__(session, source, trainables)
         self._optimizer = optimizer
+        self._counts_steps = rule != "sgd"
+        self._passed_over: set[int] = set()
+        self._given: dict[int, _Given] = {}
         self._state = OptimizerState(optimizer, rule, trainables, session.layout)
         self._is_beginning = False
         self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
@@ -47,9 +53,10 @@ class ServerUpdate(Attachment):
         self._sampled = [sampled_at(parameter.numel()) for parameter in self._parameters]
         own_iteration, has_own = self._state.iteration, self._state.is_there
         self._connect(self._contents)
-        self._check_resume(own_iteration, has_own, resume)
+        if not takes_service:
+            self._check_resume(own_iteration, has_own)
         self._begin(self._begin_iteration)
-        self._copy.give(range(len(self._parameters)))
+        self._give(range(len(self._parameters)))
         self._use = ModuleUse(model, self._parameters, need=self._need, overlap=overlap)
         self._hook_gradients()
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -73,12 +80,12 @@ class ServerUpdate(Attachment):
         # SGD does not say how many steps it has made; with momentum it has made one.
         return max(1, self._state.iteration or 0), self._state.by_chunk()
 
-    def _check_resume(self, own_iteration: int | None, has_own: bool, resume: str | None) -> None:
+    def _check_resume(self, own_iteration: int | None, has_own: bool) -> None:
         served, is_first = self._session.first_version, self._source.rank == 0
-        if self._is_beginning or resume == "service" or own_iteration == served:
+        if self._is_beginning or own_iteration == served:
             return
         # Rank 0 knows whether the job begins; the others know that they differ only where they can count.
-        if not (own_iteration is not None or (is_first and (has_own or resume == "mine"))):
+        if own_iteration is None and not (is_first and has_own):
             return
         own = "a checkpoint" if own_iteration is None else f"iteration {own_iteration}"
         raise ConfigError(
@@ -126,6 +133,15 @@ class ServerUpdate(Attachment):
                 self._session.member.hyper(group, iteration, numbers)
         self._numbers = now
 
+    def _on_gradient(self, number: int, parameter: Any) -> None:
+        if number in self._passed_over and self._counts_steps and not self._is_accumulating:
+            raise ConfigError(
+                f"'{self._trainables[number].name}' has a gradient now, and had none in an iteration before; the "
+                "server's Adam counts one step for all parameters, PyTorch's one for each",
+                hint='use farside.attach(..., update="worker")',
+            )
+        super()._on_gradient(number, parameter)
+
     def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # 1. Refuse what can't be right before anything more is pushed.
         if kwargs.get("closure") is not None or any(one is not None for one in args[1:]):
@@ -138,8 +154,9 @@ class ServerUpdate(Attachment):
         self._check_parameters()
         self._copy.drain()
         self._check_unchanged()
+        self._check_absent()
         # 2. The rest of the iteration.
-        self._push_missing()
+        self._passed_over.update(self._push_missing())
         self._copy.drain()
         # 3. Nothing is left for the optimizer to do.
         for parameter in self._parameters:
@@ -156,6 +173,47 @@ class ServerUpdate(Attachment):
             )
         for number, parameter in enumerate(self._parameters):
             self._check_format(number, parameter)
+
+    def _check_absent(self) -> None:
+        """Refuses a parameter without a gradient that would be updated with its chunk, where zeros are an update."""
+        absent = [number for number in self._exchange.missing() if self._parameters[number].grad is None]
+        for number in self._exchange.sharing(absent):
+            numbers = numbers_of(self._optimizer, self._optimizer.param_groups[self._trainables[number].group])
+            if self._counts_steps or numbers.momentum or numbers.weight_decay:
+                raise ConfigError(
+                    f"'{self._trainables[number].name}' has no gradient in this iteration",
+                    hint="use farside.attach(..., find_unused_parameters=True), or freeze it by requires_grad_(False)",
+                )
+
+    # Parameters
+
+    def _give(self, tensors: Sequence[int]) -> None:
+        """Results into the parameters, unless somebody has changed these since they were given the last time."""
+        for number in tensors:
+            self._check_by_hand(number)
+        super()._give(tensors)
+        for number in tensors:
+            self._given[number] = self._given_now(number)
+
+    def _given_now(self, number: int) -> "_Given":
+        parameter = self._parameters[number]
+        return _Given(
+            parameter._version, parameter.data_ptr(), words_of(self._copy.result(number), self._sampled[number])
+        )
+
+    def _check_by_hand(self, number: int) -> None:
+        given, parameter = self._given.get(number), self._parameters[number]
+        # A word of a GPU's memory costs a wait for all that it does; what PyTorch counts costs nothing.
+        if given is None or (
+            parameter.device.type != "cpu" and given[:2] == (parameter._version, parameter.data_ptr())
+        ):
+            return
+        if _words_at(parameter.detach(), self._sampled[number]) != given.words:
+            raise ConfigError(
+                f"'{self._trainables[number].name}' was changed by hand since farside.attach; "
+                "the server has it as it was",
+                hint='change it before farside.attach; or use update="worker", and change it on all ranks alike',
+            )
 
     def _check_unchanged(self) -> None:
         """Refuses gradients and numbers that were changed after they were pushed."""
@@ -180,7 +238,19 @@ class ServerUpdate(Attachment):
         if gradient is None:
             return True
         pushed = words_of(self._copy.gradient(number, self._exchange.iteration), places)
-        if gradient.device.type != "cpu":
-            gradient = gradient.flatten()[torch.tensor(places, device=gradient.device)].cpu()
-            places = tuple(range(len(places)))
-        return words_of(gradient.detach(), places) != pushed
+        return _words_at(gradient.detach(), places) != pushed
+
+
+class _Given(NamedTuple):
+    """A parameter when a result was put into it: what PyTorch counts of its changes, where it was, and a few words."""
+
+    version: int
+    address: int
+    words: tuple[int, ...]
+
+
+def _words_at(tensor: Any, places: tuple[int, ...]) -> tuple[int, ...]:
+    if tensor.device.type == "cpu":
+        return words_of(tensor, places)
+    chosen = tensor.flatten()[torch.tensor(places, device=tensor.device)].cpu()
+    return words_of(chosen, tuple(range(len(places))))
