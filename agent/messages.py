@@ -38,6 +38,8 @@ SERVICES_BYTES_MAX = 64 << 10
 """What all services of a node say in one frame: beside `TASKS_MAX` tasks it fits into `protocol.FRAME_BYTES_MAX`."""
 EPOCH_RUNS_MAX = 64
 """Runs of chunks whose moves one report names; the others follow when these are done."""
+PLANS_MAX = TASKS_MAX
+"""Of one order: a node has no more tasks, and its Aggregator no more jobs."""
 ORDER_BYTES_MAX = 512 << 10
 """Plans of all jobs of a node, as JSON: with its head it fits into `protocol.FRAME_BYTES_MAX`."""
 TOLD_MAX = 64
@@ -398,7 +400,7 @@ class NumberedPlan(Part, frozen=True, kw_only=True):
 class AggregatorOrder(Part, frozen=True, kw_only=True):
     """The order of the service ``aggregator``: the plans of all jobs that it, or members on its node, have part in."""
 
-    plans: Annotated[tuple[NumberedPlan, ...], Meta(max_length=TASKS_MAX)] = ()
+    plans: Annotated[tuple[NumberedPlan, ...], Meta(max_length=PLANS_MAX)] = ()
 
 
 class Membership(Part, frozen=True, kw_only=True):

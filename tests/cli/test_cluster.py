@@ -60,6 +60,8 @@ def job_file(folder: Path, text: str = "") -> Path:
         ("x.toml -- true", "x.toml: more words follow the job file: true; put a command after `--`"),
         ("--set gpu=1 -- true", "--set gpu: no such key; did you mean 'gpus'?"),
         ("-t -5s -- true", "--time: must be 0 to 4e+09 seconds"),
+        ("--aggregation all -- true", "--aggregation: "),
+        ("--aggregation shared --gpus 2 -- true", "--aggregation: no node offers an Aggregator; start"),
     ],
 )
 def test_a_slip_is_one_line_and_nothing_is_submitted(manager: Manager, words: str, says: str, tmp_path: Path) -> None:

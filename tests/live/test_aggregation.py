@@ -12,9 +12,12 @@ from msgspec import Raw
 
 from farside.agent import messages as m
 from farside.agent.aggregator.plan import job_key, plan_problem
+from farside.scheduler.manager.aggregation import decide
 from farside.scheduler.manager.aggregation.decide import TASKS_MAX, admission, next_events, tasks_of
+from farside.scheduler.manager.aggregation.orders import order_of, plan_of, untold
 from farside.scheduler.manager.aggregation.state import (
     NOBODY,
+    Aggregation,
     AggregationMeasured,
     AssignedRun,
     Cause,
@@ -22,11 +25,14 @@ from farside.scheduler.manager.aggregation.state import (
     ChunksAssigned,
     ChunksMoved,
     EpochRun,
+    JobChunks,
     ModelDeclared,
+    Offer,
     PoolSized,
     Run,
     Step,
     marked,
+    renumbered,
     stepped,
 )
 from farside.scheduler.manager.api.jobs import cluster_problems
@@ -44,7 +50,7 @@ from farside.scheduler.manager.model.event import (
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.spec import JobSpec
-from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
@@ -289,6 +295,23 @@ def test_chunks_of_a_node_that_drains_are_moved_first() -> None:
     assert all(world.state.aggregation.node_of(run.owner) == node for run in world.state.aggregation.jobs[job].runs)
     world.move_on(job)
     assert world.at(job) == {"n0", "n1"} - {node}
+    assert node not in world.state.aggregation.pool
+    check(world)
+
+
+def test_jobs_that_leave_one_aggregator_go_to_as_few_as_they_fit() -> None:
+    world = Cluster(4)
+    jobs = [world.train() for _ in range(3)]
+    for job in jobs:
+        world.measure(job, 20, 0.5, 0.2)
+        world.move_on(job)
+    (node,) = set().union(*map(world.at, jobs))
+
+    world.does(DrainRequested(node=node, reason="new disks", by="root"))
+    for job in jobs:
+        world.move_on(job)
+
+    assert len(set().union(*map(world.at, jobs))) == 1
     assert node not in world.state.aggregation.pool
     check(world)
 
@@ -666,6 +689,62 @@ def test_members_and_aggregators_are_told_the_same_plan_and_others_nothing() -> 
     world.exits(job)
     order = list(told.lines[owner].plans(world.state))
     assert msgspec.json.decode(order[0].raw, type=m.AggregatorOrder).plans == ()
+
+
+def test_an_order_that_is_full_leaves_the_newest_jobs_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Cluster(3, gpus=6)
+    jobs = [world.train() for _ in range(2)]
+    told = Told(world)
+    plans = {plan.plan.job: plan for node in world.state.nodes for plan in told.plans(node)}
+    state = world.state.aggregation
+    sizes = {job: len(msgspec.json.encode(plans[job])) for job in jobs}
+    assert all(sizes[job] <= state.jobs[job].plan_bytes for job in jobs)
+
+    monkeypatch.setattr(m, "ORDER_BYTES_MAX", state.jobs[jobs[0]].plan_bytes)
+    (node,) = {task.node for job in jobs for task in world.job(job).tasks}
+    order = order_of(state, node, member_nodes(world.state), {}, SECRET)
+
+    assert [one.plan.job for one in order.plans] == jobs[:1]
+    assert untold(state, member_nodes(world.state)) == {jobs[1]: node}
+    assert any("more jobs than it can be told of" in line for line in world.decider.why(jobs[1], world.now_s, str))
+    assert untold(state, {}) == {}
+
+
+def test_an_aggregator_gets_no_more_jobs_than_its_order_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Cluster(3)
+    first, second = world.train(), world.train()
+    monkeypatch.setattr(decide, "ORDER_BYTES_MAX", 3 * world.state.aggregation.jobs[first].plan_bytes)
+
+    for job in (first, second):
+        world.measure(job, 20, 0.5, 0.2)
+        world.move_on(job)
+
+    # There would be time for both on one.
+    assert world.at(first) != world.at(second)
+
+
+@given(
+    parts=st.lists(st.sampled_from(["stays", "moves", "is copied"]), min_size=1, max_size=40), owners=st.integers(1, 60)
+)
+def test_no_plan_is_longer_than_its_bound(parts: list[str], owners: int) -> None:
+    runs = tuple(
+        Run(
+            first=65_000 + at, count=1, owner=at % owners, epoch=(1 << 62) + at,
+            next_owner=NOBODY if part == "stays" else (at + 1) % owners, next_epoch=0 if part == "stays" else (1 << 62),
+            is_copied=part == "is copied",
+        )
+        for at, part in enumerate(parts)
+    )  # fmt: skip
+    job = JobChunks(
+        job_id="1234567_1234", start=1 << 30, servers=1, digest="d" * 64, rule="adamw", members=64, chunks=(), runs=runs
+    )
+    job = renumbered(job)
+    offer = Offer(cores=1, unix="/" + "u" * 106, tcp="h" * 64 + ":65535", machine="m" * 36)
+    state = Aggregation(offers={f"n{at}": offer for at in range(61)}, numbers={f"n{at}": at for at in range(61)})
+
+    plan = plan_of(state, job, {}, SECRET)
+
+    assert len(msgspec.json.encode(m.NumberedPlan(plan=plan, number=63, has_members=True))) <= job.plan_bytes
 
 
 def test_no_key_is_in_the_log_and_an_address_on_all_interfaces_is_the_nodes() -> None:

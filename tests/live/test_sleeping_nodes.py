@@ -1,5 +1,6 @@
 """Nodes that are about to go off, and the jobs and decisions around them: the log and the scheduler process."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from farside.scheduler.manager.model.event import (
     NodeClosed,
     NodesReserved,
     PowerChanged,
+    ServiceChanged,
     TaskPhase,
 )
 from farside.scheduler.manager.model.power_record import NodePowerRecord
@@ -144,6 +146,19 @@ def test_a_job_calls_idle_nodes_then_those_that_boot_already_and_then_as_many_as
     world.submit(gpus=12)
 
     assert called(world) == ("n0", "n3", "n1")
+
+
+def test_a_job_that_waits_for_aggregators_calls_as_many_nodes_that_offer_one_as_it_asked_for() -> None:
+    world = World(rules(), nodes=4)
+    offer = json.dumps({"cores": 1, "memory_bytes": 1 << 30, "unix": "/a", "tcp": "h:1", "machine": "m"})
+    for node in ("n1", "n2", "n3"):
+        world.does(ServiceChanged(node=node, name="aggregator", raw=offer))
+    asleep(world, "n2", "n3")
+    world.submit(gpus=2, aggregation="shared", aggregators=2)
+
+    assert called(world) == ("n1", "n2", "n0")
+    world.submit(gpus=2, aggregation="shared", aggregators=4)
+    assert "n3" not in called(world)  # all together would be too few for it
 
 
 def test_a_job_that_the_brain_has_not_looked_at_yet_wakes_nobody() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
+from farside.agent.messages import ORDER_BYTES_MAX, PLANS_MAX
 from farside.scheduler.manager.aggregation.state import (
     CLUSTER_MAX,
     NOBODY,
@@ -110,6 +111,17 @@ class Outlook:
         others = (one for one in self.state.jobs.values() if one.job_id != job.job_id and number in one.owners)
         held = sum(one.needed_bytes(_bytes_at(one, number)) for one in others)
         return held + job.needed_bytes(size_bytes) <= offer.memory_bytes
+
+    def has_place(self, node: str, job: JobChunks, size_bytes: int) -> bool:
+        """Whether chunks of a job may come to a node's Aggregator: it has the memory, and its order the room.
+
+        Half of the order is left to jobs with members there, and to moves, which cut plans into more parts.
+        """
+        number = self.state.numbers.get(node, NOBODY)
+        others = [one for one in self.state.jobs.values() if one.job_id != job.job_id and number in one.owners]
+        told_bytes = sum(one.plan_bytes for one in others)
+        is_short = len(others) < PLANS_MAX // 2 and told_bytes + job.plan_bytes <= ORDER_BYTES_MAX // 2
+        return is_short and self.has_memory(node, job, size_bytes)
 
     def is_usable(self, number: int) -> bool:
         """Whether chunks may come to it."""
@@ -230,6 +242,14 @@ def _emptied(outlook: Outlook) -> Iterator[Event]:
         if not outlook.jobs[job.job_id].is_active:
             continue  # nobody would push to the next owner; they are released soon, or come back
         leaving = {number for number in job.owners if not outlook.is_usable(number)}
+        named = ", ".join(sorted(filter(None, map(outlook.state.node_of, leaving))))
+        # Jobs that left one Aggregator together fit on one again: what is known of them says so.
+        is_known = job.is_placed and job.alone_s and job.byte_s and not job.is_moving
+        if leaving and job.owners == leaving and is_known:
+            placed = tuple(_place(outlook, job, Cause.LEAVING, f"{named} is to be left"))
+            if placed:
+                yield from placed
+                return
         back = [run for run in job.runs if run.next_owner in leaving]
         steps = [_step(run, Step.OWN, run.owner) for run in back]
         away = [run for run in job.runs if run.owner in leaving and run.next_owner == NOBODY]
@@ -237,7 +257,6 @@ def _emptied(outlook: Outlook) -> Iterator[Event]:
         steps += [AssignedRun(first, count, Step.MOVE, owner) for first, count, owner in others]
         if steps:
             yield from sized
-            named = ", ".join(sorted(filter(None, map(outlook.state.node_of, leaving))))
             yield _assigned(job, Cause.LEAVING, steps, f"{named} is to be left")
             return
 
@@ -253,7 +272,7 @@ def _elsewhere(
         return [], []
     left = {run.owner for run in runs}
     size_bytes = sum(_bytes_of(job, run.first, run.count) for run in runs)
-    free = [one for one in _free(outlook, job) if outlook.has_memory(one.node, job, size_bytes)][: len(left)]
+    free = [one for one in _free(outlook, job) if outlook.has_place(one.node, job, size_bytes)][: len(left)]
     held = _held_bytes(outlook.state)
     used = [number for number in _shared(outlook, job, size_bytes) if number not in without]
     # A job that loses one of several has the others already; one that loses its only one shares before it waits.
@@ -278,7 +297,7 @@ def _first_groups(outlook: Outlook) -> Iterator[Event]:
         if any(run.owner != NOBODY for run in job.runs) or not outlook.jobs[job.job_id].is_active:
             continue
         each_bytes = -(-job.size_bytes // job.servers)
-        free = [one for one in _free(outlook, job) if outlook.has_memory(one.node, job, each_bytes)][: job.servers]
+        free = [one for one in _free(outlook, job) if outlook.has_place(one.node, job, each_bytes)][: job.servers]
         held = _held_bytes(outlook.state)
         used = _shared(outlook, job, job.size_bytes)
         chosen = [one.number for one in free] or sorted(used, key=lambda number: (held[number], number))[: job.servers]
@@ -337,14 +356,14 @@ def _may_move(outlook: Outlook, job: JobChunks) -> bool:
 def _place(
     outlook: Outlook, job: JobChunks, cause: Cause, reason: str, *, avoids: int = NOBODY, other: str = ""
 ) -> Iterator[Event]:
-    """The best place for a job that is known; of `Cause.REVERTED` nothing, if there is no other than it has."""
+    """The best place for a job that is known; nothing but for `Cause.PLACED`, if there is no other than it has."""
     why = ""
     forbidden = {*job.avoided, avoids} - {NOBODY}
     for cluster in _clusters(outlook, job):
         placement = _placement(outlook, cluster, job.job_id)
         free = [one for one in _free(outlook, job) if _cluster(one.cores, one.number) == cluster]
         free = [one for one in free if one.number not in forbidden and one.number not in placement.aggregators]
-        free = [one for one in free if outlook.has_memory(one.node, job, -(-job.size_bytes // job.servers))]
+        free = [one for one in free if outlook.has_place(one.node, job, -(-job.size_bytes // job.servers))]
         away = {number for number in placement.aggregators if not _is_shareable(outlook, number, job.job_id)}
         away |= set(placement.aggregators) - set(_shared(outlook, job, job.size_bytes))
         base = placement.next_number
@@ -358,7 +377,7 @@ def _place(
         tasks = tasks_of(job.chunks)
         owners = [new[owner].number if owner in new else owner for owner in placement.owners(job.job_id)]
         steps = _moves(job, tasks, owners)
-        if cause is Cause.REVERTED and not steps:
+        if cause is not Cause.PLACED and not steps:
             return
         used = {one.number for one in new.values() if one.number in owners and one.is_new}
         yield from _grown(outlook, [one for one in free if one.number in used], f"job {job.job_id} needs it")
@@ -472,7 +491,7 @@ def _is_shareable(outlook: Outlook, number: int, job_id: str) -> bool:
 def _shared(outlook: Outlook, job: JobChunks, size_bytes: int) -> list[int]:
     """Aggregators with chunks of others that have the memory for these bytes of a job as well."""
     used = (number for number in sorted(outlook.state.in_use()) if outlook.is_usable(number))
-    return [number for number in used if outlook.has_memory(outlook.state.node_of(number), job, size_bytes)]
+    return [number for number in used if outlook.has_place(outlook.state.node_of(number), job, size_bytes)]
 
 
 def _near(outlook: Outlook, job: JobChunks, placement: Placement) -> int | None:

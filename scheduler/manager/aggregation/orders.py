@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Set
 
 import msgspec
+from msgspec.structs import replace
 
 from farside.agent import messages as m
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, job_key
@@ -156,26 +157,50 @@ def order_of(
     """
     number = state.numbers.get(node, NOBODY)
     found: list[m.NumberedPlan] = []
-    left_bytes = m.ORDER_BYTES_MAX
-    for job in state.jobs.values():
+    for job in _shares(state, node, members)[0]:
+        own = job.numbering.index(number) if number in job.owners else None
         has_members = node in members.get(job.job_id, frozenset())
-        is_owner = number in job.owners
-        if not job.is_assigned or not (has_members or is_owner):
-            continue
-        own = job.numbering.index(number) if is_owner else None
-        plan = m.NumberedPlan(plan=plan_of(state, job, addresses, secret), number=own, has_members=has_members)
-        left_bytes -= len(msgspec.json.encode(plan))
-        if left_bytes < 0:
-            break  # the oldest first: their tasks run already
-        found.append(plan)
+        found.append(m.NumberedPlan(plan=plan_of(state, job, addresses, secret), number=own, has_members=has_members))
     return m.AggregatorOrder(plans=tuple(found))
+
+
+def untold(state: Aggregation, members: Mapping[str, Set[str]]) -> dict[str, str]:
+    """Jobs whose plan is missing from a node's order, since the order is full; with the node's name.
+
+    ``members`` as of `order_of`. Decisions keep Aggregators from that (`decide.Outlook.has_place`), so it takes a node
+    with members of very many jobs.
+    """
+    nodes = {node for there in members.values() for node in there} | {
+        state.node_of(number) for number in state.in_use()
+    }
+    return {job.job_id: node for node in sorted(nodes) for job in _shares(state, node, members)[1]}
+
+
+def _shares(state: Aggregation, node: str, members: Mapping[str, Set[str]]) -> tuple[list[JobChunks], list[JobChunks]]:
+    """Jobs whose plans are in a node's order, and those that its order has no room for.
+
+    The oldest first: their tasks run already.
+    """
+    number, left_bytes = state.numbers.get(node, NOBODY), m.ORDER_BYTES_MAX
+    told: list[JobChunks] = []
+    others: list[JobChunks] = []
+    for job in state.jobs.values():
+        if not job.is_assigned or not (number in job.owners or node in members.get(job.job_id, frozenset())):
+            continue
+        if others or job.plan_bytes > left_bytes or len(told) == m.PLANS_MAX:
+            others.append(job)
+        else:
+            told.append(job)
+            left_bytes -= job.plan_bytes
+    return told, others
 
 
 def plan_of(state: Aggregation, job: JobChunks, addresses: Mapping[str, str], secret: bytes) -> JobPlan:
     """A job's plan, the same for all that have part in it."""
     place = {number: at for at, number in enumerate(job.numbering)}
-    runs = tuple(
-        PlanRun(
+    runs: list[PlanRun] = []
+    for run in job.runs:
+        told = PlanRun(
             first=run.first,
             count=run.count,
             owner=place[run.owner],
@@ -183,8 +208,11 @@ def plan_of(state: Aggregation, job: JobChunks, addresses: Mapping[str, str], se
             next_owner=None if run.next_owner == NOBODY else place[run.next_owner],
             next_epoch=run.next_epoch,
         )
-        for run in job.runs
-    )
+        # How far a move is tells them nothing: it is they that tell it.
+        if runs and replace(runs[-1], first=told.first, count=told.count) == told:
+            runs[-1] = replace(runs[-1], count=runs[-1].count + told.count)
+        else:
+            runs.append(told)
     return JobPlan(
         job=job.job_id,
         start=job.start,
@@ -192,7 +220,7 @@ def plan_of(state: Aggregation, job: JobChunks, addresses: Mapping[str, str], se
         members=job.members,
         digest=job.digest,
         aggregators=tuple(_address(state, number, place[number], addresses) for number in sorted(job.owners)),
-        runs=runs,
+        runs=tuple(runs),
     )
 
 

@@ -1,10 +1,11 @@
 """Shared aggregation as people see it: the API, the page, the command line, and `farside explain`. PURE."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 
 from msgspec import Struct
 
-from farside.agent.messages import AggregatedJob, AggregatorFacts
+from farside.agent.messages import ORDER_BYTES_MAX, PLANS_MAX, AggregatedJob, AggregatorFacts
+from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY, PROFILE_ITERATIONS, Aggregation, JobChunks
 from farside.units import format_bytes
 
@@ -132,8 +133,8 @@ def _job(state: Aggregation, job_id: str, held: Mapping[tuple[str, int], Aggrega
     )
 
 
-def explain(state: Aggregation, job_id: str) -> Iterator[str]:
-    """Lines about where a job's gradients are aggregated, and what it loses by that."""
+def explain(state: Aggregation, job_id: str, members: Mapping[str, Set[str]]) -> Iterator[str]:
+    """Lines about where a job's gradients are aggregated, and what it loses by that; ``members`` as of `order_of`."""
     job = state.jobs.get(job_id)
     if job is None:
         if job_id in state.wanting:
@@ -142,8 +143,16 @@ def explain(state: Aggregation, job_id: str) -> Iterator[str]:
     where = ", ".join(state.node_of(number) for number in sorted(job.owners))
     if not where:
         needed = format_bytes(job.needed_bytes(job.size_bytes) / job.servers)
-        yield f"aggregation: no Aggregator has {needed} of memory for it, or none is there: see `farside aggregation`"
+        yield (
+            f"aggregation: no Aggregator has {needed} of memory for it and place for one more job, or none is there: "
+            "see `farside aggregation`"
+        )
         return
+    if (node := untold(state, members).get(job_id)) is not None:
+        yield (
+            f"aggregation: {node} has part in more jobs than it can be told of ({PLANS_MAX}, or "
+            f"{ORDER_BYTES_MAX >> 10} KiB of plans); it waits until one of them is over"
+        )
     if not job.is_placed:
         done = min(job.iterations, PROFILE_ITERATIONS)
         yield f"aggregation: measured on {where}, {done} of {PROFILE_ITERATIONS} iterations"

@@ -30,6 +30,9 @@ CHUNKS_MAX = 65_536
 # Bytes that an Aggregator needs for each byte of a member's gradients: parameters and the optimizer's state, of the
 # version served and of the one that is made (`kmod_shim/engine/aggregator.c`).
 _NEEDED = {"sgd": 4, "adam": 6, "adamw": 6}
+# What a node is told of a job takes at most so many bytes (`orders.plan_of`): names, digest and key; an address with a
+# path of 108 characters; a run that stays, and one that moves.
+_PLAN_BYTES, _ADDRESS_BYTES, _RUN_BYTES, _MOVE_BYTES = 640, 480, 72, 124
 MEMBERS_MAX = 64
 """Members of one job, as the engine has it."""
 OWNERS_MAX = 64
@@ -262,6 +265,12 @@ class JobChunks(Struct, frozen=True, kw_only=True):
     def needed_bytes(self, size_bytes: int) -> int:
         """Memory that an Aggregator needs for chunks of this size."""
         return size_bytes * _NEEDED.get(self.rule, 1)
+
+    @property
+    def plan_bytes(self) -> int:
+        """Upper bound of the bytes that its plan takes in a node's order."""
+        runs = sum(_RUN_BYTES if run.next_owner == NOBODY else _MOVE_BYTES for run in self.runs)
+        return _PLAN_BYTES + _ADDRESS_BYTES * len(self.owners) + runs
 
     @property
     def iterations(self) -> int:

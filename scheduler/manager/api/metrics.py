@@ -14,11 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import CollectorRegistry
 
 from farside.errors import FarsideError
+from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.model.record import ACTIVE, LiveNode, Phase
-from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scrape import family, registry_of
 
 _Figure = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, float | None]
@@ -110,6 +111,8 @@ def _aggregation(live: LiveState) -> Iterator[_Figure]:
     yield gauge, "aggregation_stranded_jobs", text, stranded
     text = "Jobs that lose more speed by sharing than they should, where no other place helps."
     yield gauge, "aggregation_slowed_jobs", text, sum(bool(job.accepted) for job in state.jobs.values())
+    text = "Jobs that a node which has part in them is not told of, since it has part in too many."
+    yield gauge, "aggregation_untold_jobs", text, len(untold(state, member_nodes(live)))
     moving = sum(run.count for job in state.jobs.values() for run in job.runs if run.next_owner != NOBODY)
     yield gauge, "aggregation_moving_chunks", "Chunks on their way to another Aggregator.", moving
 

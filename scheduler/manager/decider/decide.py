@@ -27,7 +27,7 @@ from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_tim
 from farside.scheduler.manager.model.event import Entry, Event, JobAllocated, JobStarted, NodeClosed, PoolSized
 from farside.scheduler.manager.model.maintenance import late_allocations
 from farside.scheduler.manager.model.record import LiveJob, Phase
-from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.start_estimate import StartEstimate, estimate_start
 
 # Entries after which shared aggregation is looked at.
@@ -153,7 +153,7 @@ class Decider:
         if job is None:
             return ()
         lines = (*self._why(job, now_s, clock), *why_there(job, self.domain.rules.placement))
-        return (*lines, *aggregation_lines(self.state.aggregation, job_id))
+        return (*lines, *aggregation_lines(self.state.aggregation, job_id, member_nodes(self.state)))
 
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         if job.phase is Phase.WAITING and not is_ready(self.state, job):

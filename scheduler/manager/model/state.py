@@ -14,7 +14,15 @@ from farside.scheduler.manager.model.event import Event, JobSubmitted, NodesRese
 from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes
 from farside.scheduler.manager.model.queue_quota import QueueCounts
-from farside.scheduler.manager.model.record import Admission, LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
+from farside.scheduler.manager.model.record import (
+    Admission,
+    LiveJob,
+    LiveNode,
+    LiveTask,
+    Maintenance,
+    TaskKey,
+    members_of,
+)
 from farside.scheduler.manager.model.sleep_time import SleepRecord
 from farside.scheduler.manager.model.submit_rate import SubmitRates
 
@@ -107,3 +115,9 @@ class LiveState:
             there.pop(job.job_id, None)
             if not there:
                 self.present.pop(node, None)
+
+
+def member_nodes(state: LiveState) -> dict[str, frozenset[str]]:
+    """By job whose gradients are aggregated, the nodes of its members."""
+    jobs = ((job_id, state.jobs[job_id]) for job_id in state.aggregation.jobs)
+    return {job_id: frozenset(task.node for task in members_of(job)) for job_id, job in jobs}

@@ -19,7 +19,7 @@ from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey, members_of
-from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
@@ -238,7 +238,7 @@ class AgentLine:
         self._planned = state.aggregation.version
         if m.can_service(m.AGGREGATOR) not in self.hello.can:
             return
-        members = {job_id: {task.node for task in members_of(job)} for job_id, job in _aggregating(state)}
+        members = member_nodes(state)
         addresses = {name: node.address for name, node in state.nodes.items() if name in state.aggregation.numbers}
         order = aggregation.order_of(state.aggregation, self.node, members, addresses, self._secret)
         if order != self._ordered.get(m.AGGREGATOR):
@@ -300,10 +300,6 @@ class AgentLine:
         if what == "forget":
             self._told.difference_update((("start", key), ("stop", key)))
         return True
-
-
-def _aggregating(state: LiveState) -> Iterator[tuple[str, LiveJob]]:
-    return ((job_id, state.jobs[job_id]) for job_id in state.aggregation.jobs)
 
 
 def _is_of(told: m.TaskState, job: LiveJob) -> bool:

@@ -4,6 +4,8 @@ The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck
 and a job wakes none that it could not use: of another model or of other users, reserved, too small for one of its GPUs.
 Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
 say: `NodeSets` and `QuotaUse`.
+
+A job that waits for Aggregators needs nodes that offer one, as many as it asked for, whatever GPUs these have.
 """
 
 import math
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from farside.scheduler.manager.decider.adapter import is_holding, is_ready, job_of, node_of
+from farside.scheduler.manager.decider.adapter import awaited_aggregators, is_holding, is_ready, job_of, node_of
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.record import Phase as JobPhase
 from farside.scheduler.manager.model.state import LiveState
@@ -40,6 +42,9 @@ def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tup
     if not waiting:
         return ()
     rooms = _Rooms(state)
+    for job in waiting:
+        if job.spec.aggregation and awaited_aggregators(state, job):
+            rooms.call_aggregators(job, is_settled=_is_settled(job, now_s))
     quota_use = QuotaUse()
     for job in state.live_jobs():
         if is_holding(job):
@@ -56,13 +61,17 @@ def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tup
         if rooms.most(fits) < job.spec.gpus:
             continue
         left = rooms.fill(fits, job.spec.gpus, rooms.free)
-        if now_s - max(job.since_s, job.submit_s) >= SETTLED_S:
+        if _is_settled(job, now_s):
             rooms.fill(fits, left, rooms.asleep)
     return tuple(rooms.called)
 
 
 def _waiting(state: LiveState) -> Iterator[LiveJob]:
     return (job for job in state.live_jobs() if job.phase is JobPhase.WAITING and is_ready(state, job))
+
+
+def _is_settled(job: LiveJob, now_s: float) -> bool:
+    return now_s - max(job.since_s, job.submit_s) >= SETTLED_S
 
 
 def _priority_class(tenancy: Tenancy | None, job: LiveJob) -> PriorityClass:
@@ -96,6 +105,21 @@ class _Rooms:
             if node.power is not None and node.power.phase in order
         ]
         self.asleep = [at for _, _, at in sorted(found)]
+
+        in_use = {state.aggregation.node_of(number) for number in state.aggregation.in_use()}
+        offering = (state.aggregation.offers.keys() | state.aggregation.numbers.keys()) - in_use
+        self._aggregators = [node.name for node in self._nodes if node.name in offering and node.is_taking]
+        self._asleep_aggregators = [name for _, name, _ in sorted(found) if name in offering]
+
+    def call_aggregators(self, job: LiveJob, *, is_settled: bool) -> None:
+        """Takes nodes that offer an Aggregator, those first that are on; none if all of them are too few."""
+        lacking = job.spec.aggregators
+        if lacking > len(self._aggregators) + len(self._asleep_aggregators):
+            return
+        for names, may_call in ((self._aggregators, True), (self._asleep_aggregators, is_settled)):
+            taken, names[:lacking] = names[:lacking], []
+            lacking -= len(taken)
+            self.called.update(dict.fromkeys(taken) if may_call else {})
 
     def has_any(self) -> bool:
         """Whether any GPU is left."""

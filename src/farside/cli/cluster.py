@@ -39,6 +39,9 @@ _KEY_OF = {
     "--per-gpu": "ranks",
     "--array": "count",
 }
+_Aggregation = Annotated[
+    str | None, typer.Option("--aggregation", metavar="shared", help="Aggregate gradients at the shared Aggregators.")
+]
 
 
 class _Submit(TyperCommand):
@@ -110,6 +113,7 @@ def submit(
     retries: Annotated[
         int | None, typer.Option(min=0, help="Restart the job up to this many times if it fails.")
     ] = None,
+    aggregation: _Aggregation = None,
     after: Annotated[
         list[str] | None, typer.Option(metavar="JOB", help="Start only after this job has succeeded (repeatable).")
     ] = None,
@@ -132,7 +136,7 @@ def submit(
         "--gpus": gpus, "--name": name, "--account": account, "--qos": qos, "--time": time_limit, "--swap": swap,
         "--checkpoint": None if checkpoint is None else str(checkpoint.absolute()), "--output": output,
         "--per-gpu": "gpu" if per_gpu else None, "--retries": retries, "--after": after or None, "--array": count,
-        "--hold": True if held else None,
+        "--hold": True if held else None, "--aggregation": aggregation,
     }  # fmt: skip
     # All words behind `--` are a command, also one that ends in .toml.
     is_file = False if behind >= len(words) else None
