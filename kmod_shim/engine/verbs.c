@@ -401,6 +401,12 @@ static uint32_t verbs_outstanding(const struct ne_link *link)
 	return to_verbs(link)->tail - to_verbs(link)->head;
 }
 
+/* More is to be cut into pieces, and none is under way whose end would wake anybody. */
+static bool is_idle(const struct verbs *v)
+{
+	return v->issued != v->tail && v->done == v->posted && !v->asking;
+}
+
 /* Asked before a sleep: arms the completion queue. What came before that would not be told, so it looks again. */
 static int verbs_wait(const struct ne_link *link, short *events, uint64_t *timeout_ns)
 {
@@ -417,7 +423,7 @@ static int verbs_wait(const struct ne_link *link, short *events, uint64_t *timeo
 	v->armed = true;
 	v->slept = true;
 	reap(v);
-	if (v->err || is_ready(v))
+	if (v->err || is_ready(v) || is_idle(v))
 		*timeout_ns = v->head == v->tail ? UINT64_MAX : 0;
 	*events = v->err ? 0 : POLLIN;
 	return v->err ? -1 : v->wait_fd;

@@ -117,6 +117,31 @@ TEST(a_thousand_pages_take_one_key_and_none_of_the_donors_time)
 	end(&donor);
 }
 
+/* It goes through the blocks in rounds; the end of one must bring on the next, also where wait() sees it. */
+TEST(an_operation_of_more_pieces_than_may_be_under_way_does_not_fall_asleep)
+{
+	struct donor donor;
+	struct ne_link *link;
+	uint64_t timeout_ns;
+	short events;
+
+	begin(&donor);
+	link = rdma_link(&donor, SESSION);
+	struct ne_io io = make_io(&donor, NE_IO_WRITE, 0, out, PAGE), *done;
+	CHECK(do_io(link, &io) == 0); /* the key is known from here on */
+	io = make_io(&donor, NE_IO_WRITE, 0, out, BIG);
+	CHECK(link->ops->post(link, &io) == 0);
+	for (int rounds = 0; rounds < 4; rounds++) {
+		link->ops->submit(link);
+		link->ops->wait(link, &events, &timeout_ns);
+		CHECK(timeout_ns == 0);
+		if (link->ops->poll(link, &done, 1))
+			break;
+	}
+	link->ops->destroy(link);
+	end(&donor);
+}
+
 TEST(a_batch_of_writes_asks_for_one_completion_and_a_batch_of_reads_for_all)
 {
 	static struct ne_io ios[16];
