@@ -5,7 +5,12 @@
                                           <- Challenge(number, proof, features)   it has the job's key
     Proof(proof) ->                                                        the caller has it
     Attach(...) or CopyFrom(...) ->                                        on a unix socket with the region's descriptor
+                                          <- Invite(number)                only where both have RDMA; see below
                                           <- Welcome, or Refused(line)
+
+A member that is invited makes a second connection, proves the key on it, and asks for Pair(number) in place of Attach.
+Behind its Welcome that connection belongs to the queue pair (kmod_shim/engine/verbs.h), for which the Aggregator waits
+a while. The Welcome on the first connection then says whether gradients and results go by RDMA, or with the frames.
 
 Each message is its length in 4 bytes, little-endian, and as much MessagePack; from Attach on a code of 16 bytes under a
 key of this connection and direction is its end. Before the proof a message is at most `STRANGER_BYTES_MAX` long.
@@ -56,7 +61,7 @@ class Feature(enum.IntFlag):
 
     NONE = 0
     CODES = 1  # each head of a frame carries a code (kmod_shim/engine/lane.h): by TCP
-    ALL = 1
+    RDMA = 2  # it has a device, and may use it
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -117,16 +122,31 @@ class CopyFrom(msgspec.Struct, frozen=True, array_like=True, tag=5):
     hold: bool = False
 
 
+class Invite(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Aggregator: the member may make a queue pair, under this number."""
+
+    number: _Word
+
+
+class Pair(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A member, on a connection of its own: it was invited. ``token``: what opens its region (`Member.export`)."""
+
+    number: _Word
+    token: _Word
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Aggregator: the engine's frames come next.
+    """Aggregator: the engine's frames come next; to a Pair, its queue pair.
 
     Attributes:
         incarnation: Random, of the Aggregator's process.
         version: The lowest version of its chunks of this job; None: it lacks one's.
+        has_rdma: Gradients and results go by the queue pair.
     """
 
     incarnation: _Word
     version: _Word | None = None
+    has_rdma: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -137,8 +157,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 Request = Attach | CopyFrom
-_FromCaller = Hello | Proof | Attach | CopyFrom
-_FromAggregator = Challenge | Welcome | Refused
+Answer = Welcome | Refused | Invite
+_FromCaller = Hello | Proof | Attach | CopyFrom | Pair
+_FromAggregator = Challenge | Welcome | Refused | Invite
 
 
 KeyOf = Callable[[Hello], bytes | Refused]
@@ -233,7 +254,10 @@ class _State(enum.Enum):
 
 
 class Caller:
-    """The caller's side. Send `to_send`, read `needed` bytes, give them to `receive`, until that returns a Welcome."""
+    """The caller's side. Send `to_send`, read `needed` bytes, give them to `receive`, until that returns a Welcome.
+
+    An Invite may come before it: see above.
+    """
 
     def __init__(
         self,
@@ -242,7 +266,7 @@ class Caller:
         job: str,
         start: int,
         nonce: bytes,
-        request: Request,
+        request: Request | Pair,
         features: Feature = Feature.NONE,
     ) -> None:
         """``nonce``: `NONCE_BYTES` random bytes, new for each connection. ``features``: what may be used on it."""
@@ -251,6 +275,7 @@ class Caller:
         self._messages = _Messages(msgspec.msgpack.Decoder(_FromAggregator))
         self._state = _State.PROOF
         self._is_proved = False
+        self._may_be_invited = self.was_invited = False
         self._offered = features
         self.head_keys = b""
         """Of the frames' codes, for the engine, once the Aggregator has proved the key; empty: heads have none."""
@@ -270,8 +295,8 @@ class Caller:
         """What goes out now."""
         return self._messages.to_send()
 
-    def receive(self, data: bytes) -> Welcome | Refused | None:
-        """The end of the conversation; None: it goes on.
+    def receive(self, data: bytes) -> Answer | None:
+        """The end of the conversation, or an Invite; None, and behind an Invite: it goes on.
 
         Raises:
             RemoteProtocolError: that is no Aggregator of this version.
@@ -289,6 +314,9 @@ class Caller:
         if isinstance(message, Welcome) and self._state is _State.ANSWER:
             self._state = _State.DONE
             return message
+        if isinstance(message, Invite) and self._state is _State.ANSWER and self._may_be_invited:
+            self._may_be_invited, self.was_invited = False, True
+            return message
         raise RemoteProtocolError(f"{type(message).__name__} came out of turn at an Aggregator's door")
 
     def _take_challenge(self, challenge: Challenge) -> None:
@@ -297,6 +325,7 @@ class Caller:
             raise PeerError("the Aggregator does not prove this job's key", hint="name the key file that it has")
         if challenge.features & ~self._offered:
             raise RemoteProtocolError("the Aggregator uses features that were not offered")
+        self._may_be_invited = bool(challenge.features & Feature.RDMA)
         if challenge.features & Feature.CODES:
             self.head_keys = proof.head_keys(self._key, said, proof.Side.MEMBER)
         self._messages.send(Proof(proof.proof(self._key, proof.Side.MEMBER, said)))
@@ -308,7 +337,7 @@ class Caller:
 class Door:
     """The Aggregator's side. `receive` returns the caller's request once it has proved the key; answer that one."""
 
-    def __init__(self, key_of: KeyOf, nonce: bytes, features: Feature = Feature.ALL) -> None:
+    def __init__(self, key_of: KeyOf, nonce: bytes, features: Feature = Feature.CODES) -> None:
         """``features``: what this Aggregator knows."""
         self._key_of = key_of
         self._features = features
@@ -336,7 +365,7 @@ class Door:
         """What goes out now."""
         return self._messages.to_send()
 
-    def receive(self, data: bytes) -> Request | None:
+    def receive(self, data: bytes) -> Request | Pair | None:
         """The caller's request; None: it goes on, or has been refused, and then nothing is `needed` any more.
 
         Raises:
@@ -351,10 +380,19 @@ class Door:
         if isinstance(message, Proof) and self._state is _State.PROOF:
             self._take_proof(message)
             return None
-        if isinstance(message, Attach | CopyFrom) and self._state is _State.REQUEST:
+        if isinstance(message, Attach | CopyFrom | Pair) and self._state is _State.REQUEST:
             self._state = _State.ANSWER
             return message
         raise RemoteProtocolError(f"{type(message).__name__} came out of turn")
+
+    @property
+    def has_rdma(self) -> bool:
+        """Both have a device, and the caller may be invited."""
+        return bool(self._agreed & Feature.RDMA)
+
+    def invite(self, number: int) -> None:
+        """Says, before the answer, that a queue pair may be made."""
+        self._messages.send(Invite(number))
 
     def welcome(self, welcome: Welcome) -> bytes:
         """The answer to the request, which somebody else sends; where nobody has, `refuse` is possible instead."""

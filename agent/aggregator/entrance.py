@@ -13,9 +13,10 @@ import socket
 from collections import Counter
 from contextlib import suppress
 
-from farside.agent.aggregator.door import NONCE_BYTES, Attach, CopyFrom, Door, Request, Welcome
+from farside.agent.aggregator.door import NONCE_BYTES, Attach, CopyFrom, Door, Pair, Request, Welcome
 from farside.agent.aggregator.jobs import Jobs, NotAdmittedError, ServedJob
 from farside.agent.aggregator.lost_peer import notice_lost_peer
+from farside.agent.aggregator.pairing import Made, Pairing
 from farside.errors import EngineError, RemoteProtocolError
 from farside.kmod_shim.engine.aggregation import Aggregator
 from farside.log import get_log
@@ -34,10 +35,11 @@ _FD_BYTES = socket.CMSG_SPACE(4)
 class Entrance:
     """Takes callers for one Aggregator process."""
 
-    def __init__(self, engine: Aggregator, jobs: Jobs, *, incarnation: int) -> None:
+    def __init__(self, engine: Aggregator, jobs: Jobs, *, incarnation: int, pairing: Pairing) -> None:
         self._engine = engine
         self._jobs = jobs
         self._incarnation = incarnation
+        self._pairing = pairing
         self._strangers: dict[socket.socket, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._told_s: dict[str, float] = {}
@@ -72,7 +74,7 @@ class Entrance:
         self.refused["crowd"] += 1
 
     async def _serve(self, sock: socket.socket) -> None:
-        door = Door(self._jobs.key_of, secrets.token_bytes(NONCE_BYTES))
+        door = Door(self._jobs.key_of, secrets.token_bytes(NONCE_BYTES), self._pairing.features)
         fds: list[int] = []
         try:
             if sock.family != socket.AF_UNIX:
@@ -97,7 +99,7 @@ class Entrance:
 
     async def _converse(self, sock: socket.socket, door: Door, fds: list[int]) -> None:
         loop = asyncio.get_running_loop()
-        request: Request | None = None
+        request: Request | Pair | None = None
         while request is None:
             part = await _receive(sock, door.needed, fds)
             if not part:
@@ -113,12 +115,28 @@ class Entrance:
                 return
         self._strangers.pop(sock, None)
         assert door.hello is not None
+        if isinstance(request, Pair):
+            # The connection is the queue pair's from here on, and closed by whoever makes that.
+            self._pairing.come(door.hello, request, sock.dup(), door.welcome(Welcome(self._incarnation)))
+            return
         job = self._jobs.admit(door.hello, request)
-        self._let_in(sock, door, request, job, fds)
+        made = None
+        if isinstance(request, Attach) and not request.has_region and door.has_rdma:
+            made = await self._invite(sock, door)
+        self._let_in(sock, door, request, job, fds, made)
 
-    def _let_in(self, sock: socket.socket, door: Door, request: Request, job: ServedJob, fds: list[int]) -> None:
+    async def _invite(self, sock: socket.socket, door: Door) -> Made | None:
+        assert door.hello is not None
+        with self._pairing.invited(door.hello) as invitation:
+            door.invite(invitation.number)
+            await asyncio.get_running_loop().sock_sendall(sock, door.to_send())
+            return await self._pairing.made(invitation)
+
+    def _let_in(
+        self, sock: socket.socket, door: Door, request: Request, job: ServedJob, fds: list[int], made: Made | None
+    ) -> None:
         """Hands the socket to the engine, which says Welcome before anything of its own."""
-        greeting = door.welcome(Welcome(self._incarnation, self._jobs.version(job)))
+        greeting = door.welcome(Welcome(self._incarnation, self._jobs.version(job), made is not None))
         region = self._region(request, fds) if isinstance(request, Attach) else None
         try:
             if isinstance(request, CopyFrom):
@@ -127,8 +145,9 @@ class Entrance:
                 self._engine.attach_previous(job.engine_number, request.old_number, sock.fileno(), door.head_keys)
             else:
                 self._engine.attach(
-                    job.engine_number, request.rank, sock.fileno(), region, greeting, keys=door.head_keys
-                )
+                    job.engine_number, request.rank, sock.fileno(), region, greeting, keys=door.head_keys,
+                    link=made.link if made else None, token=made.token if made else 0,
+                )  # fmt: skip
         except EngineError as error:
             raise NotAdmittedError(_REASONS.get(error.errno, str(error)).format(job=job.name)) from error
         sock.detach()

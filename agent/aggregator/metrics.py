@@ -37,7 +37,10 @@ class Totals:
 def aggregator_metrics(status: AggregatorStatus, totals: dict[str, float]) -> Iterator[Metric]:
     """All metrics of this moment."""
     yield _gauge("jobs", "Jobs that are served.", len(status.jobs))
-    yield _gauge("lanes", "Members with a lane.", sum(job.lanes for job in status.jobs))
+    shm, rdma = sum(job.lanes_shm for job in status.jobs), sum(job.lanes_rdma for job in status.jobs)
+    carriers = {"shm": shm, "rdma": rdma, "tcp": sum(job.lanes for job in status.jobs) - shm - rdma}
+    text = "Members with a lane, by what their gradients and results go by."
+    yield _gauge("lanes", text, carriers.items(), ("carrier",))
     text = "Members by TCP whose frames' heads carry no codes: they run an earlier version."
     yield _gauge("lanes_without_codes", text, sum(job.lanes_without_codes for job in status.jobs))
     yield _gauge("jobs_lost", "Jobs that can't go on.", sum(job.lost for job in status.jobs))
@@ -52,5 +55,7 @@ def aggregator_metrics(status: AggregatorStatus, totals: dict[str, float]) -> It
     yield _counter("result_bytes", "Bytes of results that members got.", totals["result_bytes"])
     text = "Heads of frames with another code than their sender's; each ended its connection."
     yield _counter("wrong_codes", text, totals["wrong_codes"])
+    text = "Lanes that go by TCP because a queue pair could not be made."
+    yield _counter("rdma_fallbacks", text, status.rdma_fallbacks)
     yield _counter("restarts", "Servers that ended or hung, and were replaced.", status.restarts)
     yield _counter("refused", "Callers that got no lane.", status.refused.items(), ("reason",))

@@ -19,6 +19,7 @@ from farside.agent.aggregator.handed_down import Heartbeat, KeptOrders
 from farside.agent.aggregator.jobs import Jobs, Order, ServedJob
 from farside.agent.aggregator.metrics import Totals, aggregator_metrics
 from farside.agent.aggregator.movers import Movers
+from farside.agent.aggregator.pairing import Pairing
 from farside.agent.aggregator.plan import JobPlan, Number
 from farside.agent.aggregator.status import AggregatorStatus, JobStatus
 from farside.config import AggregatorConfig
@@ -81,7 +82,8 @@ class Server:
             memory_bytes=memory_bytes,
             secrets=lambda: ring.current() if ring else (),
         )
-        self._entrance = Entrance(self._engine, self._jobs, incarnation=self._incarnation)
+        self._pairing = Pairing(rdma=config.rdma)
+        self._entrance = Entrance(self._engine, self._jobs, incarnation=self._incarnation, pairing=self._pairing)
         self._movers = Movers(self._engine, self._jobs)
         self._totals = Totals()
         self._problems: tuple[str, ...] = ()
@@ -183,6 +185,8 @@ class Server:
             tcp=given.tcp,
             machine=boot_id(),
             restarts=given.restarts,
+            rdma=self._pairing.lacks or "auto",
+            rdma_fallbacks=self._pairing.fallbacks,
             jobs=jobs,
             refused=dict(self._entrance.refused),
             problems=self._problems,
@@ -206,6 +210,8 @@ class Server:
             pushed_bytes=stats.pushed_bytes,
             result_bytes=stats.result_bytes,
             memory_bytes=stats.memory_bytes,
+            lanes_shm=stats.shm_lanes,
+            lanes_rdma=stats.rdma_lanes,
             lanes_without_codes=stats.uncoded_lanes,
             wrong_codes=stats.wrong_codes,
             waits_for=stats.waits_for if stats.waits_for < job.members else None,

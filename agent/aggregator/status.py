@@ -8,6 +8,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lanes: Members that have one.
+        lanes_shm, lanes_rdma: Of these: whose gradients go by shared memory, and by RDMA; all others by TCP.
         lanes_without_codes: Of these: by TCP, and the members' Farside is of before codes.
         wrong_codes: Frames' heads that the member, or the other Aggregator, did not send.
         updates: Chunks updated since it came.
@@ -29,6 +30,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     pushed_bytes: int
     result_bytes: int
     memory_bytes: int
+    lanes_shm: int = 0
+    lanes_rdma: int = 0
     lanes_without_codes: int = 0
     wrong_codes: int = 0
     waits_for: int | None = None
@@ -48,6 +51,8 @@ class AggregatorStatus(msgspec.Struct, frozen=True, kw_only=True):
         unix, tcp: Where members reach it, on this machine and from others; "": not so.
         machine: The kernel's boot id: equal means the same machine.
         restarts: Servers that its parent has replaced.
+        rdma: "auto", or why no member is reached by RDMA.
+        rdma_fallbacks: Lanes that go by TCP because a queue pair could not be made.
         refused: Callers that got no lane, by reason.
         problems: What of the manager's last word could not be done.
     """
@@ -63,6 +68,8 @@ class AggregatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     tcp: str
     machine: str
     restarts: int
+    rdma: str = ""
+    rdma_fallbacks: int = 0
     jobs: tuple[JobStatus, ...] = ()
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     problems: tuple[str, ...] = ()

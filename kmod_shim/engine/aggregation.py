@@ -11,10 +11,11 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 from farside.errors import EngineError
-from farside.kmod_shim.engine.binding import Fault, ffi, lib
+from farside.kmod_shim.engine.binding import Fault, RdmaLink, ffi, lib
 
 Buffer: TypeAlias = Any  # collections.abc.Buffer, which comes with Python 3.12
 MEMBERS_MAX: int = lib.NE_MEMBERS_MAX
+REGION_LEASE: int = lib.NE_REGION_LEASE
 _KEYS_BYTES = 32
 THREADS_MAX: int = lib.NE_THREADS_MAX
 
@@ -241,6 +242,8 @@ class AggregatorStats:
     memory_bytes: int
     wrong_codes: int
     lanes: int
+    shm_lanes: int
+    rdma_lanes: int
     uncoded_lanes: int
     waits_for: int
     serves: int | None
@@ -349,7 +352,16 @@ class Aggregator:
         _checked("aggregator_attach_previous", done)
 
     def attach(
-        self, number: int, rank: int, fd: int, region: int | None, greeting: bytes = b"", *, keys: bytes = b""
+        self,
+        number: int,
+        rank: int,
+        fd: int,
+        region: int | None,
+        greeting: bytes = b"",
+        *,
+        keys: bytes = b"",
+        link: RdmaLink | None = None,
+        token: int = 0,
     ) -> None:
         """A member's lane, whose other end has proved who it is.
 
@@ -360,6 +372,8 @@ class Aggregator:
             region: The member's memory file, if it is on this host; it is taken, too.
             greeting: Bytes that go out before the engine's first frame, once nothing can be refused any more.
             keys: Of the codes of frames' heads, 32 bytes: those that go out, then those that come in. Empty: no codes.
+            link: To `Member.export`'s end, by which gradients and results go; taken in any case.
+            token: As given there.
 
         Raises:
             EngineError: EPERM: the region is not sealed; EINVAL: it is too short, or there is no such rank; ENOMEM;
@@ -370,6 +384,8 @@ class Aggregator:
         said, secret = ffi.from_buffer(greeting), _keys(keys)
         lane.fd, lane.region = fd, -1 if region is None else region
         lane.keys, lane.greeting, lane.greeting_bytes = secret, said, len(greeting)
+        if link is not None:
+            lane.link, lane.token = link.give_away(), token
         _checked("aggregator_attach", lib.ne_aggregator_attach(self._handle, number, rank, lane))
 
     def fault_set(self, kind: Fault, every: int, delay_us: int = 0) -> None:
@@ -404,6 +420,18 @@ class Aggregator:
         _checked("aggregator_job_stats", lib.ne_aggregator_job_stats(self._handle, number, raw))
         values = {name: getattr(raw, name) for name in AggregatorStats.__slots__}
         return AggregatorStats(**values | {"serves": raw.serves if raw.has_served else None})
+
+
+class RegionPair:
+    """A member's end of a queue pair that no lane has yet. `close` frees it, before the member is closed."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def close(self) -> None:
+        """Ends it, if it is still ours; nothing can reach the region by it any more. A second call does nothing."""
+        handle, self.handle = self.handle, ffi.NULL
+        lib.ne_export_destroy(handle)
 
 
 class Member:
@@ -503,9 +531,32 @@ class Member:
         """Names the Aggregator that owns these chunks; ignored unless the epoch is newer than the one that is known."""
         _checked("kv_own", lib.ne_kv_own(self._handle, first, count, aggregator, epoch))
 
-    def attach(self, aggregator: int, fd: int, *, shm: bool, keys: bytes = b"") -> None:
-        """A lane to an Aggregator; ``shm``: it has the region. ``keys``: as of `Aggregator.attach`."""
-        _checked("kv_attach", lib.ne_kv_attach(self._handle, aggregator, fd, shm, _keys(keys)))
+    def export(self, sock: int, token: int) -> "RegionPair":
+        """A queue pair by which an Aggregator reaches the region, beside an authenticated connection, which is taken.
+
+        Raises:
+            EngineError: EOPNOTSUPP: a build without rdma-core; ENOMEM.
+        """
+        handle = ffi.new("struct ne_export **")
+        _checked("kv_export", lib.ne_kv_export(self._handle, sock, token, handle))
+        return RegionPair(handle[0])
+
+    def attach(
+        self, aggregator: int, fd: int, *, shm: bool, keys: bytes = b"", pair: "RegionPair | None" = None
+    ) -> None:
+        """A lane to an Aggregator, which is taken.
+
+        Args:
+            aggregator: Its number.
+            fd: A connected stream socket, which is taken.
+            shm: It has the region.
+            keys: As of `Aggregator.attach`.
+            pair: Of `export`, whose link it has. Taken.
+        """
+        given = ffi.NULL if pair is None else pair.handle
+        _checked("kv_attach", lib.ne_kv_attach(self._handle, aggregator, fd, shm, _keys(keys), given))
+        if pair is not None:
+            pair.handle = ffi.NULL
 
     def fault_set(self, kind: Fault, every: int, delay_us: int = 0) -> None:
         """Spoils one in ``every`` frames that go out; 0 ends it."""

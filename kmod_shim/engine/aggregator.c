@@ -43,7 +43,7 @@ static const uint64_t HELD_NS = 5000000000;
 
 /* --------------------------------------------------------------------- contents */
 
-static uint8_t *pushed(struct job *job, uint32_t rank, uint32_t chunk, uint64_t iteration)
+uint8_t *pushed(struct job *job, uint32_t rank, uint32_t chunk, uint64_t iteration)
 {
 	struct member *member = &job->member[rank];
 
@@ -96,16 +96,19 @@ void tell(struct server *a, struct ne_aggregator_event event)
 
 /* ----------------------------------------------------------------------- frames */
 
-static void put(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame, const struct part *parts,
-		uint32_t count)
+bool put(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame, const struct part *parts, uint32_t count)
 {
 	struct member *member = &job->member[rank];
 
 	frame.chunk = chunk;
 	frame.epoch = job->states[chunk].epoch;
+	if (!member->is_there)
+		return false;
+	if (!lane_put(&member->lane, &frame, parts, count))
+		return true;
 	/* A lane that can't take more is found by its owner's next look: nothing is written to it any more. */
-	if (member->is_there && lane_put(&member->lane, &frame, parts, count) < 0)
-		shutdown(member->lane.fd, SHUT_RDWR);
+	shutdown(member->lane.fd, SHUT_RDWR);
+	return false;
 }
 
 static void put_all(struct job *job, uint64_t mask, uint32_t chunk, struct frame frame)
@@ -137,6 +140,10 @@ static void put_result(struct job *job, uint32_t rank, uint32_t chunk, struct fr
 	if (!layout->sum_only && layout_keeper(layout, chunk) == rank) {
 		frame.flags |= FRAME_KEEPS;
 		parts[count++] = (struct part){master(job, chunk, frame.iteration), layout_state_bytes(layout, chunk)};
+	}
+	if (member->rdma) {
+		rdma_put_result(job, rank, chunk, frame, parts, count);
+		return;
 	}
 	if (!member->lane.is_shm) {
 		put(job, rank, chunk, frame, parts, count);
@@ -302,7 +309,8 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 		return -EAGAIN;
 	if (frame->kind == FRAME_SEED)
 		return place_seed(s, frame, parts);
-	if (frame->kind != FRAME_PUSH || frame->bytes != layout_bytes(&job->layout, frame->chunk))
+	if (frame->kind != FRAME_PUSH || job->member[s->rank].rdma ||
+	    frame->bytes != layout_bytes(&job->layout, frame->chunk))
 		return -EPROTO;
 	parts[0] = (struct part){pushed(job, s->rank, frame->chunk, frame->iteration), frame->bytes};
 	/* Nobody's memory is taken for what is not here. */
@@ -352,7 +360,7 @@ static int take_hyper(struct source *s, const struct frame *frame)
 	return 0;
 }
 
-static int take_push(struct source *s, const struct frame *frame)
+int take_push(struct source *s, const struct frame *frame)
 {
 	struct job *job = s->job;
 	struct ne_chunk_event event = {.kind = NE_CHUNK_PUSH,
@@ -362,7 +370,7 @@ static int take_push(struct source *s, const struct frame *frame)
 	uint64_t who = 1ull << s->rank, *absent = &job->absent[frame->chunk][frame->iteration & 1];
 	int err;
 
-	if (!job->member[s->rank].lane.is_shm && !frame->bytes)
+	if (!job->member[s->rank].lane.is_shm && !job->member[s->rank].rdma && !frame->bytes)
 		return -EPROTO;
 	*absent = frame->flags & FRAME_ABSENT ? *absent | who : *absent & ~who;
 	err = step(s, frame->chunk, event, false);
@@ -446,14 +454,17 @@ static int take(void *owner, const struct frame *frame)
 	struct source *s = owner;
 	struct ne_chunk_event event = {.member = s->rank, .epoch = frame->epoch, .version = frame->iteration};
 	const struct layout *layout = &s->job->layout;
+	struct rdma *rdma = s->job->member[s->rank].rdma;
 
+	if (rdma && frame->kind != FRAME_PUSH && rdma_must_wait(rdma))
+		return -EAGAIN;
 	if (frame->kind == FRAME_HYPER)
 		return take_hyper(s, frame);
 	if (frame->chunk >= layout->chunks)
 		return -EPROTO;
 	switch (frame->kind) {
 	case FRAME_PUSH:
-		return take_push(s, frame);
+		return rdma ? rdma_take_push(s, frame) : take_push(s, frame);
 	case FRAME_PULL:
 		return take_pull(s, frame);
 	case FRAME_HAVE:
@@ -502,6 +513,11 @@ void end_lane(struct server *a, struct job *job, uint32_t rank, int err)
 		return;
 	hold(a, member, false);
 	member->is_there = false;
+	job->stats.shm_lanes -= member->lane.is_shm;
+	job->stats.rdma_lanes -= member->lane.is_rdma;
+	if (member->rdma)
+		rdma_end(a, member->rdma);
+	member->rdma = NULL;
 	job->stats.uncoded_lanes -= !member->lane.is_shm && !member->lane.is_coded;
 	job->stats.wrong_codes += err == -EBADMSG;
 	lane_close(&member->lane);
@@ -547,8 +563,12 @@ static void try_held(struct server *a, struct job *job)
 
 		if (!member->held_ns)
 			continue;
-		if (job->has_plan)
+		if (member->rdma && rdma_may_go_on(member->rdma)) {
+			member->held_ns = now_ns();
 			err = lane_resume(&member->lane, &calls, &s);
+		} else if (job->has_plan) {
+			err = lane_resume(&member->lane, &calls, &s);
+		}
 		if (err == -EAGAIN && now_ns() - member->held_ns > HELD_NS)
 			err = -ETIMEDOUT;
 		if (err == -EAGAIN)
@@ -560,14 +580,22 @@ static void try_held(struct server *a, struct job *job)
 	job->has_plan = false;
 }
 
-static void send_all(struct server *a, struct job *job)
+/* Returns how long it may be until the next look, as rdma_submit(). */
+static int send_all(struct server *a, struct job *job)
 {
 	bool has_more = false;
+	int timeout_ms = -1;
 
 	for (uint32_t rank = 0; rank < job->layout.members; rank++) {
 		struct member *member = &job->member[rank];
-		int left;
+		int left, ms = -1;
 
+		if (!member->is_there)
+			continue;
+		if (member->rdma)
+			ms = rdma_submit(a, job, rank);
+		if (ms >= 0)
+			timeout_ms = timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
 		if (!member->is_there)
 			continue;
 		left = member->lane.count ? lane_send(&member->lane) : 0;
@@ -575,11 +603,12 @@ static void send_all(struct server *a, struct job *job)
 			end_lane(a, job, rank, left);
 			continue;
 		}
-		has_more = has_more || left;
+		has_more = has_more || member->lane.count || (member->rdma && rdma_is_reading(member->rdma));
 		watch(a, job, rank);
 	}
 	if (job->has_freed && !has_more)
 		release_freed(a, job);
+	return timeout_ms;
 }
 
 /* ---------------------------------------------------------------------- updates */
@@ -743,6 +772,11 @@ static void look_at(struct server *a, const struct epoll_event *event)
 	if (!job || rank >= job->layout.members || !job->member[rank].is_there)
 		return;
 	s = (struct source){a, job, rank};
+	if (event->data.u64 & RDMA_TAG) {
+		if (job->member[rank].rdma)
+			rdma_tell(job->member[rank].rdma);
+		return;
+	}
 	if (!(event->events & ~EPOLLOUT))
 		return;
 	/* The other end has gone, and what it said last is for a plan that is not here. */
@@ -751,6 +785,14 @@ static void look_at(struct server *a, const struct epoll_event *event)
 		hold(a, &job->member[rank], true);
 	else if (err < 0)
 		end_lane(a, job, rank, err);
+}
+
+/* What queue pairs have done; then the lanes that waited for it. */
+static void poll_rdma(struct server *a, struct job *job)
+{
+	for (uint32_t rank = 0; rank < job->layout.members; rank++)
+		if (job->member[rank].rdma)
+			rdma_poll(a, job, rank);
 }
 
 void *serve(void *arg)
@@ -766,14 +808,20 @@ void *serve(void *arg)
 		pthread_mutex_lock(&a->lock);
 		for (int i = 0; i < ready; i++)
 			look_at(a, &events[i]);
+		for (uint32_t i = 0; a->rdmas && i < a->jobs_end; i++)
+			if (a->jobs[i])
+				poll_rdma(a, a->jobs[i]);
 		for (uint32_t i = 0; a->held && i < a->jobs_end; i++)
 			if (a->jobs[i])
 				try_held(a, a->jobs[i]);
 		has_due = update_for_a_slice(a);
-		for (uint32_t i = 0; i < a->jobs_end; i++)
-			if (a->jobs[i])
-				send_all(a, a->jobs[i]);
 		timeout_ms = has_due ? 0 : a->held ? HELD_LOOK_MS : -1;
+		for (uint32_t i = 0; i < a->jobs_end; i++) {
+			int ms = a->jobs[i] ? send_all(a, a->jobs[i]) : -1;
+
+			if (ms >= 0)
+				timeout_ms = timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
+		}
 		stops = a->stops;
 		if (a->wakes_mover)
 			wake(a->move_wake);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * aggregator.h - what the files of an Aggregator share: aggregator.c serves members, aggregator_move.c moves chunks to and
- * from other Aggregators, aggregator_control.c has the calls for one server, aggregator_threads.c those of engine.h.
+ * aggregator.h - what the files of an Aggregator share: aggregator.c serves members, aggregator_rdma.c by RDMA, aggregator_move.c moves chunks
+ * to and from other Aggregators, aggregator_control.c has the calls for one server, aggregator_threads.c those of engine.h.
  *
  * Threads and locks
  *	An Aggregator has as many servers as it was given threads, and each job is at one of them, by its number. Servers
@@ -32,6 +32,7 @@ enum {
 	LEAVE_PARTS = 8,	/* a job's contents leave in that many iterations, */
 	LEAVE_BYTES = 8 << 20,	/* but so much may leave in one */
 	WAKE = -1,
+	RDMA_TAG = 1 << 24,	/* beside a member's: its queue pair */
 };
 
 struct numbers {
@@ -43,6 +44,7 @@ struct member {
 	struct lane lane;
 	bool is_there;
 	uint32_t watched;	/* what epoll looks for */
+	struct rdma *rdma;	/* aggregator_rdma.c; NULL: none */
 	uint64_t held_ns;	/* since when a frame waits for its plan; 0: none does */
 	uint8_t *region;
 	uint8_t *inlined;	/* two areas of gradients */
@@ -134,6 +136,7 @@ struct server {
 	bool stops;
 	bool wakes_mover;
 	uint32_t held;	/* lanes with a frame that waits */
+	uint32_t rdmas;	/* lanes with a queue pair */
 	uint64_t life;	/* names this process to others; never 0 */
 	uint64_t turn_ns; /* of the job whose turn was last */
 	struct job *jobs[JOBS_MAX];
@@ -153,6 +156,12 @@ struct source {
 /* ------------------------------------------------------------- aggregator.c */
 
 void *serve(void *aggregator);
+/* Queues a frame to a member; false: it has no lane, or that is about to end. */
+bool put(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame, const struct part *parts, uint32_t count);
+/* A gradient is where pushed() says. */
+int take_push(struct source *source, const struct frame *frame);
+/* Where the gradient of a member that is not on this host goes. */
+uint8_t *pushed(struct job *job, uint32_t rank, uint32_t chunk, uint64_t iteration);
 /* An event of a chunk, and all that follows from it. -EAGAIN: it waits for a plan. has_written: results stand at members. */
 int step(struct source *source, uint32_t chunk, struct ne_chunk_event event, bool has_written);
 void end_lane(struct server *a, struct job *job, uint32_t rank, int err);
@@ -183,6 +192,27 @@ struct job *find(struct server *a, uint64_t id);
 void unmap(void *at, uint64_t bytes);
 /* Gives back the memory of chunks that are gone, once no lane sends from it. */
 void release_freed(struct server *a, struct job *job);
+
+/* ---------------------------------------------------------- aggregator_rdma.c */
+
+/* Takes the link, in any case. */
+int rdma_begin(struct server *a, const struct ne_lane *lane, struct rdma **ret);
+void rdma_end(struct server *a, struct rdma *rdma);
+/* A push: its gradient is read. -EAGAIN: not now, and rdma_waits(). */
+int rdma_take_push(struct source *source, const struct frame *frame);
+/* Whether a frame behind pushes has to wait until they are whole; frames keep their order. */
+bool rdma_must_wait(struct rdma *rdma);
+/* Whether a frame waits for pushes that are whole by now. */
+bool rdma_may_go_on(struct rdma *rdma);
+/* Contents go to the member's region, and the frame behind them. */
+void rdma_put_result(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame, const struct part *parts,
+		     uint32_t count);
+void rdma_tell(struct rdma *rdma);
+/* Takes what has ended. */
+void rdma_poll(struct server *a, struct job *job, uint32_t rank);
+/* Hands over what was asked for. Before a sleep; returns ms until the next look at the latest, -1: when it is told. */
+int rdma_submit(struct server *a, struct job *job, uint32_t rank);
+bool rdma_is_reading(const struct rdma *rdma);
 
 /* ---------------------------------------------------------- aggregator_move.c */
 

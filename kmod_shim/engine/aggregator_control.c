@@ -512,12 +512,12 @@ static bool is_uncoded(const struct lane *lane)
 	return !lane->is_shm && !lane->is_coded;
 }
 
-static int attach(struct server *a, struct job *job, uint32_t rank, const struct ne_lane *given)
+static int attach(struct server *a, struct job *job, uint32_t rank, const struct ne_lane *given, struct rdma *rdma)
 {
 	struct member *member = &job->member[rank];
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = member_tag(job, rank)};
-	struct lane lane;
 	uint8_t *mapped = NULL;
+	struct lane lane;
 	int err;
 
 	err = given->region >= 0 ? map_region(job, rank, given->region, &mapped) : make_inline(a, job, member);
@@ -539,6 +539,10 @@ static int attach(struct server *a, struct job *job, uint32_t rank, const struct
 	end_lane(a, job, rank, -ESTALE);
 	member->lane = lane;
 	member->lane.rules = a->rules;
+	member->lane.is_rdma = rdma != NULL;
+	member->rdma = rdma;
+	job->stats.shm_lanes += lane.is_shm;
+	job->stats.rdma_lanes += rdma != NULL;
 	member->region = mapped;
 	member->watched = EPOLLIN;
 	member->is_there = true;
@@ -551,19 +555,24 @@ static int attach(struct server *a, struct job *job, uint32_t rank, const struct
 
 int server_attach(struct server *a, uint64_t id, uint32_t rank, const struct ne_lane *lane)
 {
+	struct rdma *rdma = NULL;
 	struct job *job;
-	int err;
+	int err = 0;
 
 	pthread_mutex_lock(&a->lock);
 	job = find(a, id);
-	if (a->stops)
+	if (lane->link)
+		err = rdma_begin(a, lane, &rdma);
+	if (!err && a->stops)
 		err = -ESHUTDOWN;
-	else if (!job)
+	else if (!err && !job)
 		err = -ENOENT;
-	else if (rank >= job->layout.members)
+	else if (!err && rank >= job->layout.members)
 		err = -EINVAL;
-	else
-		err = attach(a, job, rank, lane);
+	if (!err)
+		err = attach(a, job, rank, lane, rdma);
+	if (err && rdma)
+		rdma_end(a, rdma);
 	pthread_mutex_unlock(&a->lock);
 	wake(a->wake);
 	if (!err && lane->region >= 0)

@@ -416,6 +416,19 @@ class RdmaLink:
         _check("rdma_connect", lib.ne_rdma_connect(sock, limit_ms, handle))
         self.handle = handle[0]
 
+    def probe(self, lease: int, token: int, limit_ms: int) -> None:
+        """Reads a few bytes of a lease; blocks up to ``limit_ms``, in any thread.
+
+        Raises:
+            EngineError: why nothing can be read by it.
+        """
+        _check("link_probe", lib.ne_link_probe(self.handle, lease, token, limit_ms))
+
+    def give_away(self) -> Any:
+        """The handle, for a call of the engine that takes it."""
+        handle, self.handle = self.handle, ffi.NULL
+        return handle
+
     def close(self) -> None:
         """Frees it, if it is still ours. A second call does nothing."""
         handle, self.handle = self.handle, ffi.NULL

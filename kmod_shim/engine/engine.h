@@ -131,6 +131,8 @@ int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, i
  */
 struct ne_link;
 int ne_rdma_connect(int sock, uint32_t limit_ms, struct ne_link **ret);
+/* Reads a few bytes of a lease by it, or says why that can't be done; blocks up to limit_ms. */
+int ne_link_probe(struct ne_link *link, uint32_t lease, uint64_t token, uint32_t limit_ms);
 /* Frees a link that no worker was given. */
 void ne_link_discard(struct ne_link *link);
 /* Gives worker (or NE_MOVER) a link that ne_rdma_connect() made; it is the engine's on success. */
@@ -326,6 +328,7 @@ enum {
 	NE_JOB_GROUPS_MAX = 64,		/* parameter groups of an optimizer */
 	NE_CHUNK_BYTES_MAX = 1048576,
 	NE_THREADS_MAX = 64,		/* of an Aggregator */
+	NE_REGION_LEASE = 0,		/* a member's region, at a queue pair of ne_kv_export() */
 };
 
 enum ne_dtype {				/* of gradients and results */
@@ -401,7 +404,7 @@ struct ne_job {				/* what all members of a job and its Aggregators agree on */
 /*
  * An Aggregator: updates chunks for the members of many jobs. Each job is served by one of `threads` threads, by its
  * number; beside each another one copies chunks to and from other Aggregators. Control calls come from any thread, and wait
- * at most for one batch of frames. memory_bytes bounds masters, and what comes inline, of the chunks that are here.
+ * at most for one batch of frames. memory_bytes bounds masters, and what comes inline or by RDMA, of the chunks that are here.
  */
 struct ne_aggregator;
 /* -EINVAL: threads is not 1..NE_THREADS_MAX; -ENOMEM. */
@@ -444,6 +447,12 @@ struct ne_lane {			/* a member's lane, as its Aggregator gets it */
 	 * here, then of those that come in. NULL: heads have no codes.
 	 */
 	const uint8_t *keys;
+	/*
+	 * A queue pair to the member (ne_kv_export()) by which gradients and results go, or NULL. It is the engine's in any
+	 * case, also where this call fails. token: as given there.
+	 */
+	struct ne_link *link;
+	uint64_t token;
 	const void *greeting;		/* goes out before the first frame, once nothing can be refused any more; short */
 	uint32_t greeting_bytes;
 };
@@ -495,6 +504,7 @@ struct ne_aggregator_stats {		/* of one job, since it was added */
 	uint64_t memory_bytes;
 	uint64_t wrong_codes;		/* heads whose code was not their sender's; each ended its lane */
 	uint32_t lanes;
+	uint32_t shm_lanes, rdma_lanes;	/* of these; all others have everything inline */
 	uint32_t uncoded_lanes;		/* of these: neither on this host nor with codes */
 	uint32_t waits_for;		/* lowest rank whose push is lacking where others have pushed; members: none */
 	uint32_t has_served;		/* chunks are owned here, and a version of each is known */
@@ -536,8 +546,19 @@ int ne_kv_fetch(struct ne_kv *kv, uint32_t first, uint32_t count, uint64_t versi
 		int timeout_ms);
 /* Who owns chunks [first, first + count): a number of ne_kv_attach's. An older epoch than is known is ignored. */
 int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggregator, uint64_t epoch);
-/* A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. keys: as of ne_lane. One that is there ends. Takes fd. */
-int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys);
+/*
+ * A lane to an Aggregator, below NE_MEMBERS_MAX. is_shm: it has the region. keys: as of ne_lane. pair: of ne_kv_export(), if
+ * the Aggregator's end has its link; NULL: gradients and results are inline, or in the region. One that is there ends. Takes
+ * fd and pair.
+ */
+int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys,
+		 struct ne_export *pair);
+/*
+ * Gives an Aggregator a queue pair that reaches the region, beside a connection whose other end has proved who it is and
+ * calls ne_rdma_connect(). token: what the Aggregator must know. Until ne_kv_attach() has taken it, it is the caller's to
+ * ne_export_destroy(). Takes sock. -EOPNOTSUPP in a build without rdma-core, -ENOMEM.
+ */
+int ne_kv_export(struct ne_kv *kv, int sock, uint64_t token, struct ne_export **ret);
 /* Faults of its lanes, as ne_aggregator_fault_set()'s. -EINVAL. */
 int ne_kv_fault_set(struct ne_kv *kv, uint32_t kind, uint32_t every, uint32_t delay_us);
 /* The optimizer's numbers of a group from this iteration on. Rank 0's count; who says others gets -EDOM from ne_kv_wait(). */

@@ -15,6 +15,8 @@
 #include "kv.h"
 #include "thread.h"
 
+enum { SESSION = 1 }; /* of a pair's exporter: it has one */
+
 /* ------------------------------------------------------------------------- fork */
 
 /*
@@ -331,7 +333,30 @@ int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggrega
 	return 0;
 }
 
-int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys)
+int ne_kv_export(struct ne_kv *kv, int sock, uint64_t token, struct ne_export **ret)
+{
+	struct ne_export *pair;
+	int err;
+
+	if (kv->is_anothers)
+		return -EBADF;
+	err = ne_export_create(&pair);
+	if (err)
+		return err;
+	err = ne_export_lease(pair, NE_REGION_LEASE, SESSION, token, kv->at,
+			      layout_region_bytes(&kv->layout, kv->rank));
+	if (!err)
+		err = ne_export_conn_rdma(pair, SESSION, sock, NULL);
+	if (err) {
+		ne_export_destroy(pair);
+		return err;
+	}
+	*ret = pair;
+	return 0;
+}
+
+int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, const uint8_t *keys,
+		 struct ne_export *pair)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = aggregator};
 	struct aggregator *to;
@@ -351,6 +376,8 @@ int ne_kv_attach(struct ne_kv *kv, uint32_t aggregator, int fd, bool is_shm, con
 	}
 	if (!err) {
 		to->lane.rules = &kv->rules;
+		to->lane.is_rdma = pair != NULL;
+		to->pair = pair;
 		to->is_there = true;
 		for (uint32_t i = 0; i < NUMBERS * kv->layout.group_count; i++)
 			kv_put_numbers(kv, aggregator, i / NUMBERS, &kv->numbers[i ^ 1]);

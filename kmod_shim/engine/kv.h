@@ -56,6 +56,7 @@ struct numbers {
 
 struct aggregator {
 	struct lane lane;
+	struct ne_export *pair; /* the lane's queue pair; NULL: none */
 	bool is_there, waits_out;
 	bool has_ended; /* and nobody has been told */
 };

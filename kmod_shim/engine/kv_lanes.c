@@ -37,7 +37,10 @@ static void put(struct ne_kv *kv, uint32_t chunk, struct frame frame, void *payl
 {
 	uint8_t owner = kv->held[chunk].owner;
 
-	put_inline(kv, chunk, frame, payload, owner != NOBODY && kv->aggregator[owner].lane.is_shm ? 0 : bytes);
+	const struct lane *lane = owner == NOBODY ? NULL : &kv->aggregator[owner].lane;
+	bool stays = lane && (lane->is_shm || (lane->is_rdma && frame.kind == FRAME_PUSH));
+
+	put_inline(kv, chunk, frame, payload, stays ? 0 : bytes);
 }
 
 static void put_ask(struct ne_kv *kv, uint32_t chunk)
@@ -126,6 +129,9 @@ void kv_end_lane(struct ne_kv *kv, uint32_t number)
 		return;
 	to->is_there = to->waits_out = false;
 	to->has_ended = true;
+	/* When it is gone, nothing of that Aggregator's can land any more. */
+	ne_export_destroy(to->pair);
+	to->pair = NULL;
 	lane_close(&to->lane);
 	pthread_cond_broadcast(&kv->ended);
 }
@@ -147,6 +153,14 @@ void kv_send_all(struct ne_kv *kv)
 }
 
 /* -------------------------------------------------------------------- receiving */
+
+/* The Aggregator writes results to the region itself. */
+static bool has_region(const struct source *s)
+{
+	const struct lane *lane = &s->kv->aggregator[s->number].lane;
+
+	return lane->is_shm || lane->is_rdma;
+}
 
 static bool is_current(const struct source *s, const struct frame *frame)
 {
@@ -192,7 +206,7 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 		return -EPROTO;
 	if (frame->kind == FRAME_STATE)
 		return place_state(s, frame, &parts[0]);
-	if (kv->aggregator[s->number].lane.is_shm || frame->kind != FRAME_RESULT)
+	if (has_region(s) || frame->kind != FRAME_RESULT)
 		return -EPROTO;
 	bytes = layout_bytes(layout, frame->chunk);
 	if (frame->flags & FRAME_KEEPS) {
@@ -350,7 +364,7 @@ static int take_result(struct source *s, const struct frame *frame)
 	struct ne_kv *kv = s->kv;
 	struct held *held = &kv->held[frame->chunk];
 
-	if (!kv->aggregator[s->number].lane.is_shm && !frame->bytes)
+	if (!has_region(s) && !frame->bytes)
 		return -EPROTO;
 	if (!is_current(s, frame))
 		return 0;

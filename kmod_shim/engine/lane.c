@@ -404,6 +404,17 @@ static uint32_t roll(const struct ne_fault_rules *rules)
 	return hits;
 }
 
+uint64_t lane_wait(struct lane *lane, uint32_t transfers)
+{
+	lane->items[(lane->first + lane->count - 1) % lane->size].waits = transfers;
+	return lane->taken + lane->count - 1;
+}
+
+void lane_go_on(struct lane *lane, uint64_t item)
+{
+	lane->items[(lane->first + (item - lane->taken)) % lane->size].waits--;
+}
+
 static void delay(const struct ne_fault_rules *rules)
 {
 	uint32_t us = rules->delay_us;
@@ -437,6 +448,7 @@ int lane_put(struct lane *lane, const struct frame *frame, const struct part *pa
 		delay(lane->rules);
 	item = &lane->items[(lane->first + lane->count++) % lane->size];
 	memset(item->parts, 0, sizeof(item->parts));
+	item->waits = 0;
 	head = &item->head.frame;
 	*head = *frame;
 	head->magic = FRAME_MAGIC;
@@ -491,13 +503,17 @@ static uint32_t sound_items(const struct lane *lane)
 {
 	uint32_t count = 0;
 
-	while (count < lane->count && count < GATHERED &&
-	       lane->items[(lane->first + count) % lane->size].spoilt == LANE_SOUND)
+	while (count < lane->count && count < GATHERED) {
+		const struct lane_item *item = &lane->items[(lane->first + count) % lane->size];
+
+		if (item->spoilt != LANE_SOUND || item->waits)
+			break;
 		count++;
+	}
 	return count;
 }
 
-/* Ends a lane at its first item, which a rule has hit; 0: it is stuck. */
+/* Ends a lane at its first item, which a rule has hit; 0: it waits, or is stuck. */
 static int fail(struct lane *lane)
 {
 	struct lane_item *item = &lane->items[lane->first];
@@ -505,7 +521,7 @@ static int fail(struct lane *lane)
 	struct msghdr msg = {.msg_iov = iov};
 	uint64_t half = item_bytes(lane, item) / 2;
 
-	if (item->spoilt == LANE_STUCK)
+	if (item->spoilt == LANE_STUCK || item->waits)
 		return 0;
 	if (item->spoilt == LANE_HALF) {
 		msg.msg_iovlen = gather(lane, item, 0, iov);
@@ -541,6 +557,7 @@ int lane_send(struct lane *lane)
 			lane->sent -= item_bytes(lane, &lane->items[lane->first]);
 			lane->first = (lane->first + 1) % lane->size;
 			lane->count--;
+			lane->taken++;
 		}
 	}
 	return 0;

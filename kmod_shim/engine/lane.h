@@ -152,6 +152,7 @@ struct lane_item {
 	struct coded_frame head;
 	struct part parts[LANE_PARTS];
 	uint8_t spoilt;			/* enum lane_spoilt */
+	uint32_t waits;			/* transfers by RDMA that must end before it goes out */
 	uint8_t copy[LANE_COPY_BYTES];	/* payload of lane_put_copy, whose part has no address */
 };
 
@@ -164,6 +165,7 @@ enum lane_hold {
 struct lane {
 	int fd;
 	bool is_shm;
+	bool is_rdma;		/* gradients and results have a queue pair beside the lane; all else is sent inline */
 	uint8_t hold;		/* enum lane_hold */
 	/* Codes: keys of heads that go out and come in, and how many have. */
 	bool is_coded;
@@ -180,6 +182,7 @@ struct lane {
 	/* Going out: a ring of [first, first + count). */
 	struct lane_item *items;
 	uint32_t size, first, count, limit;
+	uint64_t taken;		/* items that have gone out: the number of the first one that has not */
 	uint64_t sent;		/* bytes of the first item that have gone out */
 	bool is_blocked;	/* the socket took less than there was: go on when it is writable */
 	/*
@@ -218,7 +221,11 @@ int lane_resume(struct lane *lane, const struct lane_owner *calls, void *owner);
 int lane_put(struct lane *lane, const struct frame *frame, const struct part *parts, uint32_t count);
 /* The same with a copy of the payload, at most LANE_COPY_BYTES. */
 int lane_put_copy(struct lane *lane, const struct frame *frame, const void *payload, uint32_t bytes);
-/* Sends what the socket takes. 1: more is left, ask again when it is writable; 0: all has gone out. */
+/* The item that was put last waits for so many transfers, and with it all behind it; returns the item's number. */
+uint64_t lane_wait(struct lane *lane, uint32_t transfers);
+/* One of them has ended. */
+void lane_go_on(struct lane *lane, uint64_t item);
+/* Sends what the socket takes, up to an item that waits. 1: more is left, ask again when it is writable; 0: all has gone out. */
 int lane_send(struct lane *lane);
 
 #endif

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 from farside import proof
 from farside.agent.aggregator import door as module
 from farside.agent.aggregator.door import (
+    Answer,
     Attach,
     Caller,
     CopyFrom,
     Door,
     Feature,
     Hello,
+    Invite,
+    Pair,
     Refused,
     Request,
     Welcome,
@@ -37,25 +41,25 @@ COPY = CopyFrom(number=1, old_number=0, members=2, rule="sum", tensors=TENSORS)
 CUTS = st.lists(st.integers(1, 400), max_size=60)
 
 
-def make_caller(key: bytes = KEY, request: Request = ATTACH, features: Feature = Feature.CODES) -> Caller:
+def make_caller(key: bytes = KEY, request: Request | Pair = ATTACH, features: Feature = Feature.CODES) -> Caller:
     return Caller(key, job="j", start=3, nonce=NONCES[0], request=request, features=features)
 
 
-def make_door(key: bytes = KEY, features: Feature = Feature.ALL) -> Door:
+def make_door(key: bytes = KEY, features: Feature = Feature.CODES) -> Door:
     def key_of(hello: Hello) -> bytes | Refused:
         return key if hello.job == "j" else Refused("no such job", is_final=False)
 
     return Door(key_of, NONCES[1], features)
 
 
-Answer = Callable[[Door, Request], bytes]
+Reply = Callable[[Door, Any], bytes]
 
 
-def welcome(door: Door, _request: Request) -> bytes:
+def welcome(door: Door, _request: object) -> bytes:
     return door.welcome(Welcome(99, 5))
 
 
-def refuse(line: str) -> Answer:
+def refuse(line: str) -> Reply:
     def answer(door: Door, _request: Request) -> bytes:
         door.welcome(Welcome(99, 5))  # nobody sends it
         door.refuse(line)
@@ -64,10 +68,10 @@ def refuse(line: str) -> Answer:
     return answer
 
 
-def talk(caller: Caller, door: Door, answer: Answer, cuts: list[int] | None = None) -> Welcome | Refused | None:
+def talk(caller: Caller, door: Door, answer: Reply, cuts: list[int] | None = None) -> Answer | None:
     """Both sides' bytes cross, cut anywhere; the caller's end, or None where the connection ends before."""
     sizes = iter(cuts or ())
-    end: Welcome | Refused | None = None
+    end: Answer | None = None
     for _turn in range(4):
         said = b""
         for part in parts(caller.to_send(), door, sizes):
@@ -91,10 +95,10 @@ def parts(data: bytes, reader: Caller | Door, sizes: Iterator[int] | None = None
 
 @given(CUTS, st.sampled_from([ATTACH, COPY]))
 def test_a_request_arrives_whole_however_it_is_cut(cuts: list[int], request: Request) -> None:
-    seen: list[Request] = []
+    seen: list[object] = []
     caller, door = make_caller(request=request), make_door()
 
-    def answer(door: Door, found: Request) -> bytes:
+    def answer(door: Door, found: object) -> bytes:
         seen.append(found)
         return welcome(door, found)
 
@@ -169,8 +173,51 @@ def test_both_ends_have_the_keys_of_codes_each_its_own_first() -> None:
     assert door.head_keys == caller.head_keys[16:] + caller.head_keys[:16]
 
 
+RDMA = Feature.CODES | Feature.RDMA
+
+
+@pytest.mark.parametrize("has_rdma", [True, False])
+def test_a_member_is_invited_to_make_a_queue_pair_and_told_what_came_of_it(has_rdma: bool) -> None:
+    caller, door = make_caller(features=RDMA), make_door(features=RDMA)
+
+    def invite(door: Door, _request: Request) -> bytes:
+        assert door.has_rdma
+        door.invite(77)
+        return door.to_send()
+
+    assert talk(caller, door, invite) == Invite(77)
+    assert caller.was_invited
+    end = [caller.receive(part) for part in parts(door.welcome(Welcome(99, 5, has_rdma)), caller)]
+    assert end[-1] == Welcome(99, 5, has_rdma)
+
+
+def test_a_member_is_heard_with_the_number_of_its_invitation() -> None:
+    pair = Pair(77, 123)
+    seen: list[object] = []
+
+    def answer(door: Door, request: object) -> bytes:
+        seen.append(request)
+        return door.welcome(Welcome(99))
+
+    assert talk(make_caller(request=pair, features=Feature.NONE), make_door(features=RDMA), answer) == Welcome(99)
+    assert seen == [pair]
+
+
+@pytest.mark.parametrize("features", [(RDMA, Feature.CODES), (Feature.CODES, RDMA)])
+def test_nobody_is_invited_where_one_end_has_no_rdma(features: tuple[Feature, Feature]) -> None:
+    caller, door = make_caller(features=features[0]), make_door(features=features[1])
+
+    def invite(door: Door, _request: Request) -> bytes:
+        assert not door.has_rdma
+        door.invite(77)
+        return door.to_send()
+
+    with pytest.raises(RemoteProtocolError, match="Invite came out of turn"):
+        talk(caller, door, invite)
+
+
 @pytest.mark.parametrize(
-    "features", [(Feature.NONE, Feature.ALL), (Feature.CODES, Feature.NONE), (Feature.NONE, Feature.NONE)]
+    "features", [(Feature.NONE, Feature.CODES), (Feature.CODES, Feature.NONE), (Feature.NONE, Feature.NONE)]
 )
 def test_one_end_without_codes_is_talked_with_as_before(features: tuple[Feature, Feature]) -> None:
     caller, door = make_caller(features=features[0]), make_door(features=features[1])
@@ -225,7 +272,7 @@ def test_who_takes_codes_away_from_what_is_said_ends_the_conversation(kind: type
 def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
     """Whoever sits between the two can end a conversation, and nothing else."""
     caller, door = make_caller(), make_door()
-    seen: list[Request] = []
+    seen: list[object] = []
     flip = data.draw(st.integers(0, 1 << 14))
     at = 0
 
@@ -238,7 +285,7 @@ def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
             return bytes(changed)
         return message
 
-    end: Welcome | Refused | None = None
+    end: Answer | None = None
     with_error = False
     try:
         for _turn in range(3):

@@ -43,7 +43,7 @@ static void connect_member(uint32_t rank)
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
 	attach(aggregator, rank, fds[0], shm);
-	CHECK(ne_kv_attach(members[rank], 0, fds[1], shm, shm ? NULL : theirs) == 0);
+	CHECK(ne_kv_attach(members[rank], 0, fds[1], shm, shm ? NULL : theirs, NULL) == 0);
 }
 
 static void make_job(uint32_t rule, uint32_t dtype)
@@ -206,7 +206,7 @@ static void member_takes_nonsense(bool shm)
 			if (bytes[at] == FRAME_SEED)
 				bytes[at] = FRAME_RESULT;
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-		CHECK(ne_kv_attach(members[0], 0, fds[1], shm, NULL) == 0);
+		CHECK(ne_kv_attach(members[0], 0, fds[1], shm, NULL, NULL) == 0);
 		(void)!send(fds[0], bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
 		close(fds[0]);
 	}
@@ -230,7 +230,7 @@ static void connect_to(struct ne_aggregator *a, uint32_t number, uint32_t rank)
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
 	attach(a, rank, fds[0], shm);
-	CHECK(ne_kv_attach(members[rank], number, fds[1], shm, shm ? NULL : theirs) == 0);
+	CHECK(ne_kv_attach(members[rank], number, fds[1], shm, shm ? NULL : theirs, NULL) == 0);
 }
 
 static void plan(struct ne_place place)

@@ -31,6 +31,7 @@ PARTS = (
     "aggregator",
     "aggregator_control",
     "aggregator_move",
+    "aggregator_rdma",
     "aggregator_threads",
     "kv",
     "kv_lanes",
@@ -38,7 +39,7 @@ PARTS = (
 )
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
-RDMA_PROGRAM = "rdma"
+RDMA_PROGRAMS = ("rdma", "aggregation_rdma")
 RDMA_PARTS = ("verbs", "verbs_cm", "verbs_export", "verbs_pair", "verbs_registry")
 RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
@@ -87,7 +88,7 @@ class Programs:
         return program
 
     def _rdma(self, name: str) -> list[Path]:
-        if name != RDMA_PROGRAM:
+        if name not in RDMA_PROGRAMS:
             return []
         if not RDMA_HEADER.exists():
             pytest.skip("rdma-core's headers are missing (Debian: libibverbs-dev, librdmacm-dev)")

@@ -64,7 +64,7 @@ static void begin(void)
 	must(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
 	must(ne_aggregator_attach(aggregator, SOUND, 0, &(struct ne_lane){.fd = fds[0], .region = -1, .keys = keys}) ==
 	     0);
-	must(ne_kv_attach(sound, 0, fds[1], false, keys) == 0);
+	must(ne_kv_attach(sound, 0, fds[1], false, keys, NULL) == 0);
 }
 
 static int attach(uint8_t manner, int fd)

@@ -12,7 +12,7 @@ from tests.fuzz.test_fuzz_nbd import COMPILE_TIMEOUT_S, ENGINE, FLAGS, FUZZ_S, H
 
 PARTS = (
     "chunk", "reduce", "lane", "aggregator", "aggregator_control", "aggregator_move", "aggregator_threads", "kv",
-    "kv_lanes", "kv_wait", "thread",
+    "kv_lanes", "kv_wait", "thread", "aggregator_rdma", "fault", "export", "conns", "verbs_none",
 )  # fmt: skip
 FRAME = struct.Struct("<IHHIIQQQII")
 MAGIC = 0x31415246

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from farside.config.settings import address, count, endpoints, path, seconds, size
+from farside.config.settings import address, choice, count, endpoints, path, seconds, size
 from farside.config.shared import LogSettings, MetricsSettings, NodeSettings
 from farside.units import TIB
 
@@ -19,6 +19,8 @@ class AggregatorConfig(NodeSettings, MetricsSettings, LogSettings):
         "Endpoints for training jobs: tcp:HOST:PORT; unix:PATH, by which this machine's processes share memory with it")
     address: str = address("",
         "HOST:PORT by which other machines reach it; empty: the node's name and the port of `listen`")
+    rdma: str = choice("auto", "auto off",
+        "auto: members on other machines are reached by RDMA if both machines have it, otherwise by TCP; off: by TCP")
     key_file: Path = path("",
         "Key file for jobs without a manager, which all their users have; empty: only jobs of the manager are served")
     cores: int = count(1, 1, 64, "Cores that it may keep busy; each job is updated on one of them")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Feature, Refused, Welcome
+from farside.agent.aggregator.door import NONCE_BYTES, Answer, Attach, Caller, Invite, Refused, Welcome
 from farside.agent.aggregator.engine_job import engine_job
 from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_problem
 from farside.agent.aggregator.lost_peer import notice_lost_peer
@@ -25,13 +25,12 @@ from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, plan_
 from farside.endpoint import parse_address
 from farside.errors import ConfigError, EngineError, FarsideError, PeerError
 from farside.kernel_file import boot_id
-from farside.kmod_shim.engine.aggregation import Member
+from farside.kmod_shim.engine.aggregation import Member, RegionPair
 from farside.log import get_log
+from farside.training.queue_pair import DIAL_LIMIT_S, RdmaChoice, answer_of, make_pair
 
 _log = get_log("training")
 
-DIAL_LIMIT_S = 5.0
-"""For a connection and what is said on it first; a server that hangs is replaced sooner."""
 FIRST_LIMIT_S = 30.0
 """For the first lanes: ranks and Aggregators are started together, in any order."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.01, 0.5
@@ -97,18 +96,28 @@ class _Lane:
     Attributes:
         is_shm: The Aggregator has the region.
         keys: Of the codes of frames' heads; empty: they have none.
+        pair: By which gradients and results go; None: they are in the region, or go with the frames.
     """
 
     sock: socket.socket
     welcome: Welcome
     is_shm: bool
     keys: bytes
+    pair: RegionPair | None
+
+    def close(self) -> None:
+        """Ends what the engine has not taken."""
+        self.sock.close()
+        if self.pair is not None:
+            self.pair.close()
 
 
 class MemberSession:
     """One member of one job. `connect` before anything is pushed."""
 
-    def __init__(self, source: PlanSource, *, rule: str, tensors: Sequence[Tensor], hold: bool = False) -> None:
+    def __init__(
+        self, source: PlanSource, *, rule: str, tensors: Sequence[Tensor], hold: bool = False, rdma: str | None = None
+    ) -> None:
         """Makes the layout and the region; speaks to nobody yet.
 
         Args:
@@ -116,10 +125,12 @@ class MemberSession:
             rule: What becomes of the gradients: "sum", "mean", "sgd", "adam", "adamw".
             tensors: All trainable ones, in the same order on every rank.
             hold: Results wait until they are asked for.
+            rdma: "auto" or "off"; None: as the environment says.
 
         Raises:
-            ConfigError: the model can't be aggregated by that rule.
+            ConfigError: the model can't be aggregated by that rule; or ``rdma`` is neither.
         """
+        self._rdma = RdmaChoice(rdma)
         self.layout = make_layout(tensors)
         problem = rule_problem(self.layout.tensors, rule)
         if problem:
@@ -191,7 +202,7 @@ class MemberSession:
         with contextlib.ExitStack() as stack:
             lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
             for lane in lanes:
-                stack.callback(lane.sock.close)
+                stack.callback(lane.close)
             if all(lane.welcome.version is None for lane in lanes):
                 self._begin(parameters)
             self._own(self._plan.runs)
@@ -308,6 +319,7 @@ class MemberSession:
                 if error.errno != errno.ESHUTDOWN:
                     self._fail(_words(error))
                 return
+            self._rdma.lane_ended(number)
             self._reopen_aside(number)
 
     def _reopen_aside(self, number: int) -> None:
@@ -327,7 +339,7 @@ class MemberSession:
                     return
                 try:
                     lane = self._dial(address)
-                    with lane.sock:
+                    with contextlib.closing(lane):
                         self._reopening.discard(number)  # before: the new lane may end at once
                         self._hand_over(number, lane)
                     return
@@ -391,41 +403,46 @@ class MemberSession:
             runs=plan.runs if self.source.is_static else (),
         )  # fmt: skip
         nonce = secrets.token_bytes(NONCE_BYTES)
-        features = Feature.NONE if is_shm else Feature.CODES
+        features = self._rdma.features(address.number, is_shm=is_shm)
         caller = Caller(plan.key, job=plan.job, start=plan.start, nonce=nonce, request=request, features=features)
-        try:
-            answer = self._answer_of(sock, caller, region=self.member.region if is_shm else None)
-        except OSError as error:
-            raise _NoLaneYet(error.strerror or "no answer in time") from error
-        except FarsideError as error:  # an impostor, or one with another key: another one may come
-            raise _NoLaneYet(str(error), is_told=True) from error
-        if isinstance(answer, Welcome):
-            return _Lane(sock=sock, welcome=answer, is_shm=is_shm, keys=caller.head_keys)
-        if answer.is_final and caller.is_proved:
-            raise PeerError(f"Aggregator {_name(address)}: {answer.line}")
-        raise _NoLaneYet(answer.line, is_told=answer.is_final, is_refused=True)
+        with contextlib.ExitStack() as undo:
+            pair = None
+            try:
+                answer = answer_of(sock, caller, region=self.member.region if is_shm else None)
+                if isinstance(answer, Invite):
+                    pair = make_pair(self.member, plan, answer, lambda: _tcp(address.tcp))
+                    undo.callback(pair.close if pair else lambda: None)
+                    answer = answer_of(sock, caller)
+            except OSError as error:
+                raise _NoLaneYet(error.strerror or "no answer in time") from error
+            except FarsideError as error:  # an impostor, or one with another key: another one may come
+                raise _NoLaneYet(str(error), is_told=True) from error
+            lane = self._lane(sock, address, caller, answer, is_shm=is_shm, pair=pair)
+            undo.pop_all()
+            return lane
 
-    def _answer_of(self, sock: socket.socket, caller: Caller, *, region: int | None) -> Welcome | Refused:
-        deadline_s = time.monotonic() + DIAL_LIMIT_S
-        answer = None
-        while answer is None:
-            data = caller.to_send()
-            if data:
-                sock.settimeout(max(0.001, deadline_s - time.monotonic()))
-                given = [region] if region is not None and caller.is_proved else []
-                sent = socket.send_fds(sock, [data], given) if given else 0
-                sock.sendall(data[sent:])
-            sock.settimeout(max(0.001, deadline_s - time.monotonic()))
-            part = sock.recv(caller.needed)
-            if not part:
-                raise ConnectionResetError(errno.ECONNRESET, "the connection ended")
-            answer = caller.receive(part)
-        sock.settimeout(None)
-        return answer
+    def _lane(
+        self, sock: socket.socket, address: AggregatorAddress, caller: Caller, answer: Answer, *, is_shm: bool,
+        pair: RegionPair | None,
+    ) -> _Lane:  # fmt: skip
+        if isinstance(answer, Refused):
+            if answer.is_final and caller.is_proved:
+                raise PeerError(f"Aggregator {_name(address)}: {answer.line}")
+            raise _NoLaneYet(answer.line, is_told=answer.is_final, is_refused=True)
+        if not isinstance(answer, Welcome) or (answer.has_rdma and pair is None):
+            raise _NoLaneYet("it speaks of a queue pair that is not there")
+        if answer.has_rdma:
+            self._rdma.lane_begins(address.number)
+        elif caller.was_invited:
+            self._rdma.fell_back(address.number, "the Aggregator could not read by it")
+        if pair is not None and not answer.has_rdma:
+            pair.close()
+            pair = None
+        return _Lane(sock=sock, welcome=answer, is_shm=is_shm, keys=caller.head_keys, pair=pair)
 
     def _hand_over(self, number: int, lane: _Lane) -> None:
         lane.sock.setblocking(False)
-        self.member.attach(number, lane.sock.fileno(), shm=lane.is_shm, keys=lane.keys)
+        self.member.attach(number, lane.sock.fileno(), shm=lane.is_shm, keys=lane.keys, pair=lane.pair)
         lane.sock.detach()
 
     # --- ends
