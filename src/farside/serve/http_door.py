@@ -54,6 +54,7 @@ class HttpDoor:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
+        self._largest = {name: body_bytes_max(model) for name, model in service.models.items()}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answers one request."""
@@ -126,7 +127,7 @@ class HttpDoor:
         model = service.model(name, version)
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise InferenceError(Kind.COMPRESSED, "compressed bodies are not taken")
-        body = await _body(receive, body_bytes_max(model))
+        body = await _body(receive, self._largest[name])
         arrived_s = self._loop.time()
         length = headers.get(_HEAD_LENGTH)
         head = head_bytes(length.decode("latin-1") if length is not None else None, len(body))
@@ -200,12 +201,46 @@ def _error_headers(error: InferenceError) -> Headers:
     return tuple(headers)
 
 
+class _OneWrite:
+    """A transport that sends the head of an answer with its body: one system call, and one packet where they fit."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Holds what begins an answer until more is written, or this turn of the loop is over."""
+        if not self._head and data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        head, self._head = self._head, b""
+        self._transport.write(head + data if head else data)
+
+    def close(self) -> None:
+        """Sends what is held, then closes."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head:
+            self._transport.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class DoorProtocol(LimitedProtocol):
     """A connection of the door, with limits of time and size; it cancels the request of a client that has gone."""
 
     address_max = CONNECTIONS_MAX
     body_bytes_max = BODY_BYTES_MAX + HEADER_BYTES_MAX
     _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Counts it."""
+        super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the request that nobody waits for."""
