@@ -304,16 +304,19 @@ def demo(
         Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; default: a temporary one.")
     ] = None,
     scene: Annotated[
-        Literal["all", "memory", "cluster", "aggregation"],
-        typer.Option(help="Part of the demo to run; all: memory and cluster. aggregation needs PyTorch."),
+        Literal["all", "memory", "cluster", "aggregation", "serving"],
+        typer.Option(
+            help="Part of the demo to run; all: memory and cluster. aggregation needs PyTorch, serving ONNX Runtime."
+        ),
     ] = "all",
 ) -> None:
     """Demonstrate Farside on this machine in two minutes.
 
     Donors lose memory and are killed, the borrower is replaced, and clients verify every byte. Then the same jobs run
     under FIFO and under LAS, as processes and in the simulator. In the scene aggregation two training jobs share an
-    Aggregator, are moved and lose it, and end with the parameters that one process has. The exit code is 1 if any of
-    this fails.
+    Aggregator, are moved and lose it, and end with the parameters that one process has. In the scene serving three
+    models are measured and served within their SLOs, under a step in the load and a killed executor. The exit code is 1
+    if any of this fails.
     """
     from farside.cli.demo.main import run
 

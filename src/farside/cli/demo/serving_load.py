@@ -57,7 +57,7 @@ class Result:
     def violated_share(self, model: str = "", since_s: float = 0.0, until_s: float = float("inf")) -> float:
         """The share of requests that were not met."""
         counts = self.counts(model, since_s, until_s)
-        return 1 - counts["met"] / counts.total() if counts.total() else 0.0
+        return (counts.total() - counts["met"]) / counts.total() if counts.total() else 0.0
 
     def goodput(self, seconds: float) -> float:
         """Requests a second that were answered within their SLO."""
