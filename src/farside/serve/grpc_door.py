@@ -60,6 +60,8 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):
             if error.kind.counted == "refused":
                 service.pool.refuse(request.model_name)
             await self._abort(context, error)
+        except Exception as error:
+            await self._fault(context, error)
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether it answers."""
@@ -131,34 +133,23 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):
             return await tell()
         except InferenceError as error:
             await self._abort(context, error)
+        except Exception as error:
+            await self._fault(context, error)
+
+    async def _unserved(self, request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "models, memory, traces and logs are not managed by clients")
+
+    RepositoryModelLoad = RepositoryModelUnload = TraceSetting = LogSettings = _unserved
+    SystemSharedMemoryStatus = SystemSharedMemoryRegister = SystemSharedMemoryUnregister = _unserved
+    CudaSharedMemoryStatus = CudaSharedMemoryRegister = CudaSharedMemoryUnregister = _unserved
+
+    async def _fault(self, context: Any, error: Exception) -> None:
+        """The top of a call: a fault of ours is recorded, and the door stays open."""
+        _log.error("a request failed", cause=error)
+        await context.abort(grpc.StatusCode.INTERNAL, "the server failed on this request; its log says why")
 
     async def _abort(self, context: Any, error: InferenceError) -> None:
         await context.abort(self._statuses[error.kind.grpc], " ".join(str(error).split()))
-
-
-class _Faults(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Logs exceptions that are faults of the door, and answers INTERNAL."""
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Wraps a unary call."""
-        handler = await continuation(details)
-        if handler is None or handler.unary_unary is None:
-            return handler
-
-        async def call(request: Any, context: Any) -> Any:
-            try:
-                return await handler.unary_unary(request, context)
-            except NotImplementedError:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{details.method} is not served")
-            except (asyncio.CancelledError, grpc.aio.AbortError):
-                raise
-            except Exception as error:  # the top of this task
-                _log.error("a request failed", method=details.method, cause=error)
-                await context.abort(grpc.StatusCode.INTERNAL, "the server failed on this request; its log says why")
-
-        return grpc.unary_unary_rpc_method_handler(
-            call, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
 
 
 async def start_grpc(door: GrpcDoor, address: str, secure: TlsFiles | None) -> Any:
@@ -167,7 +158,7 @@ async def start_grpc(door: GrpcDoor, address: str, secure: TlsFiles | None) -> A
     Raises:
         ConfigError: The address can't be listened on, or a file of TLS is wrong.
     """
-    server = grpc.aio.server(options=_OPTIONS, interceptors=(_Faults(),))
+    server = grpc.aio.server(options=_OPTIONS)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(door, server)
     try:
         if secure is None:
