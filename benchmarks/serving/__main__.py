@@ -11,10 +11,20 @@ from typing import Any
 
 from benchmarks.figure import Figure, as_text
 from benchmarks.machine import this_command, this_commit, this_machine
+from benchmarks.serving.cost import measure_cost
+from benchmarks.serving.overload import measure_overload
+from benchmarks.serving.promise import measure_promise
 from benchmarks.serving.shares import measure_shares
+from benchmarks.serving.steps import measure_steps
 
 RESULTS = Path(__file__).parents[1] / "results" / "serving.json"
-PARTS: dict[str, Callable[..., Figure]] = {"shares": measure_shares}
+PARTS: dict[str, Callable[..., Figure]] = {
+    "shares": measure_shares,
+    "cost": measure_cost,
+    "promise": measure_promise,
+    "overload": measure_overload,
+    "steps": measure_steps,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,216 @@
+"""What serving itself costs: beside ONNX Runtime in one process, and requests a second of a model that does nothing.
+
+Client, doors and executor share the cores of this machine. Latencies are of one client that waits for each answer, in
+turns with calls in this process; throughputs are of 8 and 32 clients that each wait for their answers.
+"""
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from benchmarks.figure import Figure, Table
+from benchmarks.serving.deployed import machine_note
+from benchmarks.serving.machine_noise import Noise, noise, snapshot
+from farside.agent.serving.onnx_model import open_session
+from farside.cli.demo.serving_rig import MAX_BATCH, Mix, Running
+from farside.serve.sample_models import make_models
+
+MODEL, NULL = "mlp", "null"
+CALLS, TURNS, WINDOW_S = 300, 5, 5.0
+CLIENTS = (8, 32)
+SLO_MS = 2000.0
+BAR_MS, BAR_HTTP, BAR_GRPC = 1.0, 5000, 2500
+
+Ask = Callable[[], Awaitable[None]]
+
+
+def measure_cost(*, quick: bool) -> Figure:
+    """All of it."""
+    calls, turns, window_s = (CALLS // 10, 2, WINDOW_S / 5) if quick else (CALLS, TURNS, WINDOW_S)
+    with tempfile.TemporaryDirectory(prefix="cost-") as place:
+        folder = Path(place)
+        make_models(folder, (MODEL, NULL), size=0.5)
+        _write_tables(folder / "profile")
+        names = (MODEL, NULL)
+        mix = Mix(slo_ms=dict.fromkeys(names, SLO_MS), most=dict.fromkeys(names, 10.0))
+        extra = ('device = "whole"', "gpus_max = 1")
+        with Running(folder, mix, mix.most, extra=extra) as running:
+            before = snapshot()
+            local, over = asyncio.run(_latency(running, folder / f"{MODEL}.onnx", calls, turns))
+            rates = asyncio.run(_throughput(running, window_s))
+            machine = noise(before, snapshot(), 0.0)
+    return _figure(local, over, rates, machine, window_s)
+
+
+def _write_tables(folder: Path) -> None:
+    """Latencies of 1 ms: nothing is planned closely here."""
+    folder.mkdir()
+    rows = [f"{name},{part},{batch},1" for name in (MODEL, NULL) for part in (50, 100) for batch in (1, MAX_BATCH)]
+    (folder / "x-LATENCY.csv").write_text("\n".join(["model,part_pct,batch,latency_ms", *rows]))
+    listed = [f"{name},{SLO_MS},10,x" for name in (MODEL, NULL)]
+    (folder / "models.csv").write_text("\n".join(["model,slo_ms,mem_mb,input", *listed]))
+
+
+async def _latency(running: Running, path: Path, calls: int, turns: int) -> tuple[list[float], list[float]]:
+    """Median milliseconds of each turn, called in this process and asked for over HTTP."""
+    session = open_session(str(path), 1, "cpu")
+    shape = running.shape(MODEL)
+    row = np.random.default_rng(1).random((1, *shape), dtype=np.float32)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.http)
+    request = _http_request(MODEL, shape, row.tobytes())
+    local, over = [], []
+    for _ in range(turns):
+        took = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            session.run(None, {"input": row})
+            took.append(time.perf_counter() - began)
+        local.append(1000 * statistics.median(took))
+        took = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            writer.write(request)
+            await _read_answer(reader)
+            took.append(time.perf_counter() - began)
+        over.append(1000 * statistics.median(took))
+    writer.close()
+    return local, over
+
+
+class Throughput(NamedTuple):
+    """A door under some clients: requests a second, median milliseconds, and CPU us a request of front and client."""
+
+    door: str
+    clients: int
+    rate: float
+    p50_ms: float
+    front_us: float
+    client_us: float
+
+
+async def _throughput(running: Running, window_s: float) -> list[Throughput]:
+    found = []
+    for clients in CLIENTS:
+        for door, make in (("HTTP", _http_clients), ("gRPC", _grpc_clients)):
+            asks, close = await make(running, clients)
+            front_s, client_s = running.cpu_s(), time.process_time()
+            count, rate, p50_ms = await _closed_loop(asks, window_s)
+            front_us = 1e6 * (running.cpu_s() - front_s) / count
+            client_us = 1e6 * (time.process_time() - client_s) / count
+            await close()
+            found.append(Throughput(door, clients, rate, p50_ms, front_us, client_us))
+    return found
+
+
+async def _closed_loop(asks: Sequence[Ask], window_s: float) -> tuple[int, float, float]:
+    took: list[float] = []
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + window_s
+
+    async def run(ask: Ask) -> None:
+        while (began_s := loop.time()) < end_s:
+            await ask()
+            took.append(loop.time() - began_s)
+
+    began_s = loop.time()
+    await asyncio.gather(*(run(ask) for ask in asks))
+    return len(took), len(took) / (loop.time() - began_s), 1000 * statistics.median(took)
+
+
+async def _http_clients(running: Running, count: int) -> tuple[list[Ask], Callable[[], Awaitable[None]]]:
+    connections = [await asyncio.open_connection("127.0.0.1", running.http) for _ in range(count)]
+    request = _http_request(NULL, (4,), bytes(16))
+
+    def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ask:
+        async def ask() -> None:
+            writer.write(request)
+            await _read_answer(reader)
+
+        return ask
+
+    async def close() -> None:
+        for _, writer in connections:
+            writer.close()
+
+    return [client(*one) for one in connections], close
+
+
+async def _grpc_clients(running: Running, count: int) -> tuple[list[Ask], Callable[[], Awaitable[None]]]:
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc}")
+    stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    tensor = {"name": "input", "shape": [1, 4], "datatype": "FP32"}
+    request = service_pb2.ModelInferRequest(model_name=NULL, inputs=[tensor], raw_input_contents=[bytes(16)])
+
+    async def ask() -> None:
+        await stub.ModelInfer(request)
+
+    return [ask] * count, channel.close
+
+
+def _http_request(model: str, shape: Sequence[int], data: bytes) -> bytes:
+    one = {
+        "name": "input", "shape": [1, *shape], "datatype": "FP32", "parameters": {"binary_data_size": len(data)},
+    }  # fmt: skip
+    head = msgspec.json.encode({"inputs": [one], "parameters": {"binary_data_output": True}})
+    lines = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: f\r\nContent-Length: {len(head) + len(data)}\r\n"
+        f"Inference-Header-Content-Length: {len(head)}\r\n\r\n"
+    )
+    return lines.encode() + head + data
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    at = head.lower().find(b"\r\ncontent-length:") + 17
+    await reader.readexactly(int(head[at:].split(b"\r\n", 1)[0]))
+
+
+def _figure(
+    local: Sequence[float], over: Sequence[float], rates: Sequence[Throughput], machine: Noise,
+    window_s: float,
+) -> Figure:  # fmt: skip
+    more = statistics.median(one - other for one, other in zip(over, local, strict=True))
+    latency = Table(
+        caption=f"Milliseconds at one client, median of {len(local)} turns of medians",
+        header=("", "ms"),
+        rows=(
+            ("ONNX Runtime called in this process", f"{statistics.median(local):.3f}"),
+            ("over HTTP, binary tensors", f"{statistics.median(over):.3f}"),
+            (f"more (at most {BAR_MS:g})", f"{more:.3f}"),
+        ),
+    )
+    bars = {"HTTP": BAR_HTTP, "gRPC": BAR_GRPC}
+    throughput = Table(
+        caption=f"Requests a second of the null model, {window_s:g} s each, client included",
+        header=("door", "clients", "requests/s", "p50 ms", "to reach", "CPU us of front", "of client"),
+        rows=tuple(
+            (
+                one.door,
+                f"{one.clients}",
+                f"{one.rate:,.0f}",
+                f"{one.p50_ms:.2f}",
+                f"{bars[one.door]:,}",
+                f"{one.front_us:.0f}",
+                f"{one.client_us:.0f}",
+            )
+            for one in rates
+        ),
+    )
+    return Figure(
+        key="serving-cost",
+        title="What serving costs",
+        source="glet 5",
+        tables=(latency, throughput),
+        notes=(machine_note(machine),),
+    )

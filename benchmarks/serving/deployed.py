@@ -1,0 +1,48 @@
+"""Models that were measured once for all parts of a run, and loads on them."""
+
+import asyncio
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.serving.machine_noise import Noise, noise, snapshot
+from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result
+from farside.cli.demo.serving_rig import Mix, Running, measure, mix_of
+
+MINUTES, QUICK_MINUTES = 4.0, 1.5
+VIOLATED_MAX = 0.01
+# What comes before this is reported with the rest, and judged apart: caches and the first plan.
+SETTLE_S = 3.0
+
+_kept: list["tempfile.TemporaryDirectory[str]"] = []
+
+
+@functools.cache
+def prepared(*, quick: bool) -> tuple[Path, Mix]:
+    """Three models in a folder, with a profile that was measured now, and the largest rates that have a plan."""
+    _kept.append(tempfile.TemporaryDirectory(prefix="serving-"))
+    folder = Path(_kept[-1].name)
+    tables = measure(folder, minutes=QUICK_MINUTES if quick else MINUTES)
+    return folder, mix_of(tables)
+
+
+def play(running: Running, times: Sequence[tuple[float, str]]) -> tuple[Result, Noise]:
+    """What became of requests at these times, and what all programs and the host took of the cores meanwhile."""
+    before = snapshot()
+    result = asyncio.run(OpenLoop("127.0.0.1", running.http, running.targets()).run(times))
+    return result, noise(before, snapshot(), 0.0)
+
+
+def outcomes(result: Result, model: str = "") -> tuple[str, ...]:
+    """A count for each outcome."""
+    counts = result.counts(model)
+    return tuple(f"{counts[one]:,}" for one in OUTCOMES)
+
+
+def machine_note(machine: Noise) -> str:
+    """What the machine did meanwhile."""
+    return (
+        f"Of all cores' time the host took {100 * machine.steal:.0f} %, and all programs, ours included, "
+        f"{100 * machine.foreign:.0f} %."
+    )

@@ -1,0 +1,92 @@
+"""Steps: rates doubled and halved while the deployment plans anew, and an executor that is killed now and then."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Sequence
+
+from benchmarks.figure import Figure, Table
+from benchmarks.serving.deployed import VIOLATED_MAX, machine_note, outcomes, prepared
+from benchmarks.serving.machine_noise import noise, snapshot
+from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result, poisson
+from farside.cli.demo.serving_rig import Running
+
+LOW, TIMES = 0.25, 2.0
+STEP_S, STEPS = 75.0, 8
+QUICK_STEP_S, QUICK_STEPS = 30.0, 3
+KILLS, KILL_EVERY_S, QUICK_KILLS = 20, 25.0, 3
+BACK_STEP_S, BACK_KILL_S = 10.0, 5.0
+
+
+def measure_steps(*, quick: bool) -> Figure:
+    """Two runs: steps, then kills at a steady rate."""
+    folder, mix = prepared(quick=quick)
+    step_s, steps = (QUICK_STEP_S, QUICK_STEPS) if quick else (STEP_S, STEPS)
+    shares = [LOW * (TIMES if at % 2 else 1.0) for at in range(steps)]
+    times = [one for at, share in enumerate(shares) for one in poisson(mix.rates(share), step_s, at, at * step_s)]
+    before = snapshot()
+    with Running(folder, mix, mix.rates(LOW)) as running:
+        result = asyncio.run(OpenLoop("127.0.0.1", running.http, running.targets()).run(times))
+        status = running.status()
+    rows = tuple(
+        (f"{at * step_s:g}", f"{share:g}", _violated(result, at * step_s, at * step_s + BACK_STEP_S),
+         _violated(result, at * step_s + BACK_STEP_S, (at + 1) * step_s))
+        for at, share in enumerate(shares)
+    )  # fmt: skip
+    plans = tuple(
+        (one.cause, f"{one.gpus}", f"{one.part_pct}", f"{one.prepared}", f"{one.resized}", f"{one.closed}",
+         f"{one.plan_s + one.prepare_s + one.drain_s:.1f}", one.problem)
+        for one in status.changes
+    )  # fmt: skip
+    kills = QUICK_KILLS if quick else KILLS
+    with Running(folder, mix, mix.rates(LOW)) as running:
+        killed, moments = asyncio.run(_killed(running, mix.rates(LOW), kills))
+    after = [killed.violated_share("", at + BACK_KILL_S, at + KILL_EVERY_S) for at in moments]
+    counts = Table(
+        caption="What became of all requests",
+        header=("run", *OUTCOMES),
+        rows=tuple((name, *outcomes(one)) for name, one in (("steps", result), ("kills", killed))),
+    )  # fmt: skip
+    return Figure(
+        key="serving-steps",
+        title="Reorganisation and faults",
+        source="glet 4.6",
+        tables=(
+            Table(
+                caption="Steps: violated requests, %",
+                header=("from s", "of the planned maximum", f"first {BACK_STEP_S:g} s", "after"),
+                rows=rows,
+            ),
+            Table(
+                caption="New plans",
+                header=("cause", "devices", "sum of parts %", "started", "resized", "closed", "took s", "problem"),
+                rows=plans,
+            ),
+            counts,
+        ),
+        notes=(
+            f"kill -9 of an executor at {len(moments)} moments: from {BACK_KILL_S:g} s after each to the next "
+            f"{100 * max(after, default=0):.2f} % violated at worst; {100 * VIOLATED_MAX:g} % is the most.",
+            machine_note(noise(before, snapshot(), 0.0)),
+        ),
+    )
+
+
+def _violated(result: Result, since_s: float, until_s: float) -> str:
+    return f"{100 * result.violated_share('', since_s, until_s):.2f}"
+
+
+async def _killed(running: Running, rates: dict[str, float], kills: int) -> tuple[Result, Sequence[float]]:
+    seconds = KILL_EVERY_S * (kills + 1)
+    client = OpenLoop("127.0.0.1", running.http, await asyncio.to_thread(running.targets))
+    load = asyncio.ensure_future(client.run(poisson(rates, seconds, 9)))
+    rng, loop = random.Random(9), asyncio.get_running_loop()
+    began_s, moments = loop.time(), []
+    for at in range(1, kills + 1):
+        await asyncio.sleep(began_s + at * KILL_EVERY_S - loop.time() - rng.random())
+        status = await asyncio.to_thread(running.status)
+        if pids := [one.pid for one in status.glets if one.pid]:
+            os.kill(rng.choice(pids), signal.SIGKILL)
+            moments.append(loop.time() - began_s)
+    return await load, moments
