@@ -35,10 +35,16 @@ class Arena:
     Args:
         models: Its models, in the order of their numbers.
         fd: A memfd that was made for the same models; None: a new one.
+
+    Raises:
+        ValueError: They need more than ARENA_BYTES_MAX.
+        OSError: There is no memory.
     """
 
     def __init__(self, models: Sequence[ModelFile], fd: int | None = None) -> None:
         size = arena_bytes(models)
+        if size > ARENA_BYTES_MAX:
+            raise ValueError(f"they take {size >> 20} MiB, more than {ARENA_BYTES_MAX >> 20} MiB")
         self.fd = os.memfd_create("farside-arena", os.MFD_CLOEXEC) if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, size)

@@ -136,8 +136,13 @@ class Executor:
         self._why = ""
         try:
             self._arena = Arena(self.models)
+        except (OSError, ValueError) as error:
+            place.close()
+            raise ServeError(f"an executor's slots could not be made: {error}", hint="lower max_batch") from error
+        try:
             self._line, self._process = _start(place, self.models, self._arena, program)
         except OSError as error:
+            self._arena.close()
             place.close()
             raise ServeError(f"an executor could not be started: {error.strerror}") from error
         self.pid = self._process.pid

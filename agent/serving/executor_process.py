@@ -94,7 +94,10 @@ def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None
 
 
 def warm_up_sizes(max_batch: int) -> tuple[int, ...]:
-    """Batches that are run before the first request: 1, 2, 4, ... and the largest."""
+    """Batches that are run before the first request: 1, 2, 4, ... and the largest.
+
+    A size between them then takes no longer the first time than later: the slots are bound, and memory is there.
+    """
     return tuple(sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}))
 
 

@@ -94,7 +94,7 @@ class BusyExecutor:
         self.done.append(done)
         if done.problem:
             self._problem = f"{done.model} raised on a batch of {done.rows}: {done.problem}"
-        elif self._is_busy:
+        elif self._is_busy and self.executor.can_take:  # it may be closing
             self._run(done.slot)
         self._came.set()
 

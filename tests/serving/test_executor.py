@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -187,6 +188,24 @@ def test_a_file_that_is_no_model_fails_the_start_in_one_line_with_its_name(model
         assert "\n" not in str(caught.value)
 
     asyncio.run(test())
+
+
+def test_slots_that_would_not_fit_into_memory_are_refused_and_the_part_is_closed(
+    models: tuple[ModelFile, ...],
+) -> None:
+    closed = []
+
+    class Counted(WholePlace):
+        def close(self) -> None:
+            closed.append(self)
+
+    async def test() -> None:
+        huge = msgspec.structs.replace(models[0], max_batch=100_000_000)
+        with pytest.raises(ServeError, match=r"slots could not be made: they take \d+ MiB, more than 8192 MiB"):
+            await Watched().start([huge], Counted(Device(cores=(0,))))
+
+    asyncio.run(test())
+    assert len(closed) == 1
 
 
 def test_a_start_that_is_cancelled_leaves_no_process(models: tuple[ModelFile, ...]) -> None:
