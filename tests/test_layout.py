@@ -79,7 +79,7 @@ PURE = (
             "window",
         ]
     ),
-    *(f"farside.agent.serving.{name}" for name in ("frames", "life", "model_file")),
+    *(f"farside.agent.serving.{name}" for name in ("frames", "life", "model_file", "partition.policy", "wire")),
     "farside.agent.training.link",
     "farside.agent.training.messages",
     "farside.agent.training.subtask",

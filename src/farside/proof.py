@@ -25,6 +25,8 @@ class Side(enum.Enum):
     AGGREGATOR = "aggregator"
     EXECUTOR = "executor"
     SYNCHRONIZER = "synchronizer"
+    FRONT = "front"
+    WORKER = "worker"
 
     @property
     def other(self) -> "Side":
@@ -41,6 +43,8 @@ _PEERS = {
     Side.AGGREGATOR: Side.MEMBER,
     Side.EXECUTOR: Side.SYNCHRONIZER,
     Side.SYNCHRONIZER: Side.EXECUTOR,
+    Side.FRONT: Side.WORKER,
+    Side.WORKER: Side.FRONT,
 }
 
 

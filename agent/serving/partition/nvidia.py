@@ -16,9 +16,10 @@ def open_nvml(nvml: Any = None) -> Any:
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            import pynvml
         except ImportError as error:
             raise Unavailable("the Python package nvidia-ml-py is not installed") from error
+        nvml = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
