@@ -177,6 +177,8 @@ int rdma_take_push(struct source *s, const struct frame *frame)
 	uint8_t *to = pushed(job, s->rank, frame->chunk, frame->iteration);
 	struct transfer *made;
 
+	/* For a plan it waits as other frames do. */
+	rdma->waits = false;
 	if (ne_chunk_is_early(state, frame->epoch))
 		return -EAGAIN;
 	rdma->waits = rdma->reading == PUSHES_MAX;

@@ -1,12 +1,18 @@
 """`farside aggregator` as a process, whose members are real sessions."""
 
+import io
 import sys
 import urllib.request
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
+from farside.agent.aggregator.metrics import Totals, aggregator_metrics
+from farside.agent.aggregator.status import AggregatorStatus, JobStatus
+from farside.status.table import aggregator_table
 from tests.aggregation.service import service, source, training
 from tests.support.ports import free_port
 from tests.support.programs import outcome
@@ -24,6 +30,8 @@ def test_members_of_one_machine_and_of_another_train_as_one_process_does(tmp_pat
             told = one.status()
             assert [(job["job"], job["lanes"], job["members"]) for job in told["jobs"]] == [("j", 2, 2)]
             assert told["jobs"][0]["updates"] == 3 * job.chunks
+            assert (told["jobs"][0]["lanes_shm"], told["jobs"][0]["lanes_rdma"]) == (1, 0)
+            assert told["rdma_fallbacks"] == 0
         assert one.stop() == 0
     assert not (tmp_path / "a.sock").exists()
     assert not (tmp_path / "a.admin").exists()
@@ -44,6 +52,29 @@ def test_metrics_count_what_jobs_did(tmp_path: Path) -> None:
     assert found["farside_aggregator_jobs"] == 1
     assert found["farside_aggregator_restarts_total"] == 0
     assert found["farside_aggregator_pushed_bytes_total"] > 0
+
+
+def test_status_and_metrics_say_what_gradients_go_by() -> None:
+    job = JobStatus(
+        job="j", start=0, members=4, rule="sum", chunks=1, lanes=4, lanes_shm=1, lanes_rdma=2, lanes_without_codes=1,
+        wrong_codes=5, updates=0, busy_s=0, pushed_bytes=0, result_bytes=0, memory_bytes=0,
+    )  # fmt: skip
+    status = AggregatorStatus(
+        node="a", pid=1, incarnation=1, cores=1, memory_bytes=1, used_bytes=0, unix="", tcp="", machine="", restarts=0,
+        rdma_fallbacks=3, jobs=(job,),
+    )  # fmt: skip
+
+    samples = [one for family in aggregator_metrics(status, Totals().take(status)) for one in family.samples]
+
+    carriers = {one.labels["carrier"]: one.value for one in samples if one.name == "farside_aggregator_lanes"}
+    assert carriers == {"shm": 1, "rdma": 2, "tcp": 1}
+    found = {one.name: one.value for one in samples}
+    assert found["farside_aggregator_lanes_without_codes"] == 1
+    assert found["farside_aggregator_wrong_codes_total"] == 5
+    assert found["farside_aggregator_rdma_fallbacks_total"] == 3
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(aggregator_table([msgspec.to_builtins(status)]))
+    assert "1 shm, 2 rdma, 1 tcp" in console.export_text()
 
 
 @pytest.mark.parametrize(

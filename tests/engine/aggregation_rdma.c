@@ -260,6 +260,38 @@ TEST(gradients_that_are_late_keep_frames_in_their_order)
 	end();
 }
 
+TEST(a_push_that_is_ahead_of_the_plan_waits_for_it)
+{
+	set_ways(BY_RDMA, BY_RDMA, BY_SHM);
+	begin(NE_RULE_ADAM, NE_DTYPE_F32, true);
+	train(1, 1);
+	for (uint32_t rank = 0; rank < MEMBERS; rank++)
+		CHECK(ne_kv_own(members[rank], 0, CHUNKS, 0, 2) == 0);
+	push_all(2);
+	CHECK(ne_kv_wait(members[0], 0, CHUNKS, 2, 50) == -ETIMEDOUT);
+	CHECK(ne_aggregator_plan(aggregator, JOB, 0, CHUNKS, &(struct ne_place){.epoch = 2}) == 0);
+	wait_all(2);
+	all_are_equal();
+	CHECK(stats().lanes == MEMBERS);
+	train(3, 4);
+	end();
+}
+
+TEST(lanes_by_rdma_on_which_nothing_happens_take_no_time)
+{
+	uint64_t before;
+
+	set_ways(BY_RDMA, BY_RDMA, BY_RDMA);
+	begin(NE_RULE_SUM, NE_DTYPE_F32, true);
+	train(1, 2);
+	before = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+	nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+	/* One thread that spins would take all of it. */
+	CHECK(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - before < 100000000);
+	train(3, 4);
+	end();
+}
+
 TEST(a_link_without_the_regions_token_is_of_no_use)
 {
 	struct ne_export *pair;

@@ -159,12 +159,22 @@ def aggregator_table(aggregators: Iterable[Row]) -> Table:
         jobs = one.get("jobs", ())
         for job in jobs:
             waits = "-" if job.get("waits_for") is None else f"rank {job['waits_for']}"
-            start, lanes = f"{_number(job, 'start'):.0f}", f"{_number(job, 'lanes'):.0f}"
+            start, lanes = f"{_number(job, 'start'):.0f}", _lanes_of(job)
             busy = format_seconds(_number(job, "busy_s"))
             table.add_row(*head, str(job.get("job", "-")), start, lanes, f"{_number(job, 'updates'):,.0f}", busy, waits)
         if not jobs:
             table.add_row(*head, *["-"] * 6)
     return table
+
+
+def _lanes_of(job: Row) -> str:
+    """How many members have a connection, and by which carriers: "2 rdma, 1 tcp"."""
+    count, shm, rdma = (int(_number(job, name)) for name in ("lanes", "lanes_shm", "lanes_rdma"))
+    # An Aggregator of the version before does not say carriers.
+    if not count or "lanes_shm" not in job:
+        return str(count)
+    carriers = (("shm", shm), ("rdma", rdma), ("tcp", count - shm - rdma))
+    return ", ".join(f"{number} {name}" for name, number in carriers if number)
 
 
 def _table(title: str, *columns: str) -> Table:
