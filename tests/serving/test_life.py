@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -127,6 +127,7 @@ class LifeMachine(RuleBasedStateMachine):
 
 
 TestLife = LifeMachine.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def ready(models: int = 1) -> Life:

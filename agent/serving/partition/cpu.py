@@ -5,6 +5,7 @@ period is 10 ms, so that a small part waits milliseconds for its next turn and n
 """
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -23,6 +24,8 @@ WEIGHT = 4
 _CONTROLLERS = ("cpu", "cpuset", "cpuacct")
 _LEAF = "farside-front"
 _PREFIX = "farside-serve-"
+# Of all drivers of this process: they may have the same device.
+_parts = itertools.count(1)
 _HINT = "run as root, or as a service with Delegate=cpu cpuset"
 
 
@@ -46,7 +49,6 @@ class CpuDriver(Processor):
     def __init__(self, capacity_pct: int = CAPACITY_PCT, *, weight: int = WEIGHT, root: Path = Path("/")) -> None:
         self.capacity_pct, self._weight, self._root = capacity_pct, weight, root
         self._base: _Base | None = None
-        self._opened = 0
 
     def capabilities(self) -> Capabilities:
         """Whether this process may make groups of its own."""
@@ -68,11 +70,13 @@ class CpuDriver(Processor):
         quota_us = self._quota_us(device, part_pct)
         base = self._own_groups()
         whole = _groups(base, f"{_PREFIX}{os.getpid()}-{device.number}")
-        self._opened += 1
-        part = {name: folder / f"part-{self._opened}" for name, folder in whole.items()}
+        number = next(_parts)
+        part = {name: folder / f"part-{number}" for name, folder in whole.items()}
         try:
             self._make(base, whole, self._quota_us(device, 100), device.cores)
             _set_weight(base.version, whole["cpu"], self._weight * len(device.cores))
+            if base.version == 2:
+                _hand_down(whole["cpu"])
             self._make(base, part, quota_us, device.cores)
         except Unavailable:
             _remove(part)
@@ -114,9 +118,6 @@ class CpuDriver(Processor):
             except OSError as error:
                 raise Unavailable(f"{folder}: {error.strerror}", hint=_HINT) from error
         _set_quota(base.version, folders["cpu"], quota_us)
-        if base.version == 2:
-            with contextlib.suppress(OSError):  # a part below needs none, and refuses once it has a process
-                _enable(folders["cpu"])
 
 
 class CpuPlace:
@@ -238,14 +239,19 @@ def _delegate(folder: Path) -> None:
             leaf = folder / _LEAF
             leaf.mkdir(exist_ok=True)
             (leaf / "cgroup.procs").write_text("0")
-        _enable(folder)
     except OSError as error:
-        raise Unavailable(f"{folder}/cgroup.subtree_control: {error.strerror}", hint=_HINT) from error
+        raise Unavailable(f"{folder}/{_LEAF}: {error.strerror}", hint=_HINT) from error
+    _hand_down(folder)
 
 
-def _enable(folder: Path) -> None:
-    wanted = [name for name in ("cpu", "cpuset") if name in (folder / "cgroup.controllers").read_text().split()]
-    (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
+def _hand_down(folder: Path) -> None:
+    """Lets children of this group have cpu, and cpuset where the group has it itself."""
+    file = folder / "cgroup.subtree_control"
+    try:
+        wanted = [name for name in ("cpu", "cpuset") if name in (folder / "cgroup.controllers").read_text().split()]
+        file.write_text(" ".join(f"+{name}" for name in wanted))
+    except OSError as error:
+        raise Unavailable(f"{file}: {error.strerror}", hint=_HINT) from error
 
 
 def _try_to_make(folder: Path) -> None:
