@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,9 @@ from farside.scheduler.sharing.glet.change import changes
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
 from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
 from farside.scheduler.sharing.glet.rate import RateSettings
-from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.controller import Controller
 from farside.serve.fleet import Fleet
-from farside.serve.planner import Planned, Planner, PlannerError
+from farside.serve.planner import Planned, Planner, PlannerError, sizes_of
 from farside.serve.pool import Pool
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
@@ -46,7 +46,7 @@ def glet(gpu: int, *names: str, batch: int = 4) -> Glet:
 def fleet_of(files: tuple[ModelFile, ...]) -> tuple[Fleet, Pool]:
     models = {one.name: one for one in files}
     pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
-    sizes = Sizes(*profiles(tuple(models)))
+    sizes = partial(sizes_of, *profiles(tuple(models)))
     devices = [Device(number=number, cores=(0,)) for number in (0, 1)]
     return Fleet(WholeDriver(), devices, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
 
@@ -110,16 +110,37 @@ async def test_a_change_that_can_not_be_prepared_leaves_the_old_plan(tmp_path: P
 
 
 @in_loop
+async def test_a_model_that_takes_longer_than_its_profile_is_planned_with_what_it_takes(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,))
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    (turns,) = pool.turns
+    planned_s = turns.latencies_s["mlp"][0]
+
+    turns.ratios.extend([("mlp", 1.1)] * 60)
+    assert not fleet.correct()
+    turns.ratios.extend([("mlp", 2.0)] * 100)
+    assert fleet.correct()
+
+    assert fleet.slower == {"mlp": 2.0}
+    assert turns.latencies_s["mlp"][0] == pytest.approx(2 * planned_s)
+    turns.ratios.extend([("mlp", 0.5)] * 100)
+    assert fleet.correct()
+    assert fleet.slower == {}
+    await fleet.close()
+
+
+@in_loop
 async def test_the_planner_plans_refuses_and_outlives_its_process() -> None:
     planner = Planner(*profiles(("a", "b"), latency_ms=100.0))
 
-    found = (await planner.plan({"a": 5.0, "b": 5.0}, 4)).found
+    found = (await planner.plan({"a": 5.0, "b": 5.0}, 4, {})).found
     assert isinstance(found, Plan)
-    refused = await planner.plan({"a": 1000.0, "b": 5.0}, 1, is_explained=True)
+    refused = await planner.plan({"a": 1000.0, "b": 5.0}, 1, {}, is_explained=True)
     assert isinstance(refused.found, Refusal)
     assert refused.enough > 1
     await planner.close()
-    assert isinstance((await planner.plan({"a": 5.0}, 4)).found, Plan)
+    assert isinstance((await planner.plan({"a": 5.0}, 4, {"a": 2.0})).found, Plan)
     await planner.close()
 
 
@@ -129,7 +150,9 @@ class StubPlanner:
     def __init__(self, *answers: Plan | Refusal | FarsideError) -> None:
         self._answers = list(answers)
 
-    async def plan(self, rates: Mapping[str, float], gpus: int, *, is_explained: bool = False) -> Planned:
+    async def plan(
+        self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
+    ) -> Planned:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, FarsideError):
             raise answer

@@ -5,7 +5,7 @@ L(b, p, F) = latency + (F - 1) * slowed on a part p beside a neighbour that slow
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 WHOLE_PCT = 100
@@ -39,6 +39,15 @@ class ModelProfile:
     def shortest_slo_ms(self) -> float:
         """The shortest SLO that any batch can meet: a cycle in which one request arrives, and its execution."""
         return 2 * min(times[0] for times in self.latency_ms.values())
+
+
+def slowed(model: ModelProfile, times: float) -> ModelProfile:
+    """A model whose batches take ``times`` as long on each part."""
+    return replace(
+        model,
+        latency_ms={part: tuple(times * ms for ms in each) for part, each in model.latency_ms.items()},
+        slowed_ms={part: tuple(times * ms for ms in each) for part, each in model.slowed_ms.items()},
+    )
 
 
 class Interference(Protocol):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
 from farside.own_task import in_own_task
+from farside.scheduler.sharing.glet.change import renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import Scale, decide, served_share
@@ -71,7 +72,7 @@ class Controller:
         wanted = self._wanted()
         if plan is None:
             assert self._planner is not None
-            answer = await self._planner.plan(wanted, self._gpus, is_explained=True)
+            answer = await self._planner.plan(wanted, self._gpus, {}, is_explained=True)
             if isinstance(answer.found, Refusal):
                 raise _no_plan(answer.found, wanted, self._gpus, answer.enough)
             plan = answer.found
@@ -89,8 +90,8 @@ class Controller:
             while True:
                 at_s = max(at_s + tick_s, self._loop.time())
                 await asyncio.sleep(at_s - self._loop.time())
-                came, dropped = self._pool.take_counts()
-                self._tracked, seen = tick(self._tracked, came, dropped, at_s, self._settings)
+                came, violated = self._pool.take_counts()
+                self._tracked, seen = tick(self._tracked, came, violated, at_s, self._settings)
                 cause: str | None = seen
                 is_period = at_s - periods_at_s >= self._settings.period_s
                 if is_period:
@@ -118,8 +119,9 @@ class Controller:
         wanted, began_s = self._wanted(), self._loop.time()
         current = self._fleet.plan
         self._is_owed = True
+        is_corrected = self._fleet.correct()
         try:
-            answer = await planner.plan(wanted, self._gpus)
+            answer = await planner.plan(wanted, self._gpus, self._fleet.slower)
         except FarsideError as error:
             self._record(cause, current, self._loop.time() - began_s, problem=str(error))
             return
@@ -133,17 +135,21 @@ class Controller:
             self._is_owed = False
             return
         self.problem = ""
-        if decided.plan is None:
+        plan = decided.plan
+        if plan is None and is_corrected and decided.scale.plan is not None:
+            # By the latencies of before the plan that runs is enough; by those of now it need not be.
+            plan = renumbered(current, decided.scale.plan)
+        if plan is None:
             self._is_owed = False
             return
         try:
-            phases = await self._fleet.change(decided.plan, wanted)
+            phases = await self._fleet.change(plan, wanted)
         except FarsideError as error:
             self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
             return
         self._is_owed = False
         self._record(
-            cause, decided.plan, plan_s, phases.prepare_s, phases.drain_s, phases.prepared, phases.resized,
+            cause, plan, plan_s, phases.prepare_s, phases.drain_s, phases.prepared, phases.resized,
             phases.closed,
         )  # fmt: skip
 

@@ -6,8 +6,9 @@ leaves it as it is.
 """
 
 import asyncio
+import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from farside.scheduler.sharing.glet.round import GletRound, Slot
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.pool import Pool, Turns
 
+SLOWER_MIN, FASTER_MAX, RATIOS_LEAST = 1.15, 0.7, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
 
 _log = get_log("serve.fleet")
@@ -59,18 +61,20 @@ class Fleet:
         driver: Cuts the devices.
         devices: By the number of a plan's GPU.
         models: By name.
-        sizes: Latencies by which rounds decide.
+        sizes: Latencies by which rounds decide, for models that take so many times as long as in their profiles.
         pool: What they serve.
         longest_s: The longest SLO, which a glet that leaves has to end its batches.
         prepare_s: Seconds for an executor to be ready.
     """
 
     def __init__(
-        self, driver: Driver, devices: Sequence[Device], models: Mapping[str, ModelFile], sizes: Sizes, pool: Pool,
+        self, driver: Driver, devices: Sequence[Device], models: Mapping[str, ModelFile],
+        sizes: Callable[[Mapping[str, float]], Sizes], pool: Pool,
         *, longest_s: float, prepare_s: float,
     ) -> None:  # fmt: skip
         self._driver, self._devices, self._models = driver, devices, models
-        self._sizes, self._pool, self._longest_s, self._prepare_s = sizes, pool, longest_s, prepare_s
+        self._sizes_of, self._sizes, self._slower = sizes, sizes({}), dict[str, float]()
+        self._pool, self._longest_s, self._prepare_s = pool, longest_s, prepare_s
         self._loop = asyncio.get_running_loop()
         self._opened: list[_Opened] = []
         self._plan = Plan(glets=())
@@ -87,6 +91,40 @@ class Fleet:
     def executors(self) -> Sequence[tuple[Glet, Executor | None]]:
         """Each glet of the plan with its executor; None: it has died, and comes again."""
         return [(one.glet, one.executor) for one in self._opened if not one.is_leaving]
+
+    @property
+    def slower(self) -> Mapping[str, float]:
+        """How many times as long as in its profile each model takes that takes longer."""
+        return self._slower
+
+    def correct(self) -> bool:
+        """Compares what batches took with what was planned, and decides by that from now on; whether it changed.
+
+        A median beyond SLOWER_MIN of what is planned with now, over RATIOS_LEAST batches at least, corrects it, and so
+        does one below FASTER_MAX of it; never below the profile, whose latencies are those of slow batches.
+        """
+        ratios: dict[str, list[float]] = {}
+        for turns in self._pool.turns:
+            for model, ratio in turns.ratios:
+                ratios.setdefault(model, []).append(ratio)
+        found = dict(self._slower)
+        for model, taken in ratios.items():
+            middle = statistics.median(taken)
+            if len(taken) >= RATIOS_LEAST and not FASTER_MAX <= middle <= SLOWER_MIN:
+                found[model] = found.get(model, 1.0) * middle
+                if found[model] <= SLOWER_MIN:
+                    del found[model]
+        if found == self._slower:
+            return False
+        self._slower, self._sizes = found, self._sizes_of(found)
+        for turns in self._pool.turns:
+            turns.ratios.clear()
+        _log.warning(
+            "batches take longer than in the profile" if found else "batches take as long as in the profile again",
+            times=", ".join(f"{model} {times:.2f}" for model, times in sorted(found.items())),
+        )  # fmt: skip
+        self._route()
+        return True
 
     async def change(self, plan: Plan, rates: Mapping[str, float]) -> Phases:
         """Leads from the plan that runs to another one.

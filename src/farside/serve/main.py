@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,6 @@ from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.manager.garbage_collection import keep_aside
-from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.plan import Glet, Plan
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile
@@ -36,7 +36,7 @@ from farside.serve.deployment import Deployment, profiles_of
 from farside.serve.fleet import Fleet
 from farside.serve.http_door import HttpDoor, http_server
 from farside.serve.metrics import serving_registry
-from farside.serve.planner import SCHEDULER, Planner
+from farside.serve.planner import Planner, sizes_of
 from farside.serve.pool import Pool
 from farside.serve.profile.folder import profile_problem, read_header
 from farside.serve.profile.profiler import fingerprint
@@ -193,7 +193,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     """Starts everything; ``stack`` ends it, doors first."""
     deployment, loop = grounds.deployment, asyncio.get_running_loop()
     slo_s = {name: model.slo_ms / 1000 for name, model in deployment.models.items()}
-    sizes = SCHEDULERS[SCHEDULER].sizes(grounds.profiles, grounds.device)
+    sizes = partial(sizes_of, grounds.profiles, grounds.device)
     pool = Pool(loop, grounds.models, slo_s, lambda: time.time_ns() // 1_000_000)
     service = Service(importlib.metadata.version("farside"), grounds.models, slo_s, pool, deployment.tokens)
     # Addresses come first: one that is taken ends the start before any model is loaded.
@@ -267,7 +267,7 @@ class _Told:
         glets = tuple(
             GletStatus(
                 glet=glet, pid=executor.pid if executor is not None else 0,
-                ratio=_median(ratios.get(id(executor), ()), _RATIOS_LEAST),
+                ratio=_median([ratio for _, ratio in ratios.get(id(executor), ())], _RATIOS_LEAST),
             )
             for glet, executor in self._fleet.executors
         )  # fmt: skip

@@ -16,7 +16,7 @@ import msgspec
 from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Refusal
-from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, slowed
 from farside.scheduler.sharing.glet.scaling import enough
 from farside.scheduler.sharing.glet.size import Sizes
 
@@ -33,6 +33,7 @@ class PlannerError(FarsideError):
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, float]
     gpus: int
+    slower: dict[str, float] = {}
     is_explained: bool = False
 
 
@@ -62,18 +63,24 @@ class Planner:
         self._tables = base64.b64encode(pickle.dumps((dict(models), device))) + b"\n"
         self._process: asyncio.subprocess.Process | None = None
 
-    async def plan(self, rates: Mapping[str, float], gpus: int, *, is_explained: bool = False) -> Planned:
+    async def plan(
+        self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
+    ) -> Planned:
         """The fewest GPUs, of at most ``gpus``, for planned rates.
 
         Args:
             rates: Requests a second by model.
             gpus: GPUs that there are.
+            slower: How many times as long as in the profile a model's batches take, where that is not once.
             is_explained: Whether a refusal is to say how many GPUs would do.
 
         Raises:
             PlannerError: It gave none within PLAN_LIMIT_S; the next question goes to a new process.
         """
-        asked = msgspec.json.encode(_Asked(rates=dict(rates), gpus=gpus, is_explained=is_explained)) + b"\n"
+        asked = (
+            msgspec.json.encode(_Asked(rates=dict(rates), gpus=gpus, slower=dict(slower), is_explained=is_explained))
+            + b"\n"
+        )
         try:
             async with asyncio.timeout(PLAN_LIMIT_S):
                 process = await self._started()
@@ -109,13 +116,22 @@ class Planner:
         return self._process
 
 
+def sizes_of(models: Mapping[str, ModelProfile], device: DeviceProfile, slower: Mapping[str, float]) -> Sizes:
+    """Models and device for plans; ``slower``: how many times as long as in its profile a model takes."""
+    seen = {name: slowed(model, slower[name]) if name in slower else model for name, model in models.items()}
+    return SCHEDULERS[SCHEDULER].sizes(seen, device)
+
+
 def main() -> None:
     """Reads tables, then questions, from standard input; writes a line for each question."""
     models, device = pickle.loads(base64.b64decode(sys.stdin.buffer.readline()))  # noqa: S301 - from our own parent
-    scheduler = SCHEDULERS[SCHEDULER]
-    sizes = scheduler.sizes(models, device)
+    slower: Mapping[str, float] = {}
+    sizes = sizes_of(models, device, slower)
     for line in sys.stdin.buffer:
         asked = msgspec.json.decode(line, type=_Asked)
+        if asked.slower != slower:
+            slower = asked.slower
+            sizes = sizes_of(models, device, slower)
         sys.stdout.buffer.write(msgspec.json.encode(_answered(sizes, asked)) + b"\n")
         sys.stdout.buffer.flush()
 

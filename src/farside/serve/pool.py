@@ -70,14 +70,15 @@ class _Batch:
 class Turns:
     """A glet at work: its round, its executor, what it runs and has staged.
 
-    ``ratios``: real by planned seconds of its last batches. ``on_idle`` is called once it is closed and empty.
+    ``ratios``: model, and real by planned seconds, of its last batches. ``on_idle`` is called once it is closed and
+    empty.
     """
 
     glet: Glet
     round: GletRound
     executor: Executor
     batches: deque[_Batch] = field(default_factory=deque[_Batch])
-    ratios: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT_RATIOS))
+    ratios: deque[tuple[str, float]] = field(default_factory=lambda: deque[tuple[str, float]](maxlen=KEPT_RATIOS))
     timer: asyncio.TimerHandle | None = None
     is_closed: bool = False
     is_dead: bool = False
@@ -115,7 +116,7 @@ class Pool:
         self._awaited: frozenset[str] = frozenset()
         self._bounds: dict[str, int] = dict.fromkeys(models, QUEUE_ROWS_MIN)
         self._came: dict[str, int] = dict.fromkeys(models, 0)
-        self._dropped: dict[str, int] = dict.fromkeys(models, 0)
+        self._violated: dict[str, int] = dict.fromkeys(models, 0)
         self._number = 0
 
     # ---- routes
@@ -210,13 +211,13 @@ class Pool:
             self.counts[model].refused += 1
 
     def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Rows that came and rows that were dropped since the last call, by model; late ones are dropped first."""
+        """Rows that came, and rows that were dropped or late, since the last call, by model."""
         now_s = self._loop.time()
         for queue in self.queues.values():
             queue.drop_late(now_s)
-        came, dropped = self._came, self._dropped
-        self._came, self._dropped = dict.fromkeys(came, 0), dict.fromkeys(dropped, 0)
-        return came, dropped
+        came, violated = self._came, self._violated
+        self._came, self._violated = dict.fromkeys(came, 0), dict.fromkeys(violated, 0)
+        return came, violated
 
     # ---- batches
 
@@ -232,7 +233,7 @@ class Pool:
         elif not turns.is_closed:
             self._look(turns, batch)
         took_s = (ended_ns - started_ns) / 1e9
-        turns.ratios.append(took_s / batch.expected_s)
+        turns.ratios.append((batch.model, took_s / batch.expected_s))
         if raised:
             for one in batch.requests:
                 self._fail(one, InferenceError(Kind.RAISED, f"{batch.model} raised: {raised}"[:500]))
@@ -336,6 +337,7 @@ class Pool:
                 counts.met += 1
             else:
                 counts.late += 1
+                self._violated[one.model] += one.rows
             self.latencies_s[batch.model].append(now_s - one.arrived_s)
             counts.success.add(now_s - one.arrived_s)
             counts.queue.add(max(0.0, min(started_s, one.staged_s) - one.arrived_s))
@@ -353,7 +355,7 @@ class Pool:
             kept[1].add(took)
 
     def _drop(self, one: Waiting) -> None:
-        self._dropped[one.model] += one.rows
+        self._violated[one.model] += one.rows
         within_ms = 1000 * (one.deadline_s - one.arrived_s)
         self._fail(one, InferenceError(Kind.LATE, f"{one.model} can not answer within {within_ms:.0f} ms now"))
 

@@ -19,7 +19,7 @@ from farside.errors import Unavailable
 from farside.serve.status import ServeStatus
 
 MINUTES = 2.0
-SHARE, STEP_TIMES = 0.25, 2.0
+SHARE, STEP_TIMES = 0.2, 2.0
 # Seconds: the calm part, which begins to count after the first ones; the step; the kill; the end.
 SETTLE_S, STEP_S, KILL_S, END_S = 3.0, 25.0, 45.0, 62.0
 BACK_AFTER_STEP_S, BACK_AFTER_KILL_S = 10.0, 5.0
