@@ -1,6 +1,7 @@
 """Who offers RDMA to whom, and what follows where no queue pair can be made: the lane goes by TCP, and is counted."""
 
 import asyncio
+import os
 import socket
 from contextlib import ExitStack
 
@@ -43,6 +44,20 @@ def test_a_machine_without_a_device_offers_none(monkeypatch: pytest.MonkeyPatch)
     assert RdmaChoice("auto").features(0, is_shm=False) == Feature.CODES
     assert Pairing(rdma="auto").features == Feature.CODES
     assert "no RDMA device here" in Pairing(rdma="auto").lacks
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("release", "offered"), [("5.11.0-49", Feature.CODES), ("5.12.1", BOTH), ("odd", Feature.CODES)]
+)
+def test_a_kernel_on_which_forks_take_pages_away_is_offered_none(
+    release: str, offered: Feature, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = os.uname()
+    changed = os.uname_result((names.sysname, names.nodename, release, names.version, names.machine))
+    monkeypatch.setattr(queue_pair.os, "uname", lambda: changed)
+
+    assert RdmaChoice("auto").features(0, is_shm=False) == offered
 
 
 def test_another_word_than_auto_and_off_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import secrets
 import socket
 import time
@@ -51,7 +52,7 @@ class RdmaChoice:
         if not self._is_wanted or time.monotonic() < self._not_before_s.get(number, 0.0):
             return Feature.CODES
         if self._has_device is None:
-            self._has_device = rdma_devices() > 0
+            self._has_device = rdma_devices() > 0 and _may_fork(os.uname().release)
         return Feature.CODES | Feature.RDMA if self._has_device else Feature.CODES
 
     def lane_begins(self, number: int) -> None:
@@ -68,6 +69,15 @@ class RdmaChoice:
         since_s = self._since_s.pop(number, None)
         if since_s is not None and time.monotonic() - since_s < SHORT_LIFE_S:
             self.fell_back(number, "the last one ended at once")
+
+
+def _may_fork(release: str) -> bool:
+    """Whether a process with pages that a device writes may fork: on Linux before 5.12 it may lose them to its child.
+
+    Training processes do, for their data loaders.
+    """
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= (5, 12)
 
 
 def answer_of(sock: socket.socket, caller: Caller, *, region: int | None = None) -> Answer:
