@@ -138,8 +138,9 @@ class Jobs:
         """
         job = self._jobs.get((hello.job, hello.start))
         order = self._orders.get((hello.job, hello.start))
-        if job is not None and job.is_sum and not self.stats(job).lanes:
-            # What has no optimizer here is in its members alone, and a new process would wait for it for ever.
+        if job is not None and job.is_sum and (job.lives or job.static_runs) and not self.stats(job).lanes:
+            # What has no optimizer here is in its members alone, and a new process would wait for it for ever. Before
+            # the first member of a manager's job comes, what is here is copied by the owner before.
             self.drop(job, why="all its members have gone")
             job = None
         if job is None:
@@ -158,7 +159,8 @@ class Jobs:
         if attach.life in passed:
             raise NotAdmittedError(f"another process of rank {attach.rank} has come since; this one's place is taken")
         before = job.lives.get(attach.rank)
-        if job.is_sum and before != attach.life and self.version(job) is not None:
+        # Whose chunks have been copied here it serves before any member has come.
+        if job.is_sum and before not in (None, attach.life) and self.version(job) is not None:
             raise NotAdmittedError(
                 f"rank {attach.rank} comes anew to a job that has begun and only sums: its parameters are in its "
                 "processes alone; start all ranks again"

@@ -2,6 +2,7 @@
 
 One member by shared memory, one by TCP. What is measured is the time from the kill to the results of that step at all
 members; each result is compared with one process's, bit for bit. The exit code is 1 above a bar, or after a wrong bit.
+The figures go into the result file, those of ``--stop`` beside the others.
 """
 
 import argparse
@@ -10,15 +11,19 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.aggregation.record import RESULTS, Record, keep
+from benchmarks.figure import Figure, Table, as_text
 from tests.aggregation.service import service, source, training
 from tests.aggregation.test_kills import kill_at_moments
 from tests.support.ports import free_port
 
 MOMENTS = 20
 MEDIAN_BAR_S, WORST_BAR_S = 2.0, 5.0
+STOPPED_MEDIAN_BAR_S = 4.0
+"""A server that hangs is seen after 2 s."""
 RULES = ("mean", "sgd", "adam")
 
 
@@ -28,17 +33,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--moments", type=int, default=MOMENTS, help="kills for each rule; default: %(default)s")
     parser.add_argument("--stop", action="store_true", help="stop the server (SIGSTOP) instead of killing it")
     parser.add_argument("--seed", type=int, default=1, help="of the moments; default: %(default)s")
+    parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
     options = parser.parse_args(arguments)
     number = signal.SIGSTOP if options.stop else signal.SIGKILL
-    is_good = True
-    for rule in RULES:
-        took_s = _measure(rule, number, options.moments, random.Random(options.seed).randrange(1 << 30))
-        median_s, worst_s = statistics.median(took_s), max(took_s)
-        is_good = is_good and median_s <= MEDIAN_BAR_S and worst_s <= WORST_BAR_S
-        print(f"{rule:5} {len(took_s)} kills, all results equal; next step: ", end="")
-        print(f"median {median_s:.3f} s, worst {worst_s:.3f} s")
-    print(f"bars: median {MEDIAN_BAR_S:g} s, worst {WORST_BAR_S:g} s: {'met' if is_good else 'NOT met'}")
-    return 0 if is_good else 1
+    seed = random.Random(options.seed).randrange(1 << 30)
+    took_s = {rule: _measure(rule, number, options.moments, seed) for rule in RULES}
+    figure = figure_of(took_s, is_stopped=options.stop)
+    print(as_text(figure))
+    record = Record()
+    record.add(figure.key, figure)
+    keep(record, options.output, {}, module="benchmarks.aggregation.kills")
+    return 0 if all(row[-1] == "yes" for row in figure.tables[0].rows) else 1
+
+
+def figure_of(took_s: Mapping[str, Sequence[float]], *, is_stopped: bool) -> Figure:
+    """The table, a row a rule: seconds from each kill to the end of the next step."""
+    rows, median_bar_s = [], STOPPED_MEDIAN_BAR_S if is_stopped else MEDIAN_BAR_S
+    for rule, times_s in took_s.items():
+        median_s, worst_s = statistics.median(times_s), max(times_s)
+        is_met = median_s <= median_bar_s and worst_s <= WORST_BAR_S
+        rows.append((rule, str(len(times_s)), f"{median_s:.3f} s", f"{worst_s:.3f} s", "yes" if is_met else "no"))
+    what = "stopped (SIGSTOP)" if is_stopped else "killed (SIGKILL)"
+    return Figure(
+        key="stops" if is_stopped else "kills",
+        title=f"The server is {what} at random moments; every result is one process's, bit for bit",
+        source="not in the paper",
+        tables=(
+            Table(
+                caption=f"Time to the end of the next step; bars: median {median_bar_s:g} s, worst {WORST_BAR_S:g} s",
+                header=("rule", "times", "median", "worst", "met"),
+                rows=tuple(rows),
+            ),
+        ),
+    )
 
 
 def _measure(rule: str, number: signal.Signals, moments: int, seed: int) -> list[float]:

@@ -23,13 +23,13 @@ class Record:
         self.figures[part] = figure
 
 
-def keep(record: Record, output: Path, failures: Mapping[str, str]) -> None:
+def keep(record: Record, output: Path, failures: Mapping[str, str], *, module: str = "benchmarks.aggregation") -> None:
     """Writes the file; parts that were not measured stay as they are."""
     known: dict[str, Any] = json.loads(output.read_bytes()) if output.exists() else {"figures": {}}
     machine = asdict(this_machine())
     for part, figure in record.figures.items():
         known["figures"][part] = {
-            "command": this_command("benchmarks.aggregation"), "commit": this_commit(),
+            "command": this_command(module), "commit": this_commit(),
             "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine, "left_out": dict(failures),
             **asdict(figure),
         }  # fmt: skip

@@ -223,7 +223,8 @@ static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool 
 {
 	struct bulk **slot = is_next ? &job->next[number] : &job->previous[number];
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = bulk_tag(job, number, is_next)};
-	struct frame life = {.kind = FRAME_LIFE, .aux = a->life};
+	/* A job that was dropped and added again has nothing of what was sent to it before. */
+	struct frame life = {.kind = FRAME_LIFE, .aux = a->life + job->id};
 	struct bulk *bulk = *slot;
 	struct lane lane;
 	int err;

@@ -1,5 +1,7 @@
 """Chunks move between two Aggregator processes by plans that come through their admin sockets."""
 
+import contextlib
+import random
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -142,6 +144,64 @@ def test_chunks_move_to_and_fro_while_a_job_trains(services: list[Service], rule
             job.step()
 
         assert manager.jobs_of(1)[0]["updates"] > 0
+
+
+class Watch:
+    """What the manager does while chunks move: it completes the move, or ends it where one end came anew."""
+
+    def __init__(self, manager: Manager, *, old: int) -> None:
+        self._manager, self._old, self._new = manager, old, 1 - old
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.said: Run | None = None
+
+    def _run(self) -> None:
+        while not self._stops.wait(0.02):
+            self.said = self.said or self._decided()
+            if self.said is not None:
+                with contextlib.suppress(PeerError):  # one that is being forked anew gets it the next time
+                    self._manager.say(self.said)
+
+    def _decided(self) -> Run | None:
+        told = {number: (self._manager.jobs_of(number) or [{}])[0] for number in (0, 1)}
+        if told[self._old].get("broken_here"):
+            return Run(first=0, count=CHUNKS, owner=self._new, epoch=3)
+        if told[self._old].get("broken_there"):
+            return Run(first=0, count=CHUNKS, owner=self._old, epoch=3)
+        moved = [sum(count for _first, count, _at in told[self._new].get(kind, ())) for kind in ("copied", "pushed")]
+        return Run(first=0, count=CHUNKS, owner=self._new, epoch=2) if moved == [CHUNKS, CHUNKS] else None
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stops.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("dies", [(0,), (1,), (0, 1)], ids=["owner", "next owner", "both"])
+@pytest.mark.parametrize("rule", ["mean", "adam"])
+def test_a_move_whose_end_is_killed_before_its_commit_loses_nothing(
+    services: list[Service], rule: str, dies: tuple[int, ...]
+) -> None:
+    rng = random.Random(str(dies))
+    with two(services, rule) as (manager, job):
+        job.step()
+        manager.say(Run(first=0, count=CHUNKS, owner=0, epoch=1, next_owner=1, next_epoch=2))
+        job.push_some(rng)
+        for number in dies:
+            services[number].kill_server()
+        with Watch(manager, old=0) as watch:
+            job.push_rest()
+            job.check()
+
+            def has_ended() -> bool:
+                job.step()
+                return watch.said is not None
+
+            until(has_ended, what="the end of the move")
+            job.step(3)
 
 
 def test_a_server_that_is_killed_remembers_its_managers_plans(services: list[Service]) -> None:
