@@ -119,9 +119,12 @@ class GroupHost:
     def _job_gone(self, node: str, job: str) -> None:
         known = self._jobs.get(job, {})
         known.pop(node, None)
-        if not known and job in self._jobs:
+        if job not in self._jobs:
+            return
+        if not known:
             del self._jobs[job]
-            self._change()
+        # Also where others of its workers are left: one that comes back learns what is ready in a new epoch alone.
+        self._change()
 
     def _change(self, epoch: int = 0) -> None:
         jobs = {job: max(known.values()) for job, known in self._jobs.items()}

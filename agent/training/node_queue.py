@@ -272,7 +272,8 @@ def _told(state: NodeQueue, event: Ready | Bound, one: Worker) -> Answer:
         return state, ()
     if isinstance(event, Bound):
         return _with(state, event.job, replace(one, is_bound=True, is_starting=False)), ()
-    if one.place in ("held", "late") or (one.ready is not None and event.position <= one.ready[0]):
+    # Whoever holds the turn may yet give way, and then asks for the same position once more.
+    if one.ready is not None and event.position <= one.ready[0]:
         return state, ()
     return _filled(_with(state, event.job, replace(one, ready=(event.position, event.number))))
 

@@ -200,6 +200,8 @@ class Turns(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.holders()))
         self.is_known[key] = self.asks[key] = self.runs[key] = False
         self.tell_node(key[0], Died(job=key[1]))
+        # As the executor with the synchroniser does (`agent/training/group.py`): what is ready is said once an epoch.
+        self.the_group_is_named_anew()
 
     @rule()
     def the_group_is_named_anew(self) -> None:
@@ -315,6 +317,19 @@ def test_a_dead_worker_and_one_that_lies_hold_nothing() -> None:
         assert isinstance(told[0], first)
         assert after_it.holders("net") == ["b"]
         assert "a" not in after_it.workers
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_holder_that_gives_way_in_a_new_epoch_gets_its_turn_again(is_late: bool) -> None:
+    state, _ = after(*started("a", 1))
+    state, _ = after(Together(epoch=2), queue=state)
+    if is_late:
+        state = replace(state, workers={"a": replace(state.workers["a"], place="late", lease=None)})
+    again = (Bound(epoch=2, job="a"), Ready(epoch=2, job="a", position=0, number=1), Yield(job="a", position=0))
+
+    _, told = after(*again, queue=state)
+
+    assert [(one.job, one.position, one.lease) for one in told if isinstance(one, Grant)] == [("a", 0, 2)]
 
 
 def test_permissions_last_a_few_times_as_long_as_the_steps_take() -> None:
