@@ -127,8 +127,14 @@ static void name_owner(const struct job *job, uint32_t chunk, struct frame *fram
 	frame->status = has_left ? move->next : move->owner;
 }
 
-/* The optimizer's state to its keeper, beside the parameters. */
-static void put_result(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame)
+/*
+ * The optimizer's state to its keeper, beside the parameters.
+ *
+ * is_written: an update has just written the result where a member on this host looks for it; that of one by RDMA is
+ * written there now. One that is given again goes by the lane instead, since it may answer a push that was late: then
+ * the member has gone on at the next owner, which has written a newer result to the same place.
+ */
+static void put_result(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame, bool is_written)
 {
 	const struct layout *layout = &job->layout;
 	struct member *member = &job->member[rank];
@@ -141,11 +147,11 @@ static void put_result(struct job *job, uint32_t rank, uint32_t chunk, struct fr
 		frame.flags |= FRAME_KEEPS;
 		parts[count++] = (struct part){master(job, chunk, frame.iteration), layout_state_bytes(layout, chunk)};
 	}
-	if (member->rdma) {
+	if (member->rdma && is_written) {
 		rdma_put_result(job, rank, chunk, frame, parts, count);
 		return;
 	}
-	if (!member->lane.is_shm) {
+	if (!member->lane.is_shm || !is_written) {
 		put(job, rank, chunk, frame, parts, count);
 		return;
 	}
@@ -160,18 +166,6 @@ static void put_state(struct job *job, uint32_t rank, uint32_t chunk, uint64_t v
 	struct part part = {master(job, chunk, version), layout_state_bytes(&job->layout, chunk)};
 
 	put(job, rank, chunk, (struct frame){.kind = FRAME_STATE, .iteration = version}, &part, 1);
-}
-
-/* Members on this host find results in their region. An update has written them there; else they come from `from`. */
-static void write_results(struct job *job, uint32_t chunk, uint64_t mask, const uint8_t *from)
-{
-	for (; mask; mask &= mask - 1) {
-		struct member *member = &job->member[__builtin_ctzll(mask)];
-
-		if (member->is_there && member->lane.is_shm)
-			memcpy(member->region + layout_result(&job->layout, chunk), from,
-			       layout_bytes(&job->layout, chunk));
-	}
 }
 
 void tell_lost(struct job *job, uint32_t rank)
@@ -197,7 +191,7 @@ static void add_due(struct job *job, uint32_t chunk)
 	job->due[(job->due_first + job->due_count++) % job->layout.chunks] = chunk;
 }
 
-static void give_result(struct job *job, uint32_t rank, uint32_t chunk)
+static void give_result(struct job *job, uint32_t rank, uint32_t chunk, bool is_written)
 {
 	const struct ne_chunk *state = &job->states[chunk];
 	struct frame frame = {.kind = FRAME_RESULT, .iteration = state->version};
@@ -206,11 +200,11 @@ static void give_result(struct job *job, uint32_t rank, uint32_t chunk)
 		frame.flags = FRAME_LAST;
 		name_owner(job, chunk, &frame);
 	}
-	put_result(job, rank, chunk, frame);
+	put_result(job, rank, chunk, frame, is_written);
 }
 
 /* holds: whoever has not asked for its result gets it when it does. */
-static void give_results(struct job *job, uint64_t mask, uint32_t chunk, bool holds)
+static void give_results(struct job *job, uint64_t mask, uint32_t chunk, bool holds, bool is_written)
 {
 	if (job->hold) {
 		uint64_t *pulls = &job->pulls[chunk][job->states[chunk].version & 1];
@@ -218,14 +212,15 @@ static void give_results(struct job *job, uint64_t mask, uint32_t chunk, bool ho
 
 		*pulls &= ~now;
 		job->owed[chunk] = (job->owed[chunk] | mask) & ~now;
+		job->unwritten[chunk] = (job->unwritten[chunk] & ~mask) | (is_written ? 0 : mask);
 		mask = now;
 	}
 	for (; mask; mask &= mask - 1)
-		give_result(job, __builtin_ctzll(mask), chunk);
+		give_result(job, __builtin_ctzll(mask), chunk, is_written);
 }
 
-/* What a step asks for. has_written: results stand where members on this host look for them. */
-static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_todo *todo, bool has_written, bool holds)
+/* What a step asks for. */
+static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_todo *todo, uint8_t kind)
 {
 	struct job *job = s->job;
 	struct frame moved = {.kind = FRAME_MOVED};
@@ -234,9 +229,8 @@ static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_tod
 		lose(s->aggregator, job, chunk);
 	name_owner(job, chunk, &moved);
 	put_all(job, todo->moved, chunk, moved);
-	if (todo->result && !has_written)
-		write_results(job, chunk, todo->result, result(job, chunk));
-	give_results(job, todo->result, chunk, holds);
+	give_results(job, todo->result, chunk, kind == NE_CHUNK_PUSH || kind == NE_CHUNK_UPDATED,
+		     kind == NE_CHUNK_UPDATED);
 	for (uint64_t mask = todo->given; mask; mask &= mask - 1)
 		put_state(job, __builtin_ctzll(mask), chunk, todo->given_version);
 	put_all(job, todo->want_have, chunk, (struct frame){.kind = FRAME_WANT_HAVE});
@@ -253,12 +247,12 @@ static int carry_out(struct source *s, uint32_t chunk, const struct ne_chunk_tod
 	return todo->wait ? -EAGAIN : todo->bad ? -EPROTO : 0;
 }
 
-int step(struct source *s, uint32_t chunk, struct ne_chunk_event event, bool has_written)
+int step(struct source *s, uint32_t chunk, struct ne_chunk_event event)
 {
 	struct ne_chunk_todo todo;
 
 	ne_chunk_step(&s->job->states[chunk], &event, &todo);
-	return carry_out(s, chunk, &todo, has_written, event.kind == NE_CHUNK_PUSH || event.kind == NE_CHUNK_UPDATED);
+	return carry_out(s, chunk, &todo, event.kind);
 }
 
 /* ------------------------------------------------------------------- what comes */
@@ -373,7 +367,7 @@ int take_push(struct source *s, const struct frame *frame)
 	if (!job->member[s->rank].lane.is_shm && !job->member[s->rank].rdma && !frame->bytes)
 		return -EPROTO;
 	*absent = frame->flags & FRAME_ABSENT ? *absent | who : *absent & ~who;
-	err = step(s, frame->chunk, event, false);
+	err = step(s, frame->chunk, event);
 	if (err)
 		return err;
 	job->stats.pushed_bytes += layout_bytes(&job->layout, frame->chunk);
@@ -399,7 +393,7 @@ static int take_pull(struct source *s, const struct frame *frame)
 		name_owner(job, frame->chunk, &moved);
 		put(job, s->rank, frame->chunk, moved, NULL, 0);
 	} else if (job->owed[frame->chunk] & who && frame->iteration == state->version) {
-		give_results(job, who, frame->chunk, false);
+		give_results(job, who, frame->chunk, false, !(job->unwritten[frame->chunk] & who));
 	} else {
 		/* Also where it is served: its update may have to be repeated. */
 		pulls[frame->iteration & 1] |= who;
@@ -418,14 +412,9 @@ static void take_contents(struct source *s, const struct frame *frame)
 	bool is_first = frame->flags & FRAME_FIRST, in_region = !frame->bytes;
 
 	if (layout->sum_only) {
-		const uint8_t *from = job->results ? job->results + layout->offsets[chunk] : NULL;
-
-		if (in_region) {
-			from = member->region + layout_result(layout, chunk);
-			if (job->results)
-				memcpy(job->results + layout->offsets[chunk], from, layout_bytes(layout, chunk));
-		}
-		write_results(job, chunk, job->states[chunk].behind & ~(1ull << s->rank), from);
+		if (in_region)
+			memcpy(job->results + layout->offsets[chunk], member->region + layout_result(layout, chunk),
+			       layout_bytes(layout, chunk));
 		return;
 	}
 	if (is_first) {
@@ -472,10 +461,10 @@ static int take(void *owner, const struct frame *frame)
 		event.has_nothing = frame->flags & FRAME_NOTHING;
 		event.keeps = frame->flags & FRAME_KEEPS;
 		event.is_anew = frame->flags & FRAME_ANEW;
-		return step(s, frame->chunk, event, false);
+		return step(s, frame->chunk, event);
 	case FRAME_ASK:
 		event.kind = NE_CHUNK_ASK;
-		return step(s, frame->chunk, event, false);
+		return step(s, frame->chunk, event);
 	case FRAME_SEED:
 		event.kind = NE_CHUNK_SEED;
 		if (!s->job->member[s->rank].lane.is_shm && !frame->bytes)
@@ -484,9 +473,12 @@ static int take(void *owner, const struct frame *frame)
 		if (!frame->bytes && !layout->sum_only && !(frame->flags & FRAME_FIRST) &&
 		    layout_keeper(layout, frame->chunk) != s->rank)
 			return -EPROTO;
-		if (is_seed_wanted(s, frame))
+		if (is_seed_wanted(s, frame)) {
+			if (layout->sum_only && make_results(s->job))
+				return -ENOMEM;
 			take_contents(s, frame);
-		return step(s, frame->chunk, event, layout->sum_only);
+		}
+		return step(s, frame->chunk, event);
 	default:
 		return -EPROTO;
 	}
@@ -530,7 +522,7 @@ void end_lane(struct server *a, struct job *job, uint32_t rank, int err)
 			job->pulls[chunk][1] &= ~(1ull << rank);
 			job->owed[chunk] &= ~(1ull << rank);
 		}
-		step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_LANE_END, .member = rank}, false);
+		step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_LANE_END, .member = rank});
 	}
 	tell(a, (struct ne_aggregator_event){
 			.kind = NE_AGGREGATOR_LANE_ENDED, .rank = rank, .error = -err, .job = job->id});
@@ -635,6 +627,7 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 				 .gradients = gradients,
 				 .outputs = outputs,
 				 .step = version};
+	bool keeps_results = job->has_results || (layout->sum_only && job->inline_members);
 	int err;
 
 	for (uint32_t rank = 0; rank < layout->members; rank++) {
@@ -644,7 +637,7 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 		if (member->lane.is_shm)
 			outputs[r.results++] = member->region + layout_result(layout, chunk);
 	}
-	if (job->results && r.results < NE_MEMBERS_MAX)
+	if (keeps_results && r.results < NE_MEMBERS_MAX)
 		outputs[r.results++] = job->results + layout->offsets[chunk];
 	if (!layout->sum_only) {
 		const struct ne_hyper *hyper = numbers_for(job, layout->groups[chunk], version);
@@ -659,7 +652,7 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 	}
 	err = ne_reduce(&r);
 	/* With 64 members on this host there is no place for one copy more in that call. */
-	if (!err && job->results && outputs[r.results - 1] != job->results + layout->offsets[chunk])
+	if (!err && keeps_results && outputs[r.results - 1] != job->results + layout->offsets[chunk])
 		memcpy(job->results + layout->offsets[chunk], outputs[0], layout_bytes(layout, chunk));
 	return err;
 }
@@ -683,7 +676,10 @@ static void pass_over(struct job *job, uint32_t chunk, uint64_t version)
 			      master(job, chunk, version), job->layout.counts[chunk]);
 	else
 		from = (const uint8_t *)master(job, chunk, version);
-	write_results(job, chunk, UINT64_MAX >> (64 - job->layout.members), from);
+	for (uint32_t rank = 0; rank < job->layout.members; rank++)
+		if (job->member[rank].lane.is_shm)
+			memcpy(job->member[rank].region + layout_result(&job->layout, chunk), from,
+			       layout_bytes(&job->layout, chunk));
 }
 
 static int reduce_or_pass(struct job *job, uint32_t chunk, uint64_t version)
@@ -710,7 +706,7 @@ static void update(struct server *a, struct job *job)
 		lose(a, job, chunk);
 		return;
 	}
-	step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_UPDATED}, true);
+	step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_UPDATED});
 	move_on(a, job, chunk);
 	busy_ns = now_ns() - begin_ns;
 	job->turn_ns += busy_ns;

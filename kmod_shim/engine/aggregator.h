@@ -105,6 +105,7 @@ struct job {
 	uint64_t (*absent)[2];	/* members without a gradient, by chunk and the iteration's parity */
 	uint64_t (*pulls)[2];	/* hold: members that want a result, by chunk and the iteration's parity */
 	uint64_t *owed;		/* hold: members that have yet to want the last result */
+	uint64_t *unwritten;	/* hold: those whose last result no update has written to their region */
 	struct numbers *said;	/* by member and group: what was said last */
 	bool hold;
 	uint32_t due_first, due_count;
@@ -162,8 +163,8 @@ bool put(struct job *job, uint32_t rank, uint32_t chunk, struct frame frame, con
 int take_push(struct source *source, const struct frame *frame);
 /* Where the gradient of a member that is not on this host goes. */
 uint8_t *pushed(struct job *job, uint32_t rank, uint32_t chunk, uint64_t iteration);
-/* An event of a chunk, and all that follows from it. -EAGAIN: it waits for a plan. has_written: results stand at members. */
-int step(struct source *source, uint32_t chunk, struct ne_chunk_event event, bool has_written);
+/* An event of a chunk, and all that follows from it. -EAGAIN: it waits for a plan. */
+int step(struct source *source, uint32_t chunk, struct ne_chunk_event event);
 void end_lane(struct server *a, struct job *job, uint32_t rank, int err);
 /* The job can't go on. */
 void tell_lost(struct job *job, uint32_t rank);
@@ -189,6 +190,8 @@ int server_told(struct server *server, uint64_t id, uint32_t kind, uint32_t from
 int server_job_stats(struct server *server, uint64_t id, struct ne_aggregator_stats *ret);
 
 struct job *find(struct server *a, uint64_t id);
+/* A place for results that go by a lane, where members have sums only and are all on this host. */
+int make_results(struct job *job);
 void unmap(void *at, uint64_t bytes);
 /* Gives back the memory of chunks that are gone, once no lane sends from it. */
 void release_freed(struct server *a, struct job *job);

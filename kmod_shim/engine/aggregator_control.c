@@ -154,6 +154,7 @@ static void free_job(struct server *a, struct job *job)
 	free(job->absent);
 	free(job->pulls);
 	free(job->owed);
+	free(job->unwritten);
 	free(job->said);
 	layout_free(&job->layout);
 	free(job);
@@ -286,10 +287,11 @@ static int make_job(struct job *made, const struct ne_job *job)
 	made->absent = calloc(job->chunks, sizeof(*made->absent));
 	made->pulls = calloc(job->hold ? job->chunks : 1, sizeof(*made->pulls));
 	made->owed = calloc(job->hold ? job->chunks : 1, sizeof(*made->owed));
+	made->unwritten = calloc(job->hold ? job->chunks : 1, sizeof(*made->unwritten));
 	made->said = calloc((uint64_t)job->members * job->groups, sizeof(*made->said));
 	made->hold = job->hold;
 	if (!made->states || !made->moves || !made->wants || !made->numbers || !made->due || !made->is_due ||
-	    !made->absent || !made->pulls || !made->owed || !made->said)
+	    !made->absent || !made->pulls || !made->owed || !made->unwritten || !made->said)
 		return -ENOMEM;
 	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
 		ne_chunk_make(&made->states[chunk], job->members, layout->sum_only);
@@ -428,7 +430,7 @@ static int plan_chunk(struct server *a, struct job *job, uint32_t chunk, const s
 		event.has_next = false;
 		event.next_epoch = 0;
 	}
-	err = step(&s, chunk, event, false);
+	err = step(&s, chunk, event);
 	move_plan(a, job, chunk);
 	return err;
 }
@@ -482,6 +484,13 @@ static int map_region(const struct job *job, uint32_t rank, int region, uint8_t 
 	return 0;
 }
 
+int make_results(struct job *job)
+{
+	if (!job->results)
+		job->results = pages(job->layout.area_bytes);
+	return job->results ? 0 : -ENOMEM;
+}
+
 /* What an inline member needs here, which stays for its next lane. */
 static int make_inline(struct server *a, struct job *job, struct member *member)
 {
@@ -489,7 +498,7 @@ static int make_inline(struct server *a, struct job *job, struct member *member)
 
 	if (member->inlined)
 		return 0;
-	if (job->layout.sum_only && !job->results && !(job->results = pages(job->layout.area_bytes)))
+	if (job->layout.sum_only && make_results(job))
 		return -ENOMEM;
 	member->inlined = pages(2 * job->layout.area_bytes);
 	if (!member->inlined)

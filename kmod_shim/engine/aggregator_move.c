@@ -199,8 +199,7 @@ void move_on(struct server *a, struct job *job, uint32_t chunk)
 				     .epoch = move->epoch,
 				     .is_mine = true,
 				     .has_next = true,
-				     .next_epoch = move->next_epoch},
-	     false);
+				     .next_epoch = move->next_epoch});
 }
 
 void end_bulks(struct server *a, struct job *job)
@@ -362,7 +361,7 @@ static void take_life(struct bulk_source *s, uint64_t life)
 		if (move->next != s->number || (state->state != NE_CHUNK_LEFT && state->state != NE_CHUNK_LEAVING))
 			continue;
 		if (state->state == NE_CHUNK_LEFT && move->sent_to && move->sent_to != life)
-			step(&source, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_NEXT_ANEW}, false);
+			step(&source, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_NEXT_ANEW});
 		else if (state->state == NE_CHUNK_LEFT && !move->is_copied)
 			want(s->aggregator, job, chunk, WANTS_BEFORE | WANTS_COPY);
 		else if (state->state == NE_CHUNK_LEAVING && !job->layout.sum_only)
@@ -461,7 +460,7 @@ static int take_copy(void *owner, const struct frame *frame)
 	pthread_mutex_lock(&s->aggregator->lock);
 	is_coming = state->state == NE_CHUNK_COMING && state->epoch == frame->epoch;
 	if (is_placed || !is_coming)
-		err = step(&source, frame->chunk, event, false);
+		err = step(&source, frame->chunk, event);
 	if (!err && state->epoch == frame->epoch && state->state >= NE_CHUNK_SERVING && state->state != NE_CHUNK_COMING)
 		err = lane_put(&s->bulk->lane, &copied, NULL, 0);
 	pthread_mutex_unlock(&s->aggregator->lock);

@@ -206,7 +206,7 @@ static int place(void *owner, const struct frame *frame, struct part parts[LANE_
 		return -EPROTO;
 	if (frame->kind == FRAME_STATE)
 		return place_state(s, frame, &parts[0]);
-	if (has_region(s) || frame->kind != FRAME_RESULT)
+	if (frame->kind != FRAME_RESULT)
 		return -EPROTO;
 	bytes = layout_bytes(layout, frame->chunk);
 	if (frame->flags & FRAME_KEEPS) {

@@ -83,7 +83,8 @@ enum frame_kind {
 	FRAME_ASK = 5,		/* iteration: the version whose state is wanted */
 	FRAME_PULL = 6,		/* hold: iteration: its result is wanted now */
 	/* Aggregator */
-	FRAME_RESULT = 16,	/* iteration: the version; payload: parameters, and for the keeper the state */
+	FRAME_RESULT = 16,	/* iteration: the version; payload: parameters, and for the keeper the state. None where
+				   an update has just written them to the member's region */
 	FRAME_MOVED = 17,	/* aux: the epoch of the owner that is told; status: its number */
 	FRAME_WANT_HAVE = 18,
 	FRAME_WANT_PUSH = 19,	/* iteration */

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import random
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -23,13 +24,15 @@ from farside.kmod_shim.engine.aggregation import (
     Member,
     Rule,
 )
-from tests.aggregation.rig import JOB, Reference, Rig, gradient_of, make_job, start_of
+from tests.aggregation.rig import DEADLINE_S, JOB, Reference, Rig, gradient_of, make_job, start_of
 from tests.support.waiting import until
 
 ADAM = Hyper(lr=0.01)
 SGD = Hyper(lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True)
 HYPER = {Rule.SGD: SGD, Rule.ADAM: ADAM, Rule.ADAMW: Hyper(lr=0.01, weight_decay=0.05)}
 ITERATIONS = 5
+# Kinds of frames, as kmod_shim/engine/lane.h has them.
+PUSH, RESULT = 2, 16
 
 
 @contextlib.contextmanager
@@ -350,6 +353,50 @@ def test_a_member_that_came_anew_gets_the_parameters_from_the_aggregator() -> No
             assert rig.wait(iteration) == [reference.step(iteration)] * 2
     finally:
         rig.close()
+
+
+def test_a_result_that_is_given_again_leaves_alone_what_the_member_has_on_this_host() -> None:
+    """A push may be answered late, when the member has gone on at another owner: its newer result stays."""
+    job = make_job(Rule.SGD, members=1, chunks=1)
+    with contextlib.closing(Aggregator(1 << 20)) as aggregator, contextlib.closing(Member(job, 0)) as member:
+        aggregator.add_job(JOB, job)
+        aggregator.plan(JOB, 0, 1, me=0, owner=0, epoch=1)
+        with contextlib.ExitStack() as open_ends:
+            theirs, its_end, ours, our_end = (
+                open_ends.enter_context(end) for end in (*socket.socketpair(), *socket.socketpair())
+            )
+            member.result(0)[:] = start_of(job, 0).tobytes()
+            member.start(0, None)
+            member.own(0, 1, 0, 1)
+            member.hyper(0, 1, Hyper(lr=0.1))
+            aggregator.attach(JOB, 0, theirs.detach(), os.dup(member.region))
+            member.attach(0, ours.detach(), shm=True)
+            member.gradient(0, 1)[:] = gradient_of(job, 0, 0, 1).tobytes()
+            member.push(0, 1, 1)
+            pushed = carry(our_end, its_end, until_kind=PUSH)
+            carry(our_end, its_end, until_kind=RESULT)
+            member.wait(0, 1, 1, DEADLINE_S)
+
+            newer = bytes(len(member.result(0)))
+            member.result(0)[:] = newer
+            its_end.sendall(pushed)
+            given = carry(our_end, its_end, until_kind=RESULT)
+
+            assert bytes(member.result(0)) == newer
+            assert len(given) > 48, "it did not come by the lane"
+
+
+def carry(one: socket.socket, other: socket.socket, *, until_kind: int) -> bytes:
+    """Hands frames on in both directions until one of this kind has passed, which is returned whole."""
+    kind, frame = None, b""
+    while kind != until_kind:
+        ready, _, _ = select.select([one, other], [], [], DEADLINE_S)
+        assert ready, f"no frame of kind {until_kind} has come"
+        head = ready[0].recv(48, socket.MSG_WAITALL)
+        _, kind, _, _, payload_bytes = struct.unpack_from("<IHHII", head)
+        frame = head + (ready[0].recv(payload_bytes, socket.MSG_WAITALL) if payload_bytes else b"")
+        (other if ready[0] is one else one).sendall(frame)
+    return frame
 
 
 def test_counters_say_who_is_waited_for() -> None:
