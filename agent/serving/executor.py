@@ -1,78 +1,44 @@
-"""An executor, seen from the front: starts its process on a part of a device, hands it batches, notices its end."""
+"""An executor whose process is on this host: starts it on a part of a device, hands it batches, notices its end."""
 
-import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from farside.agent.serving.arena import Arena, Array
 from farside.agent.serving.executor_process import Setup
-from farside.agent.serving.frames import FRAME_BYTES, decode, encode
-from farside.agent.serving.life import (
-    ENDED,
-    Action,
-    Asked,
-    Batch,
-    Became,
-    Closing,
-    Ended,
-    Event,
-    Exited,
-    Failed,
-    Finished,
-    Kill,
-    Life,
-    Received,
-    Send,
-    State,
-    Warmed,
-    Woke,
+from farside.agent.serving.frames import FRAME_BYTES, Frame, decode, encode
+from farside.agent.serving.handle import (
+    PREPARE_S,
+    BatchDone,
+    ExecutorEnded,
+    ExecutorHandle,
+    OnDone,
+    OnExit,
+    ServeError,
 )
+from farside.agent.serving.life import ENDED, Exited, Received
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Measured, Place
-from farside.errors import FarsideError, RemoteProtocolError
+from farside.errors import RemoteProtocolError
 
-HELLO_S = 10.0
-PREPARE_S = 60.0
-LIMIT_S_MIN = 1.0  # of a batch, before it counts as hung
-LIMIT_TIMES = 3  # what the slowest is expected to take
+__all__ = [
+    "PROGRAM",
+    "BatchDone",
+    "Executor",
+    "ExecutorEnded",
+    "OnDone",
+    "OnExit",
+    "ServeError",
+    "start_executor",
+]
+
 PROGRAM = ("-P", "-m", "farside.agent.serving.executor_process")
 _PACKETS_AT_ONCE = 16
-
-
-class ServeError(FarsideError):
-    """An executor could not be started, or has ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDone:
-    """A batch ended. ``problem`` is what the model raised, empty where it ran; times are CLOCK_MONOTONIC."""
-
-    batch: int
-    model: str
-    rows: int
-    slot: int
-    problem: str
-    started_ns: int
-    ended_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorEnded:
-    """An executor is over. ``line`` says why, empty where it was closed; ``lost`` are batches without an answer."""
-
-    line: str
-    lost: tuple[int, ...]
-
-
-OnDone = Callable[[BatchDone], None]
-OnExit = Callable[[ExecutorEnded], None]
 
 
 async def start_executor(
@@ -102,15 +68,11 @@ async def start_executor(
     """
     assert models, "an executor serves something"
     executor = Executor(place, models, on_done, on_exit, p99_s or {}, prepare_s, program)
-    try:
-        await executor._ready
-    except (asyncio.CancelledError, ServeError):
-        await executor.close(0)
-        raise
+    await executor.ready()
     return executor
 
 
-class Executor:
+class Executor(ExecutorHandle):
     """A process on a part of a device; made by `start_executor`. Used from one event loop."""
 
     def __init__(
@@ -123,17 +85,8 @@ class Executor:
         prepare_s: float,
         program: Sequence[str],
     ) -> None:
+        super().__init__(models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s)
         self.place = place
-        self.models = tuple(models)
-        self._numbers = {model.name: number for number, model in enumerate(models)}
-        self._on_done, self._on_exit = on_done, on_exit
-        self._limit_s = {name: max(LIMIT_TIMES * p99, LIMIT_S_MIN) for name, p99 in p99_s.items()}
-        self._warmed_s: dict[str, float] = {}
-        self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
-        self._why = ""
         try:
             self._arena = Arena(self.models)
         except (OSError, ValueError) as error:
@@ -147,37 +100,9 @@ class Executor:
             raise ServeError(f"an executor could not be started: {error.strerror}") from error
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
-        self._life = Life(len(models), self._loop.time(), hello_s=HELLO_S, prepare_s=prepare_s)
         self._loop.add_reader(self._line, self._read)
         self._loop.add_reader(self._pidfd, self._has_exited)
         self._set_timer()
-
-    # ---- for the front
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it runs and takes batches; at most one runs and one is staged."""
-        return self._life.state is State.READY
-
-    @property
-    def can_take(self) -> bool:
-        """Whether `run` may be called now."""
-        return self._life.can_take
-
-    @property
-    def in_flight(self) -> tuple[int, ...]:
-        """Numbers of the batch that runs and of the one that is staged."""
-        return tuple(batch.number for batch in self._life.in_flight)
-
-    @property
-    def failing(self) -> frozenset[str]:
-        """Models that have raised on three batches in a row."""
-        return frozenset(self.models[number].name for number in self._life.failing)
-
-    @property
-    def warmed_s(self) -> Mapping[str, float]:
-        """The longest run of each model's warm-up, in seconds."""
-        return self._warmed_s
 
     def slot_inputs(self, model: str, slot: int) -> Mapping[str, Array]:
         """Views of ``max_batch`` rows of each input; slots are 0 and 1."""
@@ -187,15 +112,6 @@ class Executor:
         """Views of ``max_batch`` rows of each output: those of the slot's last batch, until the next one is run."""
         return self._arena.slots[self._numbers[model]][slot].outputs
 
-    def run(self, batch: int, model: str, rows: int, slot: int) -> None:
-        """Runs the first rows of a slot, after the batch that runs already. Only while ``can_take``."""
-        number = self._numbers[model]
-        assert 1 <= rows <= self.models[number].max_batch, "rows of a batch"
-        limit_s = self._limit_s.get(model)
-        if limit_s is None:
-            limit_s = max(LIMIT_TIMES * self._warmed_s.get(model, 0.0), LIMIT_S_MIN)
-        self._step(Asked(Batch(batch, number, rows, slot, limit_s)))
-
     async def resize(self, part_pct: int) -> bool:
         """Another size of its part; False: this driver or size needs a new executor, and nothing has changed."""
         return self._life.state not in ENDED and self.place.resize(part_pct)
@@ -203,11 +119,6 @@ class Executor:
     def measured(self) -> Measured | None:
         """What its part has used of the device."""
         return self.place.measured()
-
-    async def close(self, within_s: float = 5.0) -> None:
-        """Ends it: what runs and is staged may take ``within_s`` seconds, then it is killed."""
-        self._step(Closing(within_s))
-        await asyncio.shield(self._ended)
 
     # ---- events
 
@@ -245,65 +156,16 @@ class Executor:
         if self._life.state not in ENDED and self._line.fileno() >= 0:
             self._read()
 
-    def _woken(self) -> None:
-        self._timer = None
-        self._step(Woke())
-
-    def _step(self, event: Event) -> None:
-        for action in self._life.step(event, self._loop.time()):
-            self._act(action)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        wake_s = self._life.wake_s
-        if self._timer is not None:
-            if self._timer.when() == wake_s:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if wake_s != float("inf"):
-            self._timer = self._loop.call_at(wake_s, self._woken)
-
     # ---- actions
 
-    def _act(self, action: Action) -> None:
-        match action:
-            case Send(frame):
-                try:
-                    self._line.send(encode(frame))
-                except OSError:  # it has ended, as its pidfd will tell
-                    pass
-            case Finished(batch, raised, started_ns, ended_ns):
-                self._on_done(
-                    BatchDone(
-                        batch=batch.number,
-                        model=self.models[batch.model].name,
-                        rows=batch.rows,
-                        slot=batch.slot,
-                        problem=self._arena.read_text(batch.model, batch.slot) if raised else "",
-                        started_ns=started_ns,
-                        ended_ns=ended_ns,
-                    )
-                )
-            case Warmed(model, _, took_s):
-                name = self.models[model].name
-                self._warmed_s[name] = max(self._warmed_s.get(name, 0.0), took_s)
-            case Became():
-                if not self._ready.done():
-                    self._ready.set_result(None)
-            case Failed(model):
-                self._why = self._arena.read_text(model, 0)
-            case Kill():
-                self._kill()
-            case Ended(line, lost):
-                self._over(self._why or line, tuple(batch.number for batch in lost))
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._line.send(encode(frame))
+        except OSError:  # it has ended, as its pidfd will tell
+            pass
 
-    def _over(self, line: str, lost: tuple[int, ...]) -> None:
-        if not self._ready.done():
-            self._ready.set_exception(ServeError(f"an executor did not become ready: {line or 'it was closed'}"))
-            return
-        if not self._ready.cancelled():
-            self._on_exit(ExecutorEnded(line=line, lost=lost))
+    def _text(self, model: int, slot: int) -> str:
+        return self._arena.read_text(model, slot)
 
     def _kill(self) -> None:
         try:

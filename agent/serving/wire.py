@@ -29,7 +29,7 @@ import msgspec
 
 from farside import proof
 from farside.agent.serving.life import IN_FLIGHT_MAX
-from farside.agent.serving.model_file import ITEM_BYTES, MAX_BATCH, ModelFile
+from farside.agent.serving.model_file import ITEM_BYTES, MAX_BATCH, ModelFile, TensorSpec
 from farside.agent.serving.partition.policy import Device
 from farside.errors import LocalProtocolError, PeerError, RemoteProtocolError
 
@@ -98,6 +98,15 @@ class Proven(NamedTuple):
 def rows_bytes(model: ModelFile, rows: int, *, outputs: bool) -> int:
     """Bytes of a batch's inputs or outputs."""
     return rows * sum(tensor.row_bytes for tensor in (model.outputs if outputs else model.inputs))
+
+
+def split_rows(tensors: Sequence[TensorSpec], frame: Frame) -> Iterator[memoryview]:
+    """The bytes of each tensor of a RUN or DONE, whose length was checked."""
+    rest = memoryview(frame.body)
+    for tensor in tensors:
+        size = frame.rows * tensor.row_bytes
+        yield rest[:size]
+        rest = rest[size:]
 
 
 class Wire:

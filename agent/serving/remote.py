@@ -1,0 +1,199 @@
+"""An executor on another host, seen from the front: the same as a local one, over a connection to its worker."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from farside import proof
+from farside.agent.serving import frames
+from farside.agent.serving.arena import Array
+from farside.agent.serving.handle import PREPARE_S, ExecutorHandle, OnDone, OnExit, ServeError
+from farside.agent.serving.life import ENDED, Exited, Received
+from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
+from farside.agent.serving.partition.policy import Device, Measured
+from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, split_rows
+from farside.errors import FarsideError
+
+READ_BYTES_MAX = 1 << 20
+DIAL_S = 10.0
+
+
+class Address(NamedTuple):
+    """Where a worker listens, and the deployment's key."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+class RemotePart(NamedTuple):
+    """A part of a worker's device."""
+
+    driver: str
+    device: Device
+    part_pct: int
+
+
+async def start_remote_executor(
+    address: Address,
+    part: RemotePart,
+    models: Sequence[ModelFile],
+    on_done: OnDone,
+    on_exit: OnExit,
+    *,
+    p99_s: Mapping[str, float] | None = None,
+    prepare_s: float = PREPARE_S,
+) -> "RemoteExecutor":
+    """An executor at a worker, as `start_executor` makes one here; models have their paths there.
+
+    Raises:
+        ServeError: The worker can't be reached or does not have the key, or the executor did not become ready.
+    """
+    try:
+        async with asyncio.timeout(DIAL_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+    except (OSError, TimeoutError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {DIAL_S:g} s"
+        raise ServeError(f"worker {address.host}:{address.port}: {why}") from error
+    wanted = Open(
+        driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {})
+    )
+    executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit, prepare_s)
+    await executor.ready()
+    return executor
+
+
+class RemoteExecutor(ExecutorHandle):
+    """Made by `start_remote_executor`. Times of batches are by the worker's clock."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        address: Address,
+        wanted: Open,
+        on_done: OnDone,
+        on_exit: OnExit,
+        prepare_s: float,
+    ) -> None:
+        super().__init__(wanted.models, on_done, on_exit, p99_s=wanted.p99_s, prepare_s=prepare_s)
+        self._reader, self._writer, self._wanted = reader, writer, wanted
+        self._name = f"worker {address.host}:{address.port}"
+        self._wire = Wire(proof.Side.FRONT, address.key, os.urandom(32))
+        self._slots = [
+            [tuple(_views(tensors, model.max_batch) for tensors in (model.inputs, model.outputs)) for _ in range(2)]
+            for model in wanted.models
+        ]
+        self._texts: dict[tuple[int, int], str] = {}
+        self._resized: asyncio.Future[bool] | None = None
+        self._flush()
+        self._set_timer()
+        self._reading = self._loop.create_task(self._read())
+
+    def slot_inputs(self, model: str, slot: int) -> Mapping[str, Array]:
+        """Views of ``max_batch`` rows of each input; slots are 0 and 1."""
+        return self._slots[self._numbers[model]][slot][0]
+
+    def slot_outputs(self, model: str, slot: int) -> Mapping[str, Array]:
+        """Views of ``max_batch`` rows of each output: those of the slot's last batch, until the next one is run."""
+        return self._slots[self._numbers[model]][slot][1]
+
+    async def resize(self, part_pct: int) -> bool:
+        """Another size of its part; False: it needs a new executor, and nothing has changed."""
+        if not self.is_ready or self._resized is not None:
+            return False
+        self._resized = self._loop.create_future()
+        self._wire.send(Frame(Kind.RESIZE, rows=part_pct))
+        self._flush()
+        try:
+            return await self._resized
+        finally:
+            self._resized = None
+
+    def measured(self) -> Measured | None:
+        """Only its worker knows."""
+        return None
+
+    def _send(self, frame: frames.Frame) -> None:
+        if not self._wire.is_proven:  # it is closed before it was open
+            self._kill()
+            return
+        if frame.kind is frames.Kind.RUN:
+            inputs = self._slots[frame.model][frame.slot][0]
+            body = b"".join(view[: frame.rows].tobytes() for view in inputs.values())
+            self._wire.send(Frame(Kind.RUN, frame.batch, frame.model, frame.rows, frame.slot, body))
+        else:
+            self._wire.send(Frame(Kind.CLOSE))
+        self._flush()
+
+    def _kill(self) -> None:
+        self._writer.transport.abort()
+
+    def _text(self, model: int, slot: int) -> str:
+        return self._texts.get((model, slot), "")
+
+    def _flush(self) -> None:
+        self._writer.write(self._wire.data_to_send())
+
+    async def _read(self) -> None:
+        """Reads until the connection ends, which ends the executor unless its worker has said why before."""
+        line = f"{self._name}: the connection was lost"
+        try:
+            while data := await self._reader.read(min(self._wire.needed, READ_BYTES_MAX)):
+                for event in self._wire.receive(data):
+                    self._take(event)
+                self._flush()
+                if self._life.state in ENDED:
+                    break
+        except FarsideError as error:
+            line = f"{self._name}: {error}"
+        except OSError:
+            pass
+        self._kill()
+        self._step(Exited(line))
+        if self._resized is not None and not self._resized.done():
+            self._resized.set_result(False)
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _take(self, event: Proven | Frame) -> None:
+        if isinstance(event, Proven):
+            self._wire.send(Frame(Kind.OPEN, body=msgspec.msgpack.encode(self._wanted)))
+            self._step(Received(frames.Frame(frames.Kind.HELLO)))
+            return
+        match event.kind:
+            case Kind.OPENED:
+                self._step(Received(frames.Frame(frames.Kind.READY)))
+            case Kind.DONE | Kind.RAISED:
+                self._finished(event)
+            case Kind.RESIZED:
+                if self._resized is not None and not self._resized.done():
+                    self._resized.set_result(bool(event.rows))
+            case _:
+                self._step(Exited(f"{self._name}: {event.body.decode(errors='replace') or 'it has ended'}"))
+
+    def _finished(self, event: Frame) -> None:
+        status = frames.Status.OK
+        if event.kind is Kind.DONE:
+            outputs = self._slots[event.model][event.slot][1]
+            for view, part in zip(outputs.values(), split_rows(self.models[event.model].outputs, event), strict=True):
+                view[: event.rows] = np.frombuffer(part, view.dtype).reshape((event.rows, *view.shape[1:]))
+        else:
+            status = frames.Status.RAISED
+            self._texts[event.model, event.slot] = event.body.decode(errors="replace")
+        self._step(
+            Received(
+                frames.Frame(
+                    frames.Kind.DONE, status, event.batch, event.model, event.rows, event.slot, event.started_ns,
+                    event.ended_ns,
+                )
+            )
+        )  # fmt: skip
+
+
+def _views(tensors: Sequence[TensorSpec], rows: int) -> dict[str, Array]:
+    return {one.name: np.zeros((rows, *one.shape), NUMPY_NAMES[one.datatype]) for one in tensors}

@@ -1,0 +1,137 @@
+"""A worker: starts executors on this host's device for fronts elsewhere, and carries their batches.
+
+A front that has proven the deployment's key may have an executor a connection. The executor ends with its connection.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from farside import proof
+from farside.agent.serving.executor import start_executor
+from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle
+from farside.agent.serving.partition.policy import Driver
+from farside.agent.serving.wire import Frame, Kind, Open, Wire, opened, split_rows
+from farside.errors import ConfigError, FarsideError, Unavailable
+from farside.log import get_log
+
+CONNECTIONS_MAX = 64
+PROOF_S = 10.0
+READ_BYTES_MAX = 1 << 20
+_LINE_BYTES = 800
+
+_log = get_log("agent.serving")
+
+
+class Worker:
+    """What a connection needs: the deployment's key, and this host's drivers by name."""
+
+    def __init__(self, key: bytes, drivers: Mapping[str, Driver]) -> None:
+        self._key, self._drivers = key, drivers
+        self._connections = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one front; for `asyncio.start_server`."""
+        if self._connections >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        self._connections += 1
+        session = _Session(self._key, self._drivers, writer)
+        try:
+            await session.run(reader)
+        except FarsideError as error:
+            _log.warning("a front was refused", peer=writer.get_extra_info("peername"), why=error)
+        except (OSError, TimeoutError):  # it is gone, or never proved anything
+            pass
+        finally:
+            self._connections -= 1
+            if session.executor is not None:
+                await session.executor.close(0)
+            writer.close()
+
+
+class _Session:
+    """One connection and its executor."""
+
+    def __init__(self, key: bytes, drivers: Mapping[str, Driver], writer: asyncio.StreamWriter) -> None:
+        self._drivers, self._writer = drivers, writer
+        self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
+        self.executor: ExecutorHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._asked: dict[int, Frame] = {}
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        proof_by_s = asyncio.get_running_loop().time() + PROOF_S
+        while True:
+            async with asyncio.timeout_at(None if self._wire.is_proven else proof_by_s):
+                data = await reader.read(min(self._wire.needed, READ_BYTES_MAX))
+            if not data:
+                return
+            for event in self._wire.receive(data):
+                if isinstance(event, Frame):
+                    await self._take(event)
+            self._flush()
+            await self._writer.drain()
+
+    async def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.OPEN:
+                await self._open(opened(frame.body))
+            case Kind.RUN if self.executor is not None and self.executor.can_take:
+                model = self.executor.models[frame.model]
+                inputs = self.executor.slot_inputs(model.name, frame.slot).values()
+                for view, part in zip(inputs, split_rows(model.inputs, frame), strict=True):
+                    view[: frame.rows] = np.frombuffer(part, view.dtype).reshape((frame.rows, *view.shape[1:]))
+                self._asked[frame.batch] = frame
+                self.executor.run(frame.batch, model.name, frame.rows, frame.slot)
+            case Kind.RESIZE if self.executor is not None:
+                self._wire.send(Frame(Kind.RESIZED, rows=int(await self.executor.resize(frame.rows))))
+            case Kind.CLOSE if self.executor is not None:
+                self._closing = asyncio.ensure_future(self.executor.close())
+            case _:  # to an executor that has ended, as the front will hear
+                pass
+
+    async def _open(self, wanted: Open) -> None:
+        try:
+            driver = self._drivers.get(wanted.driver)
+            if driver is None:
+                raise Unavailable(f"there is no device driver {wanted.driver} here")
+            for model in wanted.models:
+                await asyncio.to_thread(_check_file, model.path, model.sha256)
+            place = driver.open(wanted.device, wanted.part_pct)
+            self.executor = await start_executor(place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s)
+        except FarsideError as error:
+            self._wire.send(Frame(Kind.FAILED, body=str(error).encode()[:_LINE_BYTES]))
+            return
+        self._wire.send(Frame(Kind.OPENED))
+
+    def _done(self, done: BatchDone) -> None:
+        assert self.executor is not None
+        asked = self._asked.pop(done.batch)._replace(started_ns=done.started_ns, ended_ns=done.ended_ns)
+        if done.problem:
+            frame = asked._replace(kind=Kind.RAISED, body=done.problem.encode()[:_LINE_BYTES])
+        else:
+            outputs = self.executor.slot_outputs(done.model, done.slot).values()
+            frame = asked._replace(kind=Kind.DONE, body=b"".join(view[: done.rows].tobytes() for view in outputs))
+        self._wire.send(frame)
+        self._flush()
+
+    def _ended(self, ended: ExecutorEnded) -> None:
+        self._wire.send(Frame(Kind.ENDED, body=ended.line.encode()[:_LINE_BYTES]))
+        self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write(self._wire.data_to_send())
+
+
+def _check_file(path: str, sha256: str) -> None:
+    try:
+        found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="put the model where the front has it") from error
+    if found != sha256:
+        raise ConfigError(f"{path}: is not the file that the front has", hint="copy the front's file here")

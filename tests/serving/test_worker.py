@@ -1,0 +1,170 @@
+"""A worker and its fronts over TCP on loopback, with real executors."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from farside.agent.serving.handle import BatchDone, ExecutorEnded, ServeError
+from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.onnx_model import open_session
+from farside.agent.serving.partition.policy import Device
+from farside.agent.serving.partition.whole import WholeDriver
+from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, start_remote_executor
+from farside.agent.serving.worker import Worker
+from tests.serving.executors import small_models
+from tests.support.waiting import DEADLINE_S
+
+KEY = b"k" * 32
+PART = RemotePart("whole", Device(cores=(min(os.sched_getaffinity(0)),)), 100)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFile, ...]:
+    return small_models(tmp_path_factory.mktemp("models"), ("mlp", "lstm"))
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[Address]:
+    worker = Worker(KEY, {"whole": WholeDriver()})
+    server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
+    try:
+        host, port = server.sockets[0].getsockname()
+        yield Address(host, port, KEY)
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+class Front:
+    """An executor at a worker, and what it has told."""
+
+    executor: RemoteExecutor
+
+    def __init__(self) -> None:
+        self._done: asyncio.Queue[BatchDone] = asyncio.Queue()
+        self._ended: asyncio.Queue[ExecutorEnded] = asyncio.Queue()
+
+    async def start(self, address: Address, models: tuple[ModelFile, ...], part: RemotePart = PART) -> RemoteExecutor:
+        self.executor = await start_remote_executor(
+            address, part, models, self._done.put_nowait, self._ended.put_nowait,
+            p99_s={model.name: DEADLINE_S for model in models},
+        )  # fmt: skip
+        return self.executor
+
+    async def done(self) -> BatchDone:
+        return await asyncio.wait_for(self._done.get(), DEADLINE_S)
+
+    async def ended(self) -> ExecutorEnded:
+        return await asyncio.wait_for(self._ended.get(), DEADLINE_S)
+
+
+def tried(test: Callable[[Address], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with listening() as address:
+            await test(address)
+            while children():  # executors end with their connections
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tuple[ModelFile, ...]) -> None:
+    async def test(address: Address) -> None:
+        front = Front()
+        executor = await front.start(address, models)
+        given = np.random.default_rng(1).standard_normal((3, *models[1].inputs[0].shape), dtype=np.float32)
+        executor.slot_inputs("lstm", 1)["input"][:3] = given
+        executor.run(1, "mlp", 1, 0)
+        executor.run(2, "lstm", 3, 1)
+
+        assert executor.in_flight == (1, 2)
+        assert [(one.batch, one.problem) for one in (await front.done(), await front.done())] == [(1, ""), (2, "")]
+        (expected,) = open_session(models[1].path, 1, "cpu").run(None, {"input": given})
+        np.testing.assert_allclose(executor.slot_outputs("lstm", 1)["output"][:3], expected, rtol=1e-5, atol=1e-6)
+        assert await executor.resize(100)
+        assert not await executor.resize(50)
+        await executor.close()
+        assert await front.ended() == ExecutorEnded(line="", lost=())
+
+    tried(test)
+
+
+def test_an_executor_that_dies_at_its_worker_is_told_with_what_was_lost(models: tuple[ModelFile, ...]) -> None:
+    async def test(address: Address) -> None:
+        front = Front()
+        executor = await front.start(address, models)
+        (pid,) = children()
+        os.kill(int(pid), signal.SIGSTOP)
+        executor.run(4, "mlp", 1, 0)
+        os.kill(int(pid), signal.SIGKILL)
+        ended = await front.ended()
+
+        assert ended.line.endswith(": its process was killed by SIGKILL")
+        assert ended.lost == (4,)
+
+    tried(test)
+
+
+def test_a_connection_that_is_lost_loses_its_batches_and_ends_its_executor(models: tuple[ModelFile, ...]) -> None:
+    async def test(address: Address) -> None:
+        front = Front()
+        executor = await front.start(address, models)
+        (pid,) = children()
+        os.kill(int(pid), signal.SIGSTOP)
+        executor.run(4, "mlp", 1, 0)
+        executor._writer.transport.abort()
+        ended = await front.ended()
+
+        assert ended.line.endswith(": the connection was lost")
+        assert ended.lost == (4,)
+
+    tried(test)
+
+
+def test_a_front_with_another_key_gets_no_executor(models: tuple[ModelFile, ...]) -> None:
+    async def test(address: Address) -> None:
+        with pytest.raises(ServeError, match="the connection was lost"):
+            await Front().start(address._replace(key=b"o" * 32), models)
+        assert children() == []
+
+    tried(test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "line"),
+    [
+        ({"sha256": "0" * 64}, PART, "is not the file that the front has; copy the front's file here"),
+        ({"path": "/absent/mlp.onnx"}, PART, "/absent/mlp.onnx: No such file or directory"),
+        ({}, PART._replace(part_pct=40), "has no part of 40 %"),
+        ({}, PART._replace(driver="mps"), "there is no device driver mps here"),
+    ],
+)
+def test_what_a_worker_does_not_have_is_refused_with_its_reason(
+    models: tuple[ModelFile, ...], changes: dict[str, object], part: RemotePart, line: str
+) -> None:
+    async def test(address: Address) -> None:
+        with pytest.raises(ServeError, match=line):
+            await Front().start(address, (msgspec.structs.replace(models[0], **changes),), part)
+
+    tried(test)
+
+
+def test_a_worker_that_is_not_there_is_named(models: tuple[ModelFile, ...]) -> None:
+    async def run() -> None:
+        async with listening() as address:
+            pass
+        with pytest.raises(ServeError, match=f"worker 127.0.0.1:{address.port}: "):
+            await Front().start(address, models)
+
+    asyncio.run(run())
