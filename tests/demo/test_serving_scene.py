@@ -3,6 +3,7 @@
 import asyncio
 import io
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ MODEL = model_file("net", shape=(2,))
 TARGETS = {"net": Target(model="net", input="input", shape=(2,), slo_ms=60_000)}
 
 
-def scene(*outcomes: Outcome, deaths: int = 1, changes: int = 2) -> ServingScene:
+def scene(*outcomes: str, deaths: int = 1, changes: int = 2) -> ServingScene:
     counts = {name: sum(one == name for one in outcomes) for name in ("met", "late", "dropped", "rejected", "failed")}
     model = ModelStatus(
         name="net", slo_ms=100, rate=1, planned_rate=2, waiting=0, p50_ms=1, p99_ms=2, refused=0, cancelled=0, again=0,
@@ -34,7 +35,7 @@ def scene(*outcomes: Outcome, deaths: int = 1, changes: int = 2) -> ServingScene
     return ServingScene(
         mix=Mix(slo_ms={"net": 100}, most={"net": 4}),
         phases=(Phase(name="at first", since_s=0, until_s=10, rates={"net": 1.0}),),
-        result=Result(ended=[Ended("net", 1.0, one, 0.01) for one in outcomes]),
+        result=Result(ended=[Ended("net", 1.0, cast("Outcome", one), 0.01) for one in outcomes]),
         status=status,
         killed=7,
     )

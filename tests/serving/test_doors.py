@@ -91,8 +91,8 @@ async def test_each_error_has_its_status_and_one_line() -> None:
         executor.raises = "bad weights"
         assert (await ask(port, infer, good))[0] == 500
         pool.switch([], {})
-        status, headers, _ = await ask(port, infer, good)
-        assert (status, headers["retry-after"]) == (503, "1")
+        status, told, _ = await ask(port, infer, good)
+        assert (status, told["retry-after"]) == (503, "1")
         assert (await ask(port, "/v2/health/ready"))[0] == 503
         counts = pool.counts["twice"]
         assert (counts.dropped, counts.failed, counts.rejected) == (1, 1, 1)
@@ -149,7 +149,7 @@ async def test_slow_clients_are_closed_and_cost_others_nothing(monkeypatch: pyte
             writer.close()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(data=st.binary(max_size=300), cut=st.integers(0, 300))
 def test_random_bytes_never_crash_the_http_door(data: bytes, cut: int) -> None:
     @in_loop
@@ -224,7 +224,7 @@ async def test_each_error_of_grpc_has_its_status() -> None:
             headers = (("authorization", f"Bearer {token}"),)
             with pytest.raises(grpc.RpcError) as raised:
                 await getattr(stub, call)(request, metadata=headers, **options)
-            return raised.value.code().name
+            return str(raised.value.code().name)
 
         def infer(**changed: Any) -> Any:
             tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32", **changed}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.serve.inference import Array, InferenceError, Kind
-from farside.serve.pool import QUEUE_ROWS_MIN, Pool
+from farside.serve.pool import QUEUE_ROWS_MIN, Pool, Turns
 from farside.serve.queues import Waiting
 from tests.serving.front import glet_turns, in_loop, model_file, pool_of
 
@@ -135,7 +135,12 @@ async def test_a_killed_executors_batch_runs_again_once_and_each_request_by_itse
         client.send(number)
     heir, healthy = glet_turns(pool, [MODEL], gpu=1)
     dead = list[str]()
-    pool.on_dead = lambda turns, line: (dead.append(line), pool.switch([heir], {}))[0]
+
+    def on_dead(turns: Turns, line: str) -> None:
+        dead.append(line)
+        pool.switch([heir], {})
+
+    pool.on_dead = on_dead
 
     pool.died(dying, "its process was killed by SIGKILL")
     await client.all(3)

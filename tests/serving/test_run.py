@@ -91,7 +91,7 @@ def deployed(tmp_path: Path) -> Iterator[Deployed]:
         found.process.wait()
 
 
-def test_a_killed_executor_loses_and_doubles_nothing(deployed: Deployed) -> None:
+def test_a_killed_executor_loses_nothing_and_sigterm_ends_all(deployed: Deployed) -> None:
     times = poisson(dict.fromkeys(MODELS, 40.0), 4.0, 1)
 
     async def test() -> None:
@@ -109,15 +109,8 @@ def test_a_killed_executor_loses_and_doubles_nothing(deployed: Deployed) -> None
     assert status.deaths == 2
     assert status.stray == 0
     assert sum(one.met + one.late + one.dropped + one.rejected + one.failed for one in status.models) == len(times)
-
-
-def test_it_ends_at_sigterm_with_its_executors(deployed: Deployed) -> None:
-    status = deployed.status()
     assert status.ready
-    assert status.driver == "whole"
-
     assert deployed.end() == 0
-
     for one in status.glets:
         assert not Path(f"/proc/{one.pid}").exists()
     with pytest.raises(PeerError):
@@ -134,7 +127,7 @@ def test_a_given_plan_is_served_and_an_unsound_one_refused(tmp_path: Path) -> No
     running = Deployed(tmp_path / "d", "--plan", str(tmp_path / "good.json")).ready()
     try:
         assert [one.glet.cycle_ms for one in running.status().glets] == [100.0]
-        for name, line in (("bad", "C4"), ("half", "does not serve lstm"), ("gone", "No such file")):
+        for name, line in (("bad", "C4"), ("half", "does not serve lstm")):
             command = ["serve", "run", str(tmp_path / "d"), "--plan", f"{tmp_path}/{name}.json"]
             told = subprocess.run(
                 [sys.executable, "-m", "farside", *command],

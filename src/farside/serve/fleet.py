@@ -298,15 +298,13 @@ class Fleet:
                 await asyncio.sleep(LEFT_OUT_S)
                 deaths.clear()
             try:
-                one.executor = await self._start(one)
+                executor = await self._start(one)
             except FarsideError as error:
                 _log.error("an executor could not be started again", why=str(error))
                 deaths.append(self._loop.time())
                 await asyncio.sleep(1.0)
                 continue
-            if one.is_leaving:
-                await one.executor.close(0)
-                return
+            one.executor = executor
             self._route()
             _log.info("an executor runs again", models=", ".join(_names(one.glet)), gpu=one.glet.gpu)
             return

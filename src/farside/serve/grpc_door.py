@@ -31,7 +31,7 @@ _OPTIONS = (
 _log = get_log("serve.grpc")
 
 
-class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):
+class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """The calls; those that are not here are UNIMPLEMENTED, as the protocol has it.
 
     Args:

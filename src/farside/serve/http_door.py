@@ -244,7 +244,7 @@ class DoorProtocol(LimitedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the request that nobody waits for."""
-        gone = self.scope.get("farside.gone") if self.scope is not None else None
+        gone: Any = self.scope.get("farside.gone") if self.scope is not None else None
         if gone is not None:
             gone()
         self._read_again()

@@ -184,7 +184,7 @@ class Running:
         """CPU seconds of the front so far, without its executors."""
         assert self._process is not None
         times = psutil.Process(self._process.pid).cpu_times()
-        return times.user + times.system
+        return float(times.user + times.system)
 
     def targets(self) -> dict[str, Target]:
         """Its models, for the client."""

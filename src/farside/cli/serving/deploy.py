@@ -63,28 +63,26 @@ def socket_folder() -> Path:
 
 
 def _print(status: ServeStatus) -> None:
-    models = figure_table(
-        "model", "SLO", "rate", "planned", "waiting", "p50", "p99", "met", "late", "dropped", "rejected", "failed",
-    )  # fmt: skip
-    for one in status.models:
+    models = figure_table("model", "SLO ms", "rate/s", "plan/s", "p50", "p99", "met", "late", "dropped", "failed")
+    for model in status.models:
         models.add_row(
-            one.name, f"{one.slo_ms:g} ms", f"{one.rate:.1f}/s", f"{one.planned_rate:.1f}/s", f"{one.waiting}",
-            f"{one.p50_ms:.1f} ms", f"{one.p99_ms:.1f} ms", f"{one.met:,}", f"{one.late:,}", f"{one.dropped:,}",
-            f"{one.rejected:,}", f"{one.failed:,}",
+            model.name, f"{model.slo_ms:g}", f"{model.rate:.0f}", f"{model.planned_rate:.0f}", f"{model.p50_ms:.1f}",
+            f"{model.p99_ms:.1f}", f"{model.met}", f"{model.late}", f"{model.dropped + model.rejected}",
+            f"{model.failed}",
         )  # fmt: skip
     glets = figure_table("device", "part", "models", "cycle", "process", "real/planned", texts=3)
-    for one in status.glets:
-        loads = ", ".join(f"{portion.model} x{portion.batch}" for portion in one.glet.models)
+    for part in status.glets:
+        loads = ", ".join(f"{portion.model} x{portion.batch}" for portion in part.glet.models)
         glets.add_row(
-            f"{one.glet.gpu}", f"{one.glet.part_pct} %", loads, f"{one.glet.cycle_ms:.1f} ms",
-            f"{one.pid}" if one.pid else "starts again", f"{one.ratio:.2f}" if one.ratio else "-",
+            f"{part.glet.gpu}", f"{part.glet.part_pct} %", loads, f"{part.glet.cycle_ms:.1f} ms",
+            f"{part.pid}" if part.pid else "starts again", f"{part.ratio:.2f}" if part.ratio else "-",
         )  # fmt: skip
-    changes = figure_table("at", "cause", "devices", "sum of parts", "prepared", "resized", "closed", "took", texts=2)
-    for one in status.changes[-_CHANGES_SHOWN:]:
+    changes = figure_table("at", "cause", "devices", "parts", "new", "resized", "closed", "took", texts=2)
+    for change in status.changes[-_CHANGES_SHOWN:]:
         changes.add_row(
-            time.strftime("%H:%M:%S", time.localtime(one.at_s)), one.cause, f"{one.gpus}", f"{one.part_pct} %",
-            f"{one.prepared}", f"{one.resized}", f"{one.closed}",
-            one.problem or f"{one.plan_s + one.prepare_s + one.drain_s:.1f} s",
+            time.strftime("%H:%M:%S", time.localtime(change.at_s)), change.cause, f"{change.gpus}",
+            f"{change.part_pct} %", f"{change.prepared}", f"{change.resized}", f"{change.closed}",
+            change.problem or f"{change.plan_s + change.prepare_s + change.drain_s:.1f} s",
         )  # fmt: skip
     doors = ", ".join(
         f"{name} {address}" for name, address in (("HTTP", status.http), ("gRPC", status.grpc)) if address
