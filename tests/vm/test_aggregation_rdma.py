@@ -27,6 +27,7 @@ ENDPOINT = "tcp:10.77.0.2:7683"
 STEPS = 60
 LIMIT_S = 900.0 * PATIENCE
 FOLDER = "/root/fs"
+SLOW_PAIRS = "python3 -B -m tests.vm.guest.slow_pairs"
 
 
 def prepare(guest: Guest) -> None:
@@ -45,9 +46,9 @@ def begin(pair: Network, *, rdma: str = "auto") -> None:
     }  # fmt: skip
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     pair[AGGREGATOR].run(f"cat > {FOLDER}/aggregator.toml", stdin=text.encode())
-    command = f"farside aggregator --config {FOLDER}/aggregator.toml"
+    command = f"cd {TREE} && exec {SLOW_PAIRS} aggregator --config {FOLDER}/aggregator.toml"
     # Its own session and no terminal: it lives on when this command's connection has ended.
-    pair[AGGREGATOR].run(f"setsid {command} > {FOLDER}/log 2>&1 < /dev/null &")
+    pair[AGGREGATOR].run(f"setsid sh -c {shlex.quote(command)} > {FOLDER}/log 2>&1 < /dev/null &")
     until(lambda: status(pair[AGGREGATOR]), what="the Aggregator", deadline_s=240 * PATIENCE, every_s=1.0)
 
 
@@ -62,7 +63,7 @@ def start_members(guest: Guest, rule: str, steps: int, job: str) -> None:
     """Both of them, on one machine; each writes the hash of an iteration's results as a line."""
     for rank in (0, 1):
         words = [FOLDER, ENDPOINT, str(rank), "2", rule, str(steps), "0", job]
-        command = f"cd {TREE} && exec python3 -B -m tests.aggregation.member_process {shlex.join(words)}"
+        command = f"cd {TREE} && exec {SLOW_PAIRS} member {shlex.join(words)}"
         guest.run(f"setsid sh -c {shlex.quote(command)} > {out(job, rank)} 2> {out(job, rank)}.err < /dev/null &")
 
 
@@ -121,7 +122,9 @@ def test_training_by_rdma_outlives_a_cut_network_and_a_killed_aggregator(pair: N
     wanted = expected("adam", STEPS)
     for rank in (0, 1):
         assert lines_of(pair[MEMBERS], "j", rank) == wanted
-    assert status(pair[AGGREGATOR])["restarts"] == 1
+    # More where the machine is so slow that a server seems to hang.
+    assert status(pair[AGGREGATOR])["restarts"] >= 1
+    assert status(pair[AGGREGATOR])["rdma_fallbacks"] == 0
     assert job_status(pair, "j")["wrong_codes"] == 0
 
 
