@@ -101,14 +101,14 @@ class _Parent:
         self._wanted, self._key = wanted, key
         self._workers, self._group, self._admin = workers, group, admin_
         self._pid = 0
-        self._ends = False
+        self._stops = 0  # how often we were asked to
 
     def run(self) -> int:
         """Until a signal ends it."""
         for number in ENDING:
             signal.signal(number, self._on_end)
         pause_s = PAUSE_FIRST_S
-        while not self._ends:
+        while not self._stops:
             began_s, parent = time.monotonic(), os.getpid()
             # Blocked, so that a signal finds the number of the process that it is meant for.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -118,7 +118,7 @@ class _Parent:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             _, status = os.waitpid(self._pid, 0)
             self._pid = 0
-            if self._ends:
+            if self._stops:
                 break
             code = os.waitstatus_to_exitcode(status)
             _log.warning("the process that gives turns has ended; another one is forked", status=code)
@@ -127,7 +127,7 @@ class _Parent:
         return 0
 
     def _on_end(self, _number: int, _frame: FrameType | None) -> None:
-        self._ends = True
+        self._stops += 1
         if self._pid:
             os.kill(self._pid, signal.SIGTERM)
 

@@ -24,6 +24,7 @@ from farside.agent.training.messages import (
     HasProgress,
     Here,
     IsReady,
+    OfLink,
     Refused,
     Wants,
     from_worker,
@@ -78,7 +79,7 @@ def test_messages_pass_a_link_however_they_are_cut_and_a_changed_byte_ends_it(da
     opened(member, host)
     assert host.hello is not None
     assert (host.hello.node, host.hello.epoch) == ("two", 7)
-    sent = [HasProgress(3, "0:a", 1, -3), Beat(), IsReady(3, "0:a", 5, 9)]
+    sent: list[OfLink] = [HasProgress(3, "0:a", 1, -3), Beat(), IsReady(3, "0:a", 5, 9)]
     for message in sent:
         member.send(message)
     raw = member.to_send()
