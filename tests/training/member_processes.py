@@ -37,6 +37,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     folder: str
     service: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def path(self) -> Path:
@@ -45,7 +46,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     def results(self) -> list[Any]:
         """Parameters of all members."""
-        return [torch.load(self.path / f"{self.name}.{rank}") for rank in range(self.members)]
+        return [torch.load(self.path / f"{self.name}.{rank}", map_location="cpu") for rank in range(self.members)]
 
 
 def run_cases(cases: Sequence[Case]) -> None:
@@ -79,7 +80,7 @@ def _forked(case: Case, rank: int) -> int:
 
 
 def _member(case: Case, rank: int) -> None:
-    model = made(KINDS[case.kind], seed=rank if case.door in ("server", "worker") else 0)
+    model = made(KINDS[case.kind], seed=rank if case.door in ("server", "worker") else 0).to(case.device)
     ran, optimizer, end = _DOORS[case.door](case, rank, model)
     for iteration in range(case.steps):
         optimizer.zero_grad()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 torch: Any = import_module("torch") if find_spec("torch") is not None else None
+has_cuda = torch is not None and bool(torch.cuda.is_available())
+needs_cuda = pytest.mark.skipif(not has_cuda, reason="PyTorch sees no GPU")
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 WORDS, WIDTH, CLASSES = 50, 32, 10
@@ -38,8 +40,9 @@ class Convolutions(_Module):  # type: ignore[misc] # PyTorch is not there where 
     def loss(self, rank: int, iteration: int) -> Any:
         """Of a batch that is this rank's own."""
         random = generator(rank, iteration)
-        images = torch.randn(6, 3, 8, 8, generator=random).to(next(self.parameters()).dtype)
-        return torch.nn.functional.cross_entropy(self(images), torch.randint(0, CLASSES, (6,), generator=random))
+        images = torch.randn(6, 3, 8, 8, generator=random).to(next(self.parameters()))
+        labels = torch.randint(0, CLASSES, (6,), generator=random).to(images.device)
+        return torch.nn.functional.cross_entropy(self(images), labels)
 
 
 class Transformer(_Module):  # type: ignore[misc]
@@ -65,7 +68,7 @@ class Transformer(_Module):  # type: ignore[misc]
 
     def loss(self, rank: int, iteration: int) -> Any:
         """Of sentences that are this rank's own."""
-        words = torch.randint(0, WORDS, (4, 9), generator=generator(rank, iteration))
+        words = torch.randint(0, WORDS, (4, 9), generator=generator(rank, iteration)).to(next(self.parameters()).device)
         scores = self(words[:, :-1])
         return torch.nn.functional.cross_entropy(scores.reshape(-1, WORDS), words[:, 1:].reshape(-1))
 

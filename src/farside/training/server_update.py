@@ -7,6 +7,8 @@ PyTorch passes over a parameter without a gradient, and the server over a chunk 
 is not the same, since a chunk has other parameters or Adam counts its steps, the iteration is refused before it ends.
 """
 
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from farside.training.sampled_words import sampled_at, words_of
 from farside.training.trainable import Trainable, grouped
 
 torch: Any = import_module("torch")
+_engine: Any = import_module("torch.autograd").Variable._execution_engine
 
 
 class ServerUpdate(Attachment):
@@ -46,6 +49,9 @@ class ServerUpdate(Attachment):
         self._counts_steps = rule != "sgd"
         self._passed_over: set[int] = set()
         self._given: dict[int, _Given] = {}
+        self._lock = threading.Lock()  # GPUs have a thread each in backward()
+        self._is_joining = False
+        self._indices: dict[int, Any] = {}
         self._state = OptimizerState(optimizer, rule, trainables, session.layout)
         self._is_beginning = False
         self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
@@ -140,7 +146,17 @@ class ServerUpdate(Attachment):
                 "server's Adam counts one step for all parameters, PyTorch's one for each",
                 hint='use farside.attach(..., update="worker")',
             )
+        if self._copy.has_devices and not self._is_accumulating:
+            # Clipping and scalers would change gradients that are still being copied, and not be noticed.
+            with self._lock:
+                is_first, self._is_joining = not self._is_joining, True
+            if is_first:
+                _engine.queue_callback(self._join)
         super()._on_gradient(number, parameter)
+
+    def _join(self) -> None:
+        self._is_joining = False
+        self._copy.join()
 
     def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # 1. Refuse what can't be right before anything more is pushed.
@@ -208,7 +224,7 @@ class ServerUpdate(Attachment):
             parameter.device.type != "cpu" and given[:2] == (parameter._version, parameter.data_ptr())
         ):
             return
-        if _words_at(parameter.detach(), self._sampled[number]) != given.words:
+        if self._words_at(number, parameter.detach()) != given.words:
             raise ConfigError(
                 f"'{self._trainables[number].name}' was changed by hand since farside.attach; "
                 "the server has it as it was",
@@ -219,8 +235,11 @@ class ServerUpdate(Attachment):
         """Refuses gradients and numbers that were changed after they were pushed."""
         if not self._exchange.has_begun:
             return
-        for number, parameter in enumerate(self._parameters):
-            if self._exchange.is_filled(number) and self._is_changed(number, parameter):
+        filled = [number for number in range(len(self._parameters)) if self._exchange.is_filled(number)]
+        words = self._words_of_gradients(filled)
+        for number in filled:
+            pushed = words_of(self._copy.gradient(number, self._exchange.iteration), self._sampled[number])
+            if words[number] != pushed:
                 raise ConfigError(
                     f"the gradient of '{self._trainables[number].name}' was changed after backward(), as clipping and "
                     "GradScaler do; the server has it as it was",
@@ -233,12 +252,38 @@ class ServerUpdate(Attachment):
                     hint="change it before backward(), or after step() as schedules do",
                 )
 
-    def _is_changed(self, number: int, parameter: Any) -> bool:
-        gradient, places = parameter.grad, self._sampled[number]
-        if gradient is None:
-            return True
-        pushed = words_of(self._copy.gradient(number, self._exchange.iteration), places)
-        return _words_at(gradient.detach(), places) != pushed
+    def _words_of_gradients(self, numbers: Sequence[int]) -> dict[int, tuple[int, ...] | None]:
+        """The sampled words of each gradient; None: it is gone. Those of a GPU come with one copy for each format."""
+        found: dict[int, tuple[int, ...] | None] = dict.fromkeys(numbers)
+        away: defaultdict[Any, list[int]] = defaultdict(list)
+        for number in numbers:
+            gradient = self._parameters[number].grad
+            if gradient is None:
+                continue
+            if gradient.device.type == "cpu":
+                found[number] = words_of(gradient.detach(), self._sampled[number])
+            else:
+                away[gradient.device, gradient.dtype].append(number)
+        for together in away.values():
+            chosen = torch.cat([self._chosen(number, self._parameters[number].grad.detach()) for number in together])
+            here, at = chosen.cpu(), 0
+            for number in together:
+                count = len(self._sampled[number])
+                found[number] = words_of(here, tuple(range(at, at + count)))
+                at += count
+        return found
+
+    def _chosen(self, number: int, tensor: Any) -> Any:
+        """The sampled elements, on the tensor's device."""
+        if number not in self._indices:
+            self._indices[number] = torch.tensor(self._sampled[number], device=tensor.device)
+        return tensor.flatten()[self._indices[number]]
+
+    def _words_at(self, number: int, tensor: Any) -> tuple[int, ...]:
+        places = self._sampled[number]
+        if tensor.device.type == "cpu":
+            return words_of(tensor, places)
+        return words_of(self._chosen(number, tensor).cpu(), tuple(range(len(places))))
 
 
 class _Given(NamedTuple):
@@ -247,10 +292,3 @@ class _Given(NamedTuple):
     version: int
     address: int
     words: tuple[int, ...]
-
-
-def _words_at(tensor: Any, places: tuple[int, ...]) -> tuple[int, ...]:
-    if tensor.device.type == "cpu":
-        return words_of(tensor, places)
-    chosen = tensor.flatten()[torch.tensor(places, device=tensor.device)].cpu()
-    return words_of(chosen, tuple(range(len(places))))

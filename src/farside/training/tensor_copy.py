@@ -17,6 +17,8 @@ from farside.training.region_place import Place, RegionPlaces
 torch: Any = import_module("torch")
 
 PAGE_BYTES = 4096
+PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every GPU of the process."""
 
 
 class TensorCopy:
@@ -62,6 +64,16 @@ class TensorCopy:
         for copies in self._device_copies.values():
             copies.drain()
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether any of the parameters is in a GPU's memory."""
+        return bool(self._device_copies)
+
+    def join(self) -> None:
+        """Let what comes next on the GPUs wait for the copies that are under way: it may change these gradients."""
+        for copies in self._device_copies.values():
+            copies.join()
+
     def give(self, numbers: Iterable[int]) -> None:
         """Copy results into the parameters. Autograd then refuses a backward through one that was used before."""
         chosen = tuple(numbers)
@@ -100,6 +112,7 @@ class _DeviceCopies:
     """One GPU's copies: a stream that makes them, and a thread that waits for their events in order."""
 
     def __init__(self, device: Any) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)
         self._waiting: queue.SimpleQueue[tuple[Any, Callable[[], None]] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -125,11 +138,14 @@ class _DeviceCopies:
             try:
                 event.synchronize()
                 done()
-            except (FarsideError, RuntimeError) as problem:
+            except Exception as problem:  # `drain` raises it; a thread that ended here would leave that waiting
                 self._problem = problem
             with self._changed:
                 self._open -= 1
                 self._changed.notify_all()
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def drain(self) -> None:
         with self._changed:
@@ -149,7 +165,8 @@ class _Pinned:
         every = [*places.gradients(0), *places.gradients(1), *places.results]
         first = min(ctypes.addressof(place) for place in every) // PAGE_BYTES * PAGE_BYTES
         end = max(ctypes.addressof(place) + ctypes.sizeof(place) for place in every)
-        error = int(torch.cuda.cudart().cudaHostRegister(first, -(-(end - first) // PAGE_BYTES) * PAGE_BYTES, 0))
+        count = -(-(end - first) // PAGE_BYTES) * PAGE_BYTES
+        error = int(torch.cuda.cudart().cudaHostRegister(first, count, PORTABLE))
         if error:
             raise FarsideError(
                 f"CUDA can't pin {(end - first) >> 20} MiB of shared memory (error {error})",

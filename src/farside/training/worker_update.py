@@ -4,6 +4,7 @@ Optimizer, clipping and GradScaler then work as they do with one process, and al
 door's own says which parameters had a gradient here; where no member had one, `grad` stays None, as PyTorch leaves it.
 """
 
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -38,6 +39,7 @@ class WorkerUpdate(Attachment):
         count = len(self._trainables)
         self._used_here = [torch.frombuffer(places.gradients(parity)[USED], dtype=torch.float32) for parity in (0, 1)]
         self._used = torch.frombuffer(places.results[USED], dtype=torch.float32)
+        self._lock = threading.Lock()  # GPUs have a thread each in backward()
         self._is_called_back = False
         self._connect()
         self._begin()
@@ -47,8 +49,9 @@ class WorkerUpdate(Attachment):
     def _on_gradient(self, number: int, parameter: Any) -> None:
         if self._is_accumulating:
             return
-        if not self._is_called_back:
-            self._is_called_back = True
+        with self._lock:
+            is_first, self._is_called_back = not self._is_called_back, True
+        if is_first:
             _engine.queue_callback(self._after_backward)
         self._push(number, parameter)
 
