@@ -11,7 +11,7 @@ import pytest
 
 from farside.agent.aggregator.door import Caller
 from farside.errors import EngineError
-from farside.kmod_shim.engine.aggregation import AggregatorEventKind, Job, Member, Rule
+from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorEventKind, Job, Member, Rule
 from farside.training import member as member_module
 from tests.aggregation.rig import AGGREGATOR_KEYS, DEADLINE_S, JOB, MEMBER_KEYS, Rig, make_job, tcp_pair
 from tests.aggregation.service import service, source, training
@@ -146,7 +146,7 @@ def test_a_member_of_the_version_before_trains_without_codes_and_is_counted(
 
 
 def test_a_lane_that_is_taken_by_nobody_stays_its_callers() -> None:
-    aggregator = Rig(make_job(Rule.SUM), shm=False).aggregators[0]
+    aggregator = Aggregator(1 << 20)
     one, other = tcp_pair()
     with one, other:
         with pytest.raises(EngineError):
