@@ -26,6 +26,7 @@ from farside.serve.status import ChangeRecord
 RECORDS_KEPT = 60
 # Planned for models that nobody asks, so that each has a glet and its first request a place to go.
 RATE_MIN = 1.0
+NEARLY = 0.9
 
 _log = get_log("serve.controller")
 
@@ -139,6 +140,8 @@ class Controller:
         if plan is None and is_corrected and decided.scale.plan is not None:
             # By the latencies of before the plan that runs is enough; by those of now it need not be.
             plan = renumbered(current, decided.scale.plan)
+        if plan is not None and cause == "drops" and _is_less(plan, current, wanted):
+            plan = None
         if plan is None:
             self._is_owed = False
             return
@@ -171,6 +174,11 @@ class Controller:
             closed=closed, plan_s=round(plan_s, 3), prepare_s=round(prepare_s, 3), drain_s=round(drain_s, 3),
             problem=problem,
         )  # fmt: skip
+
+
+def _is_less(plan: Plan, current: Plan, wanted: Mapping[str, float]) -> bool:
+    """Whether a plan takes less of the devices than one that nearly suffices: no answer to requests being dropped."""
+    return plan.part_pct < current.part_pct and served_share(current, wanted) >= NEARLY
 
 
 def _no_plan(refusal: Refusal, wanted: Mapping[str, float], gpus: int, enough: int) -> ConfigError:

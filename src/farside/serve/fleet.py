@@ -98,7 +98,7 @@ class Fleet:
         return self._slower
 
     def correct(self) -> bool:
-        """Compares what batches took with what was planned, and decides by that from now on; whether it changed.
+        """Compares what batches took with what was planned, and decides by that from now on; whether any got slower.
 
         A median beyond SLOWER_MIN of what is planned with now, over RATIOS_LEAST batches at least, corrects it, and so
         does one below FASTER_MAX of it; never below the profile, whose latencies are those of slow batches.
@@ -116,7 +116,7 @@ class Fleet:
                     del found[model]
         if found == self._slower:
             return False
-        self._slower, self._sizes = found, self._sizes_of(found)
+        before, self._slower, self._sizes = self._slower, found, self._sizes_of(found)
         for turns in self._pool.turns:
             turns.ratios.clear()
         _log.warning(
@@ -124,7 +124,7 @@ class Fleet:
             times=", ".join(f"{model} {times:.2f}" for model, times in sorted(found.items())),
         )  # fmt: skip
         self._route()
-        return True
+        return any(times > before.get(model, 1.0) for model, times in found.items())
 
     async def change(self, plan: Plan, rates: Mapping[str, float]) -> Phases:
         """Leads from the plan that runs to another one.
