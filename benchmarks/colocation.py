@@ -72,11 +72,12 @@ def main() -> int:
     if not os.environ.get(INSIDE):
         argv = ["unshare", "-n", sys.executable, "-m", "benchmarks.colocation", *sys.argv[1:]]
         return subprocess.run(argv, env={**os.environ, INSIDE: "1"}, check=False).returncode
+    machine = this_machine()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="farside-colo-") as folder, ExitStack() as stack:
         bench = Bench(Path(folder), stack, iterations=asked.iterations, processors=asked.processors)
         found = bench.measure(asked.rounds)
-    head = {"command": this_command("benchmarks.colocation"), "machine": msgspec.to_builtins(this_machine())}
+    head = {"command": this_command("benchmarks.colocation"), "machine": msgspec.to_builtins(machine)}
     record = {**head, "commit": this_commit(), **found}
     asked.output.write_text(json.dumps(record, indent=1) + "\n")
     for table in found["tables"]:
