@@ -104,7 +104,7 @@ test-all:
 
 test-random: venv-dev packages-test
 	@echo "farside: SEED=$(SEED)"
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
+	@FARSIDE_EXAMPLES=40 $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
 		$(PYTEST_ARGS)
 
 test-long: venv-dev packages-test

@@ -52,6 +52,7 @@ def test_a_figure_that_only_rests_on_real_traces_says_so_too(tmp_path: Path) -> 
     assert "are skipped" in as_text(figure)
 
 
+@pytest.mark.long
 def test_helios_results_stand_beside_the_published_ones() -> None:
     if not (CLUSTER_DATA / "expected.json").exists():
         pytest.skip("no real traces on this machine")

@@ -21,6 +21,7 @@ from tests.live.stores import KINDS, store_url
 from tests.support.programs import run
 
 LIMIT_S = 180.0
+LONG = pytest.mark.long
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 
@@ -74,7 +75,7 @@ def test_jobs_run_on_nodes_and_end(tmp_path: Path) -> None:
         assert list(violations(manager.entries(), is_complete=True)) == []
 
 
-@pytest.mark.parametrize("part", ["brain", "api", "all"])
+@pytest.mark.parametrize("part", [pytest.param("brain", marks=LONG), pytest.param("api", marks=LONG), "all"])
 def test_a_manager_killed_in_the_middle_loses_nothing_and_starts_nothing_twice(part: str, tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
         nodes = [FakeNode(f"n{at}", ends_after_s=0.3) for at in range(2)]
@@ -164,7 +165,7 @@ def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime (package faketime) sets another process's clock")
-@pytest.mark.parametrize("jump", ["-1d", "+1d"])
+@pytest.mark.parametrize("jump", [pytest.param("-1d", marks=LONG), "+1d"])
 def test_a_clock_that_jumps_by_a_day_costs_no_job_anything(jump: str, tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
         node = FakeNode("n0")

@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[2]
 NEW = {"aggregator_socket": None, "aggregation_socket": None}
 
 
-@pytest.fixture(params=[folder.name for folder in RECORDED])
+# The oldest and the newest that are recorded; those between are long.
+ENDS = ("384bdad", "a2318a8")
+
+
+@pytest.fixture(
+    params=[pytest.param(folder.name, marks=() if folder.name in ENDS else pytest.mark.long) for folder in RECORDED]
+)
 def before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     """The prefix of a command that runs it in the sources of that commit."""
     commit = str(request.param)

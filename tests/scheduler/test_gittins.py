@@ -238,6 +238,7 @@ def test_no_decision_depends_on_what_is_still_to_come(rows: list[tuple[int, int,
     assert first.seen == second.seen
 
 
+@pytest.mark.long
 def test_on_a_real_cluster_it_is_no_worse_than_las_in_queues_and_better_without() -> None:
     jobs, limits = philly("2869ce"), (3250.0, 7200.0)
 

@@ -102,7 +102,7 @@ def test_jobs_that_never_get_any_further_end_the_run_with_one_line_that_says_wha
 
 def test_the_run_goes_on_as_long_as_anybody_gets_further() -> None:
     """The same two, beside one that runs on for long: when it ends there is room for both."""
-    long_s = 60_000.0
+    long_s = 20_000.0
     rows = [(0.0, long_s, 4), (1.0, 100.0, 4), (1.0, 100.0, 4)]
     order = Las(limits_gpu_s=(10.0,), promote_knob=1.0)
     jobs = trace(rows)
