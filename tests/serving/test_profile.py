@@ -25,11 +25,13 @@ from farside.serve.profile.folder import (
     Run,
     RunsFile,
     profile_problem,
+    read_header,
     write_header,
     write_tables,
 )
 from farside.serve.profile.profiler import ProfileTask, find_models, profile
 from farside.serve.table import read_tables
+from farside.whole_file import lock_file
 from tests.serving.executors import small_models
 
 PARTS = (20, 40, 50, 60, 80, 100)
@@ -226,3 +228,31 @@ def test_a_run_that_was_stopped_goes_on_where_it_was_and_plans_come_of_it(
     assert json.loads((tmp_path / "profile.json").read_text())["models"]["mlp"]["sha256"] == models[0].sha256
     with pytest.raises(ConfigError, match="is a profile of the parts 40, 60, 100; name another folder with --out"):
         asyncio.run(profile(task_of(models, tmp_path, parts=(100,)), lambda line: None))
+
+
+def test_another_slo_is_taken_when_a_run_goes_on_and_what_was_measured_stays(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    asyncio.run(profile(task_of(models, tmp_path, minutes=1e-9), lambda line: None))
+    asyncio.run(profile(task_of(models, tmp_path, minutes=1e-9, slo_ms={"mlp": 70.0}), lambda line: None))
+    asyncio.run(profile(task_of(models, tmp_path, minutes=1e-9, slo_ms={}), lambda line: None))
+
+    found = read_header(tmp_path)
+    assert found is not None
+    assert found.models["mlp"].slo_ms == 70
+
+
+def test_a_folder_that_another_run_measures_into_or_that_has_runs_of_unknown_origin_is_refused(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    lock = lock_file(tmp_path / ".lock")
+    assert lock is not None
+    with pytest.raises(ConfigError, match="another run measures into it; wait for it"):
+        asyncio.run(profile(task_of(models, tmp_path), lambda line: None))
+    os.close(lock)
+    (tmp_path / "runs.csv").touch()
+    with pytest.raises(ConfigError, match=r"has runs.csv, but no profile.json that says of what"):
+        asyncio.run(profile(task_of(models, tmp_path), lambda line: None))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file/out: Not a directory; name another folder with --out"):
+        asyncio.run(profile(task_of(models, tmp_path / "file/out"), lambda line: None))

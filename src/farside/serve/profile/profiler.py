@@ -1,5 +1,6 @@
 """The profiler: measures models alone and beside each other on parts of a device."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from farside.agent.serving.partition.policy import Device, Driver
 from farside.errors import ConfigError
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, round_of
 from farside.serve.profile.folder import (
+    HEADER,
+    RUNS,
     VERSION,
     Fingerprint,
     Header,
@@ -31,6 +34,7 @@ from farside.serve.profile.folder import (
     write_header,
     write_tables,
 )
+from farside.whole_file import lock_file
 
 ROUNDS = 3
 ROUNDS_MAX = 100
@@ -125,9 +129,10 @@ async def profile(task: ProfileTask, say: Say) -> ProfileResult:
         ConfigError: The folder has a profile of another device or of other models.
         FarsideError: A part of the device, or an executor on it, can't be had.
     """
-    header = _begin(task)
-    runs = RunsFile(task.out)
     async with AsyncExitStack() as stack:
+        stack.callback(os.close, _locked(task.out))
+        header = _begin(task)
+        runs = RunsFile(task.out)
         stage = _Stage(task, stack)
         if runs.rows:
             say(f"{task.out}: goes on after {len(runs.rows)} rows.")
@@ -135,10 +140,21 @@ async def profile(task: ProfileTask, say: Say) -> ProfileResult:
         if not header.process_mb:
             header = await stage.with_process_mb(header)
             write_header(task.out, header)
-    lacks = missing(header, runs.rows)
-    if not lacks:
-        write_tables(task.out, header, runs.rows)
+        lacks = missing(header, runs.rows)
+        if not lacks:
+            write_tables(task.out, header, runs.rows)
     return ProfileResult(cells=cells, rows=len(runs.rows), missing=lacks)
+
+
+def _locked(folder: Path) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(folder / ".lock")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", hint="name another folder with --out") from error
+    if lock is None:
+        raise ConfigError(f"{folder}: another run measures into it", hint="wait for it, or name another with --out")
+    return lock
 
 
 def _begin(task: ProfileTask) -> Header:
@@ -153,7 +169,16 @@ def _begin(task: ProfileTask) -> Header:
             problem = f"{task.out}: is a profile of the parts {', '.join(map(str, header.parts))}"
         if problem:
             raise ConfigError(problem, hint="name another folder with --out")
+        if task.slo_ms:  # they change the tables, and nothing that was measured
+            models = {
+                name: msgspec.structs.replace(model, slo_ms=task.slo_ms.get(name, model.slo_ms))
+                for name, model in header.models.items()
+            }
+            header = msgspec.structs.replace(header, models=models)
+            write_header(task.out, header)
         return header
+    if (task.out / RUNS).exists():
+        raise ConfigError(f"{task.out}: has {RUNS}, but no {HEADER} that says of what", hint="name another with --out")
     header = Header(
         version=VERSION,
         device=device,
