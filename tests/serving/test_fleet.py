@@ -124,6 +124,8 @@ async def test_a_model_that_takes_longer_than_its_profile_is_planned_with_what_i
 
     assert fleet.slower == {"mlp": 2.0}
     assert turns.latencies_s["mlp"][0] == pytest.approx(2 * planned_s)
+    fleet.correct()
+    assert fleet.slower == {"mlp": pytest.approx(1.8)}, "no batch ran since"
     turns.ratios.extend([("mlp", 0.5)] * 100)
     assert not fleet.correct(), "that is no reason for another plan"
     assert fleet.slower == {}

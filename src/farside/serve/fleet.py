@@ -25,7 +25,7 @@ from farside.scheduler.sharing.glet.round import GletRound, Slot
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.pool import Pool, Turns
 
-SLOWER_MIN, FASTER_MAX, RATIOS_LEAST = 1.15, 0.7, 50
+SLOWER_MIN, SLOWER_MAX, FASTER_MAX, FORGOTTEN, RATIOS_LEAST = 1.15, 4.0, 0.7, 0.9, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
 
 _log = get_log("serve.fleet")
@@ -101,7 +101,8 @@ class Fleet:
         """Compares what batches took with what was planned, and decides by that from now on; whether any got slower.
 
         A median beyond SLOWER_MIN of what is planned with now, over RATIOS_LEAST batches at least, corrects it, and so
-        does one below FASTER_MAX of it; never below the profile, whose latencies are those of slow batches.
+        does one below FASTER_MAX of it; never below the profile, whose latencies are those of slow batches. A model of
+        which too few batches ran is believed a bit faster each time: else one of which all is dropped stayed so.
         """
         ratios: dict[str, list[float]] = {}
         for turns in self._pool.turns:
@@ -111,9 +112,11 @@ class Fleet:
         for model, taken in ratios.items():
             middle = statistics.median(taken)
             if len(taken) >= RATIOS_LEAST and not FASTER_MAX <= middle <= SLOWER_MIN:
-                found[model] = found.get(model, 1.0) * middle
-                if found[model] <= SLOWER_MIN:
-                    del found[model]
+                found[model] = min(SLOWER_MAX, found.get(model, 1.0) * middle)
+        for model in self._slower:
+            if len(ratios.get(model, ())) < RATIOS_LEAST:
+                found[model] *= FORGOTTEN
+        found = {model: times for model, times in found.items() if times > SLOWER_MIN}
         if found == self._slower:
             return False
         before, self._slower, self._sizes = self._slower, found, self._sizes_of(found)
@@ -224,6 +227,10 @@ class Fleet:
         turns: list[Turns] = []
         awaited: set[str] = set()
         for one in self._opened:
+            if one.executor is not None and not one.executor.is_ready and one.turns is None:
+                # It ended between its start and the switch, when nobody was told.
+                one.executor = None
+                one.task = asyncio.ensure_future(in_own_task(self._restart(one)))
             if one.executor is None:
                 awaited.update(_names(one.glet))
                 continue
