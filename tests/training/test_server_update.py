@@ -277,7 +277,15 @@ class Heads(torch.nn.Module if torch is not None else object):  # type: ignore[m
 
 
 # By iteration and rank, the heads that are used: by all, by one rank, by none, and again.
-USED = [[{0, 1}, {0, 1}], [{0}, {0}], [{0}, {0, 1}], [set(), set()], [{1}, set()], [{0}, {1}], [{0, 1}, {0, 1}]]
+USED: list[list[set[int]]] = [
+    [{0, 1}, {0, 1}],
+    [{0}, {0}],
+    [{0}, {0, 1}],
+    [set(), set()],
+    [{1}, set()],
+    [{0}, {1}],
+    [{0, 1}, {0, 1}],
+]
 
 
 def train_heads(name: str) -> list[Any]:

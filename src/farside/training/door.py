@@ -25,15 +25,18 @@ class Handle(Protocol):
     @property
     def iteration(self) -> int:
         """Iterations that are complete: where the training loop goes on."""
+        ...
 
     def wait(self) -> None:
         """Wait until every parameter is up to date; for uses outside of the model's forward."""
 
     def accumulate(self) -> contextlib.AbstractContextManager[None]:
         """Gradients of a backward pass in here stay in `grad`, and leave with those of the next one outside."""
+        ...
 
     def stats(self) -> TrainingStats:
         """Counters since `attach`."""
+        ...
 
     def detach(self) -> None:
         """Bring the parameters up to date, take the hooks off, and leave the job."""

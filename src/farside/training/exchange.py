@@ -24,6 +24,7 @@ class Session(Protocol):
     @property
     def layout(self) -> Layout:
         """The model, cut into chunks."""
+        ...
 
     def push(self, first: int, count: int, iteration: int, *, absent: bool) -> None:
         """Push the gradients of these chunks; ``absent``: this member has none, and zeros are in their place."""

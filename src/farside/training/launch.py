@@ -91,6 +91,7 @@ def launch(wanted: Launch) -> int:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-train-")))
             stack.enter_context(_aggregator(folder))
             variables |= {SERVICE: f"unix:{folder}/members.sock", KEY_FILE: f"{folder}/key"}
+        code = 0
         for left in reversed(range(wanted.retries + 1)):
             code = _once(wanted, variables, told)
             if code >= 0 or not left or told.ends:

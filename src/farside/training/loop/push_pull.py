@@ -46,6 +46,7 @@ class PushPull(Protocol):
 
     def pull(self, still: Still) -> Arrays:
         """The sums of the last push of all workers, in arrays of the caller's own."""
+        ...
 
     def close(self) -> None:
         """Ends it; nothing can be pushed any more."""
