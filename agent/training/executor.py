@@ -101,13 +101,13 @@ class _Parent:
         self._wanted, self._key = wanted, key
         self._workers, self._group, self._admin = workers, group, admin_
         self._pid = 0
+        self._pause_s = PAUSE_FIRST_S
         self._stops = 0  # how often we were asked to
 
     def run(self) -> int:
         """Until a signal ends it."""
         for number in ENDING:
             signal.signal(number, self._on_end)
-        pause_s = PAUSE_FIRST_S
         while not self._stops:
             began_s, parent = time.monotonic(), os.getpid()
             # Blocked, so that a signal finds the number of the process that it is meant for.
@@ -118,13 +118,16 @@ class _Parent:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             _, status = os.waitpid(self._pid, 0)
             self._pid = 0
-            if self._stops:
-                break
-            code = os.waitstatus_to_exitcode(status)
-            _log.warning("the process that gives turns has ended; another one is forked", status=code)
-            pause_s = PAUSE_FIRST_S if time.monotonic() - began_s > SHORT_LIFE_S else min(2 * pause_s, PAUSE_MAX_S)
-            time.sleep(pause_s)
+            self._rest(os.waitstatus_to_exitcode(status), time.monotonic() - began_s)
         return 0
+
+    def _rest(self, code: int, lived_s: float) -> None:
+        """Before another one is forked: longer where the last ones ended soon."""
+        if self._stops:
+            return
+        _log.warning("the process that gives turns has ended; another one is forked", status=code)
+        self._pause_s = PAUSE_FIRST_S if lived_s > SHORT_LIFE_S else min(2 * self._pause_s, PAUSE_MAX_S)
+        time.sleep(self._pause_s)
 
     def _on_end(self, _number: int, _frame: FrameType | None) -> None:
         self._stops += 1
