@@ -512,6 +512,7 @@ void end_lane(struct server *a, struct job *job, uint32_t rank, int err)
 	member->rdma = NULL;
 	job->stats.uncoded_lanes -= !member->lane.is_shm && !member->lane.is_coded;
 	job->stats.wrong_codes += err == -EBADMSG;
+	epoll_ctl(a->poll, EPOLL_CTL_DEL, member->lane.fd, NULL);
 	lane_close(&member->lane);
 	unmap(member->region, layout_region_bytes(&job->layout, rank));
 	member->region = NULL;

@@ -110,6 +110,7 @@ static void end_bulk(struct server *a, struct job *job, uint32_t number, bool is
 
 	if (!bulk || !bulk->is_there)
 		return;
+	epoll_ctl(a->move_poll, EPOLL_CTL_DEL, bulk->lane.fd, NULL);
 	lane_close(&bulk->lane);
 	memset(bulk, 0, sizeof(*bulk));
 	bulk->placing = job->layout.chunks;
