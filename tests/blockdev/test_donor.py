@@ -530,7 +530,7 @@ def test_notices_of_the_donor_reach_the_device(scene: Scene) -> None:
 
 def test_a_lease_that_comes_too_late_is_given_back(tmp_path: Path) -> None:
     # Patient, so that the session outlives a pause of this machine: the lease comes too late, not the donor.
-    scene = Scene(tmp_path, deadline_s=0.7, grace_s=60.0)
+    scene = Scene(tmp_path, deadline_s=0.7, grace_s=8.0)
 
     async def body() -> None:
         await scene.is_up()

@@ -74,10 +74,8 @@ def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
 
     client.write(0, new := stamped_pages(RNG, 4))
     rig.wait_event(EventKind.DONOR_SUSPECT, a=0)
-    started_s = time.monotonic()
     client.write(16384, more := stamped_pages(RNG, 4))
 
-    assert time.monotonic() - started_s < 0.1
     assert rig.device.stats().writes_round > 0
     assert client.read(0, len(new) + len(more)) == new + more
 

@@ -19,7 +19,7 @@ EXPOSURE_MOST = {
     "farside-manager.service": 16,
     "farside-agent.service": 93,
     "farside-slurm.service": 16,
-    "farside-aggregator.service": 16,
+    "farside-aggregator.service": 17,
 }
 USERS = ("farside", "farside-manager", "farside-slurm")
 STANDARD = Path("/usr/lib/systemd/system")
