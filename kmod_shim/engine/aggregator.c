@@ -24,6 +24,7 @@
 #include "aggregator.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -691,6 +692,21 @@ static int reduce_or_pass(struct job *job, uint32_t chunk, uint64_t version)
 	return 0;
 }
 
+/*
+ * Members on this host that have left their lane have another owner for what is due here, or are gone: this process may
+ * have stood still meanwhile. Nothing is written to their memory any more.
+ */
+static bool are_there(const struct job *job)
+{
+	struct pollfd ends[NE_MEMBERS_MAX];
+	uint32_t count = 0;
+
+	for (uint32_t rank = 0; rank < job->layout.members; rank++)
+		if (job->member[rank].is_there && job->member[rank].lane.is_shm)
+			ends[count++] = (struct pollfd){.fd = job->member[rank].lane.fd, .events = POLLRDHUP};
+	return !count || poll(ends, count, 0) == 0;
+}
+
 static void update(struct server *a, struct job *job)
 {
 	struct source s = {a, job, 0};
@@ -700,7 +716,7 @@ static void update(struct server *a, struct job *job)
 	job->due_first = (job->due_first + 1) % job->layout.chunks;
 	job->due_count--;
 	job->is_due[chunk] = 0;
-	if (!ne_chunk_is_due(&job->states[chunk]) || job->is_lost)
+	if (!ne_chunk_is_due(&job->states[chunk]) || job->is_lost || !are_there(job))
 		return;
 	/* Numbers out of bounds: none of its chunks can go on. */
 	if (reduce_or_pass(job, chunk, job->states[chunk].version + 1) < 0) {

@@ -239,6 +239,8 @@ static int attach_bulk(struct server *a, struct job *job, uint32_t number, bool 
 	else if (!err)
 		err = is_next ? 0 : lane_put(&lane, &life, NULL, 0);
 	if (err) {
+		/* The descriptor stays the caller's. */
+		epoll_ctl(a->move_poll, EPOLL_CTL_DEL, fd, NULL);
 		lane_abandon(&lane);
 		return err;
 	}

@@ -133,7 +133,7 @@ void kv_end_lane(struct ne_kv *kv, uint32_t number)
 	ne_export_destroy(to->pair);
 	to->pair = NULL;
 	/* While anybody else has its descriptor, epoll would tell its end again and again. */
-	epoll_ctl(kv->poll, EPOLL_CTL_DEL, to->lane.fd, NULL);
+	epoll_ctl(kv->lanes, EPOLL_CTL_DEL, to->lane.fd, NULL);
 	lane_close(&to->lane);
 	pthread_cond_broadcast(&kv->ended);
 }

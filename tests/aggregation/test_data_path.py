@@ -386,6 +386,41 @@ def test_a_result_that_is_given_again_leaves_alone_what_the_member_has_on_this_h
             assert len(given) > 48, "it did not come by the lane"
 
 
+def test_what_a_former_owner_still_sends_does_not_come_over_the_result_of_the_next() -> None:
+    job = Job(1, Rule.SUM, (Chunk(1 << 14),))
+    count = job.chunks[0].count
+    with contextlib.closing(Member(job, 0)) as member, contextlib.ExitStack() as open_ends:
+        former, its_end, following, other_end = (
+            open_ends.enter_context(end) for end in (*socket.socketpair(), *socket.socketpair())
+        )
+        member.start(0, None)
+        member.own(0, 1, 0, 1)
+        member.attach(0, its_end.detach(), shm=False)
+        member.gradient(0, 1)[:] = np.full(count, 1, np.float32).tobytes()
+        member.push(0, 1, 1)
+        first = result_frame(count, 1.0, version=1, epoch=1)
+        former.sendall(first[: len(first) // 2])
+
+        member.own(0, 1, 1, 2)
+        member.attach(1, other_end.detach(), shm=False)
+        following.sendall(result_frame(count, 1.0, version=1, epoch=2))
+        member.wait(0, 1, 1, DEADLINE_S)
+        member.gradient(0, 2)[:] = np.full(count, 2, np.float32).tobytes()
+        member.push(0, 1, 2)
+        following.sendall(result_frame(count, 2.0, version=2, epoch=2))
+        member.wait(0, 1, 2, DEADLINE_S)
+
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            former.sendall(first[len(first) // 2 :])
+        assert bytes(member.result(0)) == np.full(count, 2, np.float32).tobytes()
+
+
+def result_frame(count: int, value: float, *, version: int, epoch: int) -> bytes:
+    """What an owner sends after an update (kmod_shim/engine/lane.h)."""
+    payload = np.full(count, value, np.float32).tobytes()
+    return struct.pack("<IHHIIQQQII", 0x31415246, RESULT, 0, 0, len(payload), version, epoch, 0, 0, 0) + payload
+
+
 def carry(one: socket.socket, other: socket.socket, *, until_kind: int) -> bytes:
     """Hands frames on in both directions until one of this kind has passed, which is returned whole."""
     kind, frame = None, b""
