@@ -5,6 +5,7 @@ The framework tells names, datatypes and axes; one run of a single row tells the
 
 import asyncio
 import hashlib
+import os
 import subprocess
 import sys
 import traceback
@@ -74,7 +75,12 @@ async def describe_models(requests: Sequence[ModelRequest]) -> tuple[ModelFile, 
 
 
 def main() -> None:
-    """Reads requests from standard input, and writes a line for each."""
+    """Reads requests from standard input, and writes a line for each.
+
+    What models and frameworks print goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     for request in msgspec.json.decode(sys.stdin.buffer.read(), type=list[ModelRequest]):
         try:
             answer = Answer(model=describe(request))
@@ -85,8 +91,8 @@ def main() -> None:
             answer = Answer(
                 problem=f"{request.path}: is no model that can be run ({' '.join(str(error).split())[:300]})"
             )
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+        answers.write(msgspec.json.encode(answer) + b"\n")
+        answers.flush()
 
 
 def describe(request: ModelRequest) -> ModelFile:
@@ -227,6 +233,15 @@ def _torch_dtype(torch: Any, request: ModelRequest, tensor: TensorSpec) -> Any:
 def _checked(request: ModelRequest, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Tensors:
     if not inputs or not outputs:
         raise ConfigError(f"{request.path}: has {len(inputs)} inputs and {len(outputs)} outputs", hint="it needs both")
+    shapes = {one.name: one.shape for one in inputs}
+    for name, shape in request.max_shape.items():
+        if name not in shapes:
+            raise ConfigError(
+                f"{request.path}: max_shape names {name}, which is no input", hint=f"there are {', '.join(shapes)}"
+            )
+        if tuple(shape) != shapes[name]:
+            told = ", ".join(map(str, shapes[name]))
+            raise ConfigError(f"{request.path}: max_shape of {name} does not fit [{told}]", hint="give a row's shape")
     return inputs, outputs
 
 

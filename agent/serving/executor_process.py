@@ -41,7 +41,9 @@ def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None
         load: What loads models of a framework; ``model.loader``, but for tests that let models fail.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which ends executors in order
+    # Ctrl-C, and a SIGTERM to all processes of a service, are for the front, which ends executors in order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     socket_fd, arena_fd, setup_fd = map(int, arguments)
     line = socket.socket(fileno=socket_fd)
     with open(setup_fd, "rb") as file:

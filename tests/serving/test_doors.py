@@ -5,6 +5,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -175,14 +176,15 @@ def test_random_bytes_never_crash_the_http_door(data: bytes, cut: int) -> None:
 async def grpc_front(models: list[ModelFile], tokens: tuple[str, ...] = ()) -> AsyncIterator[tuple[str, Pool, Any]]:
     pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
     pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
-    from farside.serve.grpc_door import GrpcDoor, start_grpc
+    from farside.serve.grpc_door import open_grpc
 
     pool = pool_of(models, 60.0)
     turns, executor = glet_turns(pool, models)
     pool.switch([turns], {})
     named = {one.name: one for one in models}
     address = f"127.0.0.1:{free_port()}"
-    server = await start_grpc(GrpcDoor(Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens)), address, None)
+    server = open_grpc(Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens), address, None)
+    await server.start()
     try:
         yield address, pool, executor
     finally:
@@ -233,7 +235,11 @@ async def test_each_error_of_grpc_has_its_status() -> None:
 
         async with grpc.aio.insecure_channel(address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            assert await status("ServerMetadata", service_pb2.ServerMetadataRequest(), "no") == "UNAUTHENTICATED"
+            for call in ("ServerMetadata", "ServerLive", "ServerReady"):
+                asked = getattr(service_pb2, f"{call}Request")()
+                assert await status(call, asked, "no") == "UNAUTHENTICATED"
+            huge = service_pb2.ModelInferRequest(model_name="twice", raw_input_contents=[bytes(1 << 20)])
+            assert await status("ModelInfer", huge) == "RESOURCE_EXHAUSTED"
             assert await status("ModelReady", service_pb2.ModelReadyRequest(name="no")) == "NOT_FOUND"
             assert await status("ModelInfer", infer(shape=[2, 2])) == "INVALID_ARGUMENT"
             assert await status("ModelInfer", infer(contents={"int_contents": [1, 2]})) == "INVALID_ARGUMENT"
@@ -270,14 +276,43 @@ async def test_a_grpc_deadline_asks_for_less_than_the_slo() -> None:
 def test_an_address_in_use_is_one_line() -> None:
     pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
     from farside.errors import ConfigError
-    from farside.serve.grpc_door import GrpcDoor, start_grpc
+    from farside.serve.grpc_door import open_grpc
 
     @in_loop
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            pool = pool_of([MODEL])
-            door = GrpcDoor(Service("1", {MODEL.name: MODEL}, {MODEL.name: 1.0}, pool))
+            service = Service("1", {MODEL.name: MODEL}, {MODEL.name: 1.0}, pool_of([MODEL]))
             with pytest.raises(ConfigError, match="grpc_listen tcp:127"):
-                await start_grpc(door, f"127.0.0.1:{taken.getsockname()[1]}", None)
+                open_grpc(service, f"127.0.0.1:{taken.getsockname()[1]}", None)
 
     test()
+
+
+@in_loop
+async def test_a_pem_file_that_is_none_is_named_by_grpc_too(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
+    from farside.errors import ConfigError
+    from farside.serve.grpc_door import open_grpc
+    from farside.tls import TlsFiles
+
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for path in (cert, key):
+        path.write_text("junk")
+        path.chmod(0o600)
+    service = Service("1", {MODEL.name: MODEL}, {MODEL.name: 1.0}, pool_of([MODEL]))
+    with pytest.raises(ConfigError, match=r"cert\.pem|key\.pem"):
+        open_grpc(service, f"127.0.0.1:{free_port()}", TlsFiles(cert=cert, key=key))
+
+
+@in_loop
+async def test_a_connection_to_grpc_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
+    from farside.serve import grpc_door
+
+    monkeypatch.setattr(grpc_door, "HANDSHAKE_LIMIT_MS", 200)
+    async with grpc_front([MODEL]) as (address, _, _):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        async with asyncio.timeout(9):  # less than the limit that users have
+            while await reader.read(1000):
+                pass
+        writer.close()

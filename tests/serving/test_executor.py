@@ -231,3 +231,17 @@ def children() -> set[str]:
 
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def test_an_executor_outlives_what_is_sent_to_all_processes_of_a_service(models: tuple[ModelFile, ...]) -> None:
+    async def test() -> None:
+        watched = Watched()
+        executor = await watched.start(models[:1])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(executor.pid, number)
+        fill(executor, models[0].name, 0, 1, 1)
+        executor.run(1, models[0].name, 1, 0)
+        assert (await watched.done()).problem == ""
+        await executor.close()
+
+    asyncio.run(test())

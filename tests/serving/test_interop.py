@@ -67,14 +67,15 @@ async def test_tritonclient_http_aio() -> None:
 @in_loop
 async def test_tritonclient_grpc() -> None:
     client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
-    from farside.serve.grpc_door import GrpcDoor, start_grpc
+    from farside.serve.grpc_door import open_grpc
     from farside.serve.service import Service
 
     pool = pool_of([MODEL])
     turns, _ = glet_turns(pool, [MODEL])
     pool.switch([turns], {})
     address = f"127.0.0.1:{free_port()}"
-    server = await start_grpc(GrpcDoor(Service("1", {"twice": MODEL}, {"twice": 60.0}, pool)), address, None)
+    server = open_grpc(Service("1", {"twice": MODEL}, {"twice": 60.0}, pool), address, None)
+    await server.start()
 
     def use() -> None:
         with client.InferenceServerClient(address) as server:

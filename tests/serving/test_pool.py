@@ -307,3 +307,14 @@ def test_an_error_says_what_is_counted() -> None:
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("ERROR")
+
+
+@in_loop
+async def test_a_model_that_was_never_routed_is_served_by_no_part_while_its_executor_is_awaited() -> None:
+    pool = pool_of([MODEL])
+    pool.switch([], {}, frozenset({"twice"}))
+    client = Client(pool)
+
+    client.send(1)
+
+    assert client.ends == [(1, Kind.FULL)]

@@ -106,6 +106,11 @@ def test_a_killed_executor_loses_nothing_and_sigterm_ends_all(deployed: Deployed
 
     asyncio.run(test())
     status = deployed.status()
+    shown = subprocess.run(
+        [sys.executable, "-m", "farside", "serve", "status", str(deployed.folder), "--json"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert msgspec.json.decode(shown.stdout, type=ServeStatus).deaths == 2
     assert status.deaths == 2
     assert status.stray == 0
     assert sum(one.met + one.late + one.dropped + one.rejected + one.failed for one in status.models) == len(times)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farside.agent.serving.describe import ModelRequest, describe
+from farside.agent.serving.describe import ModelRequest, describe, describe_models
 from farside.agent.serving.model_file import TensorSpec
 from farside.errors import ConfigError
 from tests.serving.executors import Watched
@@ -73,3 +73,19 @@ def test_a_torchscript_file_that_does_not_tell_its_inputs_gets_them_from_elsewhe
         describe(ModelRequest(name="net", path=str(path), max_batch=4))
     inputs = (TensorSpec("x", "FP32", (3,)), TensorSpec("scale", "FP32", (1,)))
     assert describe(ModelRequest(name="net", path=str(path), max_batch=4, inputs=inputs)).inputs == inputs
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_file_that_prints_is_described_all_the_same(tmp_path: Path) -> None:
+    module: Any = torch.jit.ScriptModule()
+    module.define("""
+def forward(self, x):
+    print("hello")
+    return x
+""")
+    path = tmp_path / "net.pt"
+    torch.jit.save(module, path, _extra_files={"inputs.json": json.dumps(INPUTS[:1])})
+
+    (model,) = asyncio.run(describe_models([ModelRequest(name="net", path=str(path), max_batch=4)]))
+
+    assert model.inputs[0].name == "x"

@@ -13,16 +13,24 @@ from farside.errors import ConfigError
 from farside.log import get_log
 from farside.serve.description import model_metadata
 from farside.serve.grpc_message import read_message, told, written_message
-from farside.serve.inference import BODY_BYTES_MAX, HEAD_BYTES_MAX, InferenceError
+from farside.serve.inference import BODY_BYTES_MAX, HEAD_BYTES_MAX, InferenceError, body_bytes_max
 from farside.serve.service import Service
-from farside.tls import TlsFiles
+from farside.tls import TlsFiles, server_tls
 
 _MESSAGE_BYTES_MAX = BODY_BYTES_MAX + HEAD_BYTES_MAX
 _CALLS_MAX = 1024
+HANDSHAKE_LIMIT_MS = 10_000
+_IDLE_LIMIT_MS = 75_000  # as HTTP's
+_PING_EVERY_MS, _PING_LIMIT_MS = 30_000, 10_000
 _OPTIONS = (
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_concurrent_streams", _CALLS_MAX),
+    ("grpc.max_connection_idle_ms", _IDLE_LIMIT_MS),
+    # A client that is gone without a word is noticed.
+    ("grpc.keepalive_time_ms", _PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", _PING_LIMIT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
     # Two doors at one address would share the requests between them without a word.
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", HEAD_BYTES_MAX),
@@ -65,11 +73,19 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether it answers."""
-        return service_pb2.ServerLiveResponse(live=True)
+
+        async def live() -> Any:
+            return service_pb2.ServerLiveResponse(live=True)
+
+        return await self._told(context, live)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether each model has a glet."""
-        return service_pb2.ServerReadyResponse(ready=self._service.is_ready())
+
+        async def ready() -> Any:
+            return service_pb2.ServerReadyResponse(ready=self._service.is_ready())
+
+        return await self._told(context, ready)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether a model has one."""
@@ -152,14 +168,22 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         await context.abort(self._statuses[error.kind.grpc], " ".join(str(error).split()))
 
 
-async def start_grpc(door: GrpcDoor, address: str, secure: TlsFiles | None) -> Any:
-    """A server of the door at HOST:PORT, started.
+def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> Any:
+    """A server of a service that has HOST:PORT, and answers once it is started.
 
     Raises:
         ConfigError: The address can't be listened on, or a file of TLS is wrong.
     """
-    server = grpc.aio.server(options=_OPTIONS)
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(door, server)
+    if secure is not None:
+        server_tls(secure)  # gRPC does not say what is wrong with a file
+    largest = max(body_bytes_max(model) for model in service.models.values())
+    options = (
+        *_OPTIONS,
+        ("grpc.max_receive_message_length", largest),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
+    )
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_CALLS_MAX)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(service), server)
     try:
         if secure is None:
             port = server.add_insecure_port(address)
@@ -172,5 +196,4 @@ async def start_grpc(door: GrpcDoor, address: str, secure: TlsFiles | None) -> A
             hint="end who listens there (ss -ltnp shows), or name another",
         ) from error
     assert port
-    await server.start()
     return server

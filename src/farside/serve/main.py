@@ -200,6 +200,13 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     listener = open_listener(f"tcp:{deployment.http}", setting="http_listen") if deployment.http else None
     if listener is not None:
         stack.callback(close_listener, listener)
+    secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
+    tls = server_tls(secure) if secure is not None else None
+    grpc_server = None
+    if deployment.grpc:
+        from farside.serve.grpc_door import open_grpc
+
+        grpc_server = open_grpc(service, deployment.grpc, secure)
     fleet = Fleet(
         grounds.driver, grounds.devices, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
         prepare_s=deployment.prepare_s,
@@ -218,14 +225,11 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
     await stack.enter_async_context(_background(controller.run()))
     await stack.enter_async_context(_background(keep_aside()))
-    secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
     if listener is not None:
-        server = http_server(HttpDoor(service), server_tls(secure) if secure is not None else None)
+        server = http_server(HttpDoor(service), tls)
         await stack.enter_async_context(_http(server, listener))
-    if deployment.grpc:
-        from farside.serve.grpc_door import GrpcDoor, start_grpc
-
-        grpc_server = await start_grpc(GrpcDoor(service), deployment.grpc, secure)
+    if grpc_server is not None:
+        await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, _GRACE_S)
 
 

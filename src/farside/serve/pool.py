@@ -176,7 +176,8 @@ class Pool:
         name, now_s = one.model, self._loop.time()
         self._came[name] += one.rows
         serving = self._by_model[name]
-        if not serving and name not in self._awaited:
+        # A model that was never routed has no latency yet by which to judge.
+        if not serving and (name not in self._awaited or name not in self._least_s):
             self._fail(one, InferenceError(Kind.FULL, f"no part of a device serves {name} now", hint="try again later"))
             return
         if one.deadline_s < now_s + self._least_s[name][one.rows - 1]:

@@ -48,7 +48,7 @@ def show_status(place: Path, *, as_json: bool) -> int:
     status = msgspec.convert(told, ServeStatus)
     with standard_output():
         if as_json:
-            print_plain(msgspec.json.encode(told).decode())
+            print(msgspec.json.encode(told).decode())
         else:
             _print(status)
     return 0 if status.ready else 1
