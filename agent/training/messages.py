@@ -21,6 +21,8 @@ SILENCE_S = 0.6
 NUMBER_MAX = 2**62
 
 Job = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+UserJob = Annotated[str, msgspec.Meta(min_length=1, max_length=144)]
+"""On links: a user's number, at most 10 digits, a colon, and the job's name."""
 Worker = Annotated[int, msgspec.Meta(ge=0, lt=WORKERS_MAX)]
 Position = Annotated[int, msgspec.Meta(ge=FIRST, le=LAST)]
 Done = Annotated[int, msgspec.Meta(ge=FIRST - 1, le=LAST)]
@@ -84,7 +86,7 @@ class HasProgress(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """`Progress`."""
 
     epoch: Number
-    job: Job
+    job: UserJob
     worker: Worker
     position: Done
 
@@ -93,7 +95,7 @@ class IsReady(msgspec.Struct, frozen=True, array_like=True, tag=12):
     """`Ready`."""
 
     epoch: Number
-    job: Job
+    job: UserJob
     position: Position
     number: Number
 
@@ -102,7 +104,7 @@ class IsBound(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """`Bound`."""
 
     epoch: Number
-    job: Job
+    job: UserJob
 
 
 class AreTogether(msgspec.Struct, frozen=True, array_like=True, tag=14):
@@ -120,14 +122,14 @@ class AreApart(msgspec.Struct, frozen=True, array_like=True, tag=15):
 class JobHere(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """A node has a worker of this job."""
 
-    job: Job
+    job: UserJob
     workers: Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
 
 
 class JobGone(msgspec.Struct, frozen=True, array_like=True, tag=17):
     """A node has no worker of this job any more."""
 
-    job: Job
+    job: UserJob
 
 
 FromWorker = Here | Wants | HasDone | Yields

@@ -303,10 +303,8 @@ def _all_let_through(state: NodeQueue, jobs: Sequence[str]) -> Answer:
 
 
 def _let_through(state: NodeQueue, job: str) -> Answer:
-    """Lets a worker that asks go on without a deadline; one that has a permission keeps it, without its deadline."""
+    """Lets a worker that asks go on without a deadline; one that has a permission keeps it, and its deadline."""
     one = state.workers[job]
-    if one.place == "held":
-        return _with(state, job, replace(one, lease=None)), ()
     if one.place != "door":
         return state, ()
     state = _with(state, job, replace(one, place="away"))

@@ -3,6 +3,9 @@
 import contextlib
 import os
 import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.aggregation.service import service
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 from tests.train.executors import executor, overlapping, two_nodes
 from tests.train.programs import ended, model_of, train
 
@@ -36,13 +39,13 @@ def trained(tmp_path: Path, name: str, *words: object) -> dict[str, bytes]:
     return model_of(tmp_path / name)
 
 
-def workers_of(launcher: int) -> list[int]:
-    """Its workers, without the Aggregator."""
+def workers_of(launcher: int, name: str = "train_worker") -> list[int]:
+    """Its workers, or its Aggregator."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             fields = (path / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == launcher and b"train_worker" in (path / "cmdline").read_bytes():
+            if int(fields[1]) == launcher and name.encode() in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -168,6 +171,85 @@ with training.begin(rows, keys={"sum": (5,)}, iterations=int(sys.argv[1])) as jo
     else:
         job.pull()
 """
+
+
+LONG = """
+import time
+import numpy as np
+from farside import training
+
+with training.begin(np.ones((2, 1)), keys={"sum": (1,)}, iterations=10**6) as job:
+    while job.goes_on():
+        job.pull()
+        if BREAKS and job.rank and job.iteration == 1:
+            break
+        job.push({"sum": np.ones(1)})
+        if job.iteration == 0:
+            print("runs", flush=True)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose sockets' paths are short enough."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def long_run(folder: Path, *, breaks: bool = False) -> "subprocess.Popen[str]":
+    """Two workers of a job that does not end soon; temporary folders are in `folder`."""
+    file = folder / "long.py"
+    file.write_text(LONG.replace("BREAKS", str(breaks)))
+    process = train("file", "--workers", 2, file, environment={"TMPDIR": str(folder)})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "runs\n"
+    return process
+
+
+def test_a_worker_that_leaves_its_loop_early_ends_all(folder: Path) -> None:
+    code, _, errors = ended(long_run(folder, breaks=True))
+
+    assert code == 1
+    assert "farside: rank 1 left the loop in iteration 1, before its end; end with `finish`" in errors
+    assert "farside: rank 1 failed in iteration 1" in errors
+
+
+def test_a_job_whose_own_aggregator_was_killed_ends_in_one_line(folder: Path) -> None:
+    process = long_run(folder)
+    os.kill(workers_of(process.pid, "train_aggregator")[0], signal.SIGKILL)
+
+    code, _, errors = ended(process)
+
+    assert code == 1
+    assert "this job's own Aggregator has ended with status -9; start the job again" in errors
+    assert not list(folder.glob("farside-train-*"))
+
+
+def test_a_killed_job_leaves_neither_its_aggregator_nor_its_folder(folder: Path) -> None:
+    process = long_run(folder)
+    aggregator = workers_of(process.pid, "train_aggregator")[0]
+
+    process.kill()
+
+    until(lambda: not text_of(Path(f"/proc/{aggregator}/cmdline")), what="the Aggregator gone")
+    until(lambda: not list(folder.glob("farside-train-*")), what="its folder gone")
+    ended(process)
+
+
+def test_a_second_signal_ends_workers_that_hang(folder: Path) -> None:
+    process = long_run(folder)
+    worker = workers_of(process.pid)[0]
+    os.kill(worker, signal.SIGSTOP)
+
+    def is_told() -> bool:
+        status = Path(f"/proc/{worker}/status").read_text().split()
+        return bool(int(status[status.index("ShdPnd:") + 1], 16) & 1 << signal.SIGTERM - 1)
+
+    process.terminate()
+    until(is_told, what="the first signal")
+    process.terminate()
+
+    assert ended(process)[0] == 128 + signal.SIGKILL
 
 
 def test_a_users_own_program_runs_and_its_error_ends_all_workers(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from farside.agent.training.messages import (
     HasProgress,
     Here,
     IsReady,
+    JobHere,
     OfLink,
     Refused,
     Wants,
@@ -110,6 +111,15 @@ def test_a_link_with_another_key_or_version_is_refused_by_both_ends() -> None:
     member.send(Beat())
     with pytest.raises(RemoteProtocolError, match="no code of the peer"):
         member.receive(member.to_send())  # reflected
+
+
+def test_a_link_takes_the_longest_name_of_a_job_with_the_longest_number_of_a_user() -> None:
+    member, host = ends()
+    opened(member, host)
+    sent: list[OfLink] = [JobHere(f"{2**32 - 1}:" + 128 * "\N{SNOWMAN}", 2)]
+    member.send(sent[0])
+
+    assert host.receive(member.to_send()) == sent
 
 
 def run_subtasks(turns: SharedNode, iterations: int, work: Callable[[int], None]) -> None:

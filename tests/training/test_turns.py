@@ -349,10 +349,19 @@ def test_all_go_on_when_a_node_of_the_group_is_away() -> None:
     state, told = after(Apart(epoch=1), queue=state)
 
     assert told == [Grant(job="b", position=0, lease=None, lease_s=None)]
-    lease = state.workers["a"].lease
-    assert lease is None, "its deadline is off"
     _, told = after(Want(job="b", position=1), queue=state)
     assert Grant(job="b", position=1, lease=None, lease_s=None) in told
+
+
+@pytest.mark.parametrize("event", [Together(epoch=2), Apart(epoch=1)])
+def test_a_stopped_worker_loses_its_turn_at_its_deadline_in_a_new_epoch_too(event: Together | Apart) -> None:
+    state, _ = after(*started("a", 1))
+    lease = state.workers["a"].lease
+    assert lease is not None
+
+    _, told = after(event, Deadline(job="a", lease=lease), queue=state)
+
+    assert Overdue(job="a", position=0) in told
 
 
 def test_a_job_is_let_through_until_all_its_workers_are_known() -> None:

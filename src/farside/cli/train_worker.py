@@ -24,7 +24,7 @@ PARENT = "FARSIDE_TRAIN_PARENT"
 
 def main(argv: list[str]) -> int:
     """Runs the worker to its end; its exit code."""
-    _die_with_parent()
+    die_with_parent(signal.SIGKILL)
     start_logging("warning")
     try:
         if argv[0].startswith("{"):
@@ -73,11 +73,11 @@ def _run_file(argv: list[str]) -> None:
     runpy.run_path(argv[0], run_name="__main__")
 
 
-def _die_with_parent() -> None:
-    """A worker without the process that started it would wait for the others for ever."""
+def die_with_parent(number: signal.Signals) -> None:
+    """This signal comes when our parent ends: a worker without it would wait for the others for ever."""
     parent = os.environ.pop(PARENT, "")
     if parent:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if str(os.getppid()) != parent:
             os._exit(1)
 

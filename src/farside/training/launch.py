@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from farside.errors import ConfigError
+from farside.errors import ConfigError, PeerError
 from farside.log import get_log
 from farside.training.loop.ended import Paused
 from farside.training.loop.turns import EXECUTOR
@@ -82,18 +82,20 @@ def launch(wanted: Launch) -> int:
     with ExitStack() as stack:
         told = _Told()
         stack.enter_context(told.signals())
+        aggregator: subprocess.Popen[bytes] | None = None
         variables = {**os.environ, **dict.fromkeys(_THREADS, str(wanted.threads)), **wanted.environment}
         if wanted.executor:
             variables[EXECUTOR] = wanted.executor
         if wanted.service:
             variables |= {SERVICE: ",".join(wanted.service), KEY_FILE: wanted.key_file}
         elif wanted.workers > 1:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-train-")))
-            stack.enter_context(_aggregator(folder))
+            made = tempfile.TemporaryDirectory(prefix="farside-train-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made))
+            aggregator = stack.enter_context(_aggregator(folder, variables))
             variables |= {SERVICE: f"unix:{folder}/members.sock", KEY_FILE: f"{folder}/key"}
         code = 0
         for left in reversed(range(wanted.retries + 1)):
-            code = _once(wanted, variables, told)
+            code = _once(wanted, variables, told, aggregator)
             if code >= 0 or not left or told.ends:
                 break
             _log.warning("a worker was killed; all start again from the last checkpoint", signal=-code, left=left - 1)
@@ -120,19 +122,21 @@ class _Told:
         """These are the workers now."""
         self._workers = workers
         if self.ends:
-            self._pass_on()
+            self._pass_on(signal.SIGTERM)
 
     def _on_end(self, _number: int, _frame: FrameType | None) -> None:
+        # Asked twice: whoever asks no longer waits for the workers to agree.
+        self._pass_on(signal.SIGKILL if self.ends else signal.SIGTERM)
         self.ends = True
-        self._pass_on()
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, number: signal.Signals) -> None:
         for worker in self._workers:
-            if worker.poll() is None:
-                worker.terminate()
+            worker.send_signal(number)
 
 
-def _once(wanted: Launch, variables: Mapping[str, str], told: _Told) -> int:
+def _once(
+    wanted: Launch, variables: Mapping[str, str], told: _Told, aggregator: "subprocess.Popen[bytes] | None"
+) -> int:
     """One start of all workers; negative where one was killed by a signal."""
     ours: dict[str, str] = {}
     if wanted.workers:
@@ -151,15 +155,19 @@ def _once(wanted: Launch, variables: Mapping[str, str], told: _Told) -> int:
     ]
     told.watch(workers)
     try:
-        return _ended(workers)
+        return _ended(workers, aggregator)
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
 
 
-def _ended(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
-    """Waits for all; the exit code that says most, negative for a signal."""
+def _ended(workers: Sequence["subprocess.Popen[bytes]"], aggregator: "subprocess.Popen[bytes] | None") -> int:
+    """Waits for all; the exit code that says most, negative for a signal.
+
+    Raises:
+        PeerError: the Aggregator that was started for them has ended, so that they would wait for ever.
+    """
     deadline_s: float | None = None
     while True:
         codes = [worker.poll() for worker in workers]
@@ -170,7 +178,13 @@ def _ended(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
             deadline_s = time.monotonic() + AGREE_LIMIT_S
         if deadline_s is not None and time.monotonic() > deadline_s:
             return bad[0] or 1
-        _wait([worker.pid for worker, code in zip(workers, codes, strict=True) if code is None])
+        if aggregator is not None and aggregator.poll() is not None:
+            raise PeerError(
+                f"this job's own Aggregator has ended with status {aggregator.returncode}",
+                hint="start the job again; it goes on from its last checkpoint, if it has one",
+            )
+        running = [worker.pid for worker, code in zip(workers, codes, strict=True) if code is None]
+        _wait([*running, *([aggregator.pid] if aggregator is not None else [])])
 
 
 def _wait(pids: Sequence[int], limit_s: float = 1.0) -> None:
@@ -185,17 +199,17 @@ def _wait(pids: Sequence[int], limit_s: float = 1.0) -> None:
 
 
 @contextmanager
-def _aggregator(folder: Path) -> Iterator[None]:
-    """An Aggregator for these workers alone."""
+def _aggregator(folder: Path, variables: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """An Aggregator for these workers alone; it removes the folder where this process is killed."""
     key = folder / "key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_hex(32))
     config = folder / "aggregator.toml"
     config.write_text(_AGGREGATOR.format(folder=folder))
-    argv = [sys.executable, "-m", "farside", "aggregator", "--config", str(config)]
-    process = subprocess.Popen(argv, start_new_session=True)
+    argv = [sys.executable, "-m", "farside.cli.train_aggregator", str(folder), "aggregator", "--config", str(config)]
+    process = subprocess.Popen(argv, env=variables, start_new_session=True)
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         try:

@@ -159,6 +159,8 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         try:
             if error is not None and not isinstance(error, Paused | WorkerFailed | Diverged | PeerError):
                 self._say_failed()
+            elif error is None and not self._is_over:
+                self._leave_early()
             elif error is None:
                 self._close_checkpoint()
         finally:
@@ -285,8 +287,26 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
 
     def _say_failed(self) -> None:
         """Tells the others that this worker's program has failed, where it has yet to push."""
-        if self._sums is None or self._state == "pushed" or self.workers == 1:
-            return
+        if self._sums is not None and self._state != "pushed" and self.workers > 1:
+            self._tell_failed()
+
+    def _leave_early(self) -> None:
+        """The loop was left before its end: fine where all workers do so, and the others would wait otherwise.
+
+        Raises:
+            WorkerFailed: others go on.
+        """
+        if self.workers > 1:
+            failed = self._tell_failed()
+            if len(failed) < self.workers:
+                raise WorkerFailed(
+                    f"rank {self.rank} left the loop in iteration {max(self.iteration, 0)}, before its end",
+                    hint="end with `finish`, at all workers in the same iteration",
+                )
+        self._close_checkpoint()
+
+    def _tell_failed(self) -> Sequence[int]:
+        """Says to the others that this worker has failed; all that have, none where the others did not answer."""
         deadline_s = time.monotonic() + FAIL_LIMIT_S
 
         def give_up() -> None:
@@ -294,11 +314,15 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
                 raise PeerError("they did not push in time")
 
         try:
+            if self._state == "pushed":
+                self._opened.pull(give_up)
             self._send({key.name: np.zeros(key.shape, key.dtype) for key in self._keys}, failed=True)
             # What a member has pushed goes with it, as long as it is in no sum.
-            self._opened.pull(give_up)
+            found = self._opened.pull(give_up)
         except FarsideError as error:
             _log.warning("the other workers were not told", reason=error)
+            return ()
+        return agreed(found[_AGREEMENT].tolist(), self.workers).failed
 
     def _position(self, phase: Literal["PULL", "COMP", "PUSH"]) -> int:
         return position_of(self.iteration - self._began, phase)
