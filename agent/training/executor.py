@@ -23,6 +23,7 @@ from farside.agent.training.subtask import phase_of
 from farside.agent.training.turn_server import Group, TurnServer
 from farside.daemon.control.keys import read_keys
 from farside.ending import ENDING, on_end_signals
+from farside.endpoint import parse_address
 from farside.errors import ConfigError, FarsideError
 from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
@@ -87,6 +88,11 @@ def _checked(wanted: Wanted) -> bytes:
         raise ConfigError(f"--nodes: names this node ('{wanted.node}') first, and each node once")
     if bool(wanted.nodes) != bool(wanted.group_listen):
         raise ConfigError("--nodes and --group-listen belong together")
+    if wanted.synchronizer:
+        try:
+            parse_address(wanted.synchronizer)
+        except ValueError as error:
+            raise ConfigError(f"--synchronizer {wanted.synchronizer}: {error}") from error
     if is_group and wanted.key_file is None:
         raise ConfigError("a group of several nodes needs --key-file", hint="`farside keygen` makes one")
     return read_keys(wanted.key_file)[0] if wanted.key_file is not None else b""

@@ -1,5 +1,7 @@
 """What is wrong with the input or the options of `farside train`: one line each, with file, row and column."""
 
+import gzip
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,21 @@ from farside.training.app.dataset import load
 from farside.training.app.program import Options, nobody_watches
 from farside.training.loop.ended import Diverged
 from tests.train.programs import ended, train
+
+
+def saved(**arrays: Any) -> bytes:
+    """An .npz file."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def saved_array(array: Any) -> bytes:
+    """An .npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
 
 FILES: dict[str, str | bytes] = {
     "empty.csv": "",
@@ -30,6 +47,18 @@ FILES: dict[str, str | bytes] = {
     "minus.ldac": "1 0:1\n2 0:1 1:-1\n",
     "none.ldac": "",
     "silent.ldac": "0\n0\n",
+    "far.ldac": "1 0:1\n1 3000000000:1\n",
+    "many.ldac": "1 0:99999999999999999999\n",
+    "short.ldac": "1 0:1\n3 0:1 1:1\n",
+    "blank.ldac": "1 0:1\n\n",
+    "void.npy": b"",
+    "void.npz": b"",
+    "cut.csv.gz": gzip.compress(b"1,2\n" * 1000)[:-12],
+    "hurt.csv.gz": gzip.compress(b"")[:10] + b"\xff" * 40,
+    "longer.npz": saved(X=np.ones((2, 2)), y=np.ones(3)),
+    "shorter.npz": saved(X=np.ones((2, 2)), y=np.ones(1)),
+    "array.npz": saved_array(np.ones((2, 2))),
+    "flat.csv": "0,1\n0,2\n",
 }
 CASES = [
     ("nmf", "missing.csv", "data: there is no file '.*missing.csv', and no such data set"),
@@ -43,7 +72,7 @@ CASES = [
     ("mlr", "below.csv", "below.csv: row 2: label -1"),
     ("mlr", "zeros.csv", "zeros.csv: all labels are 0"),
     ("mlr", "one.csv", "one.csv: has one column; the last one is the target"),
-    ("lasso", "nan.csv", "nan.csv: row 2, column 1: is nan"),
+    ("lasso", "nan.csv", "nan.csv: row 2, target: is nan"),
     ("lasso", "rows.txt", "rows.txt: is neither"),
     ("lasso", "torn.npz", "torn.npz: "),
     ("nmf", "torn.npy", "torn.npy: "),
@@ -51,6 +80,18 @@ CASES = [
     ("lda", "minus.ldac", "minus.ldac: row 2, column 3: a number below 0"),
     ("lda", "none.ldac", "none.ldac: has no rows"),
     ("lda", "silent.ldac", "silent.ldac: has no words"),
+    ("lda", "far.ldac", "far.ldac: row 2, column 2: a number too large; words are less than"),
+    ("lda", "many.ldac", "many.ldac: row 1, column 2: a number too large"),
+    ("lda", "short.ldac", "short.ldac: row 2: says 3 words and has 2"),
+    ("lda", "blank.ldac", "blank.ldac: row 2: invalid literal"),
+    ("nmf", "void.npy", "void.npy: "),
+    ("nmf", "void.npz", "void.npz: "),
+    ("nmf", "cut.csv.gz", "cut.csv.gz: "),
+    ("nmf", "hurt.csv.gz", "hurt.csv.gz: "),
+    ("mlr", "longer.npz", "longer.npz: X has 2 rows and y has 3"),
+    ("lasso", "shorter.npz", "shorter.npz: X has 2 rows and y has 1"),
+    ("lasso", "array.npz", "array.npz: holds one array; an .npz file has X and y"),
+    ("lasso", "flat.csv", "flat.csv: all columns but the target are 0"),
 ]
 
 
@@ -111,6 +152,11 @@ def test_an_objective_that_is_not_finite_ends_the_job_in_one_line(tmp_path: Path
         (("nmf", "--threads", "999"), "threads: is 999; this machine has"),
         (("nmf", "--retries", "1"), "--retries without a checkpoint folder; add --checkpoint-dir"),
         (("nmf", "--service", "tcp:127.0.0.1:1"), "Aggregators are named without their key file; add --key-file"),
+        (("lasso", "--penalty", "nan"), "--penalty: is nan; a number is needed"),
+        (("nmf", "--tolerance", "nan"), "--tolerance: is nan"),
+        (("lda", "--alpha", "nan"), "--alpha: is nan"),
+        (("nmf", "--checkpoint-s", "nan"), "--checkpoint-s: is nan"),
+        (("nmf", "--out", "none/model.npz"), "--out: no file can be made in '"),
         (("missing.py",), "there is no file 'missing.py'"),
     ],
 )
@@ -120,6 +166,25 @@ def test_a_command_that_cant_be_run_says_why(words: tuple[str, ...], line: str) 
     assert (code, out) == (2, "")
     assert errors.startswith(f"farside: {line}")
     assert errors.count("\n") == 1
+
+
+def test_a_worker_that_finds_no_executor_says_so_once(tmp_path: Path) -> None:
+    words = ("lasso", "--iterations", 3, "--executor", tmp_path / "none")
+
+    code, _, errors = ended(train(*words))
+
+    assert code == 0
+    assert errors.count("no executor answers; this worker goes on without turns") == errors.count("\n") == 1
+
+
+def test_documents_of_other_lengths_are_another_input(tmp_path: Path) -> None:
+    path = tmp_path / "some.ldac"
+    seen = set()
+    for text in ("2 0:1 1:1\n1 2:1\n", "1 0:1\n2 1:1 2:1\n"):
+        path.write_text(text)
+        seen.add(load(Options(app="lda", data=str(path))).fingerprint)
+
+    assert len(seen) == 2
 
 
 def test_lda_without_numba_says_what_to_install(tmp_path: Path) -> None:

@@ -291,6 +291,7 @@ def test_a_group_of_two_nodes_takes_turns_and_is_whole_again_after_its_synchroni
         ({"nodes": ("a", "b"), "synchronizer": "h:1"}, "--nodes and --synchronizer exclude each other"),
         ({"nodes": ("a", "b"), "node": "c"}, r"--nodes: names this node \('c'\) first"),
         ({"nodes": ("a", "b"), "node": "a"}, "--nodes and --group-listen belong together"),
+        ({"synchronizer": "foo"}, "--synchronizer foo: "),
         ({"synchronizer": "h:1"}, "a group of several nodes needs --key-file"),
     ],
 )

@@ -1,6 +1,7 @@
 """The command `farside train`: four training programs, and users' own, on any number of workers of this machine."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -84,6 +85,10 @@ def _what(
     out: _Out = None,
 ) -> dict[str, Any]:
     """What all four programs have."""
+    if out and not os.access(out.resolve().parent, os.W_OK):
+        raise ConfigError(f"--out: no file can be made in '{out.resolve().parent}'", hint="make that folder first")
+    if out and out.is_dir():
+        raise ConfigError(f"--out: '{out}' is a folder; it takes a file's name")
     return {
         "iterations": iterations, "seed": seed, "blocks": blocks, "rows": rows, "columns": columns,
         "tolerance": tolerance, "out": str(out.resolve()) if out else "",
@@ -166,6 +171,9 @@ def file(
 
 
 def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
+    for name, value in what.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name}: is {value}; a number is needed")
     _start([json.dumps(what)], how)
 
 
@@ -178,6 +186,8 @@ def _start(words: list[str], how: dict[str, Any]) -> None:
     if how["checkpoint_dir"] is not None:
         told[CHECKPOINT_DIR] = str(how["checkpoint_dir"].resolve())
     if how["checkpoint_s"] is not None:
+        if math.isnan(how["checkpoint_s"]):
+            raise ConfigError("--checkpoint-s: is nan; a number of seconds is needed")
         told[CHECKPOINT_S] = str(how["checkpoint_s"])
     if how["retries"] and not (told.get(CHECKPOINT_DIR) or os.environ.get(CHECKPOINT_DIR)):
         raise ConfigError("--retries without a checkpoint folder", hint="add --checkpoint-dir")

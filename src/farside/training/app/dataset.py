@@ -21,6 +21,7 @@ from farside.training.app.input_file import (
     check_finite,
     check_labels,
     check_not_negative,
+    check_target,
     read_documents,
     read_matrix,
 )
@@ -135,7 +136,7 @@ def _rows_and_labels(path: Path, options: Options) -> Input:
         if options.data == "digits":
             rows = rows / 16
     check_finite(options.data, rows)
-    check_finite(options.data, labels.reshape(-1, 1))
+    check_target(options.data, labels)
     classes = check_labels(options.data, labels)
     with_bias = np.column_stack([rows, np.ones(len(rows))])
     return _cut(options, (with_bias, labels.astype(np.int64)), with_bias.shape[1], classes)
@@ -149,7 +150,9 @@ def _rows_and_targets(path: Path, options: Options) -> Input:
     else:
         rows, targets = read_matrix(path, has_target=True)
     check_finite(options.data, rows)
-    check_finite(options.data, targets.reshape(-1, 1))
+    check_target(options.data, targets)
+    if not np.square(rows).any():
+        raise ConfigError(f"{options.data}: all columns but the target are 0")
     return _cut(options, (np.ascontiguousarray(rows), targets), rows.shape[1])
 
 
@@ -175,7 +178,7 @@ def _documents(path: Path, options: Options) -> Input:
         blocks=[(np.cumsum([0, *map(len, part)], dtype=np.int64), np.concatenate(part)) for part in cut],
         rows=len(tokens),
         columns=columns,
-        fingerprint=_fingerprint(options, np.concatenate(tokens)),
+        fingerprint=_fingerprint(options, np.array([len(one) for one in tokens]), np.concatenate(tokens)),
     )
 
 

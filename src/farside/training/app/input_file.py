@@ -1,12 +1,16 @@
 """Input of a program from a file, and what may be wrong with it: by file, row and column."""
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from farside.errors import ConfigError
+
+WORDS_MAX, COUNT_MAX = 10_000_000, 10_000_000
+"""Of LDA: each word has its row in the model, and each use of a word its place in memory."""
 
 
 def read_matrix(path: Path, *, has_target: bool) -> tuple[Any, Any]:
@@ -21,17 +25,24 @@ def read_matrix(path: Path, *, has_target: bool) -> tuple[Any, Any]:
     try:
         if path.suffix == ".npz":
             # Opened here: NumPy leaves open what it can't read.
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            with path.open("rb") as file:
+                found = np.load(file, allow_pickle=False)
+                if isinstance(found, np.ndarray):
+                    raise ConfigError(f"{path}: holds one array; an .npz file has X{' and y' if has_target else ''}")
                 if "X" not in found.files or (has_target and "y" not in found.files):
                     raise ConfigError(f"{path}: lacks {'X or y' if has_target else 'X'}")
-                return _two(path, found["X"]), np.asarray(found["y"], np.float64).ravel() if has_target else None
+                table = _two(path, found["X"])
+                target = np.asarray(found["y"], np.float64).ravel() if has_target else None
+            if target is not None and len(target) != len(table):
+                raise ConfigError(f"{path}: X has {len(table)} rows and y has {len(target)}")
+            return table, target
         if path.suffix == ".npy":
             table = _two(path, np.load(path, allow_pickle=False))
         elif path.suffix in (".csv", ".gz"):
             table = _two(path, np.loadtxt(path, delimiter=",", ndmin=2))
         else:
             raise ConfigError(f"{path}: is neither .csv, .npy nor .npz")
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except (ValueError, UserWarning) as error:  # NumPy warns of a file without rows
         raise ConfigError(f"{path}: {error}") from error
@@ -52,6 +63,16 @@ def _two(path: Path, table: Any) -> Any:
 def check_finite(where: str, rows: Any) -> None:
     """Raises ConfigError where a number is missing or infinite."""
     _check(where, rows, ~np.isfinite(rows), "leave the row out, or fill it in")
+
+
+def check_target(where: str, target: Any) -> None:
+    """Raises ConfigError where a row's target is missing or infinite."""
+    bad = ~np.isfinite(target)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ConfigError(
+            f"{where}: row {row + 1}, target: is {target[row]:g}", hint="leave the row out, or fill it in"
+        )
 
 
 def check_not_negative(where: str, rows: Any) -> None:
@@ -76,8 +97,9 @@ def check_labels(where: str, labels: Any) -> int:
 
 
 def check_counts(where: str, rows: Any) -> None:
-    """Raises ConfigError where a count is negative or not whole."""
-    _check(where, rows, (rows < 0) | (rows != np.floor(rows)), "this program needs counts of words")
+    """Raises ConfigError where a count is negative, not whole or too large."""
+    bad = (rows < 0) | (rows != np.floor(rows)) | (rows > COUNT_MAX)
+    _check(where, rows, bad, f"this program needs counts of words, up to {COUNT_MAX}")
 
 
 def _check(where: str, rows: Any, bad: Any, hint: str) -> None:
@@ -98,16 +120,22 @@ def read_documents(path: Path) -> list[tuple[Any, Any]]:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     documents = []
     for number, line in enumerate(lines, 1):
-        pairs = [one.partition(":") for one in line.split()[1:]]
+        said, *pairs = line.split() or [""]
+        parts = [one.partition(":") for one in pairs]
         try:
-            words = np.array([int(word) for word, _, _count in pairs], np.int64)
-            counts = np.array([int(count) for _word, _, count in pairs], np.int64)
+            stated = int(said)
+            words, counts = [int(word) for word, _, _ in parts], [int(count) for _, _, count in parts]
         except ValueError as error:
             raise ConfigError(f"{path}: row {number}: {error}", hint="a row is N word:count word:count") from error
-        if (words < 0).any() or (counts < 0).any():
-            column = int(np.argmax((words < 0) | (counts < 0)))
-            raise ConfigError(f"{path}: row {number}, column {column + 2}: a number below 0")
-        documents.append((words, counts))
+        if stated != len(pairs):
+            raise ConfigError(f"{path}: row {number}: says {stated} words and has {len(pairs)}")
+        for column, (word, count) in enumerate(zip(words, counts, strict=True), 2):
+            if word < 0 or count < 0:
+                raise ConfigError(f"{path}: row {number}, column {column}: a number below 0")
+            if word >= WORDS_MAX or count > COUNT_MAX:
+                hint = f"words are less than {WORDS_MAX}, counts at most {COUNT_MAX}"
+                raise ConfigError(f"{path}: row {number}, column {column}: a number too large", hint=hint)
+        documents.append((np.array(words, np.int64), np.array(counts, np.int64)))
     if not documents:
         raise ConfigError(f"{path}: has no rows")
     return documents

@@ -79,7 +79,7 @@ class SharedNode:
         self._path, self._job, self._worker, self._workers = path, job, worker, workers
         self._sock: socket.socket | None = None
         self._position = INIT_COMP
-        self._is_refused = False
+        self._is_refused = self._is_warned = False
         self._has_lease = False
         self.without = 0
         """Subtasks that began without a turn."""
@@ -116,8 +116,11 @@ class SharedNode:
         sock.settimeout(SILENCE_S)
         try:
             sock.connect(self._path)
-        except OSError:
+        except OSError as error:
             sock.close()
+            if not self._is_warned:
+                _log.warning("no executor answers; this worker goes on without turns", socket=self._path, reason=error)
+            self._is_warned = True
             return
         self._sock = sock
         self._say(Here(VERSION, self._job, self._worker, self._workers, position, position == INIT_COMP))
