@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from farside.agent.serving import frames
 from farside.agent.serving.arena import Array
 from farside.agent.serving.life import (
+    ENDED,
     Action,
     Asked,
     Batch,
@@ -79,7 +80,8 @@ class ExecutorHandle(abc.ABC):
         self.models = tuple(models)
         self._numbers = {model.name: number for number, model in enumerate(models)}
         self._on_done, self._on_exit = on_done, on_exit
-        self._limit_s = {name: max(LIMIT_TIMES * p99, LIMIT_S_MIN) for name, p99 in p99_s.items()}
+        self._limit_s: dict[str, float] = {}
+        self.expect(p99_s)
         self._warmed_s: dict[str, float] = {}
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -144,6 +146,20 @@ class ExecutorHandle(abc.ABC):
     def warmed_s(self) -> Mapping[str, float]:
         """The longest run of each model's warm-up, in seconds."""
         return self._warmed_s
+
+    @property
+    def limit_s(self) -> Mapping[str, float]:
+        """Seconds by model from which a batch counts as hung, where the slowest is known."""
+        return self._limit_s
+
+    def expect(self, p99_s: Mapping[str, float]) -> None:
+        """Seconds of the slowest batches by model, for batches from now on: another size of its part has others."""
+        self._limit_s = {name: max(LIMIT_TIMES * p99, LIMIT_S_MIN) for name, p99 in p99_s.items()}
+
+    def kill(self) -> None:
+        """Kills its process: batches that it had are lost, and ``on_exit`` names them."""
+        if self._life.state not in ENDED:
+            self._kill()
 
     def run(self, batch: int, model: str, rows: int, slot: int) -> None:
         """Runs the first rows of a slot, after the batch that runs already. Only while ``can_take``."""

@@ -50,6 +50,7 @@ def test_a_deployment_of_a_folder_has_tritons_ports_and_its_models(tmp_path: Pat
         ('qos = "serving"' + GOOD, "qos is of a deployment on a manager's nodes"),
         ('device = "mig"' + GOOD, "GPUs can't be cut by this version"),
         ('device = "tpu"' + GOOD, "'tpu' is no device"),
+        ('device = "whole"\ncapacity_pct = 80' + GOOD, "capacity_pct = 80: device = 'whole' cuts nothing"),
         ("cpu_devices = [[0], [0]]" + GOOD, "a core twice"),
         ("gpus_max = 1000" + GOOD, "gpus_max = 1000 is out of bounds"),
         ('http_listen = "here"' + GOOD, "http_listen = 'here' is no address"),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.policy import Device
-from farside.agent.serving.partition.whole import WholeDriver
+from farside.agent.serving.partition.policy import Capabilities, Device
+from farside.agent.serving.partition.whole import WholeDriver, WholePlace
 from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.change import changes
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
@@ -29,7 +29,7 @@ SLO_S = 60.0
 
 
 def profiles(names: tuple[str, ...], latency_ms: float = 1.0) -> tuple[dict[str, ModelProfile], DeviceProfile]:
-    times = {100: tuple(latency_ms * (1 + at / 4) for at in range(4))}
+    times = {part: tuple(latency_ms * 100 / part * (1 + at / 4) for at in range(4)) for part in (50, 100)}
     found = {
         name: ModelProfile(name=name, slo_ms=1000 * SLO_S, memory_mb=1, latency_ms=times, slowed_ms=times)
         for name in names
@@ -43,12 +43,15 @@ def glet(gpu: int, *names: str, batch: int = 4) -> Glet:
     return Glet(gpu=gpu, part_pct=100, cycle_ms=50.0, models=models)
 
 
-def fleet_of(files: tuple[ModelFile, ...]) -> tuple[Fleet, Pool]:
+def fleet_of(
+    files: tuple[ModelFile, ...], driver: WholeDriver | None = None, latency_ms: float = 1.0
+) -> tuple[Fleet, Pool]:
     models = {one.name: one for one in files}
     pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
-    sizes = partial(sizes_of, *profiles(tuple(models)))
+    sizes = partial(sizes_of, *profiles(tuple(models), latency_ms))
     devices = [Device(number=number, cores=(0,)) for number in (0, 1)]
-    return Fleet(WholeDriver(), devices, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
+    used = driver or WholeDriver()
+    return Fleet(used, devices, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
 
 
 def send(client: Client, number: int, model: ModelFile) -> None:
@@ -130,6 +133,57 @@ async def test_a_model_that_takes_longer_than_its_profile_is_planned_with_what_i
     assert not fleet.correct(), "that is no reason for another plan"
     assert fleet.slower == {}
     assert turns.latencies_s["mlp"][0] == pytest.approx(planned_s)
+    await fleet.close()
+
+
+class ResizedPlace(WholePlace):
+    """A part in name, whose size may change where its driver agrees."""
+
+    def __init__(self, driver: "ResizingDriver", device: Device, part_pct: int) -> None:
+        super().__init__(device)
+        self._driver, self.part_pct = driver, part_pct
+
+    def resize(self, part_pct: int) -> bool:
+        if self._driver.agrees:
+            self.part_pct = part_pct
+        return self._driver.agrees
+
+
+class ResizingDriver(WholeDriver):
+    agrees = True
+
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities(), can_resize=True)
+
+    def open(self, device: Device, part_pct: int) -> WholePlace:
+        return ResizedPlace(self, device, part_pct)
+
+
+@in_loop
+async def test_a_resized_part_has_its_own_limit_and_one_that_can_not_be_resized_starts_anew(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    driver = ResizingDriver()
+    fleet, pool = fleet_of((file,), driver, latency_ms=1000.0)
+    sizes = [Plan(glets=(msgspec.structs.replace(glet(0, "mlp"), part_pct=part),)) for part in (100, 50)]
+    await fleet.change(sizes[0], {})
+    first = fleet.executors[0][1]
+    assert first is not None
+    assert first.limit_s == {"mlp": pytest.approx(3 * 1.75)}
+
+    await fleet.change(sizes[1], {})
+    assert fleet.executors[0][1] is first
+    assert first.limit_s == {"mlp": pytest.approx(3 * 3.5)}
+
+    driver.agrees = False
+    await fleet.change(sizes[0], {})
+    async with asyncio.timeout(60):
+        while (second := fleet.executors[0][1]) is None or second is first:
+            await asyncio.sleep(0.005)
+    assert second.place.part_pct == 100
+    client = Client(pool)
+    send(client, 1, file)
+    await client.all(1)
+    assert pool.counts["mlp"].met == 1
     await fleet.close()
 
 

@@ -20,6 +20,7 @@ NAME = "cpu"
 PERIOD_US = 10_000
 QUOTA_US_MIN = 1000  # the kernel takes no less (kernel/sched/core.c: min_cfs_quota_period)
 CAPACITY_PCT = 90  # of the cores; the rest is the front's and its clients'
+CAPACITY_PCT_MIN = 10
 WEIGHT = 4
 _CONTROLLERS = ("cpu", "cpuset", "cpuacct")
 _LEAF = "farside-front"

@@ -145,6 +145,15 @@ class ProfileRequest:
         typer.Option(metavar="N", min=0, help="GPU that is the device, for GPU drivers; default: the first."),
     ] = None
     parts: Annotated[str, typer.Option(metavar="A,B,...", help="Parts to measure, in percent.")] = "20,40,50,60,80,100"
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PCT",
+            min=10,
+            max=100,
+            help="So much of the cores is what parts are of, as capacity_pct of a deployment; default: 90.",
+        ),
+    ] = None
     max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch.")] = 32
     minutes: Annotated[
         float | None,

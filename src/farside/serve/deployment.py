@@ -15,6 +15,7 @@ import msgspec
 
 from farside.agent.serving.describe import ModelRequest
 from farside.agent.serving.model_file import MAX_BATCH
+from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN
 from farside.endpoint import is_near, parse_address
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.profile import DeviceProfile, Interference, Load, ModelProfile
@@ -50,7 +51,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     admin_socket: str = ""
     device: str = "auto"
     cpu_devices: list[tuple[int, ...]] = []
-    capacity_pct: int = 90
+    capacity_pct: int = CAPACITY_PCT
     gpus_max: int = 0
     profile: str = ""
     prepare_s: float = 60.0
@@ -212,12 +213,17 @@ class _Checked:
             raise self._wrong(f"device = {file.device!r}: GPUs can't be cut by this version", "use cpu, whole or auto")
         if file.device not in ("auto", "cpu", "whole"):
             raise self._wrong(f"device = {file.device!r} is no device", "use auto, cpu or whole")
+        if file.device == "whole" and file.capacity_pct != CAPACITY_PCT:
+            raise self._wrong(
+                f"capacity_pct = {file.capacity_pct}: device = 'whole' cuts nothing",
+                "take it out",
+            )
         cores = [core for device in file.cpu_devices for core in device]
         if any(not device for device in file.cpu_devices) or len(set(cores)) < len(cores) or min(cores, default=0) < 0:
             raise self._wrong("cpu_devices has an empty device or a core twice", "such as [[0], [1]]")
         for name, value, low, high in (
             ("gpus_max", file.gpus_max, 0, 256),
-            ("capacity_pct", file.capacity_pct, 10, 100),
+            ("capacity_pct", file.capacity_pct, CAPACITY_PCT_MIN, 100),
             ("prepare_s", file.prepare_s, 1, 3600),
         ):
             if not low <= value <= high:

@@ -149,9 +149,15 @@ class Fleet:
         # Switch: no waiting in here.
         switched_s = self._loop.time()
         for one, glet in (*kept, *resized):
-            if one.executor is not None and one.executor.place.part_pct != glet.part_pct:
-                one.executor.place.resize(glet.part_pct)
             one.glet = glet
+            executor = one.executor
+            if executor is None or executor.place.part_pct == glet.part_pct:
+                continue
+            if not executor.place.resize(glet.part_pct):
+                _log.warning(
+                    "a part could not be resized; its executor starts anew", gpu=glet.gpu, part_pct=glet.part_pct
+                )
+                executor.kill()
         staying = [one for one, _ in (*kept, *resized)]
         leaving = [one for one in self._opened if one not in staying]
         self._opened, self._plan, self._rates = [*staying, *fresh], plan, rates
@@ -217,11 +223,13 @@ class Fleet:
         glet = one.glet
         place = self._driver.open(self._devices[glet.gpu], glet.part_pct)
         names = _names(glet)
-        p99_s = {name: self._sizes.latencies(name, glet.part_pct, None)[-1] / 1000 for name in names}
         return await start_executor(
             place, [self._models[name] for name in names], lambda done: self._done(one, done),
-            lambda ended: self._ended(one, ended), p99_s=p99_s, prepare_s=self._prepare_s,
+            lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
         )  # fmt: skip
+
+    def _slowest_s(self, glet: Glet) -> dict[str, float]:
+        return {name: self._sizes.latencies(name, glet.part_pct, None)[-1] / 1000 for name in _names(glet)}
 
     def _route(self) -> None:
         turns: list[Turns] = []
@@ -234,6 +242,7 @@ class Fleet:
             if one.executor is None:
                 awaited.update(_names(one.glet))
                 continue
+            one.executor.expect(self._slowest_s(one.glet))
             rounds = GletRound(slots=self._slots(one.glet), cycle_s=one.glet.cycle_ms / 1000)
             if one.turns is None or one.turns.is_dead:
                 one.turns = Turns(glet=one.glet, round=rounds, executor=one.executor)

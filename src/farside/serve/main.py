@@ -18,7 +18,7 @@ import uvicorn
 from farside import admin
 from farside.agent.serving.describe import describe_models
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.partition.whole import WholeDriver
 from farside.ending import on_end_signals
@@ -146,7 +146,10 @@ def _check_profile(
     for device in devices:
         problem = profile_problem(folder, header, fingerprint(driver_name, driver, device, frameworks), hashes)
         if problem:
-            raise ConfigError(f"{deployment.file}: {problem}", hint="farside serve profile measures anew")
+            ours = deployment.capacity_pct
+            option = f" --capacity {ours}" if driver_name == "cpu" and ours != CAPACITY_PCT else ""
+            hint = f"farside serve profile{option} measures anew, into an empty folder"
+            raise ConfigError(f"{deployment.file}: {problem}", hint=hint)
 
 
 def _driver(deployment: Deployment) -> tuple[str, Driver]:

@@ -5,7 +5,7 @@ import contextlib
 import os
 
 from farside.agent.serving.partition.catalog import ON_GPU, find_driver
-from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.cli.serve import ProfileRequest
 from farside.cli.terminal import standard_output
@@ -35,7 +35,9 @@ def run(request: ProfileRequest) -> int:
         raise ConfigError(f"--cores {request.cores}: core {min(absent)} is not ours", hint="name cores of this machine")
     name, driver = find_driver(request.device)
     if isinstance(driver, CpuDriver):
-        driver = CpuDriver(weight=_WEIGHT)
+        driver = CpuDriver(request.capacity or CAPACITY_PCT, weight=_WEIGHT)
+    elif request.capacity is not None:
+        raise ConfigError(f"--capacity {request.capacity}: is for the driver cpu, not {name}", hint="take it out")
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
     if name in ON_GPU and request.cores:
