@@ -184,7 +184,7 @@ with training.begin(np.ones((2, 1)), keys={"sum": (1,)}, iterations=10**6) as jo
         if BREAKS and job.rank and job.iteration == 1:
             break
         job.push({"sum": np.ones(1)})
-        if job.iteration == 0:
+        if job.iteration == job.rank == 0:
             print("runs", flush=True)
 """
 
