@@ -6,13 +6,11 @@ serves. When it ends, the next one is forked in milliseconds behind the same lis
 """
 
 import asyncio
-import ctypes
 import gc
 import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,9 +20,9 @@ from farside.agent.aggregator.handed_down import Heartbeat, KeptOrders
 from farside.agent.aggregator.server import Inherited, Server
 from farside.config import AggregatorConfig
 from farside.daemon.control.keys import read_keys
-from farside.ending import ENDING
+from farside.ending import ENDING, run_forked
 from farside.endpoint import parse_endpoint
-from farside.errors import ConfigError, FarsideError
+from farside.errors import ConfigError
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
@@ -46,7 +44,6 @@ PAUSE_UNREADY_MAX_S = 5.0
 """For servers that never did: so will the next one not."""
 MEMORY_SHARE = 4
 """memory_bytes = 0: this part of the machine's memory."""
-_PR_SET_PDEATHSIG = 1
 _MEMBERS_MODE = 0o666  # members are users' processes; the key decides
 
 
@@ -126,25 +123,14 @@ class Parent:
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            self._become_server(parent)
+            run_forked(parent, self._become_server, lambda error: _log.error("server can't go on", reason=error))
 
-    def _become_server(self, parent: int) -> None:
-        code = 1
-        try:
-            _die_with(parent)
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, *ENDING):
-                signal.signal(number, signal.SIG_DFL)
-            gc.enable()
-            asyncio.run(self._serve())
-            code = 0
-        except FarsideError as error:
-            _log.error("server can't go on", reason=error)
-        except BaseException as error:  # the log gets it; this process must never return into the parent's loop
-            sys.excepthook(type(error), error, error.__traceback__)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+    def _become_server(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, *ENDING):
+            signal.signal(number, signal.SIG_DFL)
+        gc.enable()
+        asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         inherited = Inherited(
@@ -227,13 +213,6 @@ class Parent:
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
     """For SIGCHLD to wake the parent there must be a handler."""
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # It may have ended before.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _how(status: int) -> str:

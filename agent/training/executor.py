@@ -5,11 +5,9 @@ has to outlive either: workers say where they are, and go on without turns meanw
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -22,9 +20,9 @@ from farside.agent.training.group import GroupHost, GroupMember
 from farside.agent.training.subtask import phase_of
 from farside.agent.training.turn_server import Group, TurnServer
 from farside.daemon.control.keys import read_keys
-from farside.ending import ENDING, on_end_signals
+from farside.ending import ENDING, on_end_signals, run_forked
 from farside.endpoint import parse_address
-from farside.errors import ConfigError, FarsideError
+from farside.errors import ConfigError
 from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
 
@@ -34,7 +32,6 @@ SHORT_LIFE_S = 1.0
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
 TRACE_ROWS_MAX = 4000
 """Turns in one answer; its line is at most 1 MiB."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +117,7 @@ class _Parent:
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             self._pid = os.fork()
             if self._pid == 0:
-                self._serve(parent)
+                run_forked(parent, self._serve, lambda error: _log.error("the executor can't go on", reason=error))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             _, status = os.waitpid(self._pid, 0)
             self._pid = 0
@@ -140,23 +137,11 @@ class _Parent:
         if self._pid:
             os.kill(self._pid, signal.SIGTERM)
 
-    def _serve(self, parent: int) -> None:
-        code = 1
-        try:
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == parent:
-                for number in ENDING:
-                    signal.signal(number, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-                asyncio.run(_Executor(self._wanted, self._key).serve(self._workers, self._group, self._admin))
-                code = 0
-        except FarsideError as error:
-            _log.error("the executor can't go on", reason=error)
-        except BaseException as error:  # the log gets it; this process must never return into the parent's loop
-            sys.excepthook(type(error), error, error.__traceback__)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+    def _serve(self) -> None:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        asyncio.run(_Executor(self._wanted, self._key).serve(self._workers, self._group, self._admin))
 
 
 class _Executor:

@@ -1,11 +1,22 @@
-"""Handling of SIGTERM and SIGINT in a process with one event loop."""
+"""How processes end: by SIGTERM and SIGINT where they have an event loop, and with the parent that forked them."""
 
 import asyncio
+import ctypes
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from farside.errors import FarsideError
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+# Loaded here: between fork and exec nothing may be.
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
@@ -21,3 +32,32 @@ def on_end_signals(act: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in ENDING:
             loop.remove_signal_handler(number)
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """This signal comes when ``parent``, by its process number, has ended; this process ends now if it has already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def run_forked(parent: int, work: Callable[[], None], say: Callable[[FarsideError], None]) -> NoReturn:
+    """Does the work of a process that ``parent`` has just forked, and ends it: with 0, or with 1 after a fault.
+
+    Args:
+        parent: Its end is ours, by SIGKILL.
+        work: What to do.
+        say: Logs why the work can't go on.
+    """
+    code = 1
+    try:
+        die_with(parent, signal.SIGKILL)
+        work()
+        code = 0
+    except FarsideError as error:
+        say(error)
+    except BaseException as error:  # the log gets it; this process must never return into the parent's loop
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)

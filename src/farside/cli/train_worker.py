@@ -3,7 +3,6 @@
 WHAT is a program's options as JSON, or a user's Python file, which gets the arguments.
 """
 
-import ctypes
 import io
 import os
 import runpy
@@ -14,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from farside.cli.terminal import note
+from farside.ending import die_with
 from farside.errors import FarsideError
 from farside.log import start_logging
 from farside.training.app.program import Options, Outcome
 
-_PR_SET_PDEATHSIG = 1
 PARENT = "FARSIDE_TRAIN_PARENT"
 
 
@@ -77,9 +76,7 @@ def die_with_parent(number: signal.Signals) -> None:
     """This signal comes when our parent ends: a worker without it would wait for the others for ever."""
     parent = os.environ.pop(PARENT, "")
     if parent:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if str(os.getppid()) != parent:
-            os._exit(1)
+        die_with(int(parent), number)
 
 
 if __name__ == "__main__":

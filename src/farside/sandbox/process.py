@@ -8,7 +8,6 @@ SIGKILL leaves nothing behind either.
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -17,15 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from farside.ending import die_with
 from farside.errors import PeerError
 from farside.sandbox.settings import PATIENCE
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 END_LIMIT_S = 8.0 * PATIENCE
 # To a borrower one SIGTERM means "when your clients have left", a second one means "now".
 PATIENCE_S = 0.5
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
@@ -68,7 +65,7 @@ async def start(name: str, arguments: Sequence[str], *, log: Path) -> Child:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=lambda: _die_with(parent),
+            preexec_fn=lambda: die_with(parent, signal.SIGTERM),
         )
     return Child(name, process)
 
@@ -97,13 +94,6 @@ def kill_leftover(pid: int, state: Path) -> None:
 def command(*arguments: str) -> list[str]:
     """Command line of `farside` by the interpreter that runs us."""
     return [sys.executable, "-m", "farside", *arguments]
-
-
-def _die_with(parent: int) -> None:
-    # Runs in the child between fork and exec.
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _kill_group(pid: int) -> None:
