@@ -1,6 +1,7 @@
 """Executors for tests: on small models that are made in place, on a whole core."""
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def small_models(folder: Path, names: Sequence[str] = ("mlp",), *, max_batch: in
         pytest.importorskip(package, reason=f"needs {package} (requirements/serving.txt)")
     paths = make_models(folder, names, size=0.02)
     return tuple(describe(ModelRequest(name=path.stem, path=str(path), max_batch=max_batch)) for path in paths)
+
+
+def children() -> set[str]:
+    """Numbers of the processes that this one has started, and that have not ended."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 class Watched:

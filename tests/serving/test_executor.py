@@ -14,7 +14,7 @@ from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.onnx_model import open_session
 from farside.agent.serving.partition.policy import Device, Entry
 from farside.agent.serving.partition.whole import WholeDriver, WholePlace
-from tests.serving.executors import Watched, small_models
+from tests.serving.executors import Watched, children, small_models
 from tests.support.fault_executor import Faults
 
 
@@ -223,10 +223,6 @@ def test_a_start_that_is_cancelled_leaves_no_process(models: tuple[ModelFile, ..
         assert children() == before
 
     asyncio.run(test())
-
-
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 def is_there(pid: int) -> bool:

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
 from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, start_remote_executor
 from farside.agent.serving.worker import Worker
-from tests.serving.executors import small_models
+from tests.serving.executors import children, small_models
 from tests.support.waiting import DEADLINE_S
 
 KEY = b"k" * 32
@@ -77,10 +76,6 @@ def tried(test: Callable[[Address], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
-def children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-
-
 def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tuple[ModelFile, ...]) -> None:
     async def test(address: Address) -> None:
         front = Front()
@@ -103,12 +98,12 @@ def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tup
 
 
 def test_an_executor_that_dies_at_its_worker_is_told_with_what_was_lost(models: tuple[ModelFile, ...]) -> None:
-    others = set(children())
+    others = children()
 
     async def test(address: Address) -> None:
         front = Front()
         executor = await front.start(address, models)
-        (pid,) = set(children()) - others
+        (pid,) = children() - others
         os.kill(int(pid), signal.SIGSTOP)
         executor.run(4, "mlp", 1, 0)
         os.kill(int(pid), signal.SIGKILL)
@@ -121,12 +116,12 @@ def test_an_executor_that_dies_at_its_worker_is_told_with_what_was_lost(models: 
 
 
 def test_a_connection_that_is_lost_loses_its_batches_and_ends_its_executor(models: tuple[ModelFile, ...]) -> None:
-    others = set(children())
+    others = children()
 
     async def test(address: Address) -> None:
         front = Front()
         executor = await front.start(address, models)
-        (pid,) = set(children()) - others
+        (pid,) = children() - others
         os.kill(int(pid), signal.SIGSTOP)
         executor.run(4, "mlp", 1, 0)
         executor._writer.transport.abort()
@@ -139,12 +134,12 @@ def test_a_connection_that_is_lost_loses_its_batches_and_ends_its_executor(model
 
 
 def test_a_front_with_another_key_gets_no_executor(models: tuple[ModelFile, ...]) -> None:
-    others = set(children())
+    others = children()
 
     async def test(address: Address) -> None:
         with pytest.raises(ServeError, match="the connection was lost"):
             await Front().start(address._replace(key=b"o" * 32), models)
-        assert set(children()) <= others
+        assert children() <= others
 
     tried(test)
 
