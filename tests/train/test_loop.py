@@ -160,6 +160,7 @@ def test_a_job_that_cant_be_is_refused(given_: dict[str, Any], line: str) -> Non
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, and no Aggregator is named"),
         ({"FARSIDE_AGGREGATION": "/run/x"}, "the manager's jobs do not train this way"),
         ({"FARSIDE_CHECKPOINT_S": "soon"}, "FARSIDE_CHECKPOINT_S is 'soon'"),
+        ({"FARSIDE_CHECKPOINT_S": "nan"}, "FARSIDE_CHECKPOINT_S: is nan; a number of seconds is needed"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_refused(

@@ -180,15 +180,13 @@ def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
 def _start(words: list[str], how: dict[str, Any]) -> None:
     from farside.cli.train_worker import PARENT
     from farside.training.launch import Launch, launch
-    from farside.training.loop.job import CHECKPOINT_DIR, CHECKPOINT_S
+    from farside.training.loop.job import CHECKPOINT_DIR, CHECKPOINT_S, checked_seconds
 
     told = {PARENT: str(os.getpid())}
     if how["checkpoint_dir"] is not None:
         told[CHECKPOINT_DIR] = str(how["checkpoint_dir"].resolve())
     if how["checkpoint_s"] is not None:
-        if math.isnan(how["checkpoint_s"]):
-            raise ConfigError("--checkpoint-s: is nan; a number of seconds is needed")
-        told[CHECKPOINT_S] = str(how["checkpoint_s"])
+        told[CHECKPOINT_S] = str(checked_seconds(how["checkpoint_s"], "--checkpoint-s"))
     if how["retries"] and not (told.get(CHECKPOINT_DIR) or os.environ.get(CHECKPOINT_DIR)):
         raise ConfigError("--retries without a checkpoint folder", hint="add --checkpoint-dir")
     wanted = Launch(

@@ -8,6 +8,7 @@ How it works
   and who goes on from it gets these sums from its first pull. [harmony §IV-B4, §VI]
 """
 
+import math
 import os
 import secrets
 import signal
@@ -385,12 +386,23 @@ def _check_sum(model: Arrays) -> int:
     return check
 
 
+def checked_seconds(given: float, where: str) -> float:
+    """Seconds from one checkpoint to the next.
+
+    Raises:
+        ConfigError: They are nan; ``where`` names who gave them.
+    """
+    if math.isnan(given):
+        raise ConfigError(f"{where}: is nan; a number of seconds is needed")
+    return given
+
+
 def _seconds(given: float | None) -> float:
     if given is not None:
-        return given
+        return checked_seconds(given, "checkpoint_s")
     text = os.environ.get(CHECKPOINT_S) or str(CHECKPOINT_DEFAULT_S)
     try:
-        return float(text)
+        return checked_seconds(float(text), CHECKPOINT_S)
     except ValueError as error:
         raise ConfigError(f"{CHECKPOINT_S} is '{text}', which is not a number of seconds") from error
 
