@@ -241,10 +241,15 @@ def test_a_second_signal_ends_workers_that_hang(folder: Path) -> None:
     worker = workers_of(process.pid)[0]
     os.kill(worker, signal.SIGSTOP)
 
-    def is_told() -> bool:
-        status = Path(f"/proc/{worker}/status").read_text().split()
-        return bool(int(status[status.index("ShdPnd:") + 1], 16) & 1 << signal.SIGTERM - 1)
+    def status(name: str) -> str:
+        words = Path(f"/proc/{worker}/status").read_text().split()
+        return words[words.index(name) + 1]
 
+    def is_told() -> bool:
+        return bool(int(status("ShdPnd:"), 16) & 1 << signal.SIGTERM - 1)
+
+    # Of two signals that wait, the kernel gives SIGTERM first.
+    until(lambda: status("State:") == "T", what="the worker to stand still")
     process.terminate()
     until(is_told, what="the first signal")
     process.terminate()
