@@ -8,7 +8,9 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
@@ -67,9 +69,15 @@ def _show(options: Options, outcome: Outcome) -> None:
 
 
 def _run_file(argv: list[str]) -> None:
+    sys.excepthook = _tell
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     runpy.run_path(argv[0], run_name="__main__")
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    # In one write: other workers have the same standard error.
+    sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
 
 
 def die_with_parent(number: signal.Signals) -> None:
