@@ -511,7 +511,7 @@ void end_lane(struct server *a, struct job *job, uint32_t rank, int err)
 	if (member->rdma)
 		rdma_end(a, member->rdma);
 	member->rdma = NULL;
-	job->stats.uncoded_lanes -= !member->lane.is_shm && !member->lane.is_coded;
+	job->stats.uncoded_lanes -= lane_is_uncoded(&member->lane);
 	job->stats.wrong_codes += err == -EBADMSG;
 	epoll_ctl(a->poll, EPOLL_CTL_DEL, member->lane.fd, NULL);
 	lane_close(&member->lane);
@@ -574,6 +574,12 @@ static void try_held(struct server *a, struct job *job)
 	job->has_plan = false;
 }
 
+/* Of two times until the next look; below 0: for ever. */
+static int sooner(int one_ms, int other_ms)
+{
+	return other_ms < 0 || (one_ms >= 0 && one_ms < other_ms) ? one_ms : other_ms;
+}
+
 /* Returns how long it may be until the next look, as rdma_submit(). */
 static int send_all(struct server *a, struct job *job)
 {
@@ -588,8 +594,7 @@ static int send_all(struct server *a, struct job *job)
 			continue;
 		if (member->rdma)
 			ms = rdma_submit(a, job, rank);
-		if (ms >= 0)
-			timeout_ms = timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
+		timeout_ms = sooner(timeout_ms, ms);
 		if (!member->is_there)
 			continue;
 		left = member->lane.count ? lane_send(&member->lane) : 0;
@@ -829,12 +834,9 @@ void *serve(void *arg)
 				try_held(a, a->jobs[i]);
 		has_due = update_for_a_slice(a);
 		timeout_ms = has_due ? 0 : a->held ? HELD_LOOK_MS : -1;
-		for (uint32_t i = 0; i < a->jobs_end; i++) {
-			int ms = a->jobs[i] ? send_all(a, a->jobs[i]) : -1;
-
-			if (ms >= 0)
-				timeout_ms = timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
-		}
+		for (uint32_t i = 0; i < a->jobs_end; i++)
+			if (a->jobs[i])
+				timeout_ms = sooner(timeout_ms, send_all(a, a->jobs[i]));
 		stops = a->stops;
 		if (a->wakes_mover)
 			wake(a->move_wake);

@@ -227,8 +227,9 @@ void move_follow(struct server *a, struct job *job, uint32_t chunk, const struct
 /* A plan's word is about to be given to the chunk (under both locks), and has been. */
 void move_plan(struct server *a, struct job *job, uint32_t chunk);
 /*
- * Whether a chunk that is served here may leave with its next update; it waits for one after that otherwise. All that
- * leave with one update stand still until they have been copied, and the job's members with them: so few do.
+ * Whether a chunk that is served here may leave with its next update, for which it counts from now on; it waits for one
+ * after that otherwise. All that leave with one update stand still until they have been copied, and the job's members
+ * with them: so few do.
  */
 bool move_may_leave(struct job *job, uint32_t chunk);
 /* A chunk that waits has been updated. Under `lock`. */

@@ -516,11 +516,6 @@ static int greet(int fd, const void *greeting, uint32_t bytes)
 	return !bytes || send(fd, greeting, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes ? 0 : -EPIPE;
 }
 
-static bool is_uncoded(const struct lane *lane)
-{
-	return !lane->is_shm && !lane->is_coded;
-}
-
 static int attach(struct server *a, struct job *job, uint32_t rank, const struct ne_lane *given, struct rdma *rdma)
 {
 	struct member *member = &job->member[rank];
@@ -556,7 +551,7 @@ static int attach(struct server *a, struct job *job, uint32_t rank, const struct
 	member->watched = EPOLLIN;
 	member->is_there = true;
 	job->stats.lanes++;
-	job->stats.uncoded_lanes += is_uncoded(&lane);
+	job->stats.uncoded_lanes += lane_is_uncoded(&lane);
 	if (job->is_lost)
 		tell_lost(job, rank);
 	return 0;

@@ -208,6 +208,11 @@ struct lane_owner {
  * -ENOBUFS.
  */
 int lane_open(struct lane *lane, int fd, bool is_shm, const uint8_t *keys, uint32_t limit);
+/* Whoever can change its traffic could make up frames. */
+static inline bool lane_is_uncoded(const struct lane *lane)
+{
+	return !lane->is_shm && !lane->is_coded;
+}
 void lane_close(struct lane *lane);
 /* The same, and the socket stays its caller's. */
 void lane_abandon(struct lane *lane);
