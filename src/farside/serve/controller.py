@@ -18,7 +18,7 @@ from farside.scheduler.sharing.glet.change import renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import Scale, decide, served_share
-from farside.serve.fleet import Fleet
+from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner
 from farside.serve.pool import Pool
 from farside.serve.status import ChangeRecord
@@ -80,7 +80,7 @@ class Controller:
             self._scale = Scale(plan=plan, gpus=plan.gpus)
         planned_s = self._loop.time()
         phases = await self._fleet.change(plan, wanted)
-        self._record("start", plan, planned_s - began_s, phases.prepare_s, phases.drain_s, phases.prepared)
+        self._record("start", plan, planned_s - began_s, phases)
 
     async def run(self) -> None:
         """Observes until it is cancelled."""
@@ -151,28 +151,25 @@ class Controller:
             self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
             return
         self._is_owed = False
-        self._record(
-            cause, plan, plan_s, phases.prepare_s, phases.drain_s, phases.prepared, phases.resized,
-            phases.closed,
-        )  # fmt: skip
+        self._record(cause, plan, plan_s, phases)
 
     def _wanted(self) -> dict[str, float]:
         return {name: planned_rate(max(RATE_MIN, rate)) for name, rate in self.rates.items()}
 
     def _record(
-        self, cause: str, plan: Plan, plan_s: float, prepare_s: float = 0.0, drain_s: float = 0.0, prepared: int = 0,
-        resized: int = 0, closed: int = 0, problem: str = "",
-    ) -> None:  # fmt: skip
+        self, cause: str, plan: Plan, plan_s: float, phases: Phases = NOTHING_CHANGED, *, problem: str = ""
+    ) -> None:
         record = ChangeRecord(
-            at_s=time.time(), cause=cause, gpus=plan.gpus, part_pct=plan.part_pct, prepared=prepared, resized=resized,
-            closed=closed, plan_s=plan_s, prepare_s=prepare_s, drain_s=drain_s, problem=problem,
+            at_s=time.time(), cause=cause, gpus=plan.gpus, part_pct=plan.part_pct, prepared=phases.prepared,
+            resized=phases.resized, closed=phases.closed, plan_s=plan_s, prepare_s=phases.prepare_s,
+            drain_s=phases.drain_s, problem=problem,
         )  # fmt: skip
         self.records.append(record)
         told: Callable[..., None] = _log.warning if problem else _log.info
         told(
-            "plan", cause=cause, devices=plan.gpus, part_pct=plan.part_pct, prepared=prepared, resized=resized,
-            closed=closed, plan_s=round(plan_s, 3), prepare_s=round(prepare_s, 3), drain_s=round(drain_s, 3),
-            problem=problem,
+            "plan", cause=cause, devices=plan.gpus, part_pct=plan.part_pct, prepared=phases.prepared,
+            resized=phases.resized, closed=phases.closed, plan_s=round(plan_s, 3),
+            prepare_s=round(phases.prepare_s, 3), drain_s=round(phases.drain_s, 3), problem=problem,
         )  # fmt: skip
 
 

@@ -54,6 +54,9 @@ class Phases:
     closed: int
 
 
+NOTHING_CHANGED = Phases(prepare_s=0.0, drain_s=0.0, prepared=0, resized=0, closed=0)
+
+
 class Fleet:
     """Executors by glet.
 
