@@ -39,7 +39,7 @@ SERVICES_BYTES_MAX = 64 << 10
 EPOCH_RUNS_MAX = 64
 """Runs of chunks whose moves one report names; the others follow when these are done."""
 PLANS_MAX = TASKS_MAX
-"""Of one order: a node has no more tasks, and its Aggregator no more jobs."""
+"""Plans in one order: a node has no more tasks, and its Aggregator no more jobs."""
 ORDER_BYTES_MAX = 512 << 10
 """Plans of all jobs of a node, as JSON: with its head it fits into `protocol.FRAME_BYTES_MAX`."""
 TOLD_MAX = 64

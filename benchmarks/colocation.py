@@ -41,7 +41,7 @@ JOBS = {
     "lasso": Options(app="lasso", data="synthetic", rows=160, columns=2 * COLUMNS, blocks=8, penalty=0.1),
     "mlr": Options(app="mlr", data="synthetic", rows=160, columns=COLUMNS // 5, classes=10, blocks=8),
 }
-"""Of 1.6 MB of sums each; rows set how long an iteration computes."""
+"""The two jobs: each pushes 1.6 MB of sums; its rows set how long an iteration computes."""
 PUSHED_BYTES = 8 * 2 * COLUMNS
 WARM_ITERATIONS = 5
 

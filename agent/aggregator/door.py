@@ -278,7 +278,7 @@ class Caller:
         self._may_be_invited = self.was_invited = False
         self._offered = features
         self.head_keys = b""
-        """Of the frames' codes, for the engine, once the Aggregator has proved the key; empty: heads have none."""
+        """Keys for the codes of frame heads, known once the Aggregator has proved the job's key; empty: no codes."""
         self._messages.send(Hello(VERSION, job, start, proof.key_id(key), nonce, int(features)))
 
     @property

@@ -35,7 +35,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """Who may come with this number; ``came``: the connection, and the region's token."""
+    """A member that is to connect for its queue pair; ``came``: its connection, and its region's token."""
 
     number: int
     job: str

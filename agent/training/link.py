@@ -65,7 +65,7 @@ class Link:
         self._first = b""
         self._codes: tuple[proof.Codes, proof.Codes] | None = None
         self.hello: Hello | None = None
-        """Who the other end is; at the synchroniser, and to be believed once the link `is_open`."""
+        """What the other end says of itself, at the synchroniser; it is proved once the link `is_open`."""
         if node:
             self._send(Hello(VERSION, node, proof.key_id(key), nonce, epoch))
 

@@ -38,7 +38,7 @@ def heads_of_a_member(job: Job) -> list[bytes]:
 
 
 def with_bit(head: bytes, at: int) -> bytes:
-    """The same with one bit changed."""
+    """A head with one bit changed."""
     return head[:at] + bytes([head[at] ^ 1]) + head[at + 1 :]
 
 

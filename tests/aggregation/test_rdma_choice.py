@@ -1,4 +1,4 @@
-"""Who offers RDMA to whom, and what follows where no queue pair can be made: the lane goes by TCP, and is counted."""
+"""Members and Aggregators choose RDMA or TCP; where no queue pair can be made a lane goes by TCP, and is counted."""
 
 import asyncio
 import os

@@ -84,13 +84,13 @@ def has_reached(guest: Guest, job: str, iteration: int) -> bool:
 
 
 def expected(rule: str, steps: int) -> dict[int, str]:
-    """The same of one process."""
+    """Check sums of what one process computes, by step."""
     reference = Reference(engine_job(make_layout(TENSORS), rule=rule, members=2), HYPER)
     return {at: hashlib.sha256(b"".join(reference.step(at))).hexdigest() for at in range(1, steps + 1)}
 
 
 def job_status(pair: Network, job: str) -> Mapping[str, Any]:
-    """Of one job; empty while there is none."""
+    """Status of one job; empty while there is none."""
     jobs = status(pair[AGGREGATOR]).get("jobs", ())
     return next((found for found in jobs if found["job"] == job), {})
 

@@ -151,7 +151,7 @@ class ProfileRequest:
             metavar="PCT",
             min=10,
             max=100,
-            help="So much of the cores is what parts are of, as capacity_pct of a deployment; default: 90.",
+            help="Percent of the cores that all parts share, as a deployment's capacity_pct; 90 unless given.",
         ),
     ] = None
     max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch.")] = 32

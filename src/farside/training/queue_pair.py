@@ -65,7 +65,7 @@ class RdmaChoice:
         _log.warning("no queue pair; gradients go by TCP", aggregator=number, reason=why)
 
     def lane_ended(self, number: int) -> None:
-        """So that one which does not work is not made again at once."""
+        """A connection has ended: if its queue pair was young, the next one waits."""
         since_s = self._since_s.pop(number, None)
         if since_s is not None and time.monotonic() - since_s < SHORT_LIFE_S:
             self.fell_back(number, "the last one ended at once")

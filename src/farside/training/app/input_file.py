@@ -10,7 +10,7 @@ import numpy as np
 from farside.errors import ConfigError
 
 WORDS_MAX, COUNT_MAX = 10_000_000, 10_000_000
-"""Of LDA: each word has its row in the model, and each use of a word its place in memory."""
+"""Limits for LDA: each word is a row of the model, and each use of a word takes memory."""
 
 
 def read_matrix(path: Path, *, has_target: bool) -> tuple[Any, Any]:
