@@ -124,4 +124,5 @@ def has_history() -> bool:
 
 
 def is_commit(name: str) -> bool:
-    return git("cat-file", "-e", f"{name}^{{commit}}").returncode == 0
+    """Whether it belongs to this history: a commit that was rewritten is still here, and in no other clone."""
+    return git("merge-base", "--is-ancestor", name, "HEAD").returncode == 0
