@@ -13,6 +13,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from farside.log import ROOT
+from tests.support.findings import findings_of
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -62,9 +63,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Side
     return SideBySide(config, log)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker of pytest-xdist, what takes longest stands first."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Marks tests of findings, before `-m` asks for marks. In a worker of pytest-xdist, what takes longest is first."""
+    for item in items:
+        for number in findings_of(item):
+            item.add_marker(pytest.mark.finding(number))
+            # Unlike marks, these are in the reports of pytest-xdist's workers too.
+            item.user_properties.append(("finding", number))
+    yield
+    _put_longest_first(config, items)
+
+
+def _put_longest_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         from tests.support.side_by_side import rank
 
