@@ -5,6 +5,9 @@ knows (whether the device is connected, whether swap is on) is asked of the kern
 we know. A device without a record, and a record without a device, are both noticed and handled.
 """
 
+import errno
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from farside.kmod_shim.nbd.sysfs import device_path
 from farside.whole_file import write_whole
 
 FOLDER = Path("run/farside")
+RECORD_BYTES_MAX = 65536  # of some hundreds that one has
 _PREFIX, _SUFFIX = "attached-nbd", ".json"
 
 
@@ -63,7 +67,7 @@ def forget_record(root: Path, index: int) -> None:
 
 
 def read_records(root: Path) -> tuple[Attached, ...]:
-    """All records by index; other files are skipped."""
+    """All records by index; other files are skipped, and records of users other than root and this one. [M10]"""
     return tuple(sorted(_records(root), key=lambda attached: attached.index))
 
 
@@ -71,7 +75,16 @@ def _records(root: Path) -> Iterator[Attached]:
     for path in (root / FOLDER).glob(f"{_PREFIX}*{_SUFFIX}"):
         # A file that another version wrote, or that vanishes now, is skipped: its device can be detached without it.
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            yield msgspec.json.decode(path.read_bytes(), type=Attached)
+            yield msgspec.json.decode(_own_bytes(path), type=Attached)
+
+
+def _own_bytes(path: Path) -> bytes:
+    """Content of a record that root or this user wrote: the services' users may write in the folder too."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (0, os.geteuid()) or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(errno.EACCES, "another user's", str(path))
+        return file.read(RECORD_BYTES_MAX)
 
 
 def _path(root: Path, index: int) -> Path:

@@ -2,32 +2,47 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Replaces a file and returns when it is on the disk; whoever reads meanwhile has the old one or the new.
 
+    Others may be able to write in the folder: nothing that they put there is written through, followed or kept. A link
+    in the place of the file itself is replaced.
+
     Raises:
         OSError: it cannot be written; the old one stands.
     """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fresh = f".{path.name}.{os.getpid()}"
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        with suppress(FileNotFoundError):  # of a process of this number that was killed, or planted by somebody else
+            os.unlink(fresh, dir_fd=folder)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(fd)
+            os.replace(fresh, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with suppress(FileNotFoundError):
+                os.unlink(fresh, dir_fd=folder)
+            raise
+        os.fsync(folder)  # so that the rename outlives a power cut
+    finally:
+        os.close(folder)
 
 
 def lock_file(path: Path) -> int | None:
-    """A descriptor that holds the lock of this file, made if need be; None while another one does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """A descriptor that holds the lock of this file, made if need be; None while another one does.
+
+    Raises:
+        OSError: it can't be opened, or is a link.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

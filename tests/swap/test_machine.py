@@ -334,6 +334,26 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [kept.index for kept in read_records(tmp_path)] == [1]
 
 
+@pytest.mark.parametrize("how", ["another user's", "a link", "a pipe"])
+def test_a_record_that_root_did_not_write_counts_for_nothing(tmp_path: Path, how: str) -> None:
+    """[M10] The services' users may write in the folder: what root does is not to follow from what they put there."""
+    save_record(tmp_path, record(3))
+    save_record(tmp_path, record(5))
+    path = tmp_path / "run/farside/attached-nbd3.json"
+    if how == "a link":
+        path.unlink()
+        path.symlink_to("attached-nbd5.json")
+    elif how == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        pytest.skip("only root can give a file to another user")
+
+    assert read_records(tmp_path) == (record(5),)
+
+
 def test_a_stale_record_that_this_user_may_not_remove_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, missing_ok: bool = False) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
