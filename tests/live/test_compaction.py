@@ -170,6 +170,18 @@ def test_old_entries_are_in_the_archive_new_ones_in_the_log_and_all_of_them_in_t
     assert compacted(store, tmp_path, world).archived == 0
 
 
+def test_an_archive_is_for_its_owner_only_whatever_its_folder_is(tmp_path: Path) -> None:
+    """[L3] Entries have jobs' environments, and those have secrets."""
+    folder = tmp_path / "archive"
+    folder.mkdir(mode=0o755)
+    (folder / ".log-000000000001-000000000001.jsonl.gz.part").symlink_to(tmp_path / "elsewhere")
+
+    path = Archive(folder).add([], 1, 1)
+
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_an_archive_or_image_whose_text_is_no_utf8_is_said_to_be_damaged(tmp_path: Path) -> None:
     (tmp_path / "log-1-2.jsonl.gz").write_bytes(gzip.compress(b'{"seq": 1, "cause": "\xff\xfe"}\n'))
 

@@ -66,7 +66,10 @@ class Archive:
         part = path.with_name(f".{path.name}.part")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with part.open("wb") as file:
+            part.unlink(missing_ok=True)
+            # For its owner only, whatever the folder's mode is: jobs' environments have secrets. [L3]
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
                 # Without name and time in its header the same entries always give the same bytes.
                 with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
                     for row in rows:
