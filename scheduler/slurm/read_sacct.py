@@ -38,7 +38,7 @@ def _whole(intervals: list[Ended]) -> Ended | None:
 
 def _run_intervals(text: str) -> Iterator[tuple[str, Ended]]:
     """Each run interval as a job of its own, with the state that the job was in afterwards."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         parts = line.split("|", len(FIELDS) - 1)
         if len(parts) != len(FIELDS) or not parts[0].isdigit():
             continue  # a part of a heterogeneous job, or the rest of a name with a line break

@@ -1,13 +1,15 @@
 """Parser of ``scontrol --oneliner --details show job | node | partition``: one line each, of ``Key=value``. PURE.
 
-A job's name may hold anything, blanks and equals signs too, and nobody quotes it. So a line that has one of the keys
-read here twice is that of a job of no partition: what it holds counts, and nobody touches it. Times must be seconds
-(SLURM_TIME_FORMAT=%s).
+A job's name may hold anything, blanks, equals signs and line breaks too, and nobody quotes it. So a line that has one
+of the keys read here twice is that of a job of no partition: what it holds counts, and nobody touches it. The same goes
+for a job that has two lines, as one of them may be in another job's name. A line that can't be read costs the job that
+it tells of, and no other. [M7] Times must be seconds (SLURM_TIME_FORMAT=%s).
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from farside.scheduler.slurm.hostlist import expand
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Traits
@@ -29,12 +31,24 @@ PHASES: Mapping[str, JobPhase] = {state: phase for phase, states in _STATES.item
 
 
 def jobs_of(text: str) -> tuple[SlurmJob, ...]:
-    """All jobs of a text.
+    """All jobs of a text that can be read.
 
     Raises:
-        ValueError: A line is no job.
+        ValueError: None can, and there are some.
     """
-    return tuple(_job(line) for line in text.splitlines() if line.startswith("JobId="))
+    found: dict[str, SlurmJob] = {}
+    problem: ValueError | None = None
+    for line in _lines(text, "JobId="):
+        try:
+            job = _job(line)
+        except ValueError as error:
+            problem = error
+            continue
+        before = found.get(job.job_id)
+        found[job.job_id] = job if before is None else replace(before, partitions=())
+    if problem is not None and not found:
+        raise problem
+    return tuple(found.values())
 
 
 def nodes_of(text: str) -> Mapping[str, SlurmNode]:
@@ -43,7 +57,7 @@ def nodes_of(text: str) -> Mapping[str, SlurmNode]:
     Raises:
         ValueError: A line is no node.
     """
-    return {node.name: node for line in text.splitlines() if line.startswith("NodeName=") for node in (_node(line),)}
+    return {node.name: node for line in _lines(text, "NodeName=") for node in (_node(line),)}
 
 
 def partitions_of(text: str) -> Mapping[str, tuple[str, ...]]:
@@ -52,13 +66,13 @@ def partitions_of(text: str) -> Mapping[str, tuple[str, ...]]:
     Raises:
         ValueError: A line is no partition.
     """
-    found = (_pairs(line) for line in text.splitlines() if line.startswith("PartitionName="))
+    found = (_pairs(line) for line in _lines(text, "PartitionName="))
     return {told["PartitionName"]: expand(_text(told, "Nodes")) for told in found}
 
 
 def traits_of(text: str) -> Traits:
     """Settings in the output of ``scontrol show config``."""
-    lines = (line.partition("=") for line in text.splitlines())
+    lines = (line.partition("=") for line in _lines(text))
     told = {key.strip(): value.strip() for key, equals, value in lines if equals}
     program = told.get("SuspendProgram", "")
     return Traits(
@@ -76,6 +90,11 @@ def phase_of(state: str) -> JobPhase:
 
 
 # ---------------------------------------------------------------- lines
+
+
+def _lines(text: str, begin: str = "") -> Iterator[str]:
+    """Lines that begin so. Not by `splitlines`, which ends a line at characters that any user's text may have."""
+    return (line for line in text.split("\n") if line.startswith(begin))
 
 
 class _Fields(dict[str, str]):

@@ -44,6 +44,42 @@ def test_lines_and_json_tell_the_same() -> None:
     ]
 
 
+def renamed(name: str) -> str:
+    """All jobs, of which job 12 has this name."""
+    return (DATA / "jobs.txt").read_text().replace("JobId=12 JobName=alpha", f"JobId=12 JobName={name}")
+
+
+@pytest.mark.parametrize("name", ["a\vb", "a\fb", "a\x1cb", "a\x85b", "a\u2028b"])
+def test_what_python_calls_a_line_break_in_a_name_is_a_part_of_it(name: str) -> None:
+    """[M7] A job of such a name stopped all turns of the engine."""
+    found = {job.job_id: job for job in read_text.jobs_of(renamed(name))}
+
+    assert found == {**lines(), "12": replace(lines()["12"], name=name)}
+
+
+def test_a_line_break_in_a_name_costs_its_own_job_only() -> None:
+    """[M7]"""
+    found = {job.job_id: job for job in read_text.jobs_of(renamed("a\nb"))}
+
+    assert found == {job_id: job for job_id, job in lines().items() if job_id != "12"}
+
+
+def test_a_job_in_another_jobs_name_is_not_acted_upon() -> None:
+    """[M7] The fields of a job in the name of another one took its place."""
+    other = next(line for line in (DATA / "jobs.txt").read_text().split("\n") if line.startswith("JobId=16 "))
+    liar = "x\n" + other.replace("Priority=", "Priority=9", 1)
+
+    found = {job.job_id: job for job in read_text.jobs_of(renamed(liar))}
+
+    assert lines()["16"].partitions
+    assert found["16"].partitions == ()
+
+
+def test_an_answer_of_which_no_line_can_be_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="JobState"):
+        read_text.jobs_of("JobId=1 JobName=a\nJobId=2 JobName=b\n")
+
+
 def test_phases_and_what_is_held() -> None:
     jobs = as_json()
 
