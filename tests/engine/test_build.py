@@ -1,6 +1,7 @@
 """How the engine is built where rdma-core is, and where it is not."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,33 @@ def build(tmp_path: Path, env: dict[str, str]) -> "subprocess.CompletedProcess[s
     folders = ("--build-base", str(tmp_path / "build"), "--build-lib", str(tmp_path / "lib"))
     argv = [sys.executable, "setup.py", "-q", "build", *folders]
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+
+
+@pytest.mark.parametrize("name", ["kmod_shim/engine/_ffi.abi3.so", "agent/profile/libfarside-profile.so"])
+def test_no_table_of_functions_can_be_written_once_a_module_is_loaded(name: str) -> None:
+    """[L7]"""
+    if shutil.which("readelf") is None:
+        pytest.skip("no readelf here (binutils)")
+
+    told = subprocess.run(["readelf", "-Wdl", ROOT / name], capture_output=True, text=True, check=True).stdout
+
+    assert "BIND_NOW" in told or re.search(r"FLAGS_1.*\bNOW\b", told)
+    assert "GNU_RELRO" in told
+    assert re.search(r"GNU_STACK .* RW ", told)
+
+
+def test_the_engine_is_built_with_checked_copies() -> None:
+    """[L7] Of a build with sanitizers those check instead."""
+    if os.environ.get("FARSIDE_SANITIZE") == "1":
+        pytest.skip("a build with sanitizers")
+    if shutil.which("readelf") is None:
+        pytest.skip("no readelf here (binutils)")
+    module = ROOT / "kmod_shim/engine/_ffi.abi3.so"
+
+    told = subprocess.run(["readelf", "-W", "--dyn-syms", module], capture_output=True, text=True, check=True).stdout
+
+    assert "__stack_chk_fail" in told
+    assert "_chk@" in told
 
 
 @pytest.mark.long
