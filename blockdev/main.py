@@ -13,6 +13,8 @@ from farside.blockdev.peers_file import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.control.keys import read_keys
+from farside.ending import leave_no_core_dump
+from farside.endpoint import is_near, parse_endpoint
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import outlive_shutdown
 from farside.listen import clear_stale, close_listener, open_listener
@@ -32,6 +34,7 @@ def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
         ConfigError: a setting, file or socket is not usable; one line.
     """
     start_logging(config.log_level)
+    leave_no_core_dump()
     _, listening = take_given_fds()
     return _begin(config, listening, stdio=stdio)
 
@@ -43,6 +46,7 @@ def run_as_service(load: Callable[[], BlockdevConfig]) -> int:
     become unusable meanwhile: programs of this machine have their pages on it.
     """
     outlive_shutdown()
+    leave_no_core_dump()
     given, listening = take_given_fds()
     # Anything less is no device: a service that starts for the first time, or descriptors of another kind.
     if given.keys() >= MEMORY:
@@ -58,6 +62,7 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
     read_peers(config.peers_file)
     if config.protection == "none":
         log.warning("NO PROTECTION: when a donor goes, its pages are LOST and programs that need them are killed")
+    _refuse_open_doors(config)
     fds = make_memory(config)
     fds["config"] = _config_memory(config)
     if not stdio:
@@ -121,6 +126,18 @@ def _add_listeners(config: BlockdevConfig, fds: dict[str, int], activated: list[
     """Adds the listening sockets to ``fds``: those that our parent opened for us, as systemd and libnbd do, or ours."""
     sockets = activated or _open_listeners(config.listen)
     fds.update({f"listen:{number}": fd for number, fd in enumerate(sockets)})
+
+
+def _refuse_open_doors(config: BlockdevConfig) -> None:
+    """A listener that only serves machines from which nobody is let in is a mistake of the settings."""
+    for endpoint in config.listen:
+        try:
+            where = parse_endpoint(endpoint)
+        except ValueError as error:
+            raise ConfigError(f"listen {endpoint}: {error}") from error
+        if not isinstance(where, str) and not is_near(where[0]) and not config.listen_unproved:
+            hint = "listen on 127.0.0.1 or a unix: socket, or set listen_unproved = true behind a firewall"
+            raise ConfigError(f"listen {endpoint}: NBD by TCP proves nothing, and others reach that address", hint=hint)
 
 
 def _open_listeners(endpoints: Sequence[str]) -> list[int]:

@@ -28,7 +28,7 @@ from farside.daemon.slab.recall import Recaller
 from farside.daemon.slab.sessions import Ledger
 from farside.daemon.status import DonorStatus, donor_status
 from farside.daemon.tasks import Tasks
-from farside.ending import on_end_signals
+from farside.ending import leave_no_core_dump, on_end_signals
 from farside.errors import ConfigError
 from farside.kmod_shim.preflight import may_pin_memory
 from farside.listen import allow_many_connections, close_listener, open_listener
@@ -58,6 +58,7 @@ def run(config: DaemonConfig) -> int:
     from farside.kmod_shim.engine import binding  # late: `--help` and tests of the rest need no engine
 
     start_logging(config.log_level)
+    leave_no_core_dump()
     allow_many_connections()
     donor = Donor(
         config,

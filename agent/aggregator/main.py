@@ -20,7 +20,7 @@ from farside.agent.aggregator.handed_down import Heartbeat, KeptOrders
 from farside.agent.aggregator.server import Inherited, Server
 from farside.config import AggregatorConfig
 from farside.daemon.control.keys import read_keys
-from farside.ending import ENDING, run_forked
+from farside.ending import ENDING, leave_no_core_dump, run_forked
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
 from farside.listen import allow_many_connections, close_listener, open_listener
@@ -54,6 +54,7 @@ def run(config: AggregatorConfig) -> int:
         ConfigError: a setting, the key file or an address cannot be used.
     """
     start_logging(config.log_level)
+    leave_no_core_dump()
     allow_many_connections()
     has_cores = len(os.sched_getaffinity(0))
     if config.cores > has_cores:

@@ -367,6 +367,7 @@ static int slab_map_memory(struct ne_device *dev, uint32_t slab, int memfd)
 	base = mmap(NULL, dev->params.slab_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
 	if (base == MAP_FAILED)
 		return -errno;
+	madvise(base, dev->params.slab_bytes, MADV_DONTDUMP);
 	madvise(base, dev->params.slab_bytes, MADV_POPULATE_WRITE);
 	base = atomic_exchange(&dev->live[slab].base, base);
 	if (base)
@@ -666,7 +667,10 @@ void *ne_map(int fd, uint64_t bytes)
 {
 	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
 
-	return p == MAP_FAILED ? NULL : p;
+	if (p == MAP_FAILED)
+		return NULL;
+	madvise(p, bytes, MADV_DONTDUMP); /* what borrowers keep here is in no core dump */
+	return p;
 }
 
 int ne_unmap(void *addr, uint64_t bytes)

@@ -74,6 +74,7 @@ int state_map(struct ne_device *dev, int fd)
 		dev->map = NULL;
 		return -errno;
 	}
+	madvise(dev->map, dev->map_bytes, MADV_DONTDUMP); /* keys and pages */
 	dev->head = (struct ne_state_head *)dev->map;
 	dev->slabs = (struct ne_slab_rec *)(dev->map + head_bytes());
 	dev->cluster = (struct ne_cluster *)((uint8_t *)dev->slabs + slabs_bytes());

@@ -8,6 +8,7 @@ import asyncio
 import os
 
 from farside.config import ManagerConfig
+from farside.ending import leave_no_core_dump
 from farside.log import start_logging
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.auth.tls_reload import tls_of
@@ -30,6 +31,7 @@ def run(config: ManagerConfig) -> int:
         FarsideError: The store cannot be brought up to date.
     """
     start_logging(config.log_level)
+    leave_no_core_dump()
     # Each part would find a wrong setting as well; here it is one error, before any process is started.
     rules_of(config)
     power_setup(config)

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from farside import admin
 from farside.errors import PeerError
 from tests.daemon.plane import KEY
+from tests.support.memory_flags import flags_of
 from tests.support.ports import free_port
 from tests.support.waiting import until
 
@@ -80,6 +81,18 @@ def test_slabs_and_connections_may_take_all_descriptors_that_the_system_allows(t
             assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
         finally:
             process.kill()
+
+
+def test_what_it_lends_is_in_no_core_dump(tmp_path: Path) -> None:
+    """[L2]"""
+    with daemon(write_config(tmp_path)) as process:
+        until(lambda: status(tmp_path).get("slabs"), what="slabs ready")
+
+        slabs = flags_of(process.pid, "memfd:farside-slab")
+        assert slabs
+        assert all("dd" in flags for flags in slabs)
+        # 1: of a dump through a pipe Linux takes 0 for no limit
+        assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (1, 1)
 
 
 def test_its_metrics_can_be_scraped_and_have_help(tmp_path: Path) -> None:
