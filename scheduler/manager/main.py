@@ -4,14 +4,16 @@ The scheduler process may compute for a second; the API must answer meanwhile, s
 can be killed at any moment: what it knew is in the log, and its successor reads it (processes.py has their keeper).
 """
 
-import asyncio
 import os
 
 from farside.config import ManagerConfig
 from farside.ending import leave_no_core_dump
 from farside.log import start_logging
 from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.manager.aggregation.decide import AggregationRules
+from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
+from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.processes import Part, Parts
 from farside.scheduler.manager.store.event_store import EventStore
@@ -20,7 +22,7 @@ from farside.scheduler.manager.store.migrate import upgrade
 
 # A part's event loop that has not turned for so long hangs. The scheduler process reads all of the log before its loop
 # turns.
-HANG_S = {"brain": 600.0, "api": 60.0}
+HANG_S = {"brain": 600.0, "api": 60.0, "housekeeping": 60.0}
 
 
 def run(config: ManagerConfig) -> int:
@@ -39,17 +41,14 @@ def run(config: ManagerConfig) -> int:
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     store = EventStore(config.store_url)
     upgrade(store)
-    # Closed before the parts are spawned: each opens connections of its own.
+    # Closed before the parts are forked: each opens connections of its own.
     store.close()
-    works = {"brain": _scheduler, "api": _api}
+    works = {"brain": _scheduler, "api": serve, "housekeeping": keep_house}
     parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
-    return asyncio.run(Parts(config, parts).run(beside=keep_house(config)))
+    return Parts(config, parts).run()
 
 
 async def _scheduler(config: ManagerConfig) -> None:
-    from farside.scheduler.manager.aggregation.decide import AggregationRules
-    from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
-
     holder = f"{config.node}:{os.getpid()}"
     shared = AggregationRules(
         loss_limit=config.aggregation_loss_limit,
@@ -58,9 +57,3 @@ async def _scheduler(config: ManagerConfig) -> None:
     )
     store = EventStore(config.store_url)
     await SchedulerProcess(store, rules_of(config), config.state_dir, holder, aggregation=shared).run()
-
-
-async def _api(config: ManagerConfig) -> None:
-    from farside.scheduler.manager.api.process import serve
-
-    await serve(config)

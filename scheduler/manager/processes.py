@@ -1,7 +1,9 @@
-"""Child processes that run as long as their parent: each is restarted when it ends, and killed when it hangs.
+"""Child processes that run as long as their parent: each is started again when it ends, and killed when it hangs.
 
 How it works
-  When the parent is killed, its parts notice by a pipe that closes, and end too.
+  The parent has everything imported before it forks the first part, and shares those pages with all of them: a part
+  that was killed is back in milliseconds. It is single-threaded and opens neither the store nor a socket, as a forked
+  child would inherit both. When it is killed, the kernel ends its parts.
 
   A part that hangs is as bad as one that has ended: each writes the time into memory that it shares with the parent,
   from its event loop, and one that has not for its `Part.hang_s` is killed and started again. systemd watches the
@@ -9,27 +11,28 @@ How it works
 """
 
 import asyncio
+import gc
 import json
-import multiprocessing
+import math
+import mmap
 import os
+import select
+import signal
+import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from types import FrameType
+from typing import NoReturn, TypeAlias
 
 from farside.config import ManagerConfig
-from farside.ending import on_end_signals
+from farside.ending import ENDING, on_end_signals, run_forked
 from farside.errors import ConfigError, FarsideError, first_of
-from farside.log import get_log, start_logging
+from farside.log import get_log
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.scheduler.manager.garbage_collection import keep_aside
 from farside.whole_file import write_whole
-
-if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
 
 PIDS = "manager.json"
 # Between the end of a part and its next start: short at first, longer when it keeps ending.
@@ -40,7 +43,8 @@ LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 6.0
 BEAT_PERIOD_S = 1.0
 
-Beat: TypeAlias = "Synchronized[float]"
+Beat: TypeAlias = memoryview
+"""One number: time.monotonic() when the part's event loop last turned. 0: it has not yet."""
 Work: TypeAlias = Callable[[ManagerConfig], Coroutine[None, None, None]]
 
 _log = get_log("manager")
@@ -54,146 +58,205 @@ class Part:
     hang_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """The process of a part."""
+
+    pidfd: int  # becomes readable when it ends
+    beat: Beat
+
+
 class Parts:
     """The parts by name, started again as often as they end."""
 
     def __init__(self, config: ManagerConfig, parts: Mapping[str, Part]) -> None:
         self._config = config
-        self._parts = parts
-        # spawn: each part begins as a new interpreter. A forked one would inherit the event loop and its descriptors.
-        self._context = multiprocessing.get_context("spawn")
-        self._running: dict[str, SpawnProcess] = {}
-        self._beats: dict[str, Beat] = {}
-        # Set by a signal, or by a part that cannot be configured: starting it again would fail in the same way.
-        self._stop = asyncio.Event()
+        self._keepers = {name: _Keeper(name, part) for name, part in parts.items()}
+        self._stops = 0  # how often we were told to
+        # The exit code of a part that cannot be configured: starting it again would fail in the same way.
         self._failure = 0
 
-    async def run(self, beside: Coroutine[None, None, None]) -> int:
-        """Runs them until SIGTERM or SIGINT, or until one can't be configured; the exit code.
-
-        ``beside``: what the parent itself does meanwhile; it is cancelled in the end.
-        """
-        with on_end_signals(self._stop.set):
-            async with asyncio.TaskGroup() as group:
-                others = [group.create_task(self._watch()), group.create_task(beside)]
-                keeping = [group.create_task(self._keep(name)) for name in self._parts]
-                # The watch goes on until the last part has ended, as systemd's watchdog must be notified until then.
-                await asyncio.wait(keeping)
-                for other in others:
-                    other.cancel()
-        self._pids_file.unlink(missing_ok=True)
+    def run(self) -> int:
+        """Runs them until SIGTERM or SIGINT, or until one can't be configured; the exit code."""
+        woken, wake = socket.socketpair()
+        with woken, wake:
+            woken.setblocking(False)
+            wake.setblocking(False)
+            signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+            for number in ENDING:
+                signal.signal(number, self._on_end)
+            # What is imported stays shared with all parts: the collector would touch, and so copy, each page of it.
+            gc.collect()
+            gc.freeze()
+            while not (self._stops or self._failure):
+                self._start_due()
+                self._wait(woken, min(self._next_start_s(), BEAT_PERIOD_S))
+                self._collect()
+                self._look()
+            self._end(woken)
+            signal.set_wakeup_fd(-1)
+        (self._config.state_dir / PIDS).unlink(missing_ok=True)
         return self._failure
 
-    @property
-    def _pids_file(self) -> Path:
-        """For `farside status`, and whoever wants to end a part."""
-        return self._config.state_dir / PIDS
-
-    async def _keep(self, name: str) -> None:
-        pause_s = FIRST_PAUSE_S
-        while not self._stop.is_set():
-            begun_s = time.monotonic()
-            # A new one for each start, at 0: the last beat of an ended process must not count against its successor. It
-            # needs no lock: one process writes it, and an aligned double is written at once.
-            beat = self._beats[name] = self._context.Value("d", 0.0, lock=False)
-            process = self._context.Process(
-                target=_part, args=(name, self._parts[name].work, self._config, beat), name=f"farside-{name}"
-            )
-            process.start()
-            self._running[name] = process
+    def _start_due(self) -> None:
+        due = [keeper for keeper in self._keepers.values() if keeper.child is None and keeper.is_due()]
+        for keeper in due:
+            keeper.fork(self._config)
+        if due:
             self._write_pids()
-            code = await self._end_of(process)
-            if self._stop.is_set():
-                return
-            # The same settings fail again, so all parts are ended and systemd gets the exit code.
+
+    def _next_start_s(self) -> float:
+        """Seconds until a part is due that pauses now; inf: none does."""
+        return min((keeper.due_in_s() for keeper in self._keepers.values() if keeper.child is None), default=math.inf)
+
+    def _wait(self, woken: socket.socket, limit_s: float) -> None:
+        """Until a part ends or a signal comes, at most that long."""
+        running = [keeper.child.pidfd for keeper in self._keepers.values() if keeper.child is not None]
+        ready, _, _ = select.select([woken, *running], [], [], limit_s)
+        if woken in ready:
+            woken.recv(4096)
+
+    def _collect(self) -> None:
+        """Notes which parts have ended, and when they are started again."""
+        for name, keeper in self._keepers.items():
+            code = keeper.collected()
+            if code is None or self._stops:
+                continue
             if code == ConfigError.exit_code:
+                # The same settings fail again, so all parts are ended and systemd gets the exit code.
                 self._failure = code
-                self._stop.set()
                 return
-            # A part that fails at once is started less and less often; one that ran for a while is started again at
-            # once.
-            pause_s = FIRST_PAUSE_S if time.monotonic() - begun_s > LONG_ENOUGH_S else pause_s
             _log.error(
-                "a process of the manager ended and is started again", part=name, exit_code=code, pause_s=pause_s
+                "a process of the manager ended and is started again", part=name, exit_code=code, pause_s=keeper.rest()
             )
-            with suppress(TimeoutError):
-                # Waiting for the stop and not for the time alone: a manager that is ended during a pause ends at once.
-                async with asyncio.timeout(pause_s):
-                    await self._stop.wait()
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _watch(self) -> None:
+    def _look(self) -> None:
         """Kills parts that hang, and notifies systemd that this process does not."""
-        while True:
-            if watchdog_period_s() > 0:
-                # Sent from this loop, so that systemd also notices when the parent's own loop hangs.
-                notify_systemd("WATCHDOG=1")
-            for name, process in self._running.items():
-                beat_s = self._beats[name].value  # 0: it is still being loaded
-                silent_s = time.monotonic() - beat_s
-                # SIGKILL: a loop that does not turn would not handle SIGTERM either. `_keep` sees the end and starts it
-                # again.
-                if beat_s and process.is_alive() and silent_s > self._parts[name].hang_s:
-                    _log.error("a process of the manager hangs and is killed", part=name, silent_s=silent_s)
-                    process.kill()
-            await asyncio.sleep(BEAT_PERIOD_S)
+        if watchdog_period_s() > 0:
+            notify_systemd("WATCHDOG=1")
+        for name, keeper in self._keepers.items():
+            if (silent_s := keeper.silent_s()) > keeper.part.hang_s:
+                _log.error("a process of the manager hangs and is killed", part=name, silent_s=silent_s)
+                # SIGTERM would be handled by the loop that does not turn.
+                keeper.send(signal.SIGKILL)
 
-    async def _end_of(self, process: SpawnProcess) -> int:
-        """Exit code of a part that has ended, by itself or because all parts are stopped."""
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        # The sentinel is a descriptor that becomes readable when the process ends, so no thread has to wait in join.
-        loop.add_reader(process.sentinel, ended.set)
-        try:
-            stopping = asyncio.ensure_future(self._stop.wait())
-            ending = asyncio.ensure_future(ended.wait())
-            await asyncio.wait((stopping, ending), return_when=asyncio.FIRST_COMPLETED)
-            if not ended.is_set():
-                process.terminate()
-                await asyncio.wait([ending], timeout=END_LIMIT_S)
-            if not ended.is_set():
-                process.kill()
-                await ended.wait()
-            stopping.cancel()
-            ending.cancel()
-        finally:
-            loop.remove_reader(process.sentinel)
-        # It has ended already: this collects the exit code and leaves no zombie.
-        process.join()
-        return process.exitcode or 0
+    def _end(self, woken: socket.socket) -> None:
+        """Ends all parts; those that have not after `END_LIMIT_S` are killed."""
+        deadline_s = time.monotonic() + END_LIMIT_S
+        for keeper in self._keepers.values():
+            keeper.send(signal.SIGTERM)
+        while any(keeper.child is not None for keeper in self._keepers.values()):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                for keeper in self._keepers.values():
+                    keeper.send(signal.SIGKILL)
+            if watchdog_period_s() > 0:
+                notify_systemd("WATCHDOG=1")
+            self._wait(woken, min(max(left_s, BEAT_PERIOD_S / 10), BEAT_PERIOD_S))
+            for keeper in self._keepers.values():
+                keeper.collected()
+
+    def _on_end(self, _number: int, _frame: FrameType | None) -> None:
+        self._stops += 1
 
     def _write_pids(self) -> None:
-        told = {"manager": os.getpid()} | {name: process.pid for name, process in self._running.items()}
-        write_whole(self._pids_file, json.dumps({"pids": told, "listen": self._config.listen}).encode(), mode=0o644)
+        """For `farside status`, and whoever wants to end a part."""
+        told = {"manager": os.getpid()} | {name: keeper.pid for name, keeper in self._keepers.items()}
+        written = json.dumps({"pids": told, "listen": self._config.listen}).encode()
+        write_whole(self._config.state_dir / PIDS, written, mode=0o644)
+
+
+class _Keeper:
+    """One part: its process now, or when it gets the next one."""
+
+    def __init__(self, name: str, part: Part) -> None:
+        self._name = name
+        self.part = part
+        self.child: _Child | None = None
+        self.pid = 0
+        self._begun_s = self._due_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+
+    def is_due(self) -> bool:
+        return self.due_in_s() == 0.0
+
+    def due_in_s(self) -> float:
+        return max(0.0, self._due_s - time.monotonic())
+
+    def fork(self, config: ManagerConfig) -> None:
+        """Starts the part."""
+        # A new one for each start, at 0: the last beat of an ended process must not count against its successor. It
+        # needs no lock: one process writes it, and an aligned double is written at once.
+        beat = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+        parent = os.getpid()
+        self._begun_s = time.monotonic()
+        # Blocked, so that no signal for the child finds the parent's handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(parent, self._name, self.part.work, config, beat)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        self.child = _Child(os.pidfd_open(self.pid), beat)
+
+    def collected(self) -> int | None:
+        """Exit code of a process that has ended since, by itself or by a signal (-9); None: there is none."""
+        if self.child is None:
+            return None
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return None
+        os.close(self.child.pidfd)
+        self.child = None
+        return os.waitstatus_to_exitcode(status)
+
+    def rest(self) -> float:
+        """Seconds until the next start: more where parts end at once, few after one that ran for a while."""
+        now_s = time.monotonic()
+        pause_s = FIRST_PAUSE_S if now_s - self._begun_s > LONG_ENOUGH_S else self._pause_s
+        self._due_s = now_s + pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        return pause_s
+
+    def silent_s(self) -> float:
+        """How long its event loop has not turned; 0.0 where it has not begun."""
+        beat_s = self.child.beat[0] if self.child is not None else 0.0
+        return time.monotonic() - beat_s if beat_s else 0.0
+
+    def send(self, number: signal.Signals) -> None:
+        """Nothing happens where it has ended."""
+        if self.child is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.child.pidfd, number)
 
 
 # ---------------------------------------------------------------------------------------------- in a part
 
 
-def _part(name: str, work: Work, config: ManagerConfig, beat: Beat) -> None:
-    """Entry point of a child process."""
-    start_logging(config.log_level)
-    try:
-        asyncio.run(_until_told(work(config), beat))
-    # TaskGroup raises groups; the first error in one says why the part ends, and its exit code tells the parent.
-    except* FarsideError as several:
-        error = first_of(several)
-        _log.error("ends", part=name, reason=error)
-        os._exit(error.exit_code)
-    except* Exception as several:
-        _log.error("unexpected fault", part=name, cause=first_of(several))
-        os._exit(1)
+def _become(parent: int, name: str, work: Work, config: ManagerConfig, beat: Beat) -> NoReturn:
+    """Is the part, in a process that was just forked."""
+
+    def begin() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        try:
+            asyncio.run(_until_told(work(config), beat))
+        # TaskGroup raises groups; the first error in one says why the part ends, and its exit code tells the parent.
+        except* FarsideError as several:
+            error = first_of(several)
+            _log.error("ends", part=name, reason=error)
+            os._exit(error.exit_code)
+        except* Exception as several:
+            _log.error("unexpected fault", part=name, cause=first_of(several))
+            os._exit(1)
+
+    run_forked(parent, begin, lambda error: _log.error("ends", part=name, reason=error))
 
 
 async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
-    """Runs until a signal, or until the parent is gone."""
+    """Runs until a signal."""
     stop = asyncio.Event()
-    parent = multiprocessing.parent_process()
-    loop = asyncio.get_running_loop()
-    if parent is not None:
-        # The read end of a pipe whose write end only the parent has: the kernel closes it even when the parent is
-        # killed by SIGKILL.
-        loop.add_reader(parent.sentinel, stop.set)
     with on_end_signals(stop.set):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(work)
@@ -206,5 +269,5 @@ async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
 
 async def _keep_beating(beat: Beat) -> None:
     while True:
-        beat.value = time.monotonic()  # of the whole machine, so that the parent can compare it with its own
+        beat[0] = time.monotonic()  # of the whole machine, so that the parent can compare it with its own
         await asyncio.sleep(BEAT_PERIOD_S)

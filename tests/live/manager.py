@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,10 @@ class Manager:
         """As when the machine loses power: the parent first, so that it starts nothing again."""
         assert self.process is not None
         pids = self.pids()
-        for part in ("manager", "brain", "api"):
-            os.kill(pids[part], signal.SIGKILL)
+        os.kill(pids["manager"], signal.SIGKILL)
+        for part in pids.keys() - {"manager"}:
+            with suppress(ProcessLookupError):  # the kernel ends them with their parent
+                os.kill(pids[part], signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:

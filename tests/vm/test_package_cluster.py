@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from farside.agent.aggregator.engine_job import engine_job
+from farside.agent.aggregator.layout import make_layout
+from tests.live import aggregated_member
 from tests.support.waiting import until
 from tests.vm.harness.guest import Guest
 from tests.vm.test_package import FORGET_CHECKOUT
@@ -25,6 +28,17 @@ JOB = f"""
 command = ["sh", "-c", "trap 'echo saved; exit 0' TERM; id -un; echo $$; while :; do sleep 0.2; done"]
 gpus = 2
 memory_per_gpu = "{MEMORY_BYTES // 2}B"
+"""
+
+PYTHON = "/usr/lib/farside/bin/python3"
+"""The package's own: a user's would have Farside's wheel."""
+AGGREGATOR = 'node = "n1"\naddress = "127.0.0.1:7683"\nmemory_bytes = "64MiB"\n'
+MEMBERS, ITERATIONS = 2, 40
+TRAINING = f"""
+command = ["{PYTHON}", "member.py", ".", "0.05"]
+gpus = {MEMBERS}
+ranks = "gpu"
+aggregation = "shared"
 """
 
 
@@ -60,8 +74,8 @@ class Machine:
     def until(self, look: Any, what: str) -> Any:
         return until(look, what=what, deadline_s=LIMIT_S, every_s=2)
 
-    def submit(self) -> str:
-        return self.run("cd /home/ann && runuser -u ann -- farside submit job.toml --quiet")
+    def submit(self, file: str = "job.toml") -> str:
+        return self.run(f"cd /home/ann && runuser -u ann -- farside submit {file} --quiet")
 
     def job(self, job_id: str) -> Any:
         return self.told(f"farside show {job_id}") or {}
@@ -77,6 +91,13 @@ class Machine:
             lambda: said if len(said := self.says(job_id)) >= words else None, f"{words} words of job {job_id}"
         )
         return found
+
+    def trained(self) -> int:
+        """The last iteration that all members have done."""
+        return min(int(self.guest.outcome(f"cat /home/ann/at.{rank}").stdout or 0) for rank in range(MEMBERS))
+
+    def until_trained(self, goal: int) -> None:
+        self.until(lambda: self.trained() >= goal, f"iteration {goal}")
 
     def node(self) -> Any:
         return (self.told("farside nodes") or [{}])[0]
@@ -163,3 +184,33 @@ def test_a_users_job_outlives_every_service_and_is_stopped_by_its_own_word(guest
     machine.until(lambda: machine.says(second)[-1] == "saved", "its last word")
     machine.run("dpkg -P farside")
     assert machine.guest.outcome("ls -d /etc/farside /var/lib/farside /usr/lib/farside").stdout == ""
+
+
+def test_the_aggregator_serves_a_users_job_and_is_replaced_under_it(guest: Guest, package: Path) -> None:
+    machine = Machine(guest)
+    set_up(machine, package)
+    machine.write("/etc/farside/aggregator.toml", AGGREGATOR)
+    machine.write("/home/ann/member.py", Path(aggregated_member.__file__).read_text())
+    machine.write("/home/ann/training.toml", TRAINING)
+    machine.run("systemctl enable --now farside-aggregator")
+    machine.until(lambda: (machine.told("farside aggregation") or {}).get("aggregators"), "an Aggregator")
+
+    job = machine.submit("training.toml")
+    machine.until_trained(5)
+    # Its server is killed, then all of the unit; the job goes on each time.
+    server = machine.run("pgrep -P $(systemctl show farside-aggregator --property MainPID --value)")
+    machine.run(f"kill -KILL {server}")
+    machine.until_trained(machine.trained() + 5)
+    machine.run("systemctl kill --signal KILL farside-aggregator")
+    machine.until_trained(machine.trained() + 5)
+    machine.run("systemctl restart farside-aggregator")
+    machine.until_trained(machine.trained() + 5)
+    end = machine.trained() + ITERATIONS
+    machine.write("/home/ann/end.new", str(end))
+    machine.run("mv /home/ann/end.new /home/ann/end")
+    shown = machine.until_state(job, "done")
+
+    assert (shown["starts"], shown["failures"]) == (1, 0)
+    engine = engine_job(make_layout(aggregated_member.TENSORS), rule="sgd", members=MEMBERS)
+    expected = f"{end} {aggregated_member.expected(engine, end)}"
+    assert [machine.run(f"cat /home/ann/done.{rank}") for rank in range(MEMBERS)] == [expected] * MEMBERS
