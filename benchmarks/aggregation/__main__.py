@@ -22,6 +22,7 @@ from benchmarks.aggregation.measure import Systems, exchanges
 from benchmarks.aggregation.moving import move
 from benchmarks.aggregation.plan import BARS, GLOO, OURS, PS_LITE, workloads
 from benchmarks.aggregation.record import RESULTS, Record, keep
+from benchmarks.aggregation.round_trip import measure_round_trip
 from benchmarks.aggregation.sharing import share
 from benchmarks.aggregation.training import train
 from benchmarks.figure import Figure, as_text
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sharing", action="store_true", help="the part: two jobs on one Aggregator, and an idle one")
     parser.add_argument("--moving", action="store_true", help="the part: all chunks of a job move while it trains")
     parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
+    parser.add_argument("--round-trip", action="store_true", help="the part: the smallest exchange beside its floor")
     options = parser.parse_args(arguments)
     wanted = [name for name in options.peers.split(",") if name and name != "none"]
     if unknown := sorted({*wanted} - {*PEERS}):
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     if rounds < 1:
         parser.error("--rounds must be at least 1")
-    every = not (options.exchanges or options.timers or options.sharing or options.moving)
+    every = not (options.exchanges or options.timers or options.sharing or options.moving or options.round_trip)
     record = Record()
     begun_s = time.monotonic()
     with ExitStack() as stack:
@@ -71,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             record.add("timers", train(systems, rounds))
         if options.sharing:
             record.add("sharing", share(ours, rounds))
+        if options.round_trip or (every and not options.quick):
+            record.add("round_trip", measure_round_trip(ours, rounds))
         if options.moving:
             record.add("moving", move(folder, rounds))
         failures = dict(systems.failures)
