@@ -24,9 +24,10 @@ async def keep_aside() -> None:
     gc.callbacks.append(_after_look)
     try:
         while True:
+            # Not at the start: what the parent had put aside is shared with it until it is looked at.
+            await asyncio.sleep(THOROUGH_PERIOD_S)
             gc.unfreeze()
             gc.collect()
-            await asyncio.sleep(THOROUGH_PERIOD_S)
     finally:
         gc.callbacks.remove(_after_look)
         gc.unfreeze()
