@@ -23,6 +23,7 @@ class WorkProfile:
         update_s: Seconds of computing that every machine repeats, and that more machines do not shorten.
         floor_bytes: Memory that it needs on each machine though all of its input lies on the disk.
         input_bytes: Its input, which all its machines share among them.
+        machines_least, machines_most: On how many machines it can run.
     """
 
     job: str
@@ -32,6 +33,8 @@ class WorkProfile:
     update_s: float = 0.0
     floor_bytes: int = 0
     input_bytes: int = 0
+    machines_least: int = 1
+    machines_most: int = 1 << 30
 
     def comp_s(self, machines: int) -> float:
         """Seconds of computing in an iteration, falling with the number of machines [harmony §IV-B2 eq. 2]."""

@@ -189,6 +189,34 @@ def test_input_that_cannot_be_spilled_needs_machines_enough() -> None:
     assert all(len(group.jobs) * 100 / group.machines <= 32 for group in found.groups)
 
 
+@settings(max_examples=40)
+@given(profiles, st.integers(1, 12), st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=8, max_size=8))
+def test_a_job_runs_on_so_many_machines_as_it_can(
+    jobs: list[WorkProfile], machines: int, bounds: list[tuple[int, int]]
+) -> None:
+    bounded = [
+        replace(job, machines_least=least, machines_most=least + more)
+        for job, (least, more) in zip(jobs, bounds, strict=False)
+    ]
+
+    found = decide(bounded, machines, GroupingRules())
+
+    check(bounded, machines, GroupingRules(), found)
+    for job in bounded:
+        if job.machines_least > machines:
+            assert found.left_out[job.job] == f"it needs {job.machines_least} machines"
+    assert found.groups or all(job.machines_least > machines for job in bounded[:1])
+
+
+def test_jobs_of_one_machine_each_leave_the_others_free() -> None:
+    jobs = [replace(job, machines_most=1) for job in drawn(3, 7)]
+
+    found = decide(jobs, 5, GroupingRules())
+
+    assert [group.machines for group in found.groups] == [1, 1, 1]
+    assert found.free == 2
+
+
 def test_who_may_not_be_left_out_is_in() -> None:
     jobs = drawn(60, 6)
     few = decide(jobs, 60, GroupingRules())

@@ -52,7 +52,11 @@ class GroupingRules:
             raise ValueError(f"cpu_weight must be from 0 to 1, is {self.cpu_weight:g}")
 
     def has_room(self, jobs: Sequence[WorkProfile], machines: int) -> bool:
-        """Whether jobs have room together on each of some machines."""
+        """Whether jobs can run together on some machines: each on so many, and all in the memory of each."""
+        if max([job.machines_least for job in jobs], default=0) > machines:
+            return False
+        if min([job.machines_most for job in jobs], default=machines) < machines:
+            return False
         floors = sum([job.floor_bytes for job in jobs])
         return floors + (0 if self.spills else sum([job.input_bytes for job in jobs]) / machines) <= self.memory_bytes
 
@@ -107,13 +111,15 @@ def decide(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules, req
     """
     if not jobs or not machines:
         return Grouping(free=machines, left_out={job.job: "no machine is free" for job in jobs})
-    fits = [rules.has_room([job], machines) for job in jobs]
+    fits = [rules.has_room([job], min(machines, job.machines_most)) for job in jobs]
     fitting = [job for job, does_fit in zip(jobs, fits, strict=True) if does_fit]
     needed = sum(fits[:required])
     best = _Search(fitting, machines, rules, needed).best() if fitting else None
     chosen = best or Grouping(free=machines)
     reasons = {False: "a machine has less memory than it needs", True: "it would keep no more machines busy"}
-    return with_left_out(chosen, {job.job: reasons[does_fit] for job, does_fit in zip(jobs, fits, strict=True)})
+    told = {job.job: reasons[does_fit] for job, does_fit in zip(jobs, fits, strict=True)}
+    few = {job.job: f"it needs {job.machines_least} machines" for job in jobs if job.machines_least > machines}
+    return with_left_out(chosen, told | few)
 
 
 def with_left_out(grouping: Grouping, reasons: Mapping[str, str]) -> Grouping:
@@ -230,8 +236,10 @@ class _Search:
                 yield candidate
 
     def _candidate(self, size: int, needs: Sequence[GroupNeeds], given: Sequence[int]) -> "_Candidate | None":
-        """What groups keep busy; None if memory does not allow them."""
+        """What groups keep busy; None if memory, or the numbers of machines that jobs run on, do not allow them."""
         rules, busy_cpu, busy_net = self._rules, 0.0, 0.0
+        if sum(given) > self._machines:
+            return None
         for one, held in zip(needs, given, strict=True):
             if not rules.has_room(one.jobs, held):
                 return None

@@ -20,6 +20,8 @@ class GroupNeeds:
         self.work_machine_s, self._most_work = sum(works), max(works)
         self.net_s, self._most_rest = sum([job.net_s for job in jobs]), max(rests)
         self.update_s = sum([job.update_s for job in jobs])
+        self.least = max([job.machines_least for job in jobs])
+        self.most = min([job.machines_most for job in jobs])
         self._longest: list[tuple[float, float]] | None = None
 
     def terms_s(self, machines: int) -> tuple[float, float, float]:
@@ -54,9 +56,12 @@ class GroupNeeds:
 def by_ratio(groups: Sequence[GroupNeeds], machines: int) -> list[int]:
     """One machine each, then each one to where computing is longest beside communicating [harmony §IV-B3].
 
-    Needs at least as many machines as groups. All of them are given.
+    Needs at least as many machines as groups. All of them are given, unless no group can use more; groups that need
+    more than one each may be given more than there are.
     """
     weights = [group.work_machine_s / max(group.net_s, _EPSILON) for group in groups]
+    if any(group.least > 1 or group.most < machines for group in groups):
+        return _by_ratio_bounded(groups, weights, machines)
     left = machines - len(groups)
     # Until the largest quotient has fallen to `least` every group gets what makes its own as small, and that much there
     # is: so the end is the same as that of one machine at a time.
@@ -72,21 +77,37 @@ def by_ratio(groups: Sequence[GroupNeeds], machines: int) -> list[int]:
     return given
 
 
+def _by_ratio_bounded(groups: Sequence[GroupNeeds], weights: Sequence[float], machines: int) -> list[int]:
+    given = [group.least for group in groups]
+    heap = [(-weights[number] / held, number) for number, held in enumerate(given) if held < groups[number].most]
+    heapq.heapify(heap)
+    for _ in range(machines - sum(given)):
+        if not heap:
+            break
+        number = heapq.heappop(heap)[1]
+        given[number] += 1
+        if given[number] < groups[number].most:
+            heapq.heappush(heap, (-weights[number] / given[number], number))
+    return given
+
+
 def by_gain(groups: Sequence[GroupNeeds], machines: int, cpu_weight: float) -> list[int]:
-    """One machine each, then each one to where it makes most machines busy; what makes none busier stays free."""
-    given, after = [1] * len(groups), [0.0] * len(groups)
+    """The fewest that each needs, then each one to where it makes most machines busy; the others stay free."""
+    given, after = [group.least for group in groups], [0.0] * len(groups)
     heap = list[tuple[float, float, int]]()
 
     def look(number: int, busy: float) -> None:
         group, held = groups[number], given[number]
+        if held >= group.most:
+            return
         after[number] = group.busy(held + 1, cpu_weight)
         # Groups whose processors never rest all gain alike; then the one that computes longest goes first.
         if (gain := round(after[number] - busy, _DIGITS)) > 0:
             heapq.heappush(heap, (-gain, -group.work_machine_s / (held * max(group.net_s, _EPSILON)), number))
 
     for number, group in enumerate(groups):
-        look(number, group.busy(1, cpu_weight))
-    for _ in range(machines - len(groups)):
+        look(number, group.busy(group.least, cpu_weight))
+    for _ in range(machines - sum(given)):
         if not heap:
             break
         number = heapq.heappop(heap)[-1]
