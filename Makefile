@@ -2,6 +2,7 @@
 #
 #   make demo       both planes on this machine, in two minutes, with real clients and real jobs
 #   make demo SCENE=aggregation  two PyTorch jobs share an Aggregator, which is left and killed; fetches PyTorch first
+#   make demo SCENE=colocation  four training jobs take turns on two nodes and are regrouped; as root two minutes
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
 #   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores
 #   make check      lint, types, test
@@ -43,7 +44,8 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 SCENE ?= all
 # What a scene of the demo needs besides; `make venv` has none of it.
-SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(filter serving,$(SCENE)),.venv/.stamp-serving)
+SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(filter serving,$(SCENE)),.venv/.stamp-serving) \
+	$(if $(filter colocation,$(SCENE)),.venv/.stamp-training)
 # The tests wait for processes most of the time, and it is memory that bounds how many may: 0.4 GB a worker. Three for
 # each core keep two cores busy; more of them only collect the same tests once more.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
@@ -54,7 +56,7 @@ DEB_ARGS ?=
 
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev libibverbs-dev \
 	librdmacm-dev ibverbs-providers python3-pyverbs python3-libnbd
-DEMO_PACKAGES := fio libnbd-bin nbdkit
+DEMO_PACKAGES := fio libnbd-bin nbdkit iproute2
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
 TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant openipmi \
 	ipmitool groff-base systemd chromium faketime munge
@@ -222,6 +224,12 @@ packages-bench:
 .venv/.stamp-dev: requirements/dev.txt requirements/training.txt requirements/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/dev.txt"
 	@$(PIP) install --no-deps -r requirements/dev.txt
+	@touch $@
+
+# numba, for `farside train lda`.
+.venv/.stamp-training: requirements/training.txt requirements/runtime.txt .venv/.stamp-runtime
+	@echo "farside: installing requirements/training.txt"
+	@$(PIP) install --no-deps -r requirements/training.txt
 	@touch $@
 
 # ONNX Runtime: 30 MB, and what reads and writes its files.

@@ -52,7 +52,7 @@ class GroupingRules:
             raise ValueError(f"cpu_weight must be from 0 to 1, is {self.cpu_weight:g}")
 
     def has_room(self, jobs: Sequence[WorkProfile], machines: int) -> bool:
-        """Whether jobs can run together on some machines: each on so many, and all in the memory of each."""
+        """Whether jobs can run together: each on this number of machines, and all of them in the memory of each."""
         if max([job.machines_least for job in jobs], default=0) > machines:
             return False
         if min([job.machines_most for job in jobs], default=machines) < machines:

@@ -28,7 +28,7 @@ _log = get_log("training")
 
 AGREE_LIMIT_S = 20.0
 """For the others to end by themselves, once one has said that it fails."""
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+THREADS = ("OMP_NUMTHREADS", "OPENBLAS_NUMTHREADS", "MKL_NUMTHREADS", "NUMBA_NUMTHREADS")
 _AGGREGATOR = """\
 node = "train"
 listen = ["unix:{folder}/members.sock"]
@@ -83,7 +83,7 @@ def launch(wanted: Launch) -> int:
         told = _Told()
         stack.enter_context(told.signals())
         aggregator: subprocess.Popen[bytes] | None = None
-        variables = {**os.environ, **dict.fromkeys(_THREADS, str(wanted.threads)), **wanted.environment}
+        variables = {**os.environ, **dict.fromkeys(THREADS, str(wanted.threads)), **wanted.environment}
         if wanted.executor:
             variables[EXECUTOR] = wanted.executor
         if wanted.service:

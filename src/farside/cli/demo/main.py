@@ -24,7 +24,7 @@ from farside.errors import FarsideError, Unavailable
 from farside.sandbox.session import open_sandbox
 from farside.units import format_bytes
 
-Scene = Literal["all", "memory", "cluster", "aggregation", "serving"]
+Scene = Literal["all", "memory", "cluster", "aggregation", "serving", "colocation"]
 """What `farside demo --scene` takes; "all" are the two that need no other packages."""
 SANDBOX = ("--donors", "3", "--donor-memory", "512MiB", "--transport", "tcp", "--size", "1GiB")
 PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "diffutils"}
@@ -43,6 +43,8 @@ def run(*, state: Path | None = None, part: Scene = "all") -> int:
         return _aggregation(console)
     if part == "serving":
         return _serving(console)
+    if part == "colocation":
+        return _colocation(console)
     status = 0
     if part != "cluster":
         # Both parts are played, also when the first fails.
@@ -67,6 +69,16 @@ def _serving(console: Console) -> int:
     # Late: no other scene needs it.
     from farside.cli.demo.serving import play
     from farside.cli.demo.serving_report import print_scene
+
+    with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
+        scene = play(show, Path(spare))
+    return print_scene(console, scene)
+
+
+def _colocation(console: Console) -> int:
+    # Late: no other scene needs it.
+    from farside.cli.demo.colocated import play
+    from farside.cli.demo.colocated_report import print_scene
 
     with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
         scene = play(show, Path(spare))

@@ -1,0 +1,63 @@
+"""One worker of the demo's co-location scene: ``python -m farside.cli.demo.colocated_job OPTIONS``, as JSON.
+
+It is a worker as `farside train` starts one, but that it draws its input, says "ready" and waits for a line before it
+trains: so no time has a start in it that is not meant to. The last line of its output is JSON with times of
+CLOCK_MONOTONIC.
+"""
+
+import io
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from farside.errors import FarsideError
+from farside.log import start_logging
+from farside.training.app.catalog import PROGRAMS
+from farside.training.app.dataset import load
+from farside.training.app.program import Options, nobody_watches
+from farside.training.loop.job import CHECKPOINT_DIR
+from farside.training.loop.turns import EXECUTOR
+from farside.training.static_plan import SERVICE
+from farside.whole_file import write_whole
+
+
+def main(argument: str) -> int:
+    """Trains once; the exit code is 75 after a pause, as of all programs of `farside train`."""
+    start_logging("error")
+    options = msgspec.json.decode(argument, type=Options)
+    if options.app == "lda":
+        _compile(options)
+    data = load(options)
+    data = replace(data, blocks=list(data.blocks))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun_ns = time.monotonic_ns()
+    try:
+        outcome = PROGRAMS[options.app](data, options, nobody_watches)
+    except FarsideError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    ended_ns = time.monotonic_ns()
+    buffer = io.BytesIO()
+    np.savez(buffer, objective=np.array(outcome.objective), **outcome.model)
+    write_whole(Path(options.out), buffer.getvalue(), mode=0o644)
+    print(json.dumps({"begun_ns": begun_ns, "ended_ns": ended_ns}), flush=True)
+    return 0
+
+
+def _compile(options: Options) -> None:
+    """Uses the sampler once: numba compiles it then, which is part of a start, and of no iteration."""
+    variables = {name: os.environ.pop(name) for name in (SERVICE, EXECUTOR, CHECKPOINT_DIR) if name in os.environ}
+    few = msgspec.structs.replace(options, rows=options.blocks, iterations=1)
+    PROGRAMS["lda"](load(few), few, nobody_watches)
+    os.environ.update(variables)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

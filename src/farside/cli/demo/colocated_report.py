@@ -1,0 +1,70 @@
+"""Result of the demo's co-location scene: its verdict and its tables."""
+
+from rich.console import Console
+from rich.text import Text
+
+from farside.cli.demo.colocated import ColocationScene
+from farside.cli.figure_table import figure_table
+
+GAIN_MAX = 0.85
+"""Together may take this share of the time of one after the other; the equations say about two thirds."""
+ERROR_MAX = 0.15
+"""Between what was measured and what was predicted."""
+LET_THROUGH_MAX = 4
+"""Subtasks without a turn, a start: whoever asks while jobs come or go is let through."""
+_BOUNDS = {"cpu": "processor", "network": "network", "job": "one job"}
+
+
+def scene_faults(scene: ColocationScene) -> tuple[str, ...]:
+    """What was not as it has to be; times count only where they say something."""
+    found = [f"job {job.name}'s model differs from the one that it has alone" for job in scene.jobs if not job.is_equal]
+    if not any(len(job.nodes) > 1 for job in scene.jobs) and not scene.unjudged:
+        found.append("no job moved when another one ended")
+    if scene.overlaps:
+        found.append(f"two jobs of a node computed at once {scene.overlaps} times")
+    if scene.let_through > LET_THROUGH_MAX * scene.starts:
+        found.append(f"{scene.let_through} subtasks began without a turn in {scene.starts} starts")
+    if scene.unjudged:
+        return tuple(found)
+    if scene.together_s > GAIN_MAX * scene.apart_s:
+        found.append(
+            f"together they took {scene.together_s / scene.apart_s:.2f} of the time of one after the other; "
+            f"{GAIN_MAX:g} is the most"
+        )
+    error = scene.together_s / scene.predicted_s - 1
+    if abs(error) > ERROR_MAX:
+        longer = "longer" if error > 0 else "less long"
+        found.append(
+            f"together they took {100 * abs(error):.0f} % {longer} than predicted; {100 * ERROR_MAX:.0f} % may be"
+        )
+    return tuple(found)
+
+
+def print_scene(console: Console, scene: ColocationScene) -> int:
+    """Prints the tables, and what was wrong; the exit code."""
+    jobs = figure_table("job", "nodes", "iterations", "alone", "model", title="four jobs on two nodes", texts=2)
+    for job in scene.jobs:
+        equal = "equal bit for bit" if job.is_equal else "differs"
+        jobs.add_row(job.name, " then ".join(job.nodes), f"{job.iterations}", f"{job.alone_s:.1f} s", equal)
+    console.print(jobs)
+    groups = figure_table("node", "jobs", "bound by", "iteration, predicted", "measured", texts=3)
+    for group in scene.groups:
+        measured = "too short" if group.measured_s is None else f"{group.measured_s:.3f} s"
+        groups.add_row(
+            group.node, ", ".join(group.jobs), _BOUNDS[group.bound], f"{group.predicted_s:.3f} s", measured
+        )  # fmt: skip
+    console.print(groups)
+    lines = [f"no time is judged, the models alone are: {scene.unjudged}"] if scene.unjudged else []
+    if scene.has_links:
+        ratio, expected = scene.together_s / scene.apart_s, scene.predicted_s / scene.apart_s
+        lines.append(
+            f"one after the other {scene.apart_s:.1f} s, together {scene.together_s:.1f} s: {ratio:.2f} of it, "
+            f"predicted {expected:.2f}; computing alone varied by {100 * scene.spread:.0f} %"
+        )
+    lines.append("the manager groups no jobs: this scene asked the rules and acted")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    faults = scene_faults(scene)
+    for fault in faults:
+        console.print(Text("FAIL ", style="bold red") + Text(fault), highlight=False, soft_wrap=True)
+    return 1 if faults else 0

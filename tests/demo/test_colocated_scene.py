@@ -1,0 +1,133 @@
+"""The demo's co-location scene: its verdict, what it lacks, and a small one played for real."""
+
+import io
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from farside.cli.demo import colocated
+from farside.cli.demo.colocated import KINDS, ColocationScene, JobFound, best_apart_s, play, steps_s
+from farside.cli.demo.colocated_groups import GroupFound, Regrouped, iteration_s
+from farside.cli.demo.colocated_node import Link
+from farside.cli.demo.colocated_report import print_scene, scene_faults
+from farside.cli.demo.main import run
+from farside.cli.demo.show import Show
+from farside.errors import Unavailable
+
+GOOD = ColocationScene(
+    unjudged="", has_links=True, spread=0.03, apart_s=30.0, together_s=20.0, predicted_s=19.0, overlaps=0,
+    let_through=9, starts=5,
+    jobs=tuple(
+        JobFound(name=name, iterations=30, alone_s=10.0, nodes=nodes, is_equal=True)
+        for name, nodes in (("lasso", ("n1",)), ("lda", ("n1",)), ("nmf", ("n2", "n1")), ("mlr", ("n2",)))
+    ),
+    groups=(GroupFound(node="n1", jobs=("lasso", "lda"), bound="cpu", predicted_s=0.33, measured_s=0.34),),
+    changes=(Regrouped(ended="lda", moved=("nmf",), why="1.4 machines busy instead of 1.1"),),
+)  # fmt: skip
+
+
+def shown(scene: ColocationScene) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=160)
+    code = print_scene(console, scene)
+    return code, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_scene_within_its_bounds_is_good() -> None:
+    assert scene_faults(GOOD) == ()
+    code, page = shown(GOOD)
+    assert code == 0
+    assert "one after the other 30.0 s, together 20.0 s: 0.67 of it, predicted 0.63" in page
+
+
+def test_what_is_out_of_bounds_is_named_and_ends_with_1() -> None:
+    stays = tuple(replace(job, nodes=job.nodes[:1], is_equal=job.name != "mlr") for job in GOOD.jobs)
+    bad = replace(GOOD, jobs=stays, together_s=28.0, overlaps=2, let_through=50)
+
+    assert scene_faults(bad) == (
+        "job mlr's model differs from the one that it has alone",
+        "no job moved when another one ended",
+        "two jobs of a node computed at once 2 times",
+        "50 subtasks began without a turn in 5 starts",
+        "together they took 0.93 of the time of one after the other; 0.85 is the most",
+        "together they took 47 % longer than predicted; 15 % may be",
+    )
+    assert shown(bad)[0] == 1
+
+
+def test_where_times_say_nothing_models_alone_are_judged_and_it_says_why() -> None:
+    busy = replace(GOOD, unjudged="computing alone varied by 40 %", together_s=60.0)
+
+    assert scene_faults(busy) == ()
+    code, page = shown(busy)
+    assert code == 0
+    assert "no time is judged, the models alone are: computing alone varied by 40 %" in page
+    assert scene_faults(replace(busy, jobs=(replace(GOOD.jobs[0], is_equal=False),))) != ()
+
+
+def test_the_best_order_of_jobs_one_after_the_other_is_what_they_are_compared_with() -> None:
+    assert best_apart_s([4, 3, 3, 2], 2) == 6
+    assert best_apart_s([4, 3, 3, 2], 1) == 12
+
+
+def test_steps_are_read_from_a_trace_without_the_first_iterations_and_the_last_pull() -> None:
+    def row(iteration: int, phase: str, took_s: float, start: str = "a") -> list[object]:
+        position = 3 * iteration + ("PULL", "COMP", "PUSH").index(phase)
+        return [start, position, phase, 0, 10**9, 10**9 + round(took_s * 1e9), True]
+
+    trace = [row(at, phase, 1.0 if at < 3 else 0.25) for at in range(6) for phase in ("PULL", "COMP", "PUSH")]
+    trace += [row(6, "PULL", 5.0), row(4, "COMP", 9.0, "b")]
+
+    assert steps_s(trace, "a", ("COMP",)) == [0.25] * 3
+    assert steps_s(trace, "a", ("PULL", "PUSH")) == [0.5] * 3
+
+
+def test_an_iteration_is_from_push_to_push_and_needs_enough_of_them() -> None:
+    trace = [["a", at, "PUSH", 0, 0, at * 10**9 // 2, True] for at in range(1, 30)]
+
+    assert iteration_s(trace, ["a"], 0, 10**12) == pytest.approx(0.5)
+    assert iteration_s(trace, ["a"], 0, 3 * 10**9) is None
+    assert iteration_s(trace, ["b"], 0, 10**12) is None
+
+
+def test_without_numba_it_says_in_one_line_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(colocated, "find_spec", lambda name: None)
+
+    with pytest.raises(Unavailable, match="needs numba, which is not installed") as refused:
+        run(part="colocation")
+
+    assert refused.value.hint == "make demo SCENE=colocation"
+
+
+def test_without_root_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    with pytest.raises(Unavailable, match="needs root"):
+        Link()
+
+
+@pytest.mark.long  # ten processes that import numba; tests/train shows equal bits of jobs that share a node, too
+def test_a_small_scene_without_a_link_ends_with_equal_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link() -> Link:
+        raise Unavailable("no link here")
+
+    monkeypatch.setattr(colocated, "Link", no_link)
+    few = {
+        name: replace(
+            kind,
+            options=msgspec.structs.replace(kind.options, iterations=12, rows=64, columns=kind.options.columns // 50),
+        )
+        for name, kind in KINDS.items()
+    }
+
+    with (
+        tempfile.TemporaryDirectory(prefix="farside-") as folder,
+        Show(Console(file=io.StringIO()), lambda: "") as show,
+    ):
+        scene = play(show, Path(folder), few)
+
+    assert scene_faults(scene) == ()
+    assert [job.is_equal for job in scene.jobs] == [True] * 4
