@@ -37,6 +37,7 @@ from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
+from farside.agent.service.executor import ExecutorService
 from farside.agent.service.service import NodeServices
 from farside.agent.session import ManagerAddress, Node, Session, near_path
 from farside.agent.status import AgentStatus
@@ -114,7 +115,11 @@ class Agent:
         )
         self._borrower = BorrowerService(_given(config.peers_file), swap=lambda: self.sense.latest.swap, clock=clock)
         self._aggregator = self._make_aggregator()
-        self.services = NodeServices((self._donor, self._borrower, self._aggregator))
+        self._executor = ExecutorService(
+            _given(config.executor_socket), _given(config.executor_admin_socket),
+            supervisors=self._supervisors, proc=config.proc_root,
+        )  # fmt: skip
+        self.services = NodeServices((self._donor, self._borrower, self._aggregator, self._executor))
         self.session = self._make_session()
         self._told = asyncio.Event()
         self._latest = self._status()
@@ -148,9 +153,11 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 await self.sense.read()  # HELLO has the donor in it: a node that says it has none would lose borrowers
                 await self._aggregator.look()
+                await self._executor.look()
                 group.create_task(self.runner.run())
                 group.create_task(self._keep_publishing())
                 group.create_task(self._aggregator.run())
+                group.create_task(self._executor.run())
                 session = group.create_task(self.session.run())
                 self._say_ready()
                 await self._told.wait()
@@ -346,6 +353,14 @@ class Agent:
             )
             for key, pid in self.runner.supervisor_pids().items()
         )
+
+    def _supervisors(self) -> dict[tuple[str, int, int], int]:
+        """The supervisor of each task that is here, by job, rank and start."""
+        found = {}
+        for (task_id, start), pid in self.runner.supervisor_pids().items():
+            job, _, rank = task_id.rpartition(".")
+            found[job, int(rank), start] = pid
+        return found
 
     def _address(self) -> ManagerAddress:
         """Address of the manager; raises now if token or certificate is wrong."""

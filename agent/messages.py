@@ -45,6 +45,8 @@ ORDER_BYTES_MAX = 512 << 10
 TOLD_MAX = 64
 """What services tell of jobs in one report, and together at most `TOLD_BYTES_MAX` of JSON."""
 TOLD_BYTES_MAX = 32 << 10
+TURN_TAKERS_MAX = 64
+"""Workers that one executor serves at a time."""
 USERS_MAX = 1024
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
@@ -378,6 +380,36 @@ class AggregatorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
     used_bytes: U63 = 0
     held: Annotated[tuple[AggregatedJob, ...], Meta(max_length=TASKS_MAX)] = ()
     readings: Annotated[tuple[MemberReading, ...], Meta(max_length=TASKS_MAX)] = ()
+
+
+EXECUTOR = "executor"
+"""The node service of turns that jobs take on a node."""
+
+
+class TurnTaker(Part, frozen=True, kw_only=True):
+    """A task that takes turns with others of its node: moving averages of an iteration, 0 while nothing is known.
+
+    ``comp_s``, ``net_s``: from each turn to its end. ``iteration_s``: with all waiting. ``let_through``: steps that
+    began without a turn; ``overdue``: turns that were over before the step.
+    """
+
+    job: JobId
+    start: Start_
+    rank: U32
+    comp_s: Duration = 0.0
+    net_s: Duration = 0.0
+    iteration_s: Duration = 0.0
+    turns: U63 = 0
+    let_through: U63 = 0
+    overdue: U63 = 0
+
+
+class ExecutorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What the service ``executor`` says; ``others``: workers that take turns here, and are none of its tasks."""
+
+    is_there: bool = False
+    takers: Annotated[tuple[TurnTaker, ...], Meta(max_length=TURN_TAKERS_MAX)] = ()
+    others: U32 = 0
 
 
 class DeclaredModel(Part, frozen=True, kw_only=True):

@@ -189,6 +189,7 @@ class _Executor:
         for job, worker in queue.workers.items():
             counts = record.jobs.get(job)
             jobs[job] = {
+                "pid": self._server.pid_of(job),
                 "worker": worker.worker,
                 "place": worker.place,
                 "position": worker.position,
@@ -196,6 +197,7 @@ class _Executor:
                 "let_through": counts.let_through if counts else 0,
                 "overdue": counts.overdue if counts else 0,
                 "step_s": dict(counts.step_s) if counts else {},
+                "iteration_s": counts.iteration_s if counts else 0.0,
             }
         return {
             "pid": os.getpid(),

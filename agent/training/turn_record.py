@@ -38,12 +38,28 @@ class JobRecord:
     Attributes:
         with_lease, let_through, overdue: Turns by how they were had, and those that their deadline ended.
         step_s: By phase; a moving average without the first iterations.
+        iteration_s: From PUSH to PUSH, likewise, with all waiting; 0: not known yet.
+        pushed_ns: When the last PUSH was over.
     """
 
     with_lease: int = 0
     let_through: int = 0
     overdue: int = 0
     step_s: dict[Phase, float] = field(default_factory=dict)
+    iteration_s: float = 0.0
+    pushed_ns: int = 0
+
+    def step(self, phase: Phase, took_s: float, now_ns: int) -> None:
+        """A step after the first iterations is over."""
+        self.step_s[phase] = _then(self.step_s.get(phase, 0.0), took_s)
+        if phase == "PUSH":
+            if self.pushed_ns:
+                self.iteration_s = _then(self.iteration_s, (now_ns - self.pushed_ns) / 1e9)
+            self.pushed_ns = now_ns
+
+
+def _then(average: float, value: float) -> float:
+    return average + NEWEST_WEIGHT * (value - average) if average else value
 
 
 class TurnRecord:
@@ -87,8 +103,7 @@ class TurnRecord:
             self._first += 1
         self._trace.append(turn)
         if position >= len(_STEPS) * DROPPED_ITERATIONS:
-            steps, phase, took_s = self._jobs[job].step_s, phase_of(position), (now_ns - turn.granted_ns) / 1e9
-            steps[phase] = took_s if phase not in steps else steps[phase] + NEWEST_WEIGHT * (took_s - steps[phase])
+            self._jobs[job].step(phase_of(position), (now_ns - turn.granted_ns) / 1e9, now_ns)
 
     def overdue(self, job: str) -> None:
         """A turn has ended by its deadline."""

@@ -122,6 +122,11 @@ class TurnServer:
         """The synchroniser has said something."""
         self.take(message)
 
+    def pid_of(self, job: str) -> int:
+        """The process of a job's worker, as the kernel says; 0: it is gone."""
+        line = self._by_job.get(job)
+        return 0 if line is None else line.pid
+
     async def beat(self) -> None:
         """Lets those that wait know that somebody is here; never returns."""
         while True:

@@ -35,6 +35,8 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
         "peers_file": "",
         "aggregator_socket": "",
         "aggregation_socket": str(folder / "aggregation.sock"),
+        "executor_socket": str(folder / "x.sock"),
+        "executor_admin_socket": str(folder / "x.admin"),
         "report_period_s": 0.3,
         "reconnect_s": 0.3,
         "admin_socket": str(folder / "admin.sock"),

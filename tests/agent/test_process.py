@@ -3,6 +3,7 @@
 import select
 import signal
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from tests.agent.frames import SPEC
 from tests.agent.process import agent, kill, status, until_connected, write_config
 from tests.support.ports import free_port
 from tests.support.waiting import text_of, until
+from tests.train.executors import executor
 
 
 @pytest.fixture
@@ -321,7 +323,41 @@ def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path
         assert told is not None
         assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
     # It keeps no peers file.
-    assert manager.hellos[0].can == ("probe", "lending", "service:donor", "service:borrower", "service:aggregator")
+    services = ("donor", "borrower", "aggregator", "executor")
+    assert manager.hellos[0].can == ("probe", "lending", *(f"service:{name}" for name in services))
+
+
+WORKER = """
+import time
+from farside.agent.training.subtask import INIT_COMP
+from farside.training.loop.turns import EXECUTOR, SharedNode
+import os
+turns = SharedNode(os.environ[EXECUTOR], job="any name", worker=0, workers=1)
+for position in range(INIT_COMP, 40):
+    turns.ask(position)
+    turns.done()
+print("played", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_task_takes_turns_at_the_executor_of_its_node_and_the_manager_hears_of_it(
+    tmp_path: Path, manager: FakeManager
+) -> None:
+    def takers() -> tuple[m.TurnTaker, ...]:
+        said = manager.reports[-1].services["executor"] if manager.reports else b"{}"
+        found = msgspec.json.decode(said, type=m.ExecutorFacts).takers
+        return tuple(one for one in found if one.iteration_s)
+
+    with executor(tmp_path), agent(write_config(tmp_path, manager.url)):
+        manager.until_hellos(1)
+        start(manager, tmp_path, f"{sys.executable} -c '{WORKER}'; exit 5")
+        (taker,) = until(takers, what="a task that takes turns", deadline_s=30)
+        stop(manager)
+        manager.until_state("exited")
+
+    assert (taker.job, taker.rank, taker.start) == ("1", 0, 1)
+    assert taker.turns + taker.let_through == 42
 
 
 def test_a_node_is_shut_down_by_the_order_that_closed_it_and_not_while_it_has_a_task(

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 # Settings that an agent of the version before would refuse.
-NEW = {"aggregator_socket": None, "aggregation_socket": None}
+NEW = dict.fromkeys(("aggregator_socket", "aggregation_socket", "executor_socket", "executor_admin_socket"))
 
 
 # The oldest and the newest that are recorded; those between are long.

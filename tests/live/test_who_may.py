@@ -50,6 +50,7 @@ MAY = {
     ("POST", "/v1/admissions/{name}/revoke"): OPERATOR,
     ("GET", "/v1/donors"): PEOPLE,  # a node has its own, test_donors.py; this one's token is for one that is not there
     ("GET", "/v1/aggregation"): PEOPLE,
+    ("GET", "/v1/groups"): PEOPLE,
     ("GET", "/v1/power"): PEOPLE,
     ("POST", "/v1/power/{name}/pardon"): OPERATOR,
     ("GET", "/v1/reservations"): PEOPLE,

@@ -20,6 +20,7 @@ EXPOSURE_MOST = {
     "farside-agent.service": 93,
     "farside-slurm.service": 16,
     "farside-aggregator.service": 17,
+    "farside-executor.service": 17,
 }
 USERS = ("farside", "farside-manager", "farside-slurm")
 STANDARD = Path("/usr/lib/systemd/system")

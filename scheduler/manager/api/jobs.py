@@ -37,6 +37,7 @@ from farside.scheduler.manager.model.spec import (
 )
 from farside.scheduler.manager.model.state import LiveState, RequestKey
 from farside.scheduler.manager.nodes.dispatch import meeting_of, start_of
+from farside.scheduler.manager.view.groups import explain as explain_turns
 from farside.scheduler.manager.view.listing import JobListing
 from farside.scheduler.manager.view.view import History, Job, JobInFull, JobList, show_entry, show_job, show_job_in_full
 from farside.units import format_bytes
@@ -162,6 +163,7 @@ async def explain(job: OwnJob, shared: Shared) -> Response:
         told = await admin.ask(shared.folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
     except FarsideError as error:
         raise HTTPException(503, f"the scheduler process does not answer: {error}") from error
+    told["lines"] += explain_turns(shared.overviews.turns(), job.job_id)
     return answer(told)
 
 

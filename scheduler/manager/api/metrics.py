@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import CollectorRegistry
 
+from farside.agent.messages import ExecutorFacts
 from farside.errors import FarsideError
 from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY
@@ -20,6 +21,7 @@ from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.model.record import ACTIVE, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
+from farside.scheduler.manager.view.groups import report
 from farside.scrape import family, registry_of
 
 _Figure = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, float | None]
@@ -54,6 +56,7 @@ class ManagerCollector:
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
         yield _gpus(state.nodes.values())
+        yield _groups(self._context.overviews.turns())
         if scheduler is not None:
             bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
             yield HistogramMetricFamily(
@@ -119,6 +122,15 @@ def _aggregation(live: LiveState) -> Iterator[_Figure]:
 
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
     return family(GaugeMetricFamily, PREFIX, name, text, ((one, counts[str(one)]) for one in states), ("state",))
+
+
+def _groups(facts: Mapping[str, ExecutorFacts]) -> Metric:
+    """An iteration of the jobs that take turns on a node, by equation 1 and as measured."""
+    rows: list[tuple[tuple[str, str], float | None]] = []
+    for group in report(facts, lambda _: False).groups:
+        rows += [((group.node, "predicted"), group.predicted_s), ((group.node, "measured"), group.measured_s)]
+    text = "An iteration of all jobs that take turns on a node."
+    return family(GaugeMetricFamily, PREFIX, "group_iteration_seconds", text, rows, ("node", "kind"))
 
 
 def _gpus(nodes: Iterable[LiveNode]) -> Metric:

@@ -16,12 +16,15 @@ from pathlib import Path
 import msgspec
 
 from farside import admin
+from farside.agent.messages import ExecutorFacts
 from farside.errors import FarsideError
 from farside.scheduler.manager.aggregation.show import AggregationReport, report
 from farside.scheduler.manager.api.answer import Rows
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.view import groups
+from farside.scheduler.manager.view.groups import GroupReport
 from farside.scheduler.manager.view.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
 from farside.scheduler.manager.view.power import energy_of
 from farside.scheduler.manager.view.view import show_node
@@ -97,17 +100,26 @@ class OverviewStreams:
         why = await self._whys.of(waiting_ids(overview, WHY_MAX))
         energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
         sensed, shared = self._sensed(), self.aggregation(caller)
-        return replace(overview, why=why, sensed=sensed, energy=energy, aggregation=shared)
+        shown = self.groups(caller).groups
+        return replace(overview, why=why, sensed=sensed, energy=energy, aggregation=shared, groups=shown)
 
     def aggregation(self, caller: Caller) -> AggregationReport:
         """The Aggregators, and those jobs on them that this caller may see."""
-        state = self._log.state
-
-        def may_see(job_id: str) -> bool:
-            return caller.is_operator or state.jobs[job_id].user == caller.name
-
         said = {name: one.aggregator for name, one in self._sensed().items() if one.aggregator is not None}
-        return report(state.aggregation, said, may_see)
+        return report(self._log.state.aggregation, said, self._sight_of(caller))
+
+    def groups(self, caller: Caller) -> GroupReport:
+        """The jobs that take turns on a node, as far as this caller may see them."""
+        return groups.report(self.turns(), self._sight_of(caller))
+
+    def turns(self) -> Mapping[str, ExecutorFacts]:
+        """What agents that are connected here said last of the executor of their node."""
+        return {name: one.executor for name, one in self._sensed().items() if one.executor is not None}
+
+    def _sight_of(self, caller: Caller) -> Callable[[str], bool]:
+        """Whether this caller may see a job."""
+        jobs = self._log.state.jobs
+        return lambda job_id: job_id in jobs and (caller.is_operator or jobs[job_id].user == caller.name)
 
     def show(self, overview: Overview, before: Overview | None = None) -> Glimpse:
         """An overview as the API answers it; see `show_overview`."""

@@ -46,6 +46,7 @@ class AgentLine:
         """``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated."""
         found = services.read(hello)
         self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
+        self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
         self._secret = secret
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
         self._planned = -1  # the version of shared aggregation that this connection was told
@@ -109,7 +110,7 @@ class AgentLine:
         events = self._changes(state, report.tasks)
         events += self._service_changes(state, found, report.at_s)
         events += self._told_of_jobs(state, report.told)
-        self.aggregator = found.facts.get(m.AGGREGATOR)
+        self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
         if self.aggregator is not None:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if node is not None:

@@ -70,6 +70,7 @@ KNOWN: Mapping[str, KnownService] = {
     BORROWER: KnownService(facts=m.BorrowerFacts),
     # Its plans follow from all jobs, so `AgentLine.plans` makes its order.
     m.AGGREGATOR: KnownService(facts=m.AggregatorFacts, keep=_offer),
+    m.EXECUTOR: KnownService(facts=m.ExecutorFacts),
 }
 _DECODERS = {name: msgspec.json.Decoder(service.facts) for name, service in KNOWN.items()}
 

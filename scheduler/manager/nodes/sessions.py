@@ -365,7 +365,7 @@ class AgentSessions:
             assert isinstance(report, m.Report)
             events = line.reported(self._log.state, report)
             sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
-            session.sensed = replace(sensed, aggregator=line.aggregator)
+            session.sensed = replace(sensed, aggregator=line.aggregator, executor=line.executor)
             self._note_problems(session)
             await self._log.write(events, f"node {line.node}")
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is

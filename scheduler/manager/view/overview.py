@@ -15,10 +15,11 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from farside.agent.messages import AggregatorFacts
+from farside.agent.messages import AggregatorFacts, ExecutorFacts
 from farside.scheduler.manager.aggregation.show import AggregationReport
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.view.groups import Group
 from farside.scheduler.manager.view.like import like
 from farside.scheduler.manager.view.power import Energy
 from farside.scheduler.manager.view.view import Job, Node, show_job, show_node
@@ -39,7 +40,7 @@ class Sensed:
 
     ``can_close``: its agent closes the donor when it is told to; ``closed_by``: the order by which that was done, with
     ``slabs`` of others left. 0: the donor is open. ``holding``: services that have something of others, by name.
-    ``aggregator``: what its service of that name said; None: it has none.
+    ``aggregator``, ``executor``: what its service of that name said; None: it has none.
     """
 
     gpu_busy_pct: float | None = None
@@ -54,6 +55,7 @@ class Sensed:
     slabs: int = 0
     holding: tuple[str, ...] = ()
     aggregator: AggregatorFacts | None = None
+    executor: ExecutorFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Overview:
     sensed: Mapping[str, Sensed] = field(default_factory=dict)
     energy: Energy = field(default_factory=Energy)
     aggregation: AggregationReport = field(default_factory=AggregationReport)
+    groups: list[Group] = field(default_factory=list)
 
 
 class Loan(Struct, frozen=True, kw_only=True):
@@ -127,6 +130,7 @@ class Glimpse(Struct, frozen=True, kw_only=True):
     why: Mapping[str, str]
     sensed: Mapping[str, SensedNode]
     aggregation: AggregationReport
+    groups: list[Group]
 
 
 class Survey:

@@ -19,6 +19,7 @@ from farside.cli.config import Whose, config_app
 from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
 from farside.cli.executor import executor
+from farside.cli.groups import group_commands
 from farside.cli.manager import manager_commands
 from farside.cli.node import node_commands
 from farside.cli.power import power_app
@@ -66,6 +67,7 @@ app.command()(executor)
 admin_commands(app)
 node_commands(app)
 aggregation_commands(app)
+group_commands(app)
 app.add_typer(power_app, name="power")
 app.command()(sizing)
 # Hidden, as only systemd units call it.

@@ -81,6 +81,25 @@ def aggregated_job_table(rows: Iterable[Row]) -> Table:
     return table
 
 
+def group_table(rows: Iterable[Row]) -> Table:
+    """A line a node on which jobs take turns."""
+    table = _table("turns on", "jobs", "others", "bound by", "iteration predicted", "measured")
+    for row in rows:
+        times = ("" if row[key] is None else f"{row[key]:.4g} s" for key in ("predicted_s", "measured_s"))
+        _add(table, row["node"], " ".join(one["job"] for one in row["jobs"]), row["others"], row["bound"] or "", *times)
+    return table
+
+
+def group_job_table(rows: Iterable[Row]) -> Table:
+    """A line a job on a node where it takes turns."""
+    table = _table("job", "on", "computes", "communicates", "iteration", "turns", "let through", "overdue")
+    for row in rows:
+        for one in row["jobs"]:
+            times = ("" if one[key] is None else f"{one[key]:.4g} s" for key in ("comp_s", "net_s", "iteration_s"))
+            _add(table, one["job"], row["node"], *times, one["turns"], one["let_through"], one["overdue"])
+    return table
+
+
 def admission_table(rows: Iterable[Row], now_s: float) -> Table:
     """A line a node's name."""
     table = _table("node", "state", "GPUs", "memory", "by", "since", "until", "more than known")

@@ -52,6 +52,10 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
         "Admin socket of this node's Aggregator, whose cores all jobs of the cluster may share; empty: none")
     aggregation_socket: Path = path("/run/farside/aggregation.sock",
         "Unix socket by which tasks here reach shared aggregation; empty: none, and this node takes no part in it")
+    executor_socket: Path = path("/run/farside/executor.sock",
+        "Unix socket of this node's executor, at which training tasks take turns; empty: they take none")
+    executor_admin_socket: Path = path("/run/farside/executor-admin.sock",
+        "Admin socket of this node's executor: the manager shows who takes turns; empty: it does not")
     report_period_s: float = seconds(5.0, 0.1, 300, "Time between two reports while no task changes")
     reconnect_s: float = seconds(15.0, 0.1, 600, "Maximum wait between two attempts to reach the manager")
     admin_socket: Path = path("/run/farside/agent.sock", "Unix socket for `farside status` and `farside admin`")

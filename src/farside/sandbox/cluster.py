@@ -216,6 +216,8 @@ class Cluster:
             "peers_file": os.fspath(folder / "peers.toml"),
             "aggregator_socket": self._aggregator_socket(name),
             "aggregation_socket": os.fspath(folder / "aggregation.sock"),
+            "executor_socket": "",
+            "executor_admin_socket": "",
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,
             "admin_socket": os.fspath(self._crew.posts[name].admin),

@@ -12,6 +12,7 @@ export function drawOverview() {
   drawNodes();
   drawLoans();
   drawAggregation();
+  drawGroups();
   drawJobs();
 }
 
@@ -168,6 +169,25 @@ function aggregatedWords(one) {
   if (one.loss_pct !== null) words.push(`${Math.round(one.loss_pct)} % slower than alone${one.is_loss_accepted ? ", accepted" : ""}`);
   if (one.waits_for !== null) words.push(`waits for rank ${one.waits_for}`);
   if (one.problem) words.push(one.problem);
+  return words.join(" · ");
+}
+
+// ---- turns on nodes
+
+function drawGroups() {
+  const groups = known.groups || [];
+  at("groups-part").hidden = !groups.length;
+  keep(at("groups"), groups, (group) => group.node, () => make("li", {}, make("span", { class: "who" }), make("span")),
+    (line, group) => { write(line.firstElementChild, group.node); write(line.lastElementChild, groupWords(group)); });
+}
+
+const BOUND = { cpu: "computing", network: "communicating", job: "one job" };
+
+function groupWords(group) {
+  const words = group.jobs.length ? [`job ${group.jobs.map((one) => one.job).join(", ")}`] : [];
+  if (group.others) words.push(many(group.others, "other"));
+  if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`, `${group.predicted_s.toPrecision(3)} s predicted`);
+  if (group.measured_s !== null) words.push(`${group.measured_s.toPrecision(3)} s measured`);
   return words.join(" · ");
 }
 

@@ -1,0 +1,153 @@
+"""Node service `executor`: tasks of this node that train take turns by the executor that runs here.
+
+The executor is a program of its own (`farside executor`), asked by its admin socket once a second: neither ends with
+the other. Which task a worker belongs to is not taken from what it says: its process is a descendant of that task's
+supervisor.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farside import admin
+from farside.agent import messages as m
+from farside.agent.service.service import NodeService
+from farside.errors import FarsideError
+from farside.log import get_log
+
+ASK_LIMIT_S = 1.0
+PERIOD_S = 1.0
+VARIABLE = "FARSIDE_EXECUTOR"
+"""As `farside.training` reads it."""
+PARENTS_MAX = 64
+"""Processes between a task's supervisor and a worker that are looked at."""
+
+_log = get_log("agent.executor")
+_ENCODER = msgspec.json.Encoder()
+_NONE = m.ExecutorFacts()
+TaskName = tuple[str, int, int]
+"""Job, rank, and which start of the job."""
+
+
+class ExecutorService(NodeService):
+    """The service ``executor``.
+
+    Args:
+        socket: Of workers; None: tasks here take no turns.
+        admin_socket: Of the same executor; None: nothing is told of it.
+        supervisors: The process of each task's supervisor, by task.
+        proc: The folder /proc.
+    """
+
+    name = m.EXECUTOR
+    version = 1
+
+    def __init__(
+        self,
+        socket: Path | None,
+        admin_socket: Path | None,
+        *,
+        supervisors: Callable[[], Mapping[TaskName, int]],
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._socket, self._admin = socket, admin_socket
+        self._supervisors, self._proc = supervisors, proc
+        self._facts = _NONE
+        self._problem = ""
+
+    def facts(self) -> bytes:
+        """Its `ExecutorFacts`."""
+        return _ENCODER.encode(self._facts)
+
+    def obey(self, order: msgspec.Raw) -> None:
+        """Refuses: the executor takes no orders.
+
+        Raises:
+            msgspec.ValidationError: always.
+        """
+        raise msgspec.ValidationError("the executor takes no orders")
+
+    def metrics(self) -> Mapping[str, float]:
+        """Whether an executor answers, and how many workers take turns."""
+        facts = self._facts
+        return {"is_there": float(facts.is_there), "takers": len(facts.takers), "others": facts.others}
+
+    def drained(self) -> bool:
+        """Always: nothing of others is kept here."""
+        return True
+
+    def variables(self, start: m.Start) -> Mapping[str, str]:
+        """Where tasks ask for their turns; a job that names a place itself, or none, is let alone."""
+        if self._socket is None or VARIABLE in start.spec.env or not self._socket.exists():
+            return {}
+        return {VARIABLE: os.fspath(self._socket)}
+
+    async def run(self) -> None:
+        """Asks the executor once a second, until it is cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Reads the executor's status once."""
+        if self._admin is None or not self._admin.exists():
+            self._lose("")
+            return
+        try:
+            told = await admin.ask(self._admin, "status", timeout_s=ASK_LIMIT_S)
+            self._facts = self._facts_of(told)
+            self._problem = ""
+        except FarsideError as error:
+            self._lose(str(error))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._lose(f"this is no executor's status: {error!r:.200}")
+
+    def _lose(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _log.warning("the executor does not answer", why=problem)
+        self._facts, self._problem = _NONE, problem
+
+    def _facts_of(self, told: Mapping[str, Any]) -> m.ExecutorFacts:
+        by_pid = {pid: task for task, pid in self._supervisors().items()}
+        workers = list(told["jobs"].values())
+        tasks = [(self._task_of(int(one["pid"]), by_pid), one) for one in workers]
+        takers = tuple(_taker(task, one) for task, one in tasks if task is not None)[: m.TURN_TAKERS_MAX]
+        return m.ExecutorFacts(is_there=True, takers=takers, others=len(workers) - len(takers))
+
+    def _task_of(self, pid: int, by_pid: Mapping[int, TaskName]) -> TaskName | None:
+        """The task that a process belongs to, by its parents; None: it is of no task here, or gone."""
+        for _ in range(PARENTS_MAX):
+            if pid in by_pid:
+                return by_pid[pid]
+            if pid <= 1:
+                return None
+            pid = self._parent_of(pid)
+        return None
+
+    def _parent_of(self, pid: int) -> int:
+        try:
+            # The second field is the program's name in brackets, which may have any character in it.
+            return int((self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+
+
+def _taker(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
+    job, rank, start = task
+    steps = told["step_s"]
+    known = "COMP" in steps and "PUSH" in steps
+    return m.TurnTaker(
+        job=job,
+        start=start,
+        rank=rank,
+        comp_s=float(steps["COMP"]) if known else 0.0,
+        net_s=float(steps.get("PULL", 0.0) + steps["PUSH"]) if known else 0.0,
+        iteration_s=float(told["iteration_s"]),
+        turns=int(told["turns"]),
+        let_through=int(told["let_through"]),
+        overdue=int(told["overdue"]),
+    )

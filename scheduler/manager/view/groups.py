@@ -1,0 +1,115 @@
+"""Groups of jobs that take turns on a node, as people see them: what bounds each, and its iteration. PURE."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec import Struct
+
+from farside.agent.messages import ExecutorFacts, TurnTaker
+from farside.group_time import Bound, GroupTime, WorkProfile, group_time
+
+BOUNDS: Mapping[Bound, str] = {
+    "cpu": "computing",
+    "network": "communicating",
+    "job": "the longest of its jobs",
+}
+
+
+class GroupJob(Struct, frozen=True, kw_only=True):
+    """A job in its group; seconds of an iteration are null until it has done a few.
+
+    ``comp_s`` and ``net_s`` without waiting, ``iteration_s`` with all of it. ``let_through``: steps that began without
+    a turn; ``overdue``: turns that ended before the step did.
+    """
+
+    job: str
+    comp_s: float | None
+    net_s: float | None
+    iteration_s: float | None
+    turns: int
+    let_through: int
+    overdue: int
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """Jobs that take turns on one node.
+
+    ``others``: workers that are no tasks of this node, or of jobs that the caller may not see. ``bound``: what a
+    shorter iteration would need less of, ``cpu``, ``network`` or ``job`` (the longest one), and ``predicted_s`` by
+    equation 1; null while a worker's times are not known. ``measured_s``: the slowest job's.
+    """
+
+    node: str
+    jobs: list[GroupJob]
+    others: int
+    bound: Bound | None
+    predicted_s: float | None
+    measured_s: float | None
+
+
+class GroupReport(Struct, frozen=True, kw_only=True):
+    """All groups, by node."""
+
+    groups: list[Group]
+
+
+def report(facts: Mapping[str, ExecutorFacts], may_see: Callable[[str], bool]) -> GroupReport:
+    """Groups by what the agents that are connected said last; a node on which nobody takes turns has none."""
+    return GroupReport(
+        groups=[
+            _group(node, said, may_see) for node, said in sorted(facts.items()) if said.takers or said.others
+        ]
+    )  # fmt: skip
+
+
+def _group(node: str, said: ExecutorFacts, may_see: Callable[[str], bool]) -> Group:
+    shown = [one for one in said.takers if may_see(one.job)]
+    time, measured = _time(said), [one.iteration_s for one in said.takers]
+    return Group(
+        node=node,
+        jobs=[_job(one) for one in shown],
+        others=said.others + len(said.takers) - len(shown),
+        bound=None if time is None else time.bound,
+        predicted_s=None if time is None else time.iteration_s,
+        measured_s=max(measured) if measured and all(measured) and not said.others else None,
+    )
+
+
+def _time(said: ExecutorFacts) -> GroupTime | None:
+    """An iteration of all of them on their node [harmony §IV-B2 eq. 1]; None: somebody's times are not known."""
+    if said.others or not said.takers or not all(one.comp_s for one in said.takers):
+        return None
+    # What was measured on a node is that node's: nothing of it is shared with others.
+    profiles = [
+        WorkProfile(job=one.job, work_machine_s=one.comp_s, net_s=one.net_s, net_alone_s=one.net_s)
+        for one in said.takers
+    ]
+    return group_time(profiles, 1)
+
+
+def _job(one: TurnTaker) -> GroupJob:
+    return GroupJob(
+        job=one.job,
+        comp_s=one.comp_s or None,
+        net_s=one.net_s if one.comp_s else None,
+        iteration_s=one.iteration_s or None,
+        turns=one.turns,
+        let_through=one.let_through,
+        overdue=one.overdue,
+    )
+
+
+def explain(facts: Mapping[str, ExecutorFacts], job_id: str) -> Iterator[str]:
+    """Lines about the turns that a job takes, by node."""
+    for node, said in sorted(facts.items()):
+        if not any(one.job == job_id for one in said.takers):
+            continue
+        count = len(said.takers) + said.others - 1
+        with_whom = "alone" if not count else f"with {count} other job" + ("s" if count > 1 else "")
+        line = f"turns: on {node} {with_whom}"
+        time = _time(said)
+        if time is not None:
+            line += f"; an iteration of all takes {time.iteration_s:.3g} s by prediction, bound by {BOUNDS[time.bound]}"
+        measured = [one.iteration_s for one in said.takers if one.job == job_id and one.iteration_s]
+        if measured:
+            line += f"; its own takes {measured[0]:.3g} s"
+        yield line

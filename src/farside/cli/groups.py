@@ -1,0 +1,35 @@
+"""The command `farside groups`: which jobs take turns on a node, what bounds them, predicted and measured times."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from farside.cli import options
+from farside.cli.cluster import Client, print_table, with_client
+from farside.errors import ConfigError
+
+
+def group_commands(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("groups")(with_client(show_groups))
+
+
+def show_groups(
+    client: Client,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job number; without one, all.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the jobs that take turns on a node: what bounds their iteration, predicted and measured."""
+    told = client.get("groups")["groups"]
+    if job is not None:
+        told = [group for group in told if any(row["job"] == job for row in group["jobs"])]
+        if not told:
+            raise ConfigError(f"job {job} takes no turns", hint="it has to run on a node with an executor, and train")
+    if as_json:
+        print(json.dumps({"groups": told}, indent=2))
+        return
+    from farside.cli.cluster_table import group_job_table, group_table
+
+    print_table(group_table(told))
+    print_table(group_job_table(told))

@@ -1,0 +1,84 @@
+"""The node service `executor`: which tasks take turns, told by their processes, and where tasks ask for their turns."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from farside.agent import messages as m
+from farside.agent.service.executor import VARIABLE, ExecutorService, TaskName
+from farside.agent.training.subtask import INIT_COMP, position_of
+from farside.training.loop.turns import EXECUTOR, SharedNode
+from tests.agent.frames import start as a_start
+from tests.train.executors import executor
+
+
+def service(folder: Path, supervisors: dict[TaskName, int] | None = None, *, admin: str = "x.admin") -> ExecutorService:
+    return ExecutorService(folder / "x.sock", folder / admin, supervisors=lambda: supervisors or {})
+
+
+def said(by: ExecutorService) -> m.ExecutorFacts:
+    asyncio.run(by.look())
+    return msgspec.json.decode(by.facts(), type=m.ExecutorFacts)
+
+
+def play(turns: SharedNode, iterations: int) -> None:
+    """A worker's iterations, which take no time."""
+    for position in range(INIT_COMP, position_of(iterations, "PULL")):
+        turns.ask(position)
+        turns.done()
+
+
+def test_a_worker_is_the_task_whose_supervisor_is_its_parent(tmp_path: Path) -> None:
+    with executor(tmp_path):
+        turns = SharedNode(str(tmp_path / "x.sock"), job="whatever it says", worker=0, workers=1)
+        play(turns, 9)
+
+        ours = said(service(tmp_path, {("7", 2, 3): os.getppid()}))
+        nobodys = said(service(tmp_path, {("7", 2, 3): 1 << 22}))
+        turns.close()
+
+    assert [(one.job, one.rank, one.start, one.turns) for one in ours.takers] == [("7", 2, 3, 29)]
+    assert 0 < ours.takers[0].comp_s < ours.takers[0].iteration_s
+    assert (nobodys.takers, nobodys.others) == ((), 1)
+
+
+def test_where_no_executor_answers_nothing_is_said_of_turns(tmp_path: Path) -> None:
+    with executor(tmp_path):
+        by = service(tmp_path)
+        assert said(by).is_there
+        assert by.metrics() == {"is_there": 1.0, "takers": 0, "others": 0}
+
+    assert said(by) == m.ExecutorFacts()
+
+
+def test_what_is_no_executor_is_not_believed(tmp_path: Path) -> None:
+    with executor(tmp_path), socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "other"))
+        other.listen()
+        other.close()
+
+        assert said(service(tmp_path, admin="other")) == m.ExecutorFacts()
+
+
+def test_a_task_is_told_where_to_ask_unless_it_says_so_itself_or_nobody_is_there(tmp_path: Path) -> None:
+    assert VARIABLE == EXECUTOR
+    start = a_start("7.0")
+    own = replace(start, spec=replace(start.spec, env={VARIABLE: ""}))
+    by = service(tmp_path)
+
+    assert by.variables(start) == {}
+    (tmp_path / "x.sock").touch()
+    assert by.variables(start) == {VARIABLE: str(tmp_path / "x.sock")}
+    assert by.variables(own) == {}
+    none = ExecutorService(None, None, supervisors=dict)
+    assert none.variables(start) == {}
+
+
+def test_it_takes_no_orders(tmp_path: Path) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        service(tmp_path).obey(msgspec.Raw(b"{}"))
