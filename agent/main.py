@@ -33,6 +33,7 @@ from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.gpu import open_gpus
+from farside.agent.run.task_memory import TaskMemory
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
@@ -255,6 +256,7 @@ class Agent:
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""
         env = {**command.spec.env, **self.services.variables(command)}
+            command = replace(command, spec=self._task_memory.limited(command.spec))
         return replace(command, spec=replace(command.spec, env=env))
 
     # ---- status
@@ -348,7 +350,7 @@ class Agent:
         return tuple(
             RunningTask(
                 supervisor_pid=pid,
-                limit_bytes=self.runner.ledger.tasks[key].memory_bytes,
+                limit_bytes=known[key].memory_bytes,
                 cgroup=self.runner.cgroup_of(key),
             )
             for key, pid in self.runner.supervisor_pids().items()
@@ -381,12 +383,28 @@ class Agent:
             hint = "set token_file, which proves agent and manager to each other, or write wss://"
             raise ConfigError(f"manager {config.manager}: nothing proves who it is without a token", hint=hint)
         return ManagerAddress(
+    @property
+    def _task_memory(self) -> TaskMemory:
+        """What tasks get whose jobs name no memory, with the GPUs that there are now."""
+        config = self._config
+        return TaskMemory(
+            mode=config.task_memory,
+            bytes_per_device=config.task_memory_bytes,
+            jobs_bytes=self.sense.jobs_bytes,
+            devices=sum(len(gpu.devices) for gpu in self.sense.latest.gpus),
+        )
+
             url=config.manager, token_file=config.token_file, state_dir=config.state_dir, tls=tls,
+        memory, known = self._task_memory, self.runner.ledger.tasks
             takes_unproved=config.accept_unproved_manager,
         )  # fmt: skip
 
     def _make_aggregator(self) -> AggregatorService:
         config = self._config
+                name=folder_name(key),
+                watched_bytes=memory.watched_bytes(
+                    limit_bytes=known[key].memory_bytes, devices=len(known[key].devices)
+                ),
         try:
             key = relay_key(config.state_dir)
         except OSError as error:

@@ -88,6 +88,7 @@ PURE = (
     "farside.agent.training.synchronizer",
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
+    "farside.agent.run.task_memory",
     "farside.agent.sense.growth",
     "farside.agent.sense.headroom",
     "farside.daemon.control.protocol",

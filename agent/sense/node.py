@@ -20,6 +20,7 @@ from farside.agent.service.donor import NOTHING_LENT, DonorSense, Lent
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.memory_sense import MemorySense
+from farside.units import format_bytes
 
 RESERVE_SHARE = 16
 """Of the node's memory, where the operator names no reserve: what the system and the agent itself need."""
@@ -34,6 +35,8 @@ class RunningTask:
     supervisor_pid: int
     limit_bytes: int
     cgroup: Path | None = None  # its own; None: it has none
+    name: str = ""
+    watched_bytes: int = 0  # above which the log says so; 0: it does not
 
 
 class NodeSense:
@@ -41,6 +44,7 @@ class NodeSense:
 
     Attributes:
         total_bytes: Memory of the node, or what it is said to have.
+        jobs_bytes: What of it jobs may have.
         latest: The newest reading.
     """
 
@@ -67,8 +71,10 @@ class NodeSense:
         self._memory = MemorySense(proc_root=proc_root)
         self._links = LinkSense(proc_root.parent, errors_per_hour=rdma_errors_per_hour, now_s=time.monotonic)
         self._tasks = tasks
+        self._warned: frozenset[int] = frozenset()  # supervisors of tasks whose memory was warned of
         self.total_bytes = total_bytes or self._memory.read().total_bytes
         self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE
+        self.jobs_bytes = max(0, self.total_bytes - self._reserve_bytes)
         self.latest = self._read((), NOTHING_LENT)
 
     async def read(self) -> m.Reading:
@@ -84,7 +90,9 @@ class NodeSense:
 
     def _read(self, tasks: tuple[RunningTask, ...], lent: Lent) -> m.Reading:
         memory = self._memory.read()
-        promised = promised_bytes((task.limit_bytes, rss_below(task.supervisor_pid)) for task in tasks)
+        used = [(task, rss_below(task.supervisor_pid)) for task in tasks]
+        self._warn(used)
+        promised = promised_bytes((task.limit_bytes, used_bytes) for task, used_bytes in used)
         return m.Reading(
             at_s=time.time(),
             headroom_bytes=headroom_bytes(
@@ -101,6 +109,19 @@ class NodeSense:
             unfit=self._links.read()[: m.CAUSE_CHARS_MAX],
             **m.fields_of(m.DonorFacts, lent),
         )
+
+    def _warn(self, used: list[tuple[RunningTask, int]]) -> None:
+        """Says once of each task without a limit that it uses more than would be its own."""
+        over = [(task, rss) for task, rss in used if task.watched_bytes and rss > task.watched_bytes]
+        for task, rss_bytes in over:
+            if task.supervisor_pid not in self._warned:
+                _log.warning(
+                    "a task without a memory limit uses more than its share", task=task.name,
+                    used=format_bytes(rss_bytes), share=format_bytes(task.watched_bytes),
+                    hint="name memory_per_gpu in its job: with task_memory = \"limit\" it would be killed",
+                )  # fmt: skip
+        there = {task.supervisor_pid for task, _ in used}
+        self._warned = (self._warned & there) | {task.supervisor_pid for task, _ in over}
 
     def _read_swap(self, tasks: tuple[RunningTask, ...]) -> m.Swap | None:
         if not self._may_give_swap:

@@ -29,6 +29,10 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     cgroup: str = text("auto",
         "Parent folder (cgroup v2) of the cgroups of tasks; auto: below the agent's own; off: no cgroups and no limits")
     task_processes: int = count(32_768, 0, 4_194_304, "Maximum processes and threads in a task's cgroup; 0: no limit")
+    task_memory: str = choice("warn", "limit warn off",
+        "Memory of a task whose job names none. limit: task_memory_bytes; warn: no limit, a warning above that; off")
+    task_memory_bytes: int = size(0, 0, 1024 * TIB,
+        "Memory for each GPU of a task whose job names none; 0: the GPU's share of all but memory_reserve_bytes")
     on_stop: str = choice("keep", "keep end", "What happens to tasks when the agent stops: keep (they run on) or end")
     prolog: str = text("", "Program with arguments to run before each task; if it fails, the node drains; empty: none")
     epilog: str = text("", "Program with arguments to run after each task, before its GPUs are free; empty: none")
