@@ -26,14 +26,15 @@ from farside.agent.power_off import power_off, why_not
 from farside.agent.relay import Relay
 from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
+from farside.agent.run.fence import HeardRecord
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import key_of, over_below, shares_in, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
-from farside.agent.sense.gpu import open_gpus
 from farside.agent.run.task_memory import TaskMemory
+from farside.agent.sense.gpu import open_gpus
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
@@ -62,6 +63,8 @@ PUBLISH_EVERY_S = 1.0
 END_GRACE_S = 2.0
 END_LIMIT_S = 6.0
 IDENTITY_BYTES_MAX = 64
+FENCE = "manager.heard"  # in state_dir
+FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
 
 _log = get_log("agent")
 
@@ -101,6 +104,7 @@ class Agent:
         self._cgroup = cgroup_root(config.cgroup)
         self._lock = self._claim_state()
         self._identity = _identity_in(self._lock)
+        self._fence = self._open_fence()
         self._fork_server = ForkServer()
         self.runner = self._open_runner()
         self._donor = DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock)
@@ -131,6 +135,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             # Called in the reverse order: the lock goes last, when nothing of this agent works in the folder any more.
             stack.callback(os.close, self._lock)
+            stack.callback(self._fence.close)
             stack.callback(self._gpus.close)
             stack.callback(self._fork_server.close)
             stack.push_async_callback(self.services.close)
@@ -207,6 +212,7 @@ class Agent:
             can=self._can(),
             agent=self._identity,
             users=self._users,
+            fence_s=self._config.fence_s,
             services=self.services.facts(),
             **m.fields_of(m.ChangingFacts, self.sense.latest),
         )
@@ -241,9 +247,16 @@ class Agent:
         except OSError as error:  # the disk is full: a node without its ledger still reports and stops tasks
             _log.error("the manager's generation cannot be recorded", why=error.strerror)
 
+    def _heard(self, at_s: float) -> None:
+        try:
+            self._fence.heard(at_s)
+        except OSError as error:  # then tasks end too early, and not too late
+            _log.error("when the manager was heard cannot be recorded", why=error.strerror)
+
     def _take(self, command: m.Start | m.Stop | m.Forget, is_proved: bool) -> None:
         if isinstance(command, m.Start):
             command = self._with_services(command)
+            command = replace(command, spec=self._task_memory.limited(command.spec))
         try:
             self.runner.take(command, is_proved=is_proved)
         except OSError as error:
@@ -256,7 +269,6 @@ class Agent:
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""
         env = {**command.spec.env, **self.services.variables(command)}
-            command = replace(command, spec=self._task_memory.limited(command.spec))
         return replace(command, spec=replace(command.spec, env=env))
 
     # ---- status
@@ -328,6 +340,22 @@ class Agent:
             raise ConfigError(f"state_dir {folder}: another agent works in it", hint="end that agent")
         return fd
 
+    def _open_fence(self) -> HeardRecord:
+        config = self._config
+        least_s = FENCE_PERIODS * config.report_period_s
+        if config.fence_s and config.accept_unproved_manager:
+            hint = "remove one of the two settings"
+            raise ConfigError("fence_s: a manager that does not prove itself does not know of it", hint=hint)
+        if config.fence_s and config.fence_s < least_s:
+            hint = f"at least {least_s:g}, {FENCE_PERIODS} times report_period_s; 0: no fence"
+            raise ConfigError(
+                f"fence_s: is {config.fence_s:g}, and tasks would end for a report that is late", hint=hint
+            )
+        try:
+            return HeardRecord(config.state_dir / FENCE, config.fence_s)
+        except OSError as error:
+            raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
+
     def _open_runner(self) -> Runner:
         config = self._config
         policy = Policy(
@@ -338,6 +366,7 @@ class Agent:
             has_swap=lambda: self.sense.latest.swap is not None,
             processes=config.task_processes,
             hooks=self._hooks,
+            fence=os.fspath(config.state_dir / FENCE),
         )
         try:
             return Runner(
@@ -346,12 +375,28 @@ class Agent:
         except OSError as error:
             raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
 
+    @property
+    def _task_memory(self) -> TaskMemory:
+        """What tasks get whose jobs name no memory, with the GPUs that there are now."""
+        config = self._config
+        return TaskMemory(
+            mode=config.task_memory,
+            bytes_per_device=config.task_memory_bytes,
+            jobs_bytes=self.sense.jobs_bytes,
+            devices=sum(len(gpu.devices) for gpu in self.sense.latest.gpus),
+        )
+
     def _running_tasks(self) -> tuple[RunningTask, ...]:
+        memory, known = self._task_memory, self.runner.ledger.tasks
         return tuple(
             RunningTask(
                 supervisor_pid=pid,
                 limit_bytes=known[key].memory_bytes,
                 cgroup=self.runner.cgroup_of(key),
+                name=folder_name(key),
+                watched_bytes=memory.watched_bytes(
+                    limit_bytes=known[key].memory_bytes, devices=len(known[key].devices)
+                ),
             )
             for key, pid in self.runner.supervisor_pids().items()
         )
@@ -383,28 +428,12 @@ class Agent:
             hint = "set token_file, which proves agent and manager to each other, or write wss://"
             raise ConfigError(f"manager {config.manager}: nothing proves who it is without a token", hint=hint)
         return ManagerAddress(
-    @property
-    def _task_memory(self) -> TaskMemory:
-        """What tasks get whose jobs name no memory, with the GPUs that there are now."""
-        config = self._config
-        return TaskMemory(
-            mode=config.task_memory,
-            bytes_per_device=config.task_memory_bytes,
-            jobs_bytes=self.sense.jobs_bytes,
-            devices=sum(len(gpu.devices) for gpu in self.sense.latest.gpus),
-        )
-
             url=config.manager, token_file=config.token_file, state_dir=config.state_dir, tls=tls,
-        memory, known = self._task_memory, self.runner.ledger.tasks
             takes_unproved=config.accept_unproved_manager,
         )  # fmt: skip
 
     def _make_aggregator(self) -> AggregatorService:
         config = self._config
-                name=folder_name(key),
-                watched_bytes=memory.watched_bytes(
-                    limit_bytes=known[key].memory_bytes, devices=len(known[key].devices)
-                ),
         try:
             key = relay_key(config.state_dir)
         except OSError as error:
@@ -437,6 +466,7 @@ class Agent:
                 power_off=self._power_off,
                 seen_generation=lambda is_proved: over_below(self.runner.ledger, is_proved=is_proved),
                 welcomed=self._welcomed,
+                heard=self._heard,
             ),
             clock=self._clock,
             rng=Random(),

@@ -225,6 +225,8 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     """Kept in its state folder, by chance: another one of the same name knows nothing of this one's tasks."""
     users: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=USERS_MAX)] = ()
     """Whose tasks run here; empty: everybody's but root's."""
+    fence_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
+    """Its tasks end so long after it lost its manager; 0: never."""
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):

@@ -46,6 +46,15 @@ REASON_BYTES_MAX = 123
 """Of a close frame, beside its code (RFC 6455 §5.5)."""
 
 
+def lost_after_s(fence_s: float) -> float:
+    """How long a manager must not have heard of a node with this fence before other starts of its jobs may begin.
+
+    Its tasks get SIGTERM after ``fence_s``, and SIGKILL after half of that more at most. The other half is for a
+    machine that is slow, and a task supervisor's look at its record may be a second late. No fence: 0.
+    """
+    return 2 * fence_s + 2.0 if fence_s else 0.0
+
+
 class CloseCode(IntEnum):
     """Why a side hangs up: WebSocket close codes of ours (4000 to 4999 are private use, RFC 6455 §7.4.2)."""
 

@@ -25,6 +25,7 @@ from farside.agent.mutual_proof import HEADER, INVITATION
 from farside.agent.near_manager import connect_near
 from farside.agent.outbox import Outbox
 from farside.agent.protocol import AgentSide, close_reason
+from farside.agent.run.fence import now_s
 from farside.agent.token import NodeToken, read_token
 from farside.clock import Clock
 from farside.errors import ConfigError, RemoteProtocolError, first_of
@@ -94,6 +95,7 @@ class Node:
         take: Carries out a command of a manager that has proved itself, or has not.
         seen_generation: Generation below which a manager is over, for one that has proved itself, or has not.
         welcomed: A manager of this generation leads; it has proved itself, or has not.
+        heard: The manager has acknowledged what was sent at this time, by `fence.now_s`.
     """
 
     hello: Callable[[], m.Hello]
@@ -106,6 +108,7 @@ class Node:
     power_off: Callable[[m.PowerOff], Coroutine[Any, Any, None]]
     seen_generation: Callable[[bool], int]
     welcomed: Callable[[int, bool], None]
+    heard: Callable[[float], None] = lambda at_s: None
 
 
 class Session:
@@ -127,6 +130,7 @@ class Session:
         self._clock, self._rng = clock, rng
         self._period_s, self._reconnect_s = period_s, reconnect_s
         self._outbox = Outbox()
+        self._sent_s: dict[int, float] = {}  # when each report was sent that is not acknowledged
         self._news = asyncio.Event()
         self._acked = asyncio.Event()
 
@@ -230,12 +234,14 @@ class Session:
         side = AgentSide(seen_generation=self._node.seen_generation(line.is_proved))
         try:
             # HELLO names every task, so the manager learns what it missed before it sends commands.
+            begun_s = now_s()
             await line.send(side.send(self._node.hello()))
             async with asyncio.timeout(WELCOME_LIMIT_S):
                 side.receive(await line.receive())
             if settles:
                 self._manager.keep_token(settles, is_settled=True)
             self._node.welcomed(side.generation, line.is_proved)
+            self._node.heard(begun_s)
             self.is_connected, self.is_proved, self.last_problem = True, line.is_proved, ""
             _log.info("connected to the manager", manager=self._manager.url, generation=side.generation)
             if not line.is_proved:
@@ -253,6 +259,7 @@ class Session:
             message = side.receive(await line.receive())
             if isinstance(message, m.Ack):
                 self._outbox.acknowledge(message.seq)
+                self._note_heard(message.seq)
                 self._acked.set()
             elif isinstance(message, m.Probe):
                 group.create_task(self._answer(line, side, message))  # a slow mount must not hold commands up
@@ -269,6 +276,13 @@ class Session:
             elif not isinstance(message, m.Welcome):
                 self._node.take(message, self.is_proved)
 
+    def _note_heard(self, seq: int) -> None:
+        # Not the time of the answer, which may have been on its way for long: when the manager wrote it, it had this.
+        sent_s = self._sent_s.pop(seq, None)
+        self._sent_s = {other: at_s for other, at_s in self._sent_s.items() if other > seq}
+        if sent_s is not None:
+            self._node.heard(sent_s)
+
     async def _answer(self, line: Line, side: AgentSide, probe: m.Probe) -> None:
         try:
             frame = side.send(await self._node.probe(probe))
@@ -281,6 +295,7 @@ class Session:
         # The manager may have written them before the connection broke: their numbers show it, and it counts none
         # twice.
         for old in self._outbox.unacked:
+            self._sent_s[old.seq] = now_s()
             await line.send(side.send(old))
         while True:
             report = self._outbox.compose(await self._node.read())
@@ -289,6 +304,7 @@ class Session:
                 self._acked.clear()
                 await self._acked.wait()
                 continue
+            self._sent_s[report.seq] = now_s()
             await line.send(side.send(report))
             if not self._outbox.has_news:
                 self._news.clear()

@@ -54,6 +54,7 @@ class Policy:
         has_swap: Whether tasks may have Farside swap now.
         processes: The most of one task, threads among them; 0: any number.
         hooks: What is run before and after each task.
+        fence: Record of when the manager was last heard; empty: none is kept.
     """
 
     run_as: str
@@ -63,6 +64,7 @@ class Policy:
     has_swap: Callable[[], bool] = lambda: False
     processes: int = 0
     hooks: Hooks = NO_HOOKS
+    fence: str = ""
 
 
 class _Kept(Struct, frozen=True, kw_only=True):
@@ -262,6 +264,7 @@ class Runner:
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
                 hooks=self.policy.hooks,
+                fence=self.policy.fence,
                 profile=os.fspath(ring_file.new_path()) if start.spec.profile else "",
             )
             files.write(folder, recipe)

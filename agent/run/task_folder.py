@@ -26,6 +26,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     notify: str  # datagram socket of the agent; empty: it looks by itself
     hooks: Hooks = Hooks()
     profile: str = ""  # file for what its processes send; empty: they are not profiled
+    fence: str = ""  # record of when the manager was last heard; empty: there is no fence
 
 
 class Status(Struct, frozen=True, kw_only=True, rename={"supervisor_pid": "shepherd_pid"}):

@@ -33,6 +33,7 @@ import msgspec
 from farside.agent import messages as m
 from farside.agent.run import task_folder as files
 from farside.agent.run.containment import containment, send
+from farside.agent.run.fence import FenceWatch
 from farside.agent.run.hook import hook_environment, run_hook
 from farside.agent.run.launch import adopt_orphans, launch
 from farside.agent.run.task_folder import Recipe, Status
@@ -67,6 +68,8 @@ class TaskSupervisor:
         self._ready = -1  # where the program says that it is ready
         self._deaf_until_s: float | None = None  # CLOCK_MONOTONIC; None: what it says there wakes us
         self._profiler: Profiler | None = None  # of a task that is to be profiled
+        self._fence = FenceWatch(recipe.fence)
+        self._is_fenced = False
         self._exit: int | None = None  # wait status of the program, once it ended
         self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
         self._state = m.TaskState(
@@ -78,7 +81,7 @@ class TaskSupervisor:
         """Runs the task and returns when nothing is left of it and its end is on the disk."""
         spec = self._recipe.start.spec
         self._write_first()
-        if not self._prepare():
+        if not self._prepare() or self._is_fenced_off():
             return
         self._ready, ready_fd = _ready_pipe()
         self._profiler = self._make_profiler()
@@ -108,9 +111,10 @@ class TaskSupervisor:
         # What the prolog and the start took does not count.
         deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
         self._say(state="running", at_s=time.time())
-        # 1. Reap, and see whether it is over. 2. Order its end at its limit. 3. Kill what had its grace. 4. Read the
-        # profile. 5. Wait for a signal, or for the next of these moments.
+        # 1. Reap, and see whether it is over. 2. Order its end at its limit, or when its node has lost the manager. 3.
+        # Kill what had its grace. 4. Read the profile. 5. Wait for a signal, or for the next of these moments.
         while not self._is_over():
+            self._look_at_fence()
             if deadline_s is not None and time.monotonic() >= deadline_s and self._kill_at_s is None:
                 self._end(f"{m.TIME_LIMIT} of {spec.time_limit_s:g} s", spec.grace_s, m.EndKind.TIME_LIMIT)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
@@ -165,6 +169,9 @@ class TaskSupervisor:
         limit_s = self._recipe.start.spec.time_limit_s
         if self._is_given_up(0):
             return self._given_up
+        self._fence.look()
+        if self._fence.is_over:
+            return self._fence.cause
         if limit_s and waited_s >= limit_s:
             self._kind = m.EndKind.TIME_LIMIT
             return f"{m.TIME_LIMIT} of {limit_s:g} s"
@@ -180,6 +187,19 @@ class TaskSupervisor:
         told = hook_environment(recipe.start, recipe.account.name, end)
         problem = run_hook(hooks.epilog, hooks, self._folder, told, wait=_until_signal)
         return msgspec.structs.replace(end, unfit=_clipped(f"epilog: {problem}")) if problem else end
+
+    def _is_fenced_off(self) -> bool:
+        """True where the fence came before the program: it is not started, and that is the end of this task."""
+        self._fence.look()
+        if self._fence.is_over:
+            self._finish(msgspec.structs.replace(self._state, state="lost", at_s=time.time(), cause=self._fence.cause))
+        return self._fence.is_over
+
+    def _look_at_fence(self) -> None:
+        self._fence.look()
+        if self._fence.is_over and not self._is_fenced:
+            self._is_fenced = True
+            self._end(self._fence.cause, min(self._recipe.start.spec.grace_s, self._fence.grace_s))
 
     def _make_profiler(self) -> "Profiler | None":
         if not self._recipe.profile:
@@ -216,7 +236,7 @@ class TaskSupervisor:
         look_at_s = self._profiler.due_s if self._profiler is not None else None
         ahead = (deadline_s, self._kill_at_s, look_at_s, self._deaf_until_s)
         moments = [when_s for when_s in ahead if when_s is not None and when_s > now_s]
-        limit_s = min((FOREVER_S, *(when_s - now_s for when_s in moments)))
+        limit_s = min((FOREVER_S, self._fence.wait_s, *(when_s - now_s for when_s in moments)))
         if self._exit is not None or (self._kill_at_s is not None and now_s >= self._kill_at_s):
             limit_s = min(limit_s, LOOK_EVERY_S)  # not every process that we wait for is our child
         got = signal.sigtimedwait(_WATCHED, limit_s)
@@ -280,7 +300,8 @@ class TaskSupervisor:
             self._kind = m.EndKind.OTHER
         return msgspec.structs.replace(
             self._state,
-            state="exited",
+            # Its job goes on elsewhere, if it has not already: that a program ends well when it is told to is no end.
+            state="lost" if self._is_fenced else "exited",
             at_s=time.time(),
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,

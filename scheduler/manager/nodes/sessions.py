@@ -212,8 +212,10 @@ class AgentSessions:
             if node.name in self._sessions or (node.power is not None and node.power.is_expected_silent):
                 continue
             heard_s = max(self._heard_s.get(node.name, self._begun_s), self._remote_presence.heard_s(node.name))
-            if node.is_up and now_s - heard_s > self._node_timeout_s:
-                yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(self._node_timeout_s)}")
+            # Not before its tasks have ended by themselves, where they do: the next starts of their jobs follow. [M4]
+            limit_s = max(self._node_timeout_s, protocol.lost_after_s(node.fence_s))
+            if node.is_up and now_s - heard_s > limit_s:
+                yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(limit_s)}")
 
     async def checkpoint_problem(self, user: str, path: str) -> str:
         """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""

@@ -33,6 +33,8 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
         "Memory of a task whose job names none. limit: task_memory_bytes; warn: no limit, a warning above that; off")
     task_memory_bytes: int = size(0, 0, 1024 * TIB,
         "Memory for each GPU of a task whose job names none; 0: the GPU's share of all but memory_reserve_bytes")
+    fence_s: float = seconds(0.0, 0, 86400,
+        "Tasks end so long after the manager was last heard; it starts their jobs elsewhere only later; 0: never")
     on_stop: str = choice("keep", "keep end", "What happens to tasks when the agent stops: keep (they run on) or end")
     prolog: str = text("", "Program with arguments to run before each task; if it fails, the node drains; empty: none")
     epilog: str = text("", "Program with arguments to run after each task, before its GPUs are free; empty: none")

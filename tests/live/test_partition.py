@@ -1,0 +1,63 @@
+"""A node that is cut off, with a fence: at no moment do two starts of a job run [M4]."""
+
+import os
+import signal
+import subprocess
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from farside.scheduler.manager.model.check_log import violations
+from tests.agent.process import agent, write_config
+from tests.live.manager import running_manager
+from tests.support.waiting import text_of, until
+
+FENCE_S = 1.0
+# Ignores SIGTERM, and says all the time that it is there.
+SCRIPT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1], "a") as said:
+    while not os.path.exists(sys.argv[2]):
+        print(os.environ["FARSIDE_START"], file=said, flush=True)
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("partitions", [1, pytest.param(20, marks=pytest.mark.long)])
+def test_two_starts_of_a_job_never_run_at_once(partitions: int, tmp_path: Path) -> None:
+    """[M4] Two starts wrote into one file for as long as the first one's node was cut off."""
+    for number in range(partitions):
+        one_partition(tmp_path / str(number))
+
+
+def one_partition(folder: Path) -> None:
+    folder.mkdir()
+    said, go = folder / "said", folder / "go"
+    with running_manager(folder / "m", node_timeout_s=1) as manager:
+
+        def joined(name: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+            (folder / name).mkdir()
+            token = manager.node_token(name)
+            return agent(
+                write_config(folder / name, manager.url, token=token, node=name, declared_gpus=1, fence_s=FENCE_S)
+            )
+
+        with joined("far") as far:
+            until(lambda: len(manager.get("nodes")["nodes"]) == 1, what="a node", deadline_s=60)
+            job = manager.submit("python3", "-c", SCRIPT, str(said), str(go), gpus=1, grace_s=600)
+            until(lambda: text_of(said), what="the job to begin", deadline_s=60)
+            with joined("near"):
+                until(lambda: len(manager.get("nodes")["nodes"]) == 2, what="the other node", deadline_s=60)
+
+                os.kill(far.pid, signal.SIGSTOP)  # as if its cable were cut: neither side says or hears anything
+                until(lambda: len(set(text_of(said).split())) == 2, what="its second start", deadline_s=120)
+                go.touch()
+                until(lambda: manager.job(job)["state"] == "done", what="the job's end", deadline_s=60)
+                os.kill(far.pid, signal.SIGCONT)
+
+        who = said.read_text().split()
+        assert who == sorted(who), "both wrote in turns"
+        assert manager.job(job)["starts"] == 2
+        assert list(violations(manager.entries(), is_complete=True)) == []
