@@ -4,8 +4,8 @@ Every connection begins with the handshake (control/protocol.py). A control conn
 one, and becomes a conversation. A data connection is welcomed into its session and handed to the engine's threads at
 the frame boundary; this process's Python never sees it again.
 
-Whatever a peer sends, it can only end its own connection: bounds on time (HANDSHAKE_LIMIT_S) and number
-(CONNECTIONS_MAX) hold for those that have not proved the key, and every refusal is counted by its reason.
+Whatever a peer sends, it can only end its own connection, or another one of those that have not proved the key: bounds
+on time (HANDSHAKE_LIMIT_S) and number (unproved.py) hold for them, and every refusal is counted by its reason.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from farside.daemon.slab.lender import Lender
 from farside.daemon.slab.recall import Recaller
 from farside.daemon.slab.sessions import Refused, Session
 from farside.daemon.tasks import Tasks
+from farside.daemon.unproved import Unproved
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.log import get_log
 
@@ -29,8 +30,8 @@ _log = get_log("daemon.server")
 
 HANDSHAKE_LIMIT_S = 5.0
 """From accept to a proved key: two round trips, so 5 s is a peer that only holds a place."""
-CONNECTIONS_MAX = 8192
-"""Twice as many control connections as there may be sessions; data connections leave the count when handed over."""
+DATA_CONNECTIONS_MAX = 8192
+"""Each has a thread; 16 workers and a mover of 480 borrowers. The kernel's own limit of threads is rarely lower."""
 REFUSALS_TOLD_S = 10.0
 """A refusal of each kind is logged once in this time; the counters have them all."""
 ACCEPT_PAUSE_S = 0.1
@@ -66,7 +67,7 @@ class Server:
             m.Feature.SHM | m.Feature.MIGRATE | m.Feature.CODES | (m.Feature.RDMA if has_rdma else m.Feature.NONE)
         )
         self._rdma_address = rdma_address
-        self._open = 0
+        self._unproved = Unproved()
         self._refusals_told_s: dict[m.ErrorCode, float] = {}
 
     async def accept(self, listener: socket.socket) -> None:
@@ -75,27 +76,24 @@ class Server:
         listener.setblocking(False)
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener)
+                sock, peer = await loop.sock_accept(listener)
             except OSError as error:
                 _log.warning("a connection could not be taken", error=error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if self._open >= CONNECTIONS_MAX:
-                self._lender.counters.refused["CONNECTIONS"] += 1
-                sock.close()
-                continue
-            self._tasks.start(self.serve(sock), "serving a connection")
+            self._tasks.start(self.serve(sock, str(peer[0]) if peer else ""), "serving a connection")
 
-    async def serve(self, sock: socket.socket) -> None:
-        """Serves one connection to its end. Never raises for what a peer does."""
+    async def serve(self, sock: socket.socket, address: str = "") -> None:
+        """Serves one connection from this address to its end. Never raises for what a peer does."""
         if sock.family != socket.AF_UNIX:
             # Frames are small, and most wait for an answer: Nagle's algorithm would hold them back.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The keys are looked at for each connection: a changed key file counts from the next one on.
         channel = Channel(sock, self._connection())
-        self._open += 1
+        if not self._unproved.come(address, channel, channel.close):
+            self._lender.counters.refused["CONNECTIONS"] += 1
         try:
-            await self._serve(channel)
+            await self._serve(channel, address)
         except RemoteProtocolError as error:
             self._refuse(channel, m.ErrorCode(error.code or m.ErrorCode.MALFORMED), str(error))
         except Refused as error:
@@ -105,7 +103,7 @@ class Server:
         except PeerError as error:
             _log.debug("connection lost", reason=error)
         finally:
-            self._open -= 1
+            self._unproved.leave(address, channel)
             channel.close()
 
     def _connection(self) -> Connection:
@@ -117,19 +115,20 @@ class Server:
             features=self._features,
         )
 
-    async def _serve(self, channel: Channel) -> None:
+    async def _serve(self, channel: Channel, address: str) -> None:
         # The limit ends with the handshake: a borrower that has proved the key may be silent until its session expires.
         async with asyncio.timeout(HANDSHAKE_LIMIT_S):
             hello = await channel.accept()
+        self._unproved.leave(address, channel)
         if hello.role == "data":
             await self._serve_data(channel, hello)
         else:
-            await self._serve_control(channel, hello)
+            await self._serve_control(channel, hello, address)
 
     # ---- control
 
-    async def _serve_control(self, channel: Channel, hello: m.Hello) -> None:
-        session = self._session(hello)
+    async def _serve_control(self, channel: Channel, hello: m.Hello, address: str) -> None:
+        session = self._session(hello, address)
         if session.channel is not None:  # the old connection of a borrower that came back before we noticed
             session.channel.farewell(m.ErrorCode.SESSION, "replaced by a newer connection")
         session.channel = channel
@@ -146,7 +145,7 @@ class Server:
                 session.asked.clear()
             _log.info("borrower disconnected", borrower=session.node, loans=len(session.loans))
 
-    def _session(self, hello: m.Hello) -> Session:
+    def _session(self, hello: m.Hello, address: str) -> Session:
         ledger, now_s = self._lender.ledger, self._lender.clock.now_s()
         if hello.session:
             return ledger.rejoin(number=hello.session, node=hello.node, now_s=now_s)
@@ -154,7 +153,7 @@ class Server:
             raise Refused(m.ErrorCode.NOT_NOW, "this donor is stopping")
         # The last bit is set, as 0 in HELLO asks for a new session.
         # 63 bits: not guessable, and fits what every language calls an integer.
-        return ledger.open(number=secrets.randbits(63) | 1, node=hello.node, now_s=now_s)
+        return ledger.open(number=secrets.randbits(63) | 1, node=hello.node, address=address, now_s=now_s)
 
     def _welcome(self, channel: Channel, session: Session) -> None:
         channel.decide(
@@ -169,6 +168,9 @@ class Server:
 
     async def _serve_data(self, channel: Channel, hello: m.Hello) -> None:
         ledger = self._lender.ledger
+        served = self._lender.exporter.stats()
+        if served.connections + served.rdma_connections >= DATA_CONNECTIONS_MAX:
+            raise Refused(m.ErrorCode.NOT_NOW, f"{DATA_CONNECTIONS_MAX} data connections are open")
         session, must_fence = ledger.admit_data(number=hello.session, node=hello.node, epoch=hello.epoch)
         # Before WELCOME: the successor sends nothing before it reads that, so nothing of its predecessor lands after
         # it.

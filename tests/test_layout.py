@@ -94,6 +94,7 @@ PURE = (
     "farside.daemon.control.protocol",
     "farside.daemon.control.messages",
     "farside.daemon.headroom",
+    "farside.daemon.unproved",
     "farside.daemon.slab.eviction",
     "farside.blockdev.client.handshake",
     "farside.blockdev.mapping.activity",

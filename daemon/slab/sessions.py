@@ -32,6 +32,8 @@ LEASE_NUMBERS = 65536
 """Lease numbers on a data connection are below this (NE_SLABS_MAX in engine.h)."""
 SESSIONS_MAX = 4096
 """More borrowers than nodes of the largest cluster; each costs a few KiB here."""
+SESSIONS_AN_ADDRESS = 1024
+"""All borrowers of a network may come from one address; one that opens sessions without end leaves room for others."""
 
 
 class Refused(FarsideError):
@@ -64,6 +66,7 @@ class Session:
     number: int
     node: str
     heard_s: float
+    address: str = ""  # where it was opened from
     channel: Channel | None = None
     data_epoch: int = -1  # highest of its data connections
     carrier: str = "tcp"  # tcp or rdma: what the newest of them is
@@ -113,12 +116,18 @@ class Ledger:
         """All loans, oldest first."""
         return tuple(self._loans.values())
 
-    def open(self, *, number: int, node: str, now_s: float) -> Session:
-        """A new session under a number that was never used."""
+    def open(self, *, number: int, node: str, now_s: float, address: str = "") -> Session:
+        """A new session under a number that was never used.
+
+        Raises:
+            Refused: There are too many, of this address or of all.
+        """
+        if sum(session.address == address for session in self._sessions.values()) >= SESSIONS_AN_ADDRESS:
+            raise Refused(ErrorCode.NOT_NOW, f"{SESSIONS_AN_ADDRESS} sessions are open from this address")
         if len(self._sessions) >= SESSIONS_MAX:
             raise Refused(ErrorCode.NOT_NOW, f"{SESSIONS_MAX} sessions are open")
         assert number not in self._sessions
-        session = self._sessions[number] = Session(number=number, node=node, heard_s=now_s)
+        session = self._sessions[number] = Session(number=number, node=node, heard_s=now_s, address=address)
         return session
 
     def rejoin(self, *, number: int, node: str, now_s: float) -> Session:

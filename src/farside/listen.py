@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
 
-BACKLOG = 512  # connections not accepted yet: a cluster that reconnects at once after a restart
+BACKLOG = 4096  # connections not accepted yet: a cluster that reconnects at once after a restart, beside strangers
 
 
 def open_listener(endpoint: str, *, setting: str = "listen", mode: int = 0o600) -> socket.socket:
