@@ -66,24 +66,29 @@ def registry_of(collect: Callable[[], Iterable[Metric]], *, has_process: bool = 
 async def serve_metrics(
     address: str, registry: CollectorRegistry, *, listener: socket.socket | None = None
 ) -> asyncio.Server:
-    """Serves a registry's metrics on HOST:PORT until the server is closed; one scraper too many is disconnected.
+    """Serves a registry's metrics on HOST:PORT until the server is closed.
+
+    One scraper too many takes the place of the one that has said nothing for longest: who only holds places keeps no
+    Prometheus out. [L11]
 
     ``listener``: one that listens at this address already.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    scrapers = 0
+    # By the order in which they came; None: it has asked, and is being answered.
+    scrapers: dict[object, asyncio.Transport | None] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal scrapers
-        if scrapers >= SCRAPERS_MAX:
+        me = object()
+        if len(scrapers) >= SCRAPERS_MAX and not _hang_up_on_oldest(scrapers):
             writer.transport.abort()
             return
-        scrapers += 1
+        scrapers[me] = writer.transport
         try:
             async with asyncio.timeout(SCRAPE_LIMIT_S):
                 await reader.readuntil(b"\r\n\r\n")
+                scrapers[me] = None
                 body = generate_latest(registry)
                 head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
                 writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
@@ -91,9 +96,19 @@ async def serve_metrics(
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # not a scraper, or one that has gone
         finally:
-            scrapers -= 1
+            scrapers.pop(me, None)
             writer.close()
 
     if listener is None:
         listener = open_listener(f"tcp:{address}", setting="metrics_listen")
     return await asyncio.start_server(answer, sock=listener, limit=REQUEST_BYTES_MAX)
+
+
+def _hang_up_on_oldest(scrapers: dict[object, asyncio.Transport | None]) -> bool:
+    """Whether there was one that has not asked for anything yet."""
+    for one, transport in scrapers.items():
+        if transport is not None:
+            del scrapers[one]
+            transport.abort()
+            return True
+    return False
