@@ -12,12 +12,13 @@ import atexit
 import json
 import logging
 import logging.handlers
+import math
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -26,6 +27,7 @@ ROOT = "farside"
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "farside_fields"
 BEHIND_MAX = 1000  # lines that may wait to be written; about half a MiB
+KINDS_MAX = 4096  # of lines that are told rarely, at once
 _LAST_BYTES = 4096
 _LAST_WORDS_S = 1.0  # for them to be written when the process ends
 
@@ -57,6 +59,45 @@ class Log:
     def _tell(self, level: int, message: str, fields: Mapping[str, object], cause: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, message, extra={_FIELDS: fields}, exc_info=cause)
+
+
+class Rarely:
+    """Lets one line of each kind through in a while, and counts the others: what strangers send fills no log."""
+
+    def __init__(self, period_s: float = 60.0, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._period_s, self._now_s = period_s, now_s
+        self._told: dict[object, tuple[float, int]] = {}  # when it may come again, and how many did not come
+
+    def may(self, kind: object) -> int | None:
+        """How many of this kind were left out since the last one; None: this one is left out too."""
+        now_s = self._now_s()
+        again_s, left_out = self._told.get(kind, (-math.inf, 0))
+        if now_s < again_s:
+            self._told[kind] = again_s, left_out + 1
+            return None
+        if len(self._told) >= KINDS_MAX:
+            self._told = {one: told for one, told in self._told.items() if now_s < told[0]}
+        if len(self._told) >= KINDS_MAX:  # of more kinds than anybody reads none is new
+            return None
+        self._told[kind] = now_s + self._period_s, 0
+        return left_out
+
+
+class RareFilter(logging.Filter):
+    """For a logger of somebody else's that says a line for each of a stranger's mistakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rarely = Rarely()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line is let through; if so, with how many like it were not."""
+        fault = record.exc_info[0] if record.exc_info else None
+        left_out = self._rarely.may((record.name, record.msg, fault))
+        if left_out:
+            record.msg = f"{record.getMessage().strip()} ({left_out} more like it in the last while)"
+            record.args = ()
+        return left_out is not None
 
 
 def get_log(name: str) -> Log:

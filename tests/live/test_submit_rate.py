@@ -115,3 +115,26 @@ def test_without_a_limit_anybody_submits_any_number(tmp_path: Path) -> None:
             assert (await _submit(api, OTHER.pw_uid, count=30_000)).status_code == 201
 
     asyncio.run(run())
+
+
+def test_holding_and_releasing_count_and_who_does_it_without_end_is_told_to_wait(tmp_path: Path) -> None:
+    """[M5] A user wrote 41,330 entries in 15 s by holding a job and releasing it."""
+
+    async def live() -> tuple[list[int], int, int]:
+        async with an_api(tmp_path, queue_limits=QueueLimits(hourly_jobs=LIMIT)) as api:
+            told = await _submit(api, OTHER.pw_uid)
+            path = f"/v1/jobs/{told.json()['ids'][0]}"
+            http = api.as_uid(OTHER.pw_uid)
+            asked = [
+                (await http.post(f"{path}/{what}")).status_code for _ in range(LIMIT) for what in ("hold", "release")
+            ]
+            written = api.log.state.seq
+            cancels = [(await http.post(f"{path}/cancel")).status_code for _ in range(5)]
+            assert set(cancels) == {200}
+            return asked, written, api.log.state.seq - written
+
+    asked, _, by_cancels = asyncio.run(live())
+
+    assert asked[: LIMIT - 1] == [200] * (LIMIT - 1)
+    assert 429 in asked[LIMIT - 1 :]
+    assert by_cancels == 1, "one cancel is in the log once"

@@ -171,28 +171,38 @@ async def explain(job: OwnJob, shared: Shared) -> Response:
 async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
     """End a job."""
     _refuse_over(job)
+    if job.cancelled_by:  # the log has it already
+        return answer(show_job(job))
     await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
     return answer(show_job(shared.log.state.jobs[job.job_id]))
 
 
-@router.post("/{job_id}/hold", responses=says(Job, 404, 409))
+@router.post("/{job_id}/hold", responses=says(Job, 404, 409, 429))
 async def hold(job: OwnJob, caller: Person, shared: Shared) -> Response:
     """Keep a job from starting."""
     _refuse_over(job)
     if job.phase in ACTIVE:
         raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
-    await shared.log.write([HoldRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    if not job.held_by:
+        await _write_counted(HoldRequested(job_id=job.job_id, by=caller.name), caller, shared)
     return answer(show_job(shared.log.state.jobs[job.job_id]))
 
 
-@router.post("/{job_id}/release", responses=says(Job, 404, 409))
+@router.post("/{job_id}/release", responses=says(Job, 404, 409, 429))
 async def release(job: OwnJob, caller: Person, shared: Shared) -> Response:
     """Let a held job start."""
     _refuse_over(job)
     if job.held_by and job.held_by != caller.name and not caller.is_operator:
         raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")
-    await shared.log.write([ReleaseRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    if job.held_by:
+        await _write_counted(ReleaseRequested(job_id=job.job_id, by=caller.name), caller, shared)
     return answer(show_job(shared.log.state.jobs[job.job_id]))
+
+
+async def _write_counted(event: HoldRequested | ReleaseRequested, caller: Caller, shared: Context) -> None:
+    log = shared.log
+    with shared.gate.asking(caller.name, log.state.submit_rates, log.now_s(), is_free=caller.is_operator):
+        await log.write([event], caller.told)
 
 
 def _refuse_over(job: LiveJob) -> None:

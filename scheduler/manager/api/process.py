@@ -1,6 +1,7 @@
 """The API process: it listens, serves the application, and keeps the tasks beside it running."""
 
 import asyncio
+import logging
 import os
 import ssl
 import sys
@@ -17,7 +18,7 @@ from farside.config import ManagerConfig
 from farside.config.check import names_in
 from farside.endpoint import parse_endpoint
 from farside.listen import allow_many_connections, close_listener, open_listener
-from farside.log import get_log
+from farside.log import RareFilter, get_log
 from farside.notify import notify_systemd
 from farside.scheduler.configured_rules import tenancy_of
 from farside.scheduler.manager.api.app import make_app
@@ -42,6 +43,9 @@ from farside.scrape import serve_metrics
 
 # How long a thread of Python may run before another gets the interpreter.
 SWITCH_S = 5e-4
+# Between two pings to an agent, and for the answer to one: within half of node_timeout_s it is noticed that one is
+# silent, and for how long it has been. [L9]
+PING_SHARE, PING_MOST_S = 0.25, 10.0
 MOVE_SHARE = 0.5  # of the time to empty a node: for its borrowers to move what they have
 
 _log = get_log("manager")
@@ -81,7 +85,8 @@ async def serve(config: ManagerConfig) -> None:
                 group.create_task(keep_asking(metrics.ask))
             for kind, listeners in sockets.items():
                 if listeners:
-                    server = _server(app, connections, secure if kind == "tcp" else None)
+                    ping_s = min(PING_MOST_S, config.node_timeout_s * PING_SHARE)
+                    server = _server(app, connections, secure if kind == "tcp" else None, ping_s=ping_s)
                     group.create_task(server.serve(sockets=listeners))
             _log.info("ready", listen=", ".join(config.listen), entries=context.log.state.seq)
             # Sent each time that the API has begun, also after a restart by its parent.
@@ -94,6 +99,8 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     sys.setswitchinterval(SWITCH_S)
     allow_many_connections()
     say_rarely(loop)
+    # It says a line for each request that is none.
+    logging.getLogger("uvicorn.error").addFilter(RareFilter())
     forget_failed(loop)
     # Of a handshake of TLS, which comes before a header; uvicorn passes no other on.
     constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
@@ -146,12 +153,12 @@ def _listeners(
     return found
 
 
-def _server(app: object, connections: Connections, secure: ssl.SSLContext | None) -> uvicorn.Server:
+def _server(app: object, connections: Connections, secure: ssl.SSLContext | None, *, ping_s: float) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app, http=partial(LimitedProtocol, connections=connections),  # type: ignore[arg-type]
-            ws=AgentSocketProtocol, ws_max_size=CODED_BYTES_MAX, ws_ping_interval=10.0,
-            ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+            ws=AgentSocketProtocol, ws_max_size=CODED_BYTES_MAX, ws_ping_interval=ping_s,
+            ws_ping_timeout=ping_s, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
             server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
             ssl_context_factory=None if secure is None else lambda *_: secure,
         )

@@ -138,6 +138,7 @@ def _cancel(state: LiveState, event: log.CancelRequested, entry: log.Entry) -> T
 
 
 def _hold(state: LiveState, event: log.HoldRequested, entry: log.Entry) -> Touched:
+    state.submit_rates.come(event.by, 1, max(entry.at_s, state.at_s))
     job = state.jobs.get(event.job_id)
     if job is None or job.is_over or job.held_by:
         return ()
@@ -148,6 +149,7 @@ def _hold(state: LiveState, event: log.HoldRequested, entry: log.Entry) -> Touch
 
 
 def _release(state: LiveState, event: log.ReleaseRequested, entry: log.Entry) -> Touched:
+    state.submit_rates.come(event.by, 1, max(entry.at_s, state.at_s))
     job = state.jobs.get(event.job_id)
     if job is None or not job.held_by:
         return ()

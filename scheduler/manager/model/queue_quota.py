@@ -60,6 +60,7 @@ class QueueGate:
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self._jobs: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
         self._size_bytes: dict[str, int] = {}
 
     @contextmanager
@@ -85,6 +86,22 @@ class QueueGate:
         finally:
             _add(self._jobs, user, -jobs)
             _add(self._size_bytes, user, -size_bytes)
+
+    @contextmanager
+    def asking(self, user: str, hourly: SubmitRates, now_s: float, *, is_free: bool) -> Iterator[None]:
+        """Reserves room while a hold or a release is written, which counts as one more job of the hour.
+
+        Raises:
+            TooMany: It is more than the user may ask now.
+        """
+        if self._limits.hourly_jobs and not is_free:
+            beside = self._jobs.get(user, 0) + self._asked.get(user, 0)
+            hourly.check(user, 1, beside=beside, limit=self._limits.hourly_jobs, now_s=now_s)
+        _add(self._asked, user, 1)
+        try:
+            yield
+        finally:
+            _add(self._asked, user, -1)
 
     def _check_hour(self, user: str, jobs: int, hourly: SubmitRates, now_s: float) -> None:
         limit = self._limits.hourly_jobs

@@ -1,9 +1,10 @@
-"""Submit rate: how many jobs each user has submitted within the last hour, and its limit. PURE.
+"""Submit rate: what each user has submitted, held and released within the last hour, and its limit. PURE.
 
 How it works
   The log grows by every submission, and a job that is over is known for `keep_history_s`, so what a user has in the
   queue (queued.py) bounds neither. Jobs are counted by steps of `STEP_S`, each of which counts until the youngest job
-  that may be among its own is an hour old: so no hour has more than the limit, whenever it begins. The counts follow
+  that may be among its own is an hour old: so no hour has more than the limit, whenever it begins. Holding a job and
+  releasing it count as a job each, as they make the log grow as well. [M5] The counts follow
   the log, and the store's snapshot has them, so that a restart forgets none.
 """
 
@@ -70,7 +71,8 @@ class SubmitRates:
         at_s = self._room_at_s(user, has + jobs - limit, now_s)
         raise TooMany(
             f"{user} has submitted {has:,} jobs within the hour, of at most {limit:,} (max_hourly_jobs_per_user)",
-            hint=f"there is room for {jobs:,} more in {format_seconds(at_s - now_s)}, at {format_moment(at_s)}",
+            hint=f"there is room for {jobs:,} more in {format_seconds(at_s - now_s)}, at {format_moment(at_s)}; "
+            "a hold or a release counts as one",
             after_s=at_s - now_s,
         )
 

@@ -13,6 +13,8 @@ from farside.scheduler.manager.auth.caller import peer_of
 
 # An agent sends a report and what changed since; a second or two of that. Each frame is of at most 1 MiB.
 WAITING_MAX = 8
+SILENT_S = "farside.silent_s"
+"""In the scope of a connection that ended because nothing came: for how long."""
 
 
 class AgentSocketProtocol(WebSocketsSansIOProtocol):
@@ -22,6 +24,13 @@ class AgentSocketProtocol(WebSocketsSansIOProtocol):
         """Asks the kernel once a connection, as for other requests."""
         super().connection_made(transport)
         self.client = peer_of(transport) or self.client
+
+    def keepalive_timeout(self) -> None:
+        """Ends a connection that did not answer, and notes for how long it has been silent."""
+        self.scope[SILENT_S] = self.loop.time() - self.ping_sent_at
+        super().keepalive_timeout()
+        # What still waits to be sent would be waited for: nobody takes it.
+        self.transport.abort()
 
     def send_receive_event_to_app(self) -> None:
         """Hands one frame to the application, which takes it when it comes to it."""

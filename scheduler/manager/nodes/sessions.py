@@ -4,7 +4,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI, HTTPException
@@ -13,18 +13,21 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from farside.agent import messages as m
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError, PeerError, RemoteProtocolError
-from farside.log import get_log
+from farside.log import Rarely, get_log
 from farside.scheduler.manager.auth.caller import Caller, Callers, Proof
 from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.log_follower import LiveLog
-from farside.scheduler.manager.model.event import Event, NodeKeyed, NodeLost
+from farside.scheduler.manager.model.codec import encode_event
+from farside.scheduler.manager.model.event import Event, NodeChanged, NodeKeyed, NodeLost
 from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.admission import WaitingNodes, is_stranger
 from farside.scheduler.manager.nodes.agent_connection import AgentConnection, let_in
+from farside.scheduler.manager.nodes.agent_socket import SILENT_S
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
+from farside.scheduler.manager.nodes.entry_budget import EntryBudget
 from farside.scheduler.manager.store.presence import tell
 from farside.scheduler.manager.view.overview import Sensed
 from farside.units import format_seconds
@@ -53,6 +56,7 @@ class _Session:
         asker: Questions and orders to it that are not in the log.
         takes_questions: It was welcomed, and knows such questions.
         sensed: Its latest report, as far as no log keeps it; None: there is none yet.
+        heard_s: When its last frame came.
         problems: By service, why its last state could not be read.
     """
 
@@ -62,6 +66,7 @@ class _Session:
     changed: asyncio.Event
     asker: checkpoint.Asker
     sensed: Sensed | None
+    heard_s: float
     takes_questions: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -100,6 +105,8 @@ class AgentSessions:
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
         self.waiting = WaitingNodes()  # those that nobody knows
+        self._budgets: dict[str, EntryBudget] = {}  # of nodes that were let in
+        self._rarely = Rarely()
         self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
@@ -147,7 +154,7 @@ class AgentSessions:
             try:
                 await self._converse(connection)
             except RemoteProtocolError as error:
-                _log.warning("hung up on an agent", address=_address_of(socket), reason=error)
+                self._say_hung_up(_address_of(socket), error)
                 await connection.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
             except FarsideError as error:  # the store is full, or gone: the agent keeps what it has to tell
                 _log.error("hung up on an agent", address=_address_of(socket), reason=error)
@@ -156,6 +163,13 @@ class AgentSessions:
                 pass  # it is gone, or never said HELLO; starlette says RuntimeError when we speak after that
             except asyncio.CancelledError:
                 pass  # this process ends, and uvicorn would write a page about it
+
+    def _say_hung_up(self, address: str, error: RemoteProtocolError) -> None:
+        """Once a minute for each address: who has a token may come again and again. [L6]"""
+        left_out = self._rarely.may(("hung up", address))
+        if left_out is not None:
+            more = {"more_like_it": left_out} if left_out else {}
+            _log.warning("hung up on an agent", address=address, reason=error, **more)
 
     async def watch_silence(self) -> None:
         """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
@@ -256,13 +270,15 @@ class AgentSessions:
         older = self._sessions.get(hello.node)
         session = self._sessions[hello.node] = _Session(
             connection=connection, side=side, line=line, changed=changed, asker=checkpoint.Asker(changed.set),
-            sensed=None if older is None else older.sensed,
+            sensed=None if older is None else older.sensed, heard_s=self._log.clock.now_s(),
         )  # fmt: skip
         try:
             if older is not None:
                 await older.connection.close(GOING_AWAY, "another connection of this node")
             # In the log and in the state before WELCOME: the first commands rest on what the agent has just said.
-            await self._log.write(line.joined(self._log.state), f"node {line.node}")
+            events = line.joined(self._log.state)
+            await self._log.write(events, f"node {line.node}")
+            await self._pay(line.node, events)
             await self._wait_for_lead()
             await connection.send(side.send(m.Welcome(generation=self._log.state.generation)))
             _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
@@ -275,7 +291,9 @@ class AgentSessions:
             # A session that was replaced must not remove its successor, nor say that the node fell silent.
             if self._sessions.get(hello.node) is session:
                 del self._sessions[hello.node]
-                self._heard_s[hello.node] = self._log.clock.now_s()
+                # One that was silent counts from when it was last heard, and not from when that was noticed.
+                silent_s = float(connection.socket.scope.get(SILENT_S, 0.0))
+                self._heard_s[hello.node] = max(session.heard_s, self._log.clock.now_s() - silent_s)
 
     def _line(self, hello: m.Hello, address: str) -> AgentLine:
         return AgentLine(hello, address, move_s=self._move_s, secret=self._secret)
@@ -293,6 +311,9 @@ class AgentSessions:
             refusal = f"{hello.node:.40} is not known here: `farside node accept {hello.node:.40}` lets it in"
         if refusal:
             raise RemoteProtocolError(refusal, code=protocol.CloseCode.FORBIDDEN)
+        debt_s = self._budget(hello.node).debt_s(self._log.clock.now_s())
+        if debt_s:  # each connection writes before it pays
+            raise RemoteProtocolError(f"it wrote too much; come again in {debt_s:.0f} s", code=GOING_AWAY)
         rival = self._rival_of(hello)
         if rival:
             raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
@@ -361,11 +382,12 @@ class AgentSessions:
         line = session.line
         while True:
             report = session.side.receive(await session.connection.receive())
+            session.heard_s = self._log.clock.now_s()
             if isinstance(report, m.Probed):
                 session.asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
-            events = line.reported(self._log.state, report)
+            events = self._damped(line.node, line.reported(self._log.state, report))
             sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
             session.sensed = replace(sensed, aggregator=line.aggregator, executor=line.executor)
             self._note_problems(session)
@@ -373,8 +395,27 @@ class AgentSessions:
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
             await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
+            await self._pay(line.node, events)
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
+
+    def _budget(self, node: str) -> EntryBudget:
+        return self._budgets.setdefault(node, EntryBudget(self._log.clock.now_s()))
+
+    def _damped(self, node: str, events: list[Event]) -> list[Event]:
+        """Without changes of facts that come too often; the next reports have them again."""
+        budget, now_s = self._budget(node), self._log.clock.now_s()
+        return [event for event in events if not isinstance(event, NodeChanged) or budget.takes_change(now_s)]
+
+    async def _pay(self, node: str, events: Sequence[Event]) -> None:
+        """Waits until a node that wrote too much into the log may go on."""
+        budget, now_s = self._budget(node), self._log.clock.now_s()
+        budget.spend(sum(len(encode_event(event)[1]) for event in events), now_s)
+        debt_s = budget.debt_s(now_s)
+        if debt_s:
+            if self._rarely.may(("debt", node)) is not None:
+                _log.warning("a node writes too much into the log and is slowed", node=node, seconds=round(debt_s, 1))
+            await self._log.clock.sleep_until_s(now_s + debt_s)
 
     def _note_problems(self, session: _Session) -> None:
         """Counts services that could not be read, and says once why."""

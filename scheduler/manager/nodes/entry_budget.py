@@ -1,0 +1,45 @@
+"""How much a node may write into the log: bytes, and changes of its facts. PURE.
+
+A node whose facts flap has the first changes written at once, and then one in `CHANGE_PERIOD_S`: what is left out
+comes with a later report, as each report is a whole state. All else that it causes is written, and paid for: who is in
+debt is not read from until the debt is over. So no node fills the store, and what an honest one says is late at worst.
+[M5]
+"""
+
+BURST_BYTES = 1 << 20
+"""A node of 512 tasks that all end at once causes a fifth of it."""
+BYTES_PER_S = 16384.0
+"""A gigabyte and a half a day, where a node does nothing else; an honest one causes some hundred bytes a minute."""
+CHANGES_BURST = 30
+CHANGE_PERIOD_S = 10.0
+
+
+class EntryBudget:
+    """That of one node, whatever its connections."""
+
+    def __init__(self, now_s: float) -> None:
+        self._bytes, self._changes, self._at_s = float(BURST_BYTES), float(CHANGES_BURST), now_s
+
+    def takes_change(self, now_s: float) -> bool:
+        """Whether one more change of the node's facts is written now; then it counts."""
+        self._refill(now_s)
+        if self._changes < 1.0:
+            return False
+        self._changes -= 1.0
+        return True
+
+    def spend(self, size_bytes: int, now_s: float) -> None:
+        """So much was written into the log."""
+        self._refill(now_s)
+        self._bytes -= size_bytes
+
+    def debt_s(self, now_s: float) -> float:
+        """Until its debt is over; 0: it has none."""
+        self._refill(now_s)
+        return max(0.0, -self._bytes / BYTES_PER_S)
+
+    def _refill(self, now_s: float) -> None:
+        passed_s = max(0.0, now_s - self._at_s)
+        self._at_s = max(now_s, self._at_s)
+        self._bytes = min(float(BURST_BYTES), self._bytes + passed_s * BYTES_PER_S)
+        self._changes = min(float(CHANGES_BURST), self._changes + passed_s / CHANGE_PERIOD_S)

@@ -1,0 +1,97 @@
+"""A node, and strangers, that try to fill the manager's store and its log, with real processes [M5]."""
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from farside.agent import messages as m
+from farside.agent import protocol
+from farside.agent.line import open_proved_line
+from farside.scheduler.manager.model.event import NodeChanged, NodeLost
+from farside.scheduler.manager.nodes.entry_budget import CHANGE_PERIOD_S, CHANGES_BURST
+from tests.agent.process import agent, until_connected, write_config
+from tests.live.fake_agent import FakeNode
+from tests.live.manager import Manager, running_manager
+from tests.support.waiting import until
+
+FLOOD_S = 3.0
+STRANGERS = 200
+
+
+async def flap(manager: Manager, node: FakeNode) -> int:
+    """Reports with another headroom each, as fast as they are acknowledged; how many."""
+    end_s = time.monotonic() + FLOOD_S
+    async with open_proved_line(manager.url, manager.node_token(node.name)) as line:
+        side = protocol.AgentSide(seen_generation=0)
+        await line.send(side.send(node.hello()))
+        side.receive(await line.receive())
+        for number in itertools.count(1):
+            if time.monotonic() >= end_s:
+                return number
+            report = m.Report(
+                seq=number,
+                at_s=time.time(),
+                headroom_bytes=(number % 2) << 38,
+                psi=m.Psi(),
+                gpus=node.declared(),
+                tasks=(),
+            )
+            await line.send(side.send(report))
+            while not isinstance(side.receive(await line.receive()), m.Ack):
+                pass
+    return 0
+
+
+def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) -> None:
+    """[M5] A node wrote 434 MB in 20 s by facts that flapped.
+
+    [L6] Each stranger cost a line, and each agent that hung up three traces.
+    """
+    with running_manager(tmp_path / "m") as manager:
+        begun_s = time.monotonic()
+        reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8)))
+        took_s = time.monotonic() - begun_s
+        for _ in range(STRANGERS):
+            with socket.create_connection(("127.0.0.1", manager.port)) as stranger:
+                stranger.sendall(b"\x16\x03 this is no request\r\n\r\n")
+                stranger.recv(64)
+        for _ in range(10):
+            asyncio.run(hang_up(manager))
+
+        changes = [entry for entry in manager.entries() if isinstance(entry.event, NodeChanged)]
+        assert reports > len(changes)
+        assert len(changes) <= CHANGES_BURST + took_s / CHANGE_PERIOD_S + 1
+        said = manager.log()
+        assert said.count("Invalid HTTP request") == 1
+        assert "Traceback" not in said
+
+
+async def hang_up(manager: Manager) -> None:
+    """An agent that goes without a word while it is being spoken to."""
+    async with open_proved_line(manager.url, manager.node_token("n1")) as line:
+        side = protocol.AgentSide(seen_generation=0)
+        await line.send(side.send(FakeNode("n1").hello()))
+        line.connection.transport.abort()
+
+
+def test_a_silent_node_is_lost_when_the_setting_says_so(tmp_path: Path) -> None:
+    """[L9] Silence counted from the end of the connection, which was noticed after twenty seconds."""
+    with running_manager(tmp_path / "m", node_timeout_s=4) as manager:
+        config = write_config(tmp_path, manager.url, token=manager.node_token("n1"))
+        with agent(config) as process:
+            until_connected(tmp_path)
+            stopped_s = time.time()
+            os.kill(process.pid, signal.SIGSTOP)
+
+            def lost() -> list[float]:
+                return [entry.at_s for entry in manager.entries() if isinstance(entry.event, NodeLost)]
+
+            (lost_s,) = until(lost, what="the node's loss", deadline_s=60)
+            os.kill(process.pid, signal.SIGCONT)
+
+    # Half of it to notice, and as much again where both were at their latest; it was more than five times as much.
+    assert 2.0 < lost_s - stopped_s < 4 * 3
