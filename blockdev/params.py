@@ -25,6 +25,8 @@ def decode_config(data: bytes) -> BlockdevConfig:
     try:
         # The settings were written by the version that started the device, with the names of that version.
         values = with_current_names(BlockdevConfig, msgspec.json.decode(data, type=dict[str, object]))
+        # A device of an earlier version, which let everybody in, goes on with the clients that it has.
+        values.setdefault("listen_unproved", True)
         return msgspec.convert(values, BlockdevConfig, dec_hook=lambda kind, value: kind(value))
     except msgspec.MsgspecError as error:
         raise Unavailable(f"this version does not understand the running device's settings: {error}") from error

@@ -160,7 +160,7 @@ class Server:
             # 3. clients of before, then new ones; "ready" lets go of the old server
             await self._resume_clients(device, clients)
             reporter = Reporter(device, clients, engine)
-            listener = Listener(export_of(config), clients, tasks)
+            listener = Listener(export_of(config), clients, tasks, takes_unproved=config.listen_unproved)
             await self._open_doors(config, device, listener, reporter, stack)
             self._tell("ready")
             # 4. until told to leave

@@ -1,5 +1,8 @@
 """Listener for NBD clients: accepts, negotiates within a deadline, gives the socket to a free worker of the engine.
 
+NBD proves nothing. By a unix socket the file's mode says who may come; by TCP only processes of this machine, of this
+user or root, unless the settings let everybody in (``listen_unproved``). [M11]
+
 How it works. The handshake runs on the loop with exact reads, so not a byte of the transmission phase is taken from the
 socket. A worker is reserved before the client is accepted. Between that answer and ``conn_attach`` the supervisor gets
 a duplicate of the socket, so that from the first request on a killed process loses no connection.
@@ -11,10 +14,11 @@ import socket
 from collections.abc import Callable
 
 from farside.blockdev.client.handshake import Export, Handshake, Next, Step
+from farside.blockdev.client.peer_user import peer_uid
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.task import Tasks
 from farside.errors import EngineError
-from farside.log import get_log
+from farside.log import Rarely, get_log
 
 HANDSHAKE_LIMIT_S = 10.0
 HANDSHAKES_MAX = 64  # at once; a client that comes then waits in the listen queue
@@ -99,8 +103,10 @@ class Clients:
 class Listener:
     """The listening sockets of one device."""
 
-    def __init__(self, export: Export, clients: Clients, tasks: Tasks) -> None:
+    def __init__(self, export: Export, clients: Clients, tasks: Tasks, *, takes_unproved: bool = False) -> None:
         self._export = export
+        self._takes_unproved = takes_unproved
+        self._rarely = Rarely()
         self._clients = clients
         self._tasks = tasks
         self._accepting: list[asyncio.Task[None]] = []
@@ -140,7 +146,14 @@ class Listener:
 
     async def _welcome(self, sock: socket.socket) -> None:
         try:
-            await self.negotiate(sock)
+            refusal = "" if self._takes_unproved else why_not(sock)
+            if refusal:
+                sock.close()
+                left_out = self._rarely.may(refusal)
+                if left_out is not None:
+                    log.warning("a client was turned away", reason=refusal, more_like_it=left_out)
+            else:
+                await self.negotiate(sock)
         finally:
             self._room.release()
 
@@ -192,6 +205,21 @@ class Listener:
             return handshake.refuse("the device is being shut down", shutting_down=True)
         log.warning("a client was refused: all workers are taken; raise `workers`")
         return handshake.refuse("all connections of this device are taken")
+
+
+def why_not(sock: socket.socket) -> str:
+    """Why a client is not let in that proves nothing; empty: by whom it is."""
+    if sock.family == socket.AF_UNIX:
+        return ""
+    try:
+        uid = peer_uid(sock)
+    except OSError as error:
+        return f"whose connection it is can't be told: {error.strerror}"
+    if uid is None:
+        return "NBD by TCP from another machine proves nothing; listen_unproved = true lets everybody in"
+    if uid not in (0, os.geteuid()):
+        return f"uid {uid} is neither this device's user nor root; listen_unproved = true lets everybody in"
+    return ""
 
 
 async def _read_exactly(sock: socket.socket, count: int) -> bytes:

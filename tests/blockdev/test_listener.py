@@ -1,8 +1,10 @@
 """Handshakes on real sockets: what is read, who is let in, and when it ends."""
 
 import asyncio
+import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 from farside.blockdev.client import listener as subject
 from farside.blockdev.client.handshake import Export
-from farside.blockdev.client.listener import Clients, Listener
+from farside.blockdev.client.listener import Clients, Listener, why_not
+from farside.blockdev.client.peer_user import peer_uid
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.task import Tasks
 from farside.errors import EngineError
@@ -196,3 +199,63 @@ def test_an_engine_that_takes_no_client_frees_the_worker(door: Door) -> None:
 
     assert door.clients.taken == set()
     assert door.forgotten == [0]
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Our client's socket, and the device's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        return client, listener.accept()[0]
+
+
+@pytest.mark.parametrize("family", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_the_kernel_tells_whose_a_connection_of_this_machine_is(family: str) -> None:
+    try:
+        kind = socket.AF_INET6 if ":" in family else socket.AF_INET
+        with (
+            socket.create_server(
+                ("::" if ":" in family else family, 0), family=kind, dualstack_ipv6=":" in family
+            ) as door,
+            socket.create_connection((family, door.getsockname()[1])) as client,
+            door.accept()[0] as server,
+        ):
+            assert peer_uid(server) == peer_uid(client) == os.geteuid()
+    except OSError as error:
+        pytest.skip(f"no {family} here: {error}")
+
+
+def test_by_tcp_only_this_user_and_root_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[M11] Another local user read and wrote the device by 127.0.0.1."""
+    client, server = tcp_pair()
+    with client, server:
+        assert why_not(server) == ""
+        monkeypatch.setattr(subject, "peer_uid", lambda _: 9)
+        assert "uid 9" in why_not(server)
+        monkeypatch.setattr(subject, "peer_uid", lambda _: None)
+        assert "another machine" in why_not(server)
+
+
+def test_another_users_connection_is_closed_without_a_word(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[M11] By a real process of another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+
+    async def live() -> bytes:
+        async with Tasks() as tasks:
+            listener = Listener(EXPORT, door.clients, tasks)
+            with open_listener("tcp:127.0.0.1:0") as sock:
+                listener.open(sock)
+                script = (
+                    "import os, socket, sys; os.setuid(9); "
+                    f"s = socket.create_connection(('127.0.0.1', {sock.getsockname()[1]}), timeout=20); "
+                    "sys.stdout.write(repr(s.recv(18)))"
+                )
+                told = await asyncio.create_subprocess_exec(
+                    sys.executable, "-S", "-c", script, stdout=asyncio.subprocess.PIPE
+                )
+                said, _ = await told.communicate()
+                await listener.close(10.0)
+                return said
+
+    assert asyncio.run(live()) == b"b''"
+    assert door.clients.taken == set()

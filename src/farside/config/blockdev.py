@@ -48,6 +48,8 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
         "Size of the device; a multiple of 2 MiB, and for `farside swap attach` of slab_bytes")
     listen: tuple[str, ...] = endpoints(("unix:/run/farside/nbd.sock",),
         "Endpoints for NBD clients: unix:PATH, tcp:HOST:PORT")
+    listen_unproved: bool = flag(False,
+        "Serve every client that comes by tcp:, also over a network; otherwise this user's and root's of this machine")
     peers_file: Path = path("/etc/farside/peers.toml",
         "List of donors: a [[donor]] table each, with node and control; read again when it changes")
     transport: str = choice("auto", "auto shm rdma tcp",
