@@ -25,6 +25,7 @@
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
 #   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (two hours, emulated)
 #   make screenshots  docs/page-*.png made anew, of a sandbox's page in a headless browser
+#   make attack     the attacks on Farside that docs/trust.md tells of, and a table of how each ended: at most 35 minutes
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make settings-table  docs/operating.md's tables of settings, made anew from the declarations in src/farside/config
 #   make format     rewrites Python and C as the lint wants them
@@ -78,7 +79,7 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types bench figures bench-simulator bench-apps bench-aggregation reproduce venv \
+.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types attack bench figures bench-simulator bench-apps bench-aggregation reproduce venv \
 	clean sanitize format packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check \
 	packages-bench venv-dev survival screenshots settings-table venv-check venv-cluster code-lines
 
@@ -134,6 +135,10 @@ vm-image: venv-dev packages-vm
 	@$(VM_IMAGE)
 
 check: lint types test
+
+# Those of docs/trust.md that are tests, with the long ones; what needs a guest is in `make test-vm`.
+attack: venv-dev packages-test
+	@$(PYTHON) -m tools.attack $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lint: venv-check packages-check
 	@$(PYTHON) -m ruff check .
