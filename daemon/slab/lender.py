@@ -9,12 +9,14 @@ Every loan begins in ``lend`` and ends in ``end``, whatever the reason. The orde
 3. the pool frees the slab, and makes a new one where one should be ready.
 
 A slab on this host has no step 1: its borrower maps the memfd itself. Punching it out takes its content away from a
-borrower that did not let go; it reads zeros where it expects data, and its page checksums tell it so.
+borrower that did not let go; it reads zeros where it expects data, and its page checksums tell it so. That is true of
+ordinary pages only, so no memfd on huge pages is passed out.
 """
 
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from farside.clock import Clock
@@ -142,7 +144,7 @@ class Lender:
         # Refused with its own code here; a quota that is used up on the way ends the loop with what was lent so far.
         self.ledger.check_quota(session.node)
         loans: list[Loan] = []
-        while len(loans) < count and self._may_lend(session) and (slab := await self._slab()) is not None:
+        while len(loans) < count and self._may_lend(session) and (slab := await self._slab(transport)) is not None:
             if not self._may_lend(session):  # any more: making the slab took its time
                 await self.pool.take_back(slab, keep=self.lends)
                 break
@@ -191,10 +193,14 @@ class Lender:
     def _may_lend(self, session: Session) -> bool:
         return self.lends and self.ledger.is_open(session) and self.ledger.has_quota(session.node)
 
-    async def _slab(self) -> Slab | None:
+    async def _slab(self, transport: Transport) -> Slab | None:
         """A ready slab, or one made now if memory bears it. Others may take it while it is made: hence the loop."""
-        while (slab := self.pool.lend_nowait()) is None:
-            if not slabs_to_grow(self.snapshot(), self.memory.params) or not await self.pool.grow(1):
+        may_be_huge = transport is not Transport.SHM
+        while (slab := self.pool.lend_nowait(may_be_huge=may_be_huge)) is None:
+            snapshot = self.snapshot() if may_be_huge else replace(self.snapshot(), huge_free=0)
+            if not slabs_to_grow(snapshot, self.memory.params):
+                return None
+            if not await self.pool.grow(1, may_be_huge=may_be_huge):
                 return None
         return slab
 

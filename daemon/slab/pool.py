@@ -110,18 +110,22 @@ class Pool:
         ordinary = sum(not slab.is_huge for slab in (*self._ready, *self._lent))
         return (ordinary + self.changing) * self.slab_bytes
 
-    def lend_nowait(self) -> Slab | None:
-        """A zeroed slab that is now lent, or None when none is ready."""
-        if not self._ready:
-            return None
-        slab = self._ready.popleft()
-        self._lent.add(slab)
+    def lend_nowait(self, *, may_be_huge: bool = True) -> Slab | None:
+        """A zeroed slab that is now lent, or None when none is ready.
+
+        ``may_be_huge``: one on huge pages will do. Not where the memfd is passed out: who reads a huge page that was
+        taken back dies of SIGBUS once others have it, and reads zeros of an ordinary one. [L1]
+        """
+        slab = next((one for one in self._ready if may_be_huge or not one.is_huge), None)
+        if slab is not None:
+            self._ready.remove(slab)
+            self._lent.add(slab)
         return slab
 
-    async def grow(self, count: int) -> int:
+    async def grow(self, count: int, *, may_be_huge: bool = True) -> int:
         """Makes up to ``count`` slabs ready; returns how many it was. Fewer when the kernel has no memory for more."""
         for made in range(count):
-            slab = await self._changed(lambda: self._make(is_huge=self._huge_slabs_free() > 0))
+            slab = await self._changed(lambda: self._make(is_huge=may_be_huge and self._huge_slabs_free() > 0))
             if slab is None:
                 return made
             self._keep_ready(slab)

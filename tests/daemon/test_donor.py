@@ -15,6 +15,7 @@ import pytest
 from farside.daemon.control import messages as m
 from farside.daemon.control.protocol import PeerClosed
 from farside.daemon.counters import Ending
+from farside.daemon.slab import pool as pool_module
 from farside.errors import PeerError
 from tests.daemon.plane import HEADROOM, SLAB, TOTAL, Borrower, Plane, running, settled, until
 
@@ -846,3 +847,21 @@ def test_a_borrower_of_before_has_a_data_connection_without_codes(plane: Plane, 
         sock.close()
 
     scenario(plane, body)
+
+
+def test_no_borrower_on_this_host_gets_a_slab_on_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[L1] One that was taken back ended the borrower's engine by SIGBUS once others had its pages."""
+    made = pool_module._sealed_memfd
+    monkeypatch.setattr(pool_module, "_sealed_memfd", lambda size_bytes, *, is_huge: made(size_bytes, is_huge=False))
+    plane = Plane(tmp_path, settings={"preallocate_slabs": 2})
+    plane.donor._pool._huge_slabs_free = lambda: 1
+
+    async def live() -> list[tuple[str, bool]]:
+        async with running(plane):
+            near = await plane.borrower("near", features=m.Feature.SHM | m.Feature.MIGRATE)
+            far = await plane.borrower("far")
+            await near.map(2)
+            await far.map(1)
+            return sorted((loan.session.node, loan.slab.is_huge) for loan in plane.donor._ledger.loans)
+
+    assert asyncio.run(live()) == [("far", True), ("near", False), ("near", False)]
