@@ -51,6 +51,7 @@ USERS_MAX = 1024
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
+DEFAULT_UMASK = 0o022  # of a job whose submitter does not say
 CAUSE_CHARS_MAX = 256
 PROFILE_CHARS_MAX = 120
 
@@ -494,6 +495,7 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     resume: bool = False  # its job was started before: FARSIDE_RESUME=1
     checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
     swap_bytes: U63 = 0  # of Farside swap that it may use; 0: none, and no other swap either
+    umask: Annotated[int, Meta(ge=0, le=0o777)] = DEFAULT_UMASK
     profile: bool = False  # note what its processes send, and say what that tells of its model
     membership: Membership | None = None  # None: nothing of it is aggregated
     parts: Annotated[tuple[Text, ...], Meta(max_length=GPUS_MAX)] = ()

@@ -120,7 +120,7 @@ def _become_the_program(
     become(account)
     # Set after the change of identity, which clears it: a task supervisor that is killed takes the program along.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.umask(0o022)
+    os.umask(spec.umask)
     # From here on every file is touched as the user, and may hang; the supervisor can still end this process.
     os.chdir(spec.cwd or account.home)
     _check_checkpoint_folder(spec.checkpoint_dir)
@@ -159,7 +159,7 @@ def _open_output(path: str) -> int:
         _check_kind(os.stat(path), path)
     # A pipe that was put there just now must not keep us waiting for its reader, nor a terminal become the task's.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    fd = os.open(path, flags, 0o644)
+    fd = os.open(path, flags, 0o666)  # less the umask, which is the submitter's [L4]
     _check_kind(os.fstat(fd), path)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
     return fd

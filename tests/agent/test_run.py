@@ -156,6 +156,19 @@ def test_a_checkpoint_folder_that_is_not_there_is_the_cause(held: Node) -> None:
     assert held.ended().cause == "/no/such/folder: No such file or directory"
 
 
+def test_output_and_files_have_the_permissions_that_the_submitters_umask_leaves(held: Node, tmp_path: Path) -> None:
+    """[L4] Output was readable by all, whatever the umask of who had submitted the job."""
+    held.start(f"touch {tmp_path}/made", umask=0o077)
+    held.ended()
+    (held.out.parent / "log").rename(held.out.parent / "first")
+    held.start("true", nth=2)
+    held.ended(nth=2)
+
+    assert (held.out.parent / "first").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+    assert held.out.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_pipe_is_no_output_and_keeps_nobody_waiting(held: Node, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 

@@ -150,3 +150,12 @@ def test_a_refusal_names_the_option_that_was_given() -> None:
 def test_a_job_file_has_every_key_of_the_manager_and_none_besides() -> None:
     assert set(job_keys().values()) == {*JobSpec.__struct_fields__, "count", "hold"}
     assert set(role_keys().values()) == {*Role.__struct_fields__, "service"} - {"is_service"}
+
+
+def test_a_job_has_the_umask_of_who_submits_it_unless_it_names_one(tmp_path: Path) -> None:
+    """[L4]"""
+    (tmp_path / "job.toml").write_text("command = ['true']\numask = 0o027\n")
+
+    assert read_job(["true"], {}, "/", {}, umask=0o077).body["umask"] == 0o077
+    assert "umask" not in read_job(["true"], {}, "/", {}, umask=0o022).body
+    assert read_job([str(tmp_path / "job.toml")], {}, "/", {}, umask=0o077).body["umask"] == 0o027

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, VARIABLES_MAX
+from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, DEFAULT_UMASK, VARIABLES_MAX
 from farside.scheduler.manager.aggregation.state import OWNERS_MAX
 from farside.scheduler.manager.field_limit import items, limit_problems, line, number, path
 from farside.scheduler.manager.model.role import (
@@ -89,6 +89,10 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         str, path("Folder that all nodes share, absolute; a job that is resumed finds its checkpoint there")
     ] = ""
     output: Annotated[str, path("Path of its output, %j the job, %r the rank; empty: farside-%j.%r.log in cwd")] = ""
+    umask: Annotated[
+        int,
+        number("Permissions that its files and its output do not get, as a number: 18 is 022", 0, 0o777),
+    ] = DEFAULT_UMASK
     retries: Annotated[int, number("How often it is started again after it failed by itself", 0, MAX_RETRIES)] = 0
     after: Annotated[
         tuple[str, ...], items("Jobs that must have ended well before it may start", MAX_AFTER, _AFTER_ADVICE)

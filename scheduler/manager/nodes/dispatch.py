@@ -376,6 +376,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
             grace_s=spec.grace_s,
             resume=job.start > 1,
             checkpoint_dir=spec.checkpoint_dir,
+            umask=spec.umask,
             profile=job.is_profiled,
             membership=_membership(job, task),
         ),

@@ -22,6 +22,7 @@ options are each brought into the manager's keys before one goes before the othe
 the words that the user wrote.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from farside.units import parse_bytes, parse_seconds
 # A larger file was named by mistake; it is not read into memory.
 _FILE_BYTES_MAX = 1 << 20
 _VARIABLE = "env."
+USUAL_UMASK = 0o022
 
 
 # What people write, what the manager reads, and how; None: as it is.
@@ -147,6 +149,7 @@ def read_job(
     *,
     options: Mapping[str, tuple[str, object]] | None = None,
     is_file: bool | None = None,
+    umask: int | None = None,
 ) -> WantedJob:
     """What a command line and its job file ask for.
 
@@ -157,6 +160,7 @@ def read_job(
         environment: Their environment.
         options: By the manager's keys, what goes before those: the option's name and its value.
         is_file: Whether ``command`` is a job file; unless told, if it is one word that ends in ``.toml``.
+        umask: That of who submits; None: this process's.
 
     Raises:
         ConfigError: The file can't be read, or nothing says what to run.
@@ -177,11 +181,21 @@ def read_job(
         where = source or "command line"
         raise ConfigError(f"{where}: nothing to run", hint="name a job file, or a command after `--`")
     body.setdefault("cwd", cwd)
+    umask = _own_umask() if umask is None else umask
+    if umask != USUAL_UMASK:  # a manager of before knows no other, and refuses the key
+        body.setdefault("umask", umask)
     env = body.setdefault("env", passed_on(environment))
     if variables and isinstance(env, Mapping):
         body["env"] = {**env, **{key.removeprefix(_VARIABLE): value for key, value in variables.items()}}
         names.setdefault("env", "--set env")
     return WantedJob(body=body, source=source, names=names)
+
+
+def _own_umask() -> int:
+    """Umask of this process, which the kernel gives only for another one."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _normal(where: str, told: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
