@@ -1,0 +1,18 @@
+"""The table of kills under jobs that take turns."""
+
+from benchmarks.colocation_kill import Killed, _table
+
+
+def test_a_bar_is_met_only_if_every_kill_met_it() -> None:
+    found = {
+        "worker": Killed(still_s=[0.1, 0.2], turn_s=[0.01, 0.49], back_s=[2.0, 3.0]),
+        "executor": Killed(still_s=[0.1, 0.2], turn_s=[0.1, 2.1]),
+        "agent": Killed(still_s=[0.1, 1.1], back_s=[1.0, 1.0]),
+    }
+
+    rows = _table(found)["rows"]
+
+    assert rows[0] == [
+        "worker", "2", "0.15 s (0.20 s)", "0.25 s (0.49 s)", "2.50 s (3.00 s)", "1 s, turns 0.5 s", "yes",
+    ]  # fmt: skip
+    assert [row[-1] for row in rows] == ["yes", "no", "no"]
