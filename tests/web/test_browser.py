@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from farside.client.manager_client import ManagerClient
 from farside.scheduler.power.state import Phase as PowerPhase
 from tests.live.fake_agent import FakeNode
+from tests.live.test_deployments import TOLD
 from tests.support.programs import run
 from tests.web.scene import EVIL, Scene, a_scene, chromium
 
@@ -119,6 +121,25 @@ def test_a_node_shows_the_state_of_each_of_its_services(page: "Page", scene: Sce
         "donor: node n1, control tcp:192.0.2.1:9000, has rdma yes",
         "borrower: size 8 GiB",
     ]
+
+
+def test_a_deployment_is_seen_with_its_gpus_cut_and_its_models(page: "Page", scene: Scene) -> None:
+    told = {**TOLD, "problem": "1 of 2 devices are there", "changes": [{"at_s": 1.0, "cause": "devices", "gpus": 1}]}
+    with ManagerClient(scene.manager.address) as client:
+        client.put("deployments", "vision", body=told)
+        sign_in(page, scene)
+        page.locator("#deployments .cut i").wait_for()
+
+    card = texts(page, "#deployments > li")[0]
+    assert "vision" in card
+    assert "ready" in card
+    assert "1 of 2 devices are there" in card
+    assert "job 3 on n1 running · 1 min 30 s left" in card
+    assert "net 20.0 of 25.0 planned/s · p99 40.0 of 100 ms · 1 late or failed" in card
+    assert "devices: 1 GPU" in card
+    bar = page.locator("#deployments .cut").first
+    assert bar.get_attribute("aria-label") == "60 %: net x4, cycle 20.0 ms, 55 % occupied"
+    assert bar.locator("i").first.evaluate("bar => bar.style.width") == "60%"
 
 
 def test_a_user_sees_nodes_and_none_of_others_jobs(page: "Page", scene: Scene) -> None:

@@ -26,6 +26,7 @@ from farside.scheduler.manager.api import (
 )
 from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.context import Context
+from farside.scheduler.manager.api.deployments import routes as deployments
 from farside.scheduler.manager.api.limit.body_size import BodyLimit
 from farside.scheduler.manager.api.openapi_document import Refusal, describe, says, shows
 from farside.scheduler.manager.api.route_arguments import Anyone, Shared, context_of
@@ -90,7 +91,10 @@ def make_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     app.add_middleware(BodyLimit, callers=context.callers)
-    for part in (jobs, nodes, admissions, donors, aggregation, power, overview, page, reservations, usage, audit):
+    parts = (
+        jobs, nodes, admissions, donors, aggregation, deployments, power, overview, page, reservations, usage, audit,
+    )  # fmt: skip
+    for part in parts:
         app.include_router(part.router)
     app.include_router(router)
     context.sessions.serve(app)

@@ -33,17 +33,20 @@ _WORDS = {
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def body_of(kind: type[T]) -> Callable[[Request], Coroutine[Any, Any, T]]:
-    """A dependency of a route: its body. Put it behind who calls, as FastAPI asks for them in that order."""
+def body_of(kind: type[T], *, is_strict: bool = False) -> Callable[[Request], Coroutine[Any, Any, T]]:
+    """A dependency of a route: its body. Put it behind who calls, as FastAPI asks for them in that order.
+
+    ``is_strict``: a program writes it, so numbers are no texts, and nothing else is true or false.
+    """
 
     async def read(request: Request) -> T:
-        _, body = await read_body(request, kind)
+        _, body = await read_body(request, kind, is_strict=is_strict)
         return body
 
     return read
 
 
-async def read_body(request: Request, kind: type[T]) -> tuple[Mapping[str, Any], T]:
+async def read_body(request: Request, kind: type[T], *, is_strict: bool = False) -> tuple[Mapping[str, Any], T]:
     """A body as it was sent, and what it says.
 
     Raises:
@@ -53,10 +56,10 @@ async def read_body(request: Request, kind: type[T]) -> tuple[Mapping[str, Any],
     lengths = {key: length_problem(limits, told.get(key)) for key, limits in limits_of(kind).items()}
     try:
         if not any(lengths.values()):
-            return told, msgspec.convert(told, kind, strict=False)
+            return told, msgspec.convert(told, kind, strict=is_strict)
     except msgspec.ValidationError:
         pass  # which tells of the first thing alone
-    problems = list(_problems(told, kind, lengths))
+    problems = list(_problems(told, kind, lengths, is_strict=is_strict))
     more = [f"and {len(problems) - SAID_MAX:,} more"] if len(problems) > SAID_MAX else []
     raise HTTPException(422, "; ".join([*problems[:SAID_MAX], *more]))
 
@@ -77,7 +80,9 @@ def _json_of(body: bytes, content_type: str) -> dict[str, Any]:
     return told
 
 
-def _problems(told: Mapping[str, Any], kind: type[msgspec.Struct], lengths: Mapping[str, str]) -> Iterator[str]:
+def _problems(
+    told: Mapping[str, Any], kind: type[msgspec.Struct], lengths: Mapping[str, str], *, is_strict: bool
+) -> Iterator[str]:
     """Errors of a body, at most one line for each key."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key, value in told.items():
@@ -87,13 +92,13 @@ def _problems(told: Mapping[str, Any], kind: type[msgspec.Struct], lengths: Mapp
         elif problem := lengths.get(key):
             yield f"{key}: {problem}"
         else:
-            yield from _wrong(key, value, field.type)
+            yield from _wrong(key, value, field.type, is_strict=is_strict)
     yield from (f"{key}: is missing" for key, field in fields.items() if field.required and key not in told)
 
 
-def _wrong(key: str, value: object, kind: Any) -> Iterator[str]:
+def _wrong(key: str, value: object, kind: Any, *, is_strict: bool) -> Iterator[str]:
     try:
-        msgspec.convert(value, kind, strict=False)
+        msgspec.convert(value, kind, strict=is_strict)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         name = key + re.sub(r"\[(\w+)\]", r".\1", where.removesuffix("`"))

@@ -12,6 +12,7 @@ from farside.scheduler.manager.model.queue_quota import QueueGate, QueueLimits
 from farside.scheduler.manager.nodes.sessions import AgentSessions
 from farside.scheduler.manager.power.controller import LivePower
 from farside.scheduler.manager.scheduler_watch import SchedulerWatch
+from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.listing import JobListings, NodeListing
 from farside.scheduler.tenancy import Tenancy
 
@@ -43,6 +44,7 @@ class Context:
     access_log: AccessLog = field(init=False)
     scheduler: SchedulerWatch = field(init=False)
     overviews: OverviewStreams = field(init=False)
+    deployments: Deployments = field(init=False, default_factory=Deployments)
     gate: QueueGate = field(init=False)
     idempotency: Idempotency = field(init=False)
     jobs: JobListings = field(init=False, default_factory=JobListings)
@@ -53,7 +55,7 @@ class Context:
         self.access_log = AccessLog(self.log, self.callers)
         self.scheduler = SchedulerWatch(self.folder)
         self.overviews = OverviewStreams(
-            self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast
+            self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast, self.deployments
         )
         self.gate = QueueGate(self.queue_limits)
         self.idempotency = Idempotency(self.log)

@@ -7,6 +7,7 @@ How it works
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.view import groups
+from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.groups import GroupReport
 from farside.scheduler.manager.view.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
 from farside.scheduler.manager.view.power import energy_of
@@ -83,8 +85,10 @@ class OverviewStreams:
         sensed: Callable[[], Mapping[str, Sensed]],
         idle_w: float = 0.0,
         forecast: Callable[[], str] = str,
+        deployments: Deployments | None = None,
     ) -> None:
         self._log, self._sensed, self._idle_w, self._forecast = log, sensed, idle_w, forecast
+        self._deployments = deployments or Deployments()
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
         self._nodes = Rows(show_node)
@@ -101,7 +105,10 @@ class OverviewStreams:
         energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
         sensed, shared = self._sensed(), self.aggregation(caller)
         shown = self.groups(caller).groups
-        return replace(overview, why=why, sensed=sensed, energy=energy, aggregation=shared, groups=shown)
+        deployments = self._deployments.of(None if caller.is_operator else caller.name, time.monotonic())
+        return replace(
+            overview, why=why, sensed=sensed, energy=energy, aggregation=shared, groups=shown, deployments=deployments
+        )
 
     def aggregation(self, caller: Caller) -> AggregationReport:
         """The Aggregators, and those jobs on them that this caller may see."""

@@ -105,6 +105,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
             description="shared: its gradients are aggregated by Aggregators that all jobs share; empty: they are not"
         ),
     ] = ""
+    deployment: Annotated[str, line("The deployment of inference that its GPU is for; empty: none")] = ""
     aggregators: Annotated[
         int, number("Parameter servers that it would need for itself; only with aggregation", 1, OWNERS_MAX)
     ] = 1

@@ -19,6 +19,7 @@ from farside.agent.messages import AggregatorFacts, ExecutorFacts
 from farside.scheduler.manager.aggregation.show import AggregationReport
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.view.deployments import Deployment
 from farside.scheduler.manager.view.groups import Group
 from farside.scheduler.manager.view.like import like
 from farside.scheduler.manager.view.power import Energy
@@ -78,6 +79,7 @@ class Overview:
     energy: Energy = field(default_factory=Energy)
     aggregation: AggregationReport = field(default_factory=AggregationReport)
     groups: list[Group] = field(default_factory=list)
+    deployments: tuple[Deployment, ...] = ()
 
 
 class Loan(Struct, frozen=True, kw_only=True):
@@ -131,6 +133,7 @@ class Glimpse(Struct, frozen=True, kw_only=True):
     sensed: Mapping[str, SensedNode]
     aggregation: AggregationReport
     groups: list[Group]
+    deployments: tuple[Deployment, ...]
 
 
 class Survey:

@@ -1,4 +1,4 @@
-"""Usage in a span of time: GPU hours, waiting and energy, by user or by account. PURE.
+"""Usage in a span of time: GPU hours, waiting and energy, by user, account or deployment. PURE.
 
 From the jobs' run intervals, so from the log: what a job held is known exactly, whatever was preempted, lost or started
 anew.
@@ -18,10 +18,11 @@ S_PER_H = 3600.0
 
 
 class By(StrEnum):
-    """Group of the sums: user or account."""
+    """Group of the sums: user or account, or deployment of inference, of the jobs that are of one."""
 
     USER = "user"
     ACCOUNT = "account"
+    DEPLOYMENT = "deployment"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class UsageRow(Struct, frozen=True, kw_only=True):
 
 
 def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_power_w: float) -> tuple[Usage, ...]:
-    """Usage between two times, a line for each user or account, the most GPU time first.
+    """Usage between two times, a line for each user, account or deployment, the most GPU time first.
 
     Args:
         jobs: All that might have been there.
@@ -75,13 +76,25 @@ def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_
         there_s = _common_s(job.submit_s, over_s, begin_s, end_s)
         if there_s <= 0:
             continue
-        name = job.user if by is By.USER else job.spec.account or job.user
+        name = _group(job, by)
+        if not name:
+            continue
         total = found.setdefault(name, Usage(name=name))
         total.jobs += 1
         total.ended += job.is_over and job.end_s <= end_s
         total.wait_s += there_s
         _add_held(total, job, begin_s, end_s, gpu_power_w)
     return tuple(sorted(found.values(), key=lambda one: (-one.gpu_s, one.name)))
+
+
+def _group(job: LiveJob, by: By) -> str:
+    match by:
+        case By.USER:
+            return job.user
+        case By.ACCOUNT:
+            return job.spec.account or job.user
+        case By.DEPLOYMENT:
+            return job.spec.deployment
 
 
 def _common_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:

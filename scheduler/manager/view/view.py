@@ -29,6 +29,7 @@ class Job(Struct, frozen=True, kw_only=True):
     user: str
     account: str
     qos: str
+    deployment: str
     state: Phase
     exit_code: int | None
     gpus: int
@@ -78,6 +79,8 @@ class JobInFull(Job, frozen=True, kw_only=True):
     pause_s: float | None
     resume_s: float | None
     profile: Profile | None
+    master_addr: str
+    master_port: int
     spec: JobSpec
     tasks: tuple[Task, ...]
 
@@ -173,6 +176,7 @@ def show_job(job: LiveJob) -> Job:
         user=job.user,
         account=job.spec.account or job.user,
         qos=job.spec.qos,
+        deployment=job.spec.deployment,
         state=job.phase,
         exit_code=job.exit_code,
         gpus=job.spec.gpus,
@@ -197,6 +201,8 @@ def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
         pause_s=_or_none(job.pause_s),
         resume_s=_or_none(job.resume_s),
         profile=None if job.profile is None else like(Profile, job.profile, processes=len(job.profile.parts)),
+        master_addr=job.master_addr,
+        master_port=job.master_port,
         spec=job.spec,
         tasks=tuple(
             like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks

@@ -81,12 +81,15 @@ def unreserve(
 
 def usage(
     client: Client,
-    by: Annotated[Literal["user", "account"], typer.Option(help="Group by user or account.")] = "user",
+    by: Annotated[
+        Literal["user", "account", "deployment"],
+        typer.Option(help="Group by user, by account, or by deployment of inference."),
+    ] = "user",
     begin: From = "-30d",
     end: To = "now",
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the use by each user or account: jobs, GPU hours, hours of waiting, kWh.
+    """Show the use by each user, account or deployment: jobs, GPU hours, hours of waiting, kWh.
 
     Operators see all jobs, users their own. The default period is the last 30 days.
     """

@@ -133,7 +133,7 @@ def reservation_table(reservations: Iterable[Row]) -> Table:
 
 
 def usage_table(rows: Iterable[Row], by: str) -> Table:
-    """A line a user or account."""
+    """A line a user, account or deployment."""
     table = _table(by, "jobs", "ended", "GPU hours", "hours waited", "kWh")
     for row in rows:
         hours = (f"{row[key]:.1f}" for key in ("gpu_hours", "wait_hours", "kwh"))

@@ -103,8 +103,8 @@ def _token() -> str:
 class UnixConnection(http.client.HTTPConnection):
     """HTTP over the unix socket at a path; a connection is made at the first request."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=LIMIT_S)
+    def __init__(self, path: str, limit_s: float = LIMIT_S) -> None:
+        super().__init__("localhost", timeout=limit_s)
         self._path = path
 
     def connect(self) -> None:
@@ -122,26 +122,26 @@ class ManagerClient(AbstractContextManager["ManagerClient"]):
     has them, if its answers say that it looks for one; all else says how something shall be.
     """
 
-    def __init__(self, address: ManagerAddress) -> None:
-        """Nothing is asked yet.
+    def __init__(self, address: ManagerAddress, *, limit_s: float = LIMIT_S) -> None:
+        """Nothing is asked yet; ``limit_s`` seconds are waited for each answer.
 
         Raises:
             ConfigError: A certificate can't be used.
         """
-        self._address = address
+        self._address, self._limit_s = address, limit_s
         self._takes_keys = False
         self._connection = self._open()
 
     def _open(self) -> http.client.HTTPConnection:
         endpoint = self._address.endpoint
         if endpoint.startswith("unix:"):
-            return UnixConnection(endpoint.removeprefix("unix:"))
+            return UnixConnection(endpoint.removeprefix("unix:"), self._limit_s)
         parts = urlsplit(endpoint)
         host = parts.hostname or ""
         if parts.scheme == "https":
             context = client_tls(self._address.tls)
-            return http.client.HTTPSConnection(host, parts.port or 7680, timeout=LIMIT_S, context=context)
-        return http.client.HTTPConnection(host, parts.port or 7680, timeout=LIMIT_S)
+            return http.client.HTTPSConnection(host, parts.port or 7680, timeout=self._limit_s, context=context)
+        return http.client.HTTPConnection(host, parts.port or 7680, timeout=self._limit_s)
 
     def close(self) -> None:
         """Closes it."""
@@ -163,6 +163,14 @@ class ManagerClient(AbstractContextManager["ManagerClient"]):
         """The answer to a command; errors as those of `get`."""
         return self._ask("POST", path, {}, body)
 
+    def put(self, *path: str, body: Mapping[str, object]) -> Any:
+        """The answer to what says how something is; errors as those of `get`."""
+        return self._ask("PUT", path, {}, body)
+
+    def delete(self, *path: str, **query: str) -> Any:
+        """The answer to what takes something away; errors as those of `get`."""
+        return self._ask("DELETE", path, query, None)
+
     def _ask(self, method: str, path: tuple[str, ...], query: Mapping[str, str], body: object) -> Any:
         if not all(path):
             raise ConfigError("a name is empty", hint="`farside queue` lists jobs")
@@ -181,7 +189,7 @@ class ManagerClient(AbstractContextManager["ManagerClient"]):
                 return _read(*self._exchange(method, path_and_query, payload, headers), self._address.endpoint)
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
-                may_repeat = is_kept and (method == "GET" or self._takes_keys)
+                may_repeat = is_kept and (method != "POST" or self._takes_keys)
                 if isinstance(error, TimeoutError) or not may_repeat:
                     raise self._no_answer(error) from error
                 is_kept = False  # once more, on a new connection
@@ -229,6 +237,8 @@ def _read(status: int, text: bytes, where: str) -> Any:
         raise ConfigError(
             "the request is larger than the manager accepts", hint="put it into a file that the job reads"
         )
+    if status == 204:
+        return None
     try:
         answer = json.loads(text)
     except ValueError as error:
@@ -236,5 +246,7 @@ def _read(status: int, text: bytes, where: str) -> Any:
     if status < 400:
         return answer
     detail = answer.get("detail", status) if isinstance(answer, dict) else status
+    if status >= 500:
+        raise PeerError(str(detail), code=status)
     wrong = ConfigError if status == 422 else FarsideError
     raise wrong(str(detail))

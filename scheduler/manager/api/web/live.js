@@ -3,7 +3,7 @@
 const FIRST_PAUSE_MS = 1000, LONGEST_PAUSE_MS = 30000;
 
 /** Everything about the cluster. `skew_s` is the manager's clock less ours. */
-export const known = { cluster: null, aggregation: null, groups: null, counts: {}, order: {}, why: {}, skew_s: 0 };
+export const known = { cluster: null, aggregation: null, groups: null, deployments: [], counts: {}, order: {}, why: {}, skew_s: 0 };
 export const jobs = new Map(), nodes = new Map(), sensed = new Map();
 
 let source = null, pause_ms = FIRST_PAUSE_MS, timer = 0;
@@ -28,6 +28,7 @@ function take(told, isAll) {
   known.cluster = told.cluster;
   known.aggregation = told.aggregation;
   known.groups = told.groups;
+  known.deployments = told.deployments;
   known.counts = told.counts;
   known.why = told.why;
   known.order = { active: told.active, waiting: told.waiting, ended: told.ended, nodes: told.node_names };

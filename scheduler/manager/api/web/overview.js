@@ -2,7 +2,7 @@
 
 import { at, keep, make, write } from "./dom.js";
 import { jobs, known, nodes, now_s, sensed } from "./live.js";
-import { bytes, look, many, plain, span } from "./words.js";
+import { bytes, look, many, moment, plain, span } from "./words.js";
 
 const VALUE_CHARS = 100;
 
@@ -13,6 +13,7 @@ export function drawOverview() {
   drawLoans();
   drawAggregation();
   drawGroups();
+  drawDeployments();
   drawJobs();
 }
 
@@ -188,6 +189,59 @@ function groupWords(group) {
   if (group.others) words.push(many(group.others, "other"));
   if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`, `${group.predicted_s.toPrecision(3)} s predicted`);
   if (group.measured_s !== null) words.push(`${group.measured_s.toPrecision(3)} s measured`);
+  return words.join(" · ");
+}
+
+// ---- deployments of inference
+
+function drawDeployments() {
+  const all = known.deployments || [];
+  at("deployments-part").hidden = !all.length;
+  keep(at("deployments"), all, (one) => `${one.name} ${one.user}`, deploymentCard, fillDeployment);
+}
+
+const twoTexts = () => make("li", { class: "row" }, make("span"), make("span"));
+
+function fillTwo(line, [left, right]) {
+  write(line.firstElementChild, left);
+  write(line.lastElementChild, right);
+}
+
+function deploymentCard(one) {
+  return make("li", {},
+    make("div", { class: "row" }, make("span", { class: "name" }, one.name), make("span", { class: "facts" }, one.user), make("span", { class: "state" })),
+    make("p", { class: "reason" }), make("ul", { class: "leased" }), make("ul", { class: "served facts" }), make("ul", { class: "changes facts" }));
+}
+
+function fillDeployment(card, one) {
+  const part = (name) => card.querySelector(name);
+  write(part(".state"), one.ready ? "ready" : "not ready");
+  part(".state").className = look(one.ready ? "running" : "failed");
+  write(part(".reason"), one.problem);
+  keep(part(".leased"), one.gpus, (gpu) => gpu.job, () => make("li", {}, make("div", { class: "row facts" }, make("span"), make("span")), make("div", { class: "cut", role: "img" })), fillLeased);
+  keep(part(".served"), one.models, (model) => model.name, twoTexts, (line, model) => fillTwo(line, [model.name, modelWords(model)]));
+  keep(part(".changes"), one.changes.slice(-3), (change) => change.at_s, twoTexts, (line, change) =>
+    fillTwo(line, [moment(change.at_s), `${change.cause}: ${change.problem || many(change.gpus, "GPU")}`]));
+}
+
+/** A GPU as a bar: its parts as wide as they are, filled as far as batches take their cycle. */
+function fillLeased(line, gpu) {
+  const cut = line.lastElementChild, words = gpu.parts.map(partWords);
+  fillTwo(line.firstElementChild, [`job ${gpu.job}${gpu.node ? ` on ${gpu.node}` : ""}`, `${plain(gpu.state)}${gpu.left_s ? ` · ${span(gpu.left_s)} left` : ""}`]);
+  cut.setAttribute("aria-label", words.join("; ") || "no part in use");
+  keep(cut, gpu.parts.map((part, at) => ({ ...part, at })), (part) => part.at, () => make("i", {}, make("b")), (bar, part) => {
+    bar.style.width = `${part.part_pct}%`;
+    bar.title = words[part.at];
+    bar.firstElementChild.style.width = `${Math.min(100, part.busy_pct)}%`;
+  });
+}
+
+const partWords = (part) => `${part.part_pct} %: ${part.models}, cycle ${part.cycle_ms.toFixed(1)} ms, ${Math.round(part.busy_pct)} % occupied`;
+
+function modelWords(one) {
+  const words = [`${one.rate.toFixed(1)} of ${one.planned_rate.toFixed(1)} planned/s`, `p99 ${one.p99_ms.toFixed(1)} of ${one.slo_ms} ms`];
+  if (one.violated) words.push(`${one.violated.toLocaleString("en")} late or failed`);
+  if (one.dropped) words.push(`${one.dropped.toLocaleString("en")} dropped`);
   return words.join(" · ");
 }
 

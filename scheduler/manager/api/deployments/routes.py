@@ -1,0 +1,49 @@
+"""Routes of /v1/deployments: what deployments of inference say of themselves, and each user's view of them."""
+
+import re
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+
+from farside.scheduler.manager.api.answer import answer
+from farside.scheduler.manager.api.body import body_of
+from farside.scheduler.manager.api.openapi_document import refusals, says, takes
+from farside.scheduler.manager.api.route_arguments import Person, Shared
+from farside.scheduler.manager.view.deployments import NAME, DeploymentBody, DeploymentList
+
+router = APIRouter(prefix="/v1/deployments", tags=["manager"])
+_Front = Annotated[str, Query(max_length=128, description="The front that ends, as it called itself")]
+
+
+@router.get("", responses=says(DeploymentList))
+async def deployments(request: Request, caller: Person, shared: Shared) -> Response:
+    """Deployments that run: of all for operators, their own for users."""
+    if caller.is_operator:
+        await shared.access_log.looked(caller, request, "deployments of all")
+    user = None if caller.is_operator else caller.name
+    return answer(DeploymentList(deployments=shared.deployments.of(user, time.monotonic())))
+
+
+@router.put("/{name}", status_code=204, responses=refusals(409, 413, 422), openapi_extra=takes(DeploymentBody))
+async def tell(
+    name: str,
+    caller: Person,
+    shared: Shared,
+    body: Annotated[DeploymentBody, Depends(body_of(DeploymentBody, is_strict=True))],
+) -> Response:
+    """Say how a deployment is; it is forgotten after ten seconds without a word."""
+    if not re.fullmatch(NAME, name):
+        raise HTTPException(422, "name: letters, digits, dots and dashes, 64 at most")
+    refusal = shared.deployments.tell(name, caller.name, body, time.monotonic())
+    if refusal:
+        raise HTTPException(409, refusal)
+    return Response(status_code=204)
+
+
+@router.delete("/{name}", status_code=204, responses=refusals(404))
+async def end(name: str, caller: Person, shared: Shared, front: _Front = "") -> Response:
+    """Say that a deployment has ended."""
+    if not shared.deployments.end(name, caller.name, front):
+        raise HTTPException(404, f"deployment {name:.64}: you have no such one, or another front runs it")
+    return Response(status_code=204)

@@ -1,0 +1,104 @@
+"""What deployments of inference tell the manager: whose it is, how long it counts, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+from farside.scheduler.manager.view.deployments import (
+    DEPLOYMENTS_MAX,
+    FORGOTTEN_S,
+    DeployedModel,
+    DeploymentBody,
+    Deployments,
+)
+from farside.scheduler.manager.view.usage import By, usage_of
+from tests.live.test_api import OTHER, THIRD, Api, api_test
+from tests.live.world import World, rules
+
+MODEL: dict[str, Any] = {
+    "name": "net", "slo_ms": 100, "rate": 20.0, "planned_rate": 25.0, "p99_ms": 40.0, "met": 5, "violated": 1,
+    "dropped": 0,
+}  # fmt: skip
+GPU: dict[str, Any] = {
+    "job": "3", "node": "n1", "state": "running", "left_s": 90.0,
+    "parts": [{"part_pct": 60, "models": "net x4", "cycle_ms": 20.0, "busy_pct": 55.0}],
+}  # fmt: skip
+TOLD: dict[str, Any] = {"front": "h:/d/serving.toml", "ready": True, "gpus": [GPU], "models": [MODEL], "changes": []}
+
+
+def test_users_see_their_own_deployments_and_an_operator_all_and_the_overview_has_them(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        mine = api.as_uid(OTHER.pw_uid)
+        put = await mine.put("/v1/deployments/vision", json=TOLD)
+        seen = [(await api.as_uid(uid).get("/v1/deployments")).json() for uid in (OTHER.pw_uid, THIRD.pw_uid, 0)]
+        glimpse = (await mine.get("/v1/overview")).json()
+
+        assert put.status_code == 204
+        assert [[one["name"] for one in told["deployments"]] for told in seen] == [["vision"], [], ["vision"]]
+        assert seen[0]["deployments"][0]["user"] == OTHER.pw_name
+        assert glimpse["deployments"][0]["gpus"] == [GPU]
+
+    api_test(test, tmp_path)
+
+
+def test_a_name_is_one_fronts_until_that_has_ended(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        mine = api.as_uid(OTHER.pw_uid)
+        await mine.put("/v1/deployments/vision", json=TOLD)
+
+        other = await mine.put("/v1/deployments/vision", json={**TOLD, "front": "elsewhere"})
+        another_user = await api.as_uid(THIRD.pw_uid).put("/v1/deployments/vision", json={**TOLD, "front": "x"})
+        wrong_end = await mine.delete("/v1/deployments/vision", params={"front": "elsewhere"})
+        end = await mine.delete("/v1/deployments/vision", params={"front": TOLD["front"]})
+        after = await mine.put("/v1/deployments/vision", json={**TOLD, "front": "elsewhere"})
+
+        assert (other.status_code, another_user.status_code) == (409, 204)
+        assert "is run by h:/d/serving.toml; end that one, or choose another name" in other.json()["detail"]
+        assert (wrong_end.status_code, end.status_code, after.status_code) == (404, 204, 204)
+
+    api_test(test, tmp_path)
+
+
+def test_what_makes_no_sense_is_refused_in_one_line(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        mine = api.as_uid(OTHER.pw_uid)
+        for name, body, line in (
+            ("a b", TOLD, "name: letters, digits, dots and dashes, 64 at most"),
+            ("v", {**TOLD, "gpus": [{**GPU, "left_s": -1}]}, "gpus.0.left_s: "),
+            ("v", {**TOLD, "models": [MODEL] * 257}, "models: at most 256, not 257"),
+            ("v", {**TOLD, "more": 1}, "more: no such key"),
+            ("v", {"ready": True}, "front: is missing"),
+        ):
+            refused = await mine.put(f"/v1/deployments/{name}", json=body)
+            assert refused.status_code == 422
+            assert line in refused.json()["detail"]
+        large = await mine.put("/v1/deployments/v", content=b" " * (65 << 10))
+        assert large.status_code == 413
+
+    api_test(test, tmp_path)
+
+
+def test_what_is_not_told_again_is_forgotten_and_there_are_so_many_at_most() -> None:
+    table, body = Deployments(), DeploymentBody(front="f", ready=True)
+    for number in range(DEPLOYMENTS_MAX):
+        assert table.tell(f"d{number}", "ann", body, 0.0) == ""
+
+    assert table.tell("one-more", "ann", body, 1.0) == f"{DEPLOYMENTS_MAX} deployments say how they are already"
+    assert table.tell("d0", "ann", body, FORGOTTEN_S) == ""
+    assert [one.name for one in table.of(None, FORGOTTEN_S + 1)] == ["d0"]
+    assert table.of("bob", FORGOTTEN_S + 1) == ()
+
+
+def test_gpu_hours_of_deployments_are_those_of_their_jobs_alone() -> None:
+    w = World(rules(), nodes=1)
+    lease, other = w.submit(1, user="ann", deployment="vision"), w.submit(1, user="ann")
+    w.runs(lease)
+    w.runs(other)
+    w.pass_s(60)
+
+    (used,) = usage_of(w.state.jobs.values(), By.DEPLOYMENT, 0, w.now_s, 500.0)
+
+    assert (used.name, used.gpu_s, used.jobs) == ("vision", 60, 1)
+
+
+def test_a_models_numbers_fit_what_a_front_tells() -> None:
+    assert set(DeployedModel.__struct_fields__) == set(MODEL)
