@@ -4,6 +4,7 @@
 #   make demo SCENE=aggregation  two PyTorch jobs share an Aggregator, which is left and killed; fetches PyTorch first
 #   make demo SCENE=colocation  four training jobs take turns on two nodes and are regrouped; as root two minutes
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
+#   make demo SCENE=serving-cluster  the same models on GPUs that a sandbox's manager leases, through a drain; five minutes
 #   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
@@ -45,7 +46,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 SCENE ?= all
 # What a scene of the demo needs besides; `make venv` has none of it.
-SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(filter serving,$(SCENE)),.venv/.stamp-serving) \
+SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(filter serving serving-cluster,$(SCENE)),.venv/.stamp-serving) \
 	$(if $(filter colocation,$(SCENE)),.venv/.stamp-training)
 # The tests wait for processes most of the time, and it is memory that bounds how many may: 0.4 GB a worker. Three for
 # each core keep two cores busy; more of them only collect the same tests once more.

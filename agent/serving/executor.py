@@ -112,6 +112,11 @@ class Executor(ExecutorHandle):
         """Views of ``max_batch`` rows of each output: those of the slot's last batch, until the next one is run."""
         return self._arena.slots[self._numbers[model]][slot].outputs
 
+    @property
+    def part_pct(self) -> int:
+        """The size of its part."""
+        return self.place.part_pct
+
     async def resize(self, part_pct: int) -> bool:
         """Another size of its part; False: this driver or size needs a new executor, and nothing has changed."""
         return self._life.state not in ENDED and self.place.resize(part_pct)

@@ -79,6 +79,7 @@ class ExecutorHandle(abc.ABC):
     ) -> None:
         self.models = tuple(models)
         self._numbers = {model.name: number for number, model in enumerate(models)}
+        self.pid = 0  # of its process, on whichever host; 0: not known
         self._on_done, self._on_exit = on_done, on_exit
         self._limit_s: dict[str, float] = {}
         self.expect(p99_s)
@@ -99,6 +100,11 @@ class ExecutorHandle(abc.ABC):
     @abc.abstractmethod
     def slot_outputs(self, model: str, slot: int) -> Mapping[str, Array]:
         """Views of ``max_batch`` rows of each output: those of the slot's last batch, until the next one is run."""
+
+    @property
+    @abc.abstractmethod
+    def part_pct(self) -> int:
+        """The size of its part."""
 
     @abc.abstractmethod
     async def resize(self, part_pct: int) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class RemotePart(NamedTuple):
     driver: str
     device: Device
     part_pct: int
+    device_name: str = ""
 
 
 async def start_remote_executor(
@@ -53,22 +55,35 @@ async def start_remote_executor(
     Raises:
         ServeError: The worker can't be reached or does not have the key, or the executor did not become ready.
     """
-    try:
-        async with asyncio.timeout(DIAL_S):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-    except (OSError, TimeoutError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {DIAL_S:g} s"
-        raise ServeError(f"worker {address.host}:{address.port}: {why}") from error
+    reader, writer = await dial(address)
     wanted = Open(
-        driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {})
-    )
+        driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {}),
+        device_name=part.device_name,
+    )  # fmt: skip
     executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit, prepare_s)
     await executor.ready()
     return executor
 
 
+async def dial(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a worker.
+
+    Raises:
+        ServeError: It can't be reached.
+    """
+    try:
+        async with asyncio.timeout(DIAL_S):
+            return await asyncio.open_connection(address.host, address.port)
+    except (OSError, TimeoutError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {DIAL_S:g} s"
+        raise ServeError(f"worker {address.host}:{address.port}: {why}") from error
+
+
 class RemoteExecutor(ExecutorHandle):
-    """Made by `start_remote_executor`. Times of batches are by the worker's clock."""
+    """Made by `start_remote_executor`.
+
+    Its host has another clock: a batch counts as ended when its answer is here, and as begun so long before as it took.
+    """
 
     def __init__(
         self,
@@ -89,6 +104,7 @@ class RemoteExecutor(ExecutorHandle):
             for model in wanted.models
         ]
         self._texts: dict[tuple[int, int], str] = {}
+        self._part_pct = wanted.part_pct
         self._resized: asyncio.Future[bool] | None = None
         self._flush()
         self._set_timer()
@@ -102,6 +118,11 @@ class RemoteExecutor(ExecutorHandle):
         """Views of ``max_batch`` rows of each output: those of the slot's last batch, until the next one is run."""
         return self._slots[self._numbers[model]][slot][1]
 
+    @property
+    def part_pct(self) -> int:
+        """The size of its part, as its worker has said last."""
+        return self._part_pct
+
     async def resize(self, part_pct: int) -> bool:
         """Another size of its part; False: it needs a new executor, and nothing has changed."""
         if not self.is_ready or self._resized is not None:
@@ -110,9 +131,12 @@ class RemoteExecutor(ExecutorHandle):
         self._wire.send(Frame(Kind.RESIZE, rows=part_pct))
         self._flush()
         try:
-            return await self._resized
+            is_done = await self._resized
         finally:
             self._resized = None
+        if is_done:
+            self._part_pct = part_pct
+        return is_done
 
     def measured(self) -> Measured | None:
         """Only its worker knows."""
@@ -167,6 +191,7 @@ class RemoteExecutor(ExecutorHandle):
             return
         match event.kind:
             case Kind.OPENED:
+                self.pid = event.rows
                 self._step(Received(frames.Frame(frames.Kind.READY)))
             case Kind.DONE | Kind.RAISED:
                 self._finished(event)
@@ -185,11 +210,12 @@ class RemoteExecutor(ExecutorHandle):
         else:
             status = frames.Status.RAISED
             self._texts[event.model, event.slot] = event.body.decode(errors="replace")
+        ended_ns = time.monotonic_ns()
         self._step(
             Received(
                 frames.Frame(
-                    frames.Kind.DONE, status, event.batch, event.model, event.rows, event.slot, event.started_ns,
-                    event.ended_ns,
+                    frames.Kind.DONE, status, event.batch, event.model, event.rows, event.slot,
+                    ended_ns - max(0, event.ended_ns - event.started_ns), ended_ns,
                 )
             )
         )  # fmt: skip

@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
     """What a frame says."""
 
     OPEN = 1
-    OPENED = 2
+    OPENED = 2  # ``rows`` is the number of its process there
     FAILED = 3
     RUN = 4
     DONE = 5  # the model ran: the body is times and outputs
@@ -69,9 +69,13 @@ _TENSORS = frozenset({Kind.RUN, Kind.DONE})
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True):
-    """The executor that a front wants: models by the paths that they have at the worker, on a part of its device."""
+    """The executor that a front wants: models by the paths that they have at the worker, on a part of its device.
+
+    ``device_name``: what the device has to be, as its profile says; empty: whatever it is.
+    """
 
     driver: str
+    device_name: str = ""
     device: Device
     part_pct: int
     models: tuple[ModelFile, ...]

@@ -1,6 +1,7 @@
 """A worker: starts executors on this host's device for fronts elsewhere, and carries their batches.
 
 A front that has proven the deployment's key may have an executor a connection. The executor ends with its connection.
+In a cluster a worker is the task of a lease, which is a job with one GPU (agent/serving/lease_task.py).
 """
 
 import asyncio
@@ -32,15 +33,25 @@ class Worker:
 
     def __init__(self, key: bytes, drivers: Mapping[str, Driver]) -> None:
         self._key, self._drivers = key, drivers
-        self._connections = 0
+        self._sessions: set[_Session] = set()
+
+    @property
+    def has_front(self) -> bool:
+        """Whether a front that has the key is connected, with an executor or without."""
+        return any(session.is_proven for session in self._sessions)
+
+    @property
+    def executors(self) -> int:
+        """Executors that it has for fronts, or is starting."""
+        return sum(session.is_asked for session in self._sessions)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one front; for `asyncio.start_server`."""
-        if self._connections >= CONNECTIONS_MAX:
+        if len(self._sessions) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
-        self._connections += 1
         session = _Session(self._key, self._drivers, writer)
+        self._sessions.add(session)
         try:
             await session.run(reader)
         except FarsideError as error:
@@ -48,10 +59,10 @@ class Worker:
         except (OSError, TimeoutError):  # it is gone, or never proved anything
             pass
         finally:
-            self._connections -= 1
             if session.executor is not None:
                 await session.executor.close(0)
             writer.close()
+            self._sessions.discard(session)
 
 
 class _Session:
@@ -63,6 +74,12 @@ class _Session:
         self.executor: ExecutorHandle | None = None
         self._closing: asyncio.Task[None] | None = None
         self._asked: dict[int, Frame] = {}
+        self.is_asked = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its front has shown that it has the key."""
+        return self._wire.is_proven
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         proof_by_s = asyncio.get_running_loop().time() + PROOF_S
@@ -96,18 +113,21 @@ class _Session:
                 pass
 
     async def _open(self, wanted: Open) -> None:
+        self.is_asked = True
         try:
             driver = self._drivers.get(wanted.driver)
             if driver is None:
                 raise Unavailable(f"there is no device driver {wanted.driver} here")
             for model in wanted.models:
                 await asyncio.to_thread(_check_file, model.path, model.sha256)
+            if wanted.device_name and (name := driver.identity(wanted.device).name) != wanted.device_name:
+                raise ConfigError(f"the device here is {name}, and the profile is of {wanted.device_name}")
             place = driver.open(wanted.device, wanted.part_pct)
             self.executor = await start_executor(place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s)
         except FarsideError as error:
             self._wire.send(Frame(Kind.FAILED, body=str(error).encode()[:_LINE_BYTES]))
             return
-        self._wire.send(Frame(Kind.OPENED))
+        self._wire.send(Frame(Kind.OPENED, rows=self.executor.pid))
 
     def _done(self, done: BatchDone) -> None:
         assert self.executor is not None

@@ -6,7 +6,7 @@ import pytest
 
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
-from farside.serve.deployment import profiles_of, read_deployment
+from farside.serve.deployment import check_for_machine, check_for_manager, profiles_of, read_deployment
 
 GOOD = """
 name = "vision"
@@ -47,7 +47,10 @@ def test_a_deployment_of_a_folder_has_tritons_ports_and_its_models(tmp_path: Pat
         (GOOD.replace("net.onnx", "gone.onnx"), "gone.onnx is no file"),
         (GOOD.replace("[model.net]", '[model."a/b"]'), "model.a/b is no name of a model"),
         ("model = {}", "has 0 models"),
-        ('qos = "serving"' + GOOD, "qos is of a deployment on a manager's nodes"),
+        ("lease_s = 5" + GOOD, "lease_s = 5 is out of bounds; give 20 to "),
+        ("lease_s = 60\nreplace_before_s = 40" + GOOD, "replace_before_s = 40 is out of bounds; give 1 to 30"),
+        ("spare_gpus = -1" + GOOD, "spare_gpus = -1 is out of bounds; give 0 to 64"),
+        ('memory = "much"' + GOOD, "memory: "),
         ('device = "mig"' + GOOD, "GPUs can't be cut by this version"),
         ('device = "tpu"' + GOOD, "'tpu' is no device"),
         ('device = "whole"\ncapacity_pct = 80' + GOOD, "capacity_pct = 80: device = 'whole' cuts nothing"),
@@ -66,6 +69,33 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, line: str
 
     assert line in str(raised.value)
     assert str(tmp_path / "serving.toml") in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_only_leases_have_is_refused_on_a_machine(tmp_path: Path) -> None:
+    deployment = read_deployment(written(tmp_path, 'qos = "serving"' + GOOD), tmp_path)
+
+    with pytest.raises(
+        ConfigError, match=r"qos is of a deployment on a manager's nodes; .* name a manager by --manager"
+    ):
+        check_for_machine(deployment)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "device = 'auto': on a manager's nodes it has to be named; device = 'cpu' serves on CPU cores"),
+        ('device = "cpu"', "names no cpu_devices"),
+        ('device = "cpu"\ncpu_devices = [[0]]', "names no gpus_max"),
+        ('device = "cpu"\ncpu_devices = [[0]]\ngpus_max = 2', "names no key_file"),
+    ],
+)
+def test_what_leases_need_is_asked_for_in_one_line(tmp_path: Path, text: str, line: str) -> None:
+    deployment = read_deployment(written(tmp_path, text + GOOD), tmp_path)
+
+    with pytest.raises(ConfigError) as raised:
+        check_for_manager(deployment)
+    assert line in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -21,6 +21,7 @@ from farside.serve.controller import Controller
 from farside.serve.fleet import Fleet
 from farside.serve.planner import Planned, Planner, PlannerError, sizes_of
 from farside.serve.pool import Pool
+from farside.serve.site import LocalSite, OwnDevices
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
 from tests.serving.test_pool import Client
@@ -44,14 +45,17 @@ def glet(gpu: int, *names: str, batch: int = 4) -> Glet:
 
 
 def fleet_of(
-    files: tuple[ModelFile, ...], driver: WholeDriver | None = None, latency_ms: float = 1.0
+    files: tuple[ModelFile, ...],
+    driver: WholeDriver | None = None,
+    latency_ms: float = 1.0,
+    numbers: tuple[int, ...] = (0, 1),
 ) -> tuple[Fleet, Pool]:
     models = {one.name: one for one in files}
     pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
     sizes = partial(sizes_of, *profiles(tuple(models), latency_ms))
-    devices = [Device(number=number, cores=(0,)) for number in (0, 1)]
     used = driver or WholeDriver()
-    return Fleet(used, devices, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
+    sites = {number: LocalSite(used, Device(number=number, cores=(0,))) for number in numbers}
+    return Fleet(sites, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
 
 
 def send(client: Client, number: int, model: ModelFile) -> None:
@@ -179,7 +183,7 @@ async def test_a_resized_part_has_its_own_limit_and_one_that_can_not_be_resized_
     async with asyncio.timeout(60):
         while (second := fleet.executors[0][1]) is None or second is first:
             await asyncio.sleep(0.005)
-    assert second.place.part_pct == 100
+    assert second.part_pct == 100
     client = Client(pool)
     send(client, 1, file)
     await client.all(1)
@@ -239,7 +243,7 @@ async def test_a_burst_is_planned_for_and_a_planner_that_fails_is_asked_again(tm
     (file,) = small_models(tmp_path, ("mlp",))
     fleet, pool = fleet_of((file,))
     planner = StubPlanner(ONE, PlannerError("no plan within 10 s"), TWO)
-    controller = Controller(fleet, pool, planner, 2, {"mlp": 1.0}, SETTINGS)  # type: ignore[arg-type]
+    controller = Controller(fleet, pool, planner, OwnDevices(2), {"mlp": 1.0}, SETTINGS)  # type: ignore[arg-type]
     await controller.start(None)
 
     await pressed(pool, file, controller, records=3)
@@ -256,7 +260,7 @@ async def test_rates_without_a_plan_leave_the_last_one_and_are_named(tmp_path: P
     (file,) = small_models(tmp_path, ("mlp",))
     fleet, pool = fleet_of((file,))
     planner = StubPlanner(ONE, Refusal(model="mlp", left=1.0, why="too much"))
-    controller = Controller(fleet, pool, planner, 1, {"mlp": 1.0}, SETTINGS)  # type: ignore[arg-type]
+    controller = Controller(fleet, pool, planner, OwnDevices(1), {"mlp": 1.0}, SETTINGS)  # type: ignore[arg-type]
     await controller.start(None)
 
     await pressed(pool, file, controller, records=2)

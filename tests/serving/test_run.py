@@ -38,11 +38,19 @@ class Deployed:
         for name in MODELS:
             lines += [f"[model.{name}]", f'file = "{name}.onnx"', f"slo_ms = {slo_ms}", "rate = 20", "max_batch = 8"]
         (folder / "serving.toml").write_text("\n".join(lines))
-        self.socket, self.log = folder / "s", folder / "log"
+        self.socket, self.log, self._arguments = folder / "s", folder / "log", arguments
+        self.process = self._started()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "farside", "serve", "run", str(folder), *arguments], stderr=log
+            return subprocess.Popen(
+                [sys.executable, "-m", "farside", "serve", "run", str(self.folder), *self._arguments], stderr=log
             )
+
+    def again(self) -> "Deployed":
+        """Starts it again, after it has ended."""
+        self.process = self._started()
+        return self
 
     def ready(self) -> "Deployed":
         until(lambda: "serve: ready" in text_of(self.log) or self.process.poll() is not None, what="it is ready")

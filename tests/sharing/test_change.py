@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.sharing.glet.change import changes, renumbered
+from farside.scheduler.sharing.glet.change import changes, placed, renumbered
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
 
 
@@ -56,3 +56,20 @@ def test_numbers_change_and_nothing_else_does(old: Plan, new: Plan) -> None:
 def test_the_same_plan_again_touches_nothing(plan: Plan) -> None:
     assert changes(plan, renumbered(plan, plan)).stay == renumbered(plan, plan).glets
     assert changes(plan, renumbered(plan, plan)).prepare == ()
+
+
+@given(old=plans, new=plans, usable=st.sets(st.integers(0, 7)))
+def test_a_plan_is_placed_on_gpus_that_may_be_used_or_not_at_all(old: Plan, new: Plan, usable: set[int]) -> None:
+    found = placed(old, new, usable)
+
+    if new.gpus > len(usable):
+        assert found is None
+        return
+    assert found is not None
+    assert {one.gpu for one in found.glets} <= usable
+    assert sorted((one.part_pct, one.models) for one in found.glets) == sorted(
+        (one.part_pct, one.models) for one in new.glets
+    )
+    if {one.gpu for one in old.glets} <= usable:
+        kept = len(changes(old, renumbered(old, new)).stay)
+        assert len(changes(old, found).stay) == kept, "where all GPUs stay as much of the plan does"

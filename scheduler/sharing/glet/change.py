@@ -1,7 +1,7 @@
 """From one plan to the next: GPUs are numbered so that most stays, and what has to be done is listed. PURE."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,15 +21,27 @@ class Change:
 
 def renumbered(old: Plan, new: Plan) -> Plan:
     """The new plan with its GPUs numbered like those of the old one that they have most in common with."""
+    found = placed(old, new, {glet.gpu for glet in old.glets} | set(range(old.gpus + new.gpus)))
+    assert found is not None, "there are numbers enough"
+    return found
+
+
+def placed(old: Plan, new: Plan, usable: Collection[int]) -> Plan | None:
+    """The new plan on usable GPUs, so that most of what the old one has there stays; None: they are too few."""
     theirs, ours = _by_gpu(old), _by_gpu(new)
+    if len(ours) > len(usable):
+        return None
     pairs = sorted(
-        ((-_common(theirs[before], ours[after]), before, after) for before in theirs for after in ours),
+        (-_common(theirs[before], ours[after]), before, after)
+        for before in theirs
+        if before in usable
+        for after in ours
     )
     numbers: dict[int, int] = {}
     for _, before, after in pairs:
         if after not in numbers and before not in numbers.values():
             numbers[after] = before
-    unused = (number for number in range(len(theirs) + len(ours)) if number not in set(numbers.values()))
+    unused = (number for number in sorted(usable) if number not in set(numbers.values()))
     for after in ours:
         if after not in numbers:
             numbers[after] = next(unused)

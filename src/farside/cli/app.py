@@ -306,7 +306,7 @@ def demo(
         Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; default: a temporary one.")
     ] = None,
     scene: Annotated[
-        Literal["all", "memory", "cluster", "aggregation", "serving", "colocation"],
+        Literal["all", "memory", "cluster", "aggregation", "serving", "serving-cluster", "colocation"],
         typer.Option(
             help="Part of the demo to run; all: memory and cluster. "
             "aggregation needs PyTorch, serving ONNX Runtime, colocation numba."
@@ -319,8 +319,9 @@ def demo(
     under FIFO and under LAS, as processes and in the simulator. In the scene aggregation two training jobs share an
     Aggregator, are moved and lose it, and end with the parameters that one process has. In the scene serving three
     models are measured and served within their SLOs, under a step in the load and a killed executor. In the scene
-    colocation four training jobs share two nodes in turns, are regrouped when one ends, and end with the models that
-    they have alone. The exit code is 1 if any of this fails.
+    serving-cluster they are served on GPUs that a sandbox's manager leases, through a drain, the manager's death and
+    the ends of leases. In the scene colocation four training jobs share two nodes in turns, are regrouped when one
+    ends, and end with the models that they have alone. The exit code is 1 if any of this fails.
     """
     from farside.cli.demo.main import run
 

@@ -195,6 +195,7 @@ def check(
     raise typer.Exit(run(models, max_batch))
 
 
+_LogLevel = Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")]
 _Place = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="Folder with serving.toml and model files, or such a file.")
 ]
@@ -207,15 +208,43 @@ def run_deployment(
         Path | None,
         typer.Option("--plan", metavar="FILE", help="Serve by this plan as long as it runs, whatever the rates."),
     ] = None,
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")] = "info",
+    manager: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Take GPUs of this manager's nodes as leases; unix:PATH or http(s)://..."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="As --manager, that of the sandbox in this folder.")
+    ] = None,
+    log_level: _LogLevel = "info",
 ) -> None:
-    """Serve the models of a deployment on this machine, over HTTP and gRPC.
+    """Serve the models of a deployment over HTTP and gRPC, on this machine or on a manager's nodes.
 
     Runs until SIGTERM. Plans anew as request rates change, unless a plan is given.
     """
     from farside.cli.serving.deploy import run
 
-    raise typer.Exit(run(place, plan_file, log_level))
+    raise typer.Exit(run(place, plan_file, manager, state, log_level))
+
+
+@serve_app.command()
+def worker(
+    key_file: Annotated[Path, typer.Option(metavar="FILE", help="Key that the deployment's front has, too.")],
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="tcp:HOST:PORT", help="Address for the front; default: MASTER_ADDR and MASTER_PORT."),
+    ] = None,
+    capacity: Annotated[
+        int, typer.Option(metavar="PCT", min=10, max=100, help="Percent of a device's cores that all parts share.")
+    ] = 90,
+    log_level: _LogLevel = "info",
+) -> None:
+    """Run executors for a deployment's front; the job of a lease runs this.
+
+    Ends at SIGTERM, once its front has left, or after five minutes without a front.
+    """
+    from farside.cli.serving.deploy import run_worker
+
+    raise typer.Exit(run_worker(key_file, listen, capacity, log_level))
 
 
 @serve_app.command()

@@ -1,8 +1,11 @@
-"""Epochs: rates are observed, a plan is made where they have changed, and the fleet is led to it.
+"""Epochs: rates are observed, a plan is made where they or the devices have changed, and the fleet is led to it.
 
     observe -> plan -> change -> act -> record
 
 Counting goes on while a change is under way; there is one at a time.
+
+Devices may come and go (serve/lease/). Then a plan for all rates says how many are needed, and what runs is that plan
+on the devices that are there, or one for as large a share of all rates as they can serve.
 """
 
 import asyncio
@@ -14,19 +17,22 @@ from contextlib import suppress
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
 from farside.own_task import in_own_task
-from farside.scheduler.sharing.glet.change import renumbered
+from farside.scheduler.sharing.glet.change import placed, renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import Scale, decide, served_share
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner
 from farside.serve.pool import Pool
+from farside.serve.site import Devices
 from farside.serve.status import ChangeRecord
 
 RECORDS_KEPT = 60
 # Planned for models that nobody asks, so that each has a glet and its first request a place to go.
 RATE_MIN = 1.0
 NEARLY = 0.9
+# Of all rates, tried in turn where the devices that are there are too few for all of them.
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05)
 
 _log = get_log("serve.controller")
 
@@ -38,15 +44,15 @@ class Controller:
         fleet: Is led from plan to plan.
         pool: Counts requests.
         planner: None where the plan is given, and stays.
-        gpus: Devices that there are.
+        devices: Those that plans may have.
         rates: Requests a second by model, expected at the start.
     """
 
     def __init__(
-        self, fleet: Fleet, pool: Pool, planner: Planner | None, gpus: int, rates: Mapping[str, float],
+        self, fleet: Fleet, pool: Pool, planner: Planner | None, devices: Devices, rates: Mapping[str, float],
         settings: RateSettings | None = None,
     ) -> None:  # fmt: skip
-        self._fleet, self._pool, self._planner, self._gpus = fleet, pool, planner, gpus
+        self._fleet, self._pool, self._planner, self._devices = fleet, pool, planner, devices
         self._settings = settings or RateSettings()
         self._loop = asyncio.get_running_loop()
         self._tracked: Tracked = tracked(rates, self._loop.time())
@@ -56,6 +62,9 @@ class Controller:
         self.problem = ""
         # An epoch that failed is tried again, as soon as another one may be.
         self._is_owed = False
+        # The devices of the last epoch, and whether it would have had more.
+        self._seen: frozenset[int] = frozenset()
+        self._is_short = False
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -65,6 +74,8 @@ class Controller:
     async def start(self, plan: Plan | None) -> None:
         """Starts the first plan: the given one, or one for the expected rates.
 
+        Where devices come and go it asks for as many as are needed, and starts nothing: `run` does, as they come.
+
         Raises:
             ConfigError: The rates have no plan; with how many devices would do.
             FarsideError: An executor could not be started.
@@ -73,11 +84,15 @@ class Controller:
         wanted = self._wanted()
         if plan is None:
             assert self._planner is not None
-            answer = await self._planner.plan(wanted, self._gpus, {}, is_explained=True)
+            answer = await self._planner.plan(wanted, self._devices.most, {}, is_explained=True)
             if isinstance(answer.found, Refusal):
-                raise _no_plan(answer.found, wanted, self._gpus, answer.enough)
+                raise _no_plan(answer.found, wanted, self._devices.most, answer.enough)
             plan = answer.found
             self._scale = Scale(plan=plan, gpus=plan.gpus)
+            if self._devices.may_change:
+                self._devices.want(plan.gpus)
+                self._is_short = True
+                return
         planned_s = self._loop.time()
         phases = await self._fleet.change(plan, wanted)
         self._record("start", plan, planned_s - began_s, phases)
@@ -99,6 +114,8 @@ class Controller:
                     periods_at_s = at_s
                 if self._planner is None or self._under_way is not None:
                     continue
+                if self._have_devices_changed():
+                    cause = cause or "devices"
                 if self._is_owed and at_s - self._tracked.planned_s >= self._settings.early_every_s:
                     cause = cause or "again"
                 if cause is not None or (is_period and self._scale.below):
@@ -111,6 +128,12 @@ class Controller:
                 with suppress(asyncio.CancelledError, FarsideError):
                     await self._under_way
 
+    def _have_devices_changed(self) -> bool:
+        """Whether the plan has one that it has to leave, or those are there that it lacks."""
+        usable = frozenset(self._devices.usable)
+        in_use = {glet.gpu for glet in self._fleet.plan.glets}
+        return usable != self._seen and (not in_use <= usable or (self._is_short and not usable <= self._seen))
+
     def _has_ended(self, task: "asyncio.Task[None]") -> None:
         self._under_way = None
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -119,39 +142,74 @@ class Controller:
     async def _epoch(self, planner: Planner, cause: str) -> None:
         wanted, began_s = self._wanted(), self._loop.time()
         current = self._fleet.plan
-        self._is_owed = True
+        self._is_owed, self._seen = True, frozenset(self._devices.usable)
         is_corrected = self._fleet.correct()
         try:
-            answer = await planner.plan(wanted, self._gpus, self._fleet.slower)
+            answer = await planner.plan(wanted, self._devices.most, self._fleet.slower)
         except FarsideError as error:
             self._record(cause, current, self._loop.time() - began_s, problem=str(error))
             return
-        decided = decide(self._scale, current, wanted, self._gpus, lambda *_: answer.found)
+        decided = decide(self._scale, current, wanted, self._devices.most, lambda *_: answer.found)
         self._scale = decided.scale
         plan_s = self._loop.time() - began_s
         if decided.refusal is not None:
             self.problem = f"{decided.refusal.model} does not fit: {decided.refusal.why}"
             share = f"{100 * served_share(current, wanted):.0f} % of each planned rate is served"
             self._record(cause, current, plan_s, problem=f"{self.problem}; {share}")
-            self._is_owed = False
-            return
-        self.problem = ""
+        else:
+            self.problem = ""
         plan = decided.plan
-        if plan is None and is_corrected and decided.scale.plan is not None:
+        if decided.refusal is None and plan is None and is_corrected and decided.scale.plan is not None:
             # By the latencies of before the plan that runs is enough; by those of now it need not be.
             plan = renumbered(current, decided.scale.plan)
         if plan is not None and cause == "drops" and _is_less(plan, current, wanted):
             plan = None
-        if plan is None:
-            self._is_owed = False
-            return
         try:
+            plan = await self._on_devices(planner, plan, decided.scale, wanted)
+            if plan is None:
+                self._is_owed = False
+                return
             phases = await self._fleet.change(plan, wanted)
         except FarsideError as error:
             self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
             return
         self._is_owed = False
         self._record(cause, plan, plan_s, phases)
+
+    async def _on_devices(
+        self, planner: Planner, plan: Plan | None, scale: Scale, wanted: Mapping[str, float]
+    ) -> Plan | None:
+        """A plan on the devices that are there; None: the one that runs stays.
+
+        Args:
+            planner: Plans for a share of all rates where the devices are too few.
+            plan: To go to; None: the one that runs serves all rates.
+            scale: How many devices are to be kept.
+            wanted: Planned requests a second by model.
+        """
+        if not self._devices.may_change:
+            return plan
+        current, usable = self._fleet.plan, self._seen
+        is_intact = bool(current.glets) and {glet.gpu for glet in current.glets} <= usable
+        aim = plan or (scale.plan if not current.glets else None) or current
+        self._devices.want(max(scale.gpus, aim.gpus))
+        self._is_short = False
+        if plan is None and is_intact:
+            return None
+        found = placed(current, aim, usable)
+        if found is not None and found.glets:
+            return found
+        self._is_short = True
+        served = served_share(current, wanted) if is_intact else 0.0
+        for share in SHARES if usable else ():
+            if share <= served:
+                break
+            rates = {name: max(RATE_MIN, share * rate) for name, rate in wanted.items()}
+            answer = await planner.plan(rates, len(usable), self._fleet.slower)
+            if isinstance(answer.found, Plan):
+                return placed(current, answer.found, usable)
+        self.problem = self.problem or f"{len(usable)} of {max(scale.gpus, aim.gpus)} devices are there"
+        return None
 
     def _wanted(self) -> dict[str, float]:
         return {name: planned_rate(max(RATE_MIN, rate)) for name, rate in self.rates.items()}

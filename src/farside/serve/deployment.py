@@ -19,14 +19,13 @@ from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN
 from farside.endpoint import is_near, parse_address
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.profile import DeviceProfile, Interference, Load, ModelProfile
+from farside.serve.lease.terms import KEYS, LeaseTerms, check_terms
 from farside.serve.scenario import RATE_MAX
 
 FILE = "serving.toml"
 MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Keys of serving.toml that a deployment without a manager has no use for.
-_OF_A_CLUSTER = ("qos", "lease_s", "spare_gpus", "replace_before_s", "preemptible", "worker_command", "gpu_model")
 _GPU_DRIVERS = ("green", "mps", "mig")
 
 
@@ -40,7 +39,7 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
     max_shape: dict[str, tuple[int, ...]] = {}
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _File(LeaseTerms, frozen=True, kw_only=True):
     """All of serving.toml."""
 
     model: dict[str, _Model]
@@ -50,7 +49,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     metrics_listen: str = "tcp:127.0.0.1:8002"
     admin_socket: str = ""
     device: str = "auto"
-    cpu_devices: list[tuple[int, ...]] = []
+    cpu_devices: tuple[tuple[int, ...], ...] = ()
     capacity_pct: int = CAPACITY_PCT
     gpus_max: int = 0
     profile: str = ""
@@ -79,7 +78,7 @@ class Deployment:
 
     Addresses are HOST:PORT, empty where a door stays shut. ``profile`` is None where none is named. ``driver`` is auto,
     cpu or whole; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0 where all
-    devices may be used.
+    devices may be used. ``terms`` are of leases, and ``of_a_cluster`` those of their keys that the file has.
     """
 
     file: Path
@@ -98,6 +97,8 @@ class Deployment:
     tls_cert: Path
     tls_key: Path
     tokens: tuple[str, ...]
+    terms: LeaseTerms
+    of_a_cluster: tuple[str, ...]
 
     @property
     def is_secure(self) -> bool:
@@ -134,17 +135,12 @@ def read_deployment(place: Path, state_folder: Path) -> Deployment:
         file = msgspec.convert(said, _File)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_where(error)}", hint="docs/serving.md has an example") from error
-    return _Checked(path.absolute(), file).deployment(state_folder)
+    return _Checked(path.absolute(), file, [key for key in KEYS if key in said]).deployment(state_folder)
 
 
 def _check_keys(path: Path, said: Mapping[str, object]) -> None:
     known = [field.name for field in msgspec.structs.fields(_File)]
     for key in said:
-        if key in _OF_A_CLUSTER:
-            raise ConfigError(
-                f"{path}: {key} is of a deployment on a manager's nodes; here models run on this machine",
-                hint="take it out",
-            )
         if key not in known:
             raise ConfigError(f"{path}: {key} is no setting", hint=_nearest(key, known))
     models = said.get("model", {})
@@ -169,8 +165,8 @@ def _where(error: msgspec.ValidationError) -> str:
 class _Checked:
     """Checks that need more than types."""
 
-    def __init__(self, path: Path, file: _File) -> None:
-        self._path, self._folder, self._file = path, path.parent, file
+    def __init__(self, path: Path, file: _File, of_a_cluster: Sequence[str]) -> None:
+        self._path, self._folder, self._file, self._of_a_cluster = path, path.parent, file, of_a_cluster
 
     def deployment(self, state_folder: Path) -> Deployment:
         """The deployment.
@@ -197,7 +193,7 @@ class _Checked:
             metrics=self._address("metrics_listen", file.metrics_listen, is_secure=False),
             admin_socket=socket,
             driver=file.device,
-            cpu_devices=tuple(file.cpu_devices),
+            cpu_devices=file.cpu_devices,
             capacity_pct=file.capacity_pct,
             gpus_max=file.gpus_max,
             profile=self._in_folder(file.profile) if file.profile else None,
@@ -205,10 +201,13 @@ class _Checked:
             tls_cert=self._in_folder(file.tls_cert) if secure else Path(),
             tls_key=self._in_folder(file.tls_key) if secure else Path(),
             tokens=self._tokens(),
+            terms=LeaseTerms(**{key: getattr(file, key) for key in KEYS}),
+            of_a_cluster=tuple(self._of_a_cluster),
         )
 
     def _check_numbers(self) -> None:
         file = self._file
+        check_terms(self._path, file)
         if file.device in _GPU_DRIVERS:
             raise self._wrong(f"device = {file.device!r}: GPUs can't be cut by this version", "use cpu, whole or auto")
         if file.device not in ("auto", "cpu", "whole"):
@@ -284,6 +283,40 @@ class _Checked:
 
     def _wrong(self, what: str, hint: str) -> ConfigError:
         return ConfigError(f"{self._path}: {what}", hint=hint)
+
+
+def check_for_machine(deployment: Deployment) -> None:
+    """Whether a deployment can be served on this machine.
+
+    Raises:
+        ConfigError: Its file has a key that only leases have.
+    """
+    if deployment.of_a_cluster:
+        raise ConfigError(
+            f"{deployment.file}: {deployment.of_a_cluster[0]} is of a deployment on a manager's nodes; here models run "
+            "on this machine",
+            hint="take it out, or name a manager by --manager",
+        )
+
+
+def check_for_manager(deployment: Deployment) -> None:
+    """Whether a deployment can be served on a manager's nodes.
+
+    Raises:
+        ConfigError: Its file lacks what leases need, or has what only a machine has.
+    """
+    for is_wrong, what, hint in (
+        (
+            deployment.driver == "auto",
+            "device = 'auto': on a manager's nodes it has to be named",
+            "device = 'cpu' serves on CPU cores in place of declared GPUs; GPUs can't be cut by this version",
+        ),
+        (not deployment.cpu_devices, "names no cpu_devices", "such as cpu_devices = [[0], [1]]: the nodes' cores"),
+        (not deployment.gpus_max, "names no gpus_max", "give the number of GPUs that may be leased at most"),
+        (not deployment.terms.key_file, "names no key_file", "`farside keygen FILE` makes one, for front and workers"),
+    ):
+        if is_wrong:
+            raise ConfigError(f"{deployment.file}: {what}", hint=hint)
 
 
 def check_slos(deployment: Deployment, profiles: Mapping[str, ModelProfile]) -> None:

@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from farside.agent.serving.executor import BatchDone, Executor, ExecutorEnded, start_executor
+from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, ServeError
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.cpu import threads_of
-from farside.agent.serving.partition.policy import Device, Driver
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.own_task import in_own_task
@@ -24,6 +22,7 @@ from farside.scheduler.sharing.glet.plan import Glet, Plan
 from farside.scheduler.sharing.glet.round import GletRound, Slot
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.pool import Pool, Turns
+from farside.serve.site import Site
 
 SLOWER_MIN, SLOWER_MAX, FASTER_MAX, FORGOTTEN, RATIOS_LEAST = 1.15, 4.0, 0.7, 0.9, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
@@ -36,7 +35,7 @@ class _Opened:
     """A glet's executor; ``turns`` is None while it is not routed."""
 
     glet: Glet
-    executor: Executor | None = None
+    executor: ExecutorHandle | None = None
     turns: Turns | None = None
     deaths_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=DEATHS_MAX))
     is_leaving: bool = False
@@ -61,8 +60,7 @@ class Fleet:
     """Executors by glet.
 
     Args:
-        driver: Cuts the devices.
-        devices: By the number of a plan's GPU.
+        sites: Devices, by the number of a plan's GPU; they may come and go.
         models: By name.
         sizes: Latencies by which rounds decide, for models that take so many times as long as in their profiles.
         pool: What they serve.
@@ -71,15 +69,17 @@ class Fleet:
     """
 
     def __init__(
-        self, driver: Driver, devices: Sequence[Device], models: Mapping[str, ModelFile],
+        self, sites: Mapping[int, Site], models: Mapping[str, ModelFile],
         sizes: Callable[[Mapping[str, float]], Sizes], pool: Pool,
         *, longest_s: float, prepare_s: float,
     ) -> None:  # fmt: skip
-        self._driver, self._devices, self._models = driver, devices, models
+        self._sites, self._models = sites, models
         self._sizes_of, self._sizes, self._slower = sizes, sizes({}), dict[str, float]()
         self._pool, self._longest_s, self._prepare_s = pool, longest_s, prepare_s
         self._loop = asyncio.get_running_loop()
         self._opened: list[_Opened] = []
+        # What is prepared or drained by the change that is under way.
+        self._moving: list[_Opened] = []
         self._plan = Plan(glets=())
         self._rates: Mapping[str, float] = {}
         self.deaths = 0
@@ -91,9 +91,14 @@ class Fleet:
         return self._plan
 
     @property
-    def executors(self) -> Sequence[tuple[Glet, Executor | None]]:
+    def executors(self) -> Sequence[tuple[Glet, ExecutorHandle | None]]:
         """Each glet of the plan with its executor; None: it has died, and comes again."""
         return [(one.glet, one.executor) for one in self._opened if not one.is_leaving]
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        """Devices that have executors, also those that are prepared or leave."""
+        return frozenset(one.glet.gpu for one in (*self._opened, *self._moving))
 
     @property
     def slower(self) -> Mapping[str, float]:
@@ -144,9 +149,16 @@ class Fleet:
         """
         began_s = self._loop.time()
         kept, resized, fresh = self._matched(plan)
+        self._moving = list(fresh)
         try:
             await self._prepare(fresh)
+            for one, glet in resized:
+                if one.executor is not None and not await one.executor.resize(glet.part_pct):
+                    _log.warning(
+                        "a part could not be resized; its executor starts anew", gpu=glet.gpu, part_pct=glet.part_pct
+                    )
         except BaseException:
+            self._moving = []
             await self._close_all(fresh)
             raise
         # Switch: no waiting in here.
@@ -154,21 +166,18 @@ class Fleet:
         for one, glet in (*kept, *resized):
             one.glet = glet
             executor = one.executor
-            if executor is None or executor.place.part_pct == glet.part_pct:
-                continue
-            if not executor.place.resize(glet.part_pct):
-                _log.warning(
-                    "a part could not be resized; its executor starts anew", gpu=glet.gpu, part_pct=glet.part_pct
-                )
+            if executor is not None and executor.part_pct != glet.part_pct:
                 executor.kill()
         staying = [one for one, _ in (*kept, *resized)]
         leaving = [one for one in self._opened if one not in staying]
         self._opened, self._plan, self._rates = [*staying, *fresh], plan, rates
         self._route()
         # Drain, then close.
+        self._moving = leaving
         for one in leaving:
             one.is_leaving = True
         await asyncio.gather(*(self._drain(one) for one in leaving))
+        self._moving = []
         return Phases(
             prepare_s=switched_s - began_s, drain_s=self._loop.time() - switched_s, prepared=len(fresh),
             resized=len(resized), closed=len(leaving),
@@ -209,11 +218,8 @@ class Fleet:
     def _can_resize(self, one: _Opened, glet: Glet) -> bool:
         if one.glet.gpu != glet.gpu or _names(one.glet) != _names(glet) or one.executor is None:
             return False
-        cores = len(self._devices[glet.gpu].cores)
-        return (
-            self._driver.capabilities().can_resize
-            and threads_of(glet.part_pct, cores) == one.executor.place.entry.threads
-        )
+        site = self._sites.get(glet.gpu)
+        return site is not None and site.can_resize(one.executor.part_pct, glet.part_pct)
 
     async def _prepare(self, fresh: Sequence[_Opened]) -> None:
         # Device after device: those that warm up on one disturb no other.
@@ -222,12 +228,13 @@ class Fleet:
                 if one.glet.gpu == gpu:
                     one.executor = await self._start(one)
 
-    async def _start(self, one: _Opened) -> Executor:
+    async def _start(self, one: _Opened) -> ExecutorHandle:
         glet = one.glet
-        place = self._driver.open(self._devices[glet.gpu], glet.part_pct)
-        names = _names(glet)
-        return await start_executor(
-            place, [self._models[name] for name in names], lambda done: self._done(one, done),
+        site = self._sites.get(glet.gpu)
+        if site is None:
+            raise ServeError(f"device {glet.gpu} is gone")
+        return await site.start(
+            glet.part_pct, [self._models[name] for name in _names(glet)], lambda done: self._done(one, done),
             lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
         )  # fmt: skip
 

@@ -1,10 +1,11 @@
-"""`farside serve run`: a deployment on this machine, from its file to its end."""
+"""`farside serve run`: a deployment on this machine or on a manager's nodes, from its file to its end."""
 
 import asyncio
 import importlib.metadata
 import os
 import socket
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -21,6 +22,9 @@ from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.partition.whole import WholeDriver
+from farside.agent.serving.remote import Address
+from farside.client.manager_client import ManagerAddress
+from farside.daemon.control.keys import read_keys
 from farside.ending import on_end_signals
 from farside.errors import ConfigError
 from farside.listen import allow_many_connections, close_listener, open_listener
@@ -32,22 +36,28 @@ from farside.scheduler.sharing.glet.plan import Glet, Plan
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile
 from farside.scrape import serve_metrics
 from farside.serve.controller import Controller
-from farside.serve.deployment import Deployment, profiles_of
+from farside.serve.deployment import Deployment, check_for_machine, check_for_manager, profiles_of
 from farside.serve.fleet import Fleet
 from farside.serve.http_door import HttpDoor, http_server
+from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
+from farside.serve.lease.report import report_of
+from farside.serve.lease.rules import LeaseRules
+from farside.serve.lease.terms import job_of
 from farside.serve.metrics import serving_registry
 from farside.serve.planner import Planner, sizes_of
 from farside.serve.pool import Pool
 from farside.serve.profile.folder import profile_problem, read_header
 from farside.serve.profile.profiler import fingerprint
 from farside.serve.service import Service
-from farside.serve.status import GletStatus, ModelStatus, ServeStatus
+from farside.serve.site import Devices, LocalSite, OwnDevices, RemoteSite, Site
+from farside.serve.status import GletStatus, LeaseStatus, ModelStatus, ServeStatus
 from farside.serve.table import read_tables
 from farside.tls import TlsFiles, server_tls
 
 _GRACE_S = 2.0
 _RATIOS_LEAST = 10
 _PLAN_BYTES_MAX = 1 << 24
+_FRONT_CHARS_MAX = 128
 
 _log = get_log("serve")
 
@@ -56,38 +66,44 @@ _log = get_log("serve")
 class _Grounds:
     """A deployment with what is known of its models, and the devices.
 
-    ``plan`` is the one that was given; None: plans are made as rates change.
+    ``plan`` is the one that was given; None: plans are made as rates change. ``driver`` is None where workers cut.
+    ``manager``: whose nodes it is on; None: this machine. ``device_name``: what the profile is of; empty: not said.
     """
 
     deployment: Deployment
     models: Mapping[str, ModelFile]
     profiles: Mapping[str, ModelProfile]
     device: DeviceProfile
-    driver: Driver
+    driver: Driver | None
     driver_name: str
     devices: Sequence[Device]
-    plan: Plan | None
+    plan: Plan | None = None
+    manager: ManagerAddress | None = None
+    device_name: str = ""
 
     @property
     def gpus(self) -> int:
         """Devices that may be used."""
-        return min(len(self.devices), self.deployment.gpus_max or len(self.devices))
+        most = self.deployment.gpus_max or len(self.devices)
+        return most if self.manager is not None else min(len(self.devices), most)
 
 
-def run(deployment: Deployment, plan_file: Path | None, *, log_level: str = "info") -> int:
-    """Serves until it is asked to end; the exit code.
+def run(
+    deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None = None, *, log_level: str = "info"
+) -> int:
+    """Serves until it is asked to end; the exit code. ``manager``: whose nodes have the devices; None: this machine.
 
     Raises:
         FarsideError: Something is wrong with the deployment, or could not be started.
     """
     start_logging(log_level)
     allow_many_connections()
-    asyncio.run(_run(deployment, plan_file))
+    asyncio.run(_run(deployment, plan_file, manager))
     return 0
 
 
-async def _run(deployment: Deployment, plan_file: Path | None) -> None:
-    grounds = await _grounds(deployment, plan_file)
+async def _run(deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None) -> None:
+    grounds = await _grounds(deployment, plan_file, manager)
     ended = asyncio.Event()
     with on_end_signals(ended.set):
         async with AsyncExitStack() as stack:
@@ -98,7 +114,11 @@ async def _run(deployment: Deployment, plan_file: Path | None) -> None:
             notify_systemd("STOPPING=1")
 
 
-async def _grounds(deployment: Deployment, plan_file: Path | None) -> _Grounds:
+async def _grounds(deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None) -> _Grounds:
+    if manager is None:
+        check_for_machine(deployment)
+    else:
+        check_for_manager(deployment)
     if deployment.profile is None:
         raise ConfigError(
             f"{deployment.file}: names no profile, and without latencies there is no plan",
@@ -106,7 +126,7 @@ async def _grounds(deployment: Deployment, plan_file: Path | None) -> _Grounds:
         )
     tables = read_tables(deployment.profile)
     profiles, device = profiles_of(deployment, deployment.profile, tables.models, tables.device)
-    driver_name, driver = _driver(deployment)
+    driver_name, driver = _driver(deployment) if manager is None else (deployment.driver, None)
     if driver_name == "whole":
         device = replace(device, cuts=((WHOLE_PCT,),))
     devices = [
@@ -114,25 +134,28 @@ async def _grounds(deployment: Deployment, plan_file: Path | None) -> _Grounds:
         for number, cores in enumerate(deployment.cpu_devices or (tuple(sorted(os.sched_getaffinity(0))),))
     ]
     missing = {core for one in devices for core in one.cores} - os.sched_getaffinity(0)
-    if missing:
+    if missing and manager is None:
         raise ConfigError(
             f"{deployment.file}: cpu_devices names core {min(missing)}, which this process may not use",
             hint=f"there are {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
         )
     models = {one.name: one for one in await describe_models(deployment.requests())}
-    _check_profile(deployment.profile, deployment, driver_name, driver, devices, models)
     grounds = _Grounds(
         deployment=deployment, models=models, profiles=profiles, device=device, driver=driver, driver_name=driver_name,
-        devices=devices, plan=None,
+        devices=devices, manager=manager,
     )  # fmt: skip
+    grounds = replace(grounds, device_name=_check_profile(deployment.profile, grounds))
+    if manager is not None:
+        if plan_file is not None:
+            raise ConfigError("--plan and --manager exclude each other", hint="leases come and go, and plans with them")
+        _log.info("parts are of CPU cores, in place of the GPUs that are leased", driver=driver_name)
     return grounds if plan_file is None else replace(grounds, plan=_given_plan(plan_file, grounds))
 
 
-def _check_profile(
-    folder: Path, deployment: Deployment, driver_name: str, driver: Driver, devices: Sequence[Device],
-    models: Mapping[str, ModelFile],
-) -> None:  # fmt: skip
-    """Whether a profile is of these devices and files; tables without profile.json are taken at their word.
+def _check_profile(folder: Path, grounds: _Grounds) -> str:
+    """What device a profile is of, if of these and of these files; tables without profile.json are taken at their word.
+
+    A device elsewhere has to be what the profile says, as its worker checks.
 
     Raises:
         ConfigError: It is of others.
@@ -140,16 +163,22 @@ def _check_profile(
     header = read_header(folder)
     if header is None:
         _log.warning("the tables do not say of which device and files they are", profile=str(folder))
-        return
-    hashes = {name: model.sha256 for name, model in models.items()}
-    frameworks = sorted({model.framework for model in models.values()})
-    for device in devices:
-        problem = profile_problem(folder, header, fingerprint(driver_name, driver, device, frameworks), hashes)
+        return ""
+    deployment, driver_name = grounds.deployment, grounds.driver_name
+    hashes = {name: model.sha256 for name, model in grounds.models.items()}
+    frameworks = sorted({model.framework for model in grounds.models.values()})
+    for device in grounds.devices:
+        driver = grounds.driver or (CpuDriver(deployment.capacity_pct) if driver_name == "cpu" else WholeDriver())
+        ours = fingerprint(driver_name, driver, device, frameworks)
+        if grounds.driver is None:
+            ours = msgspec.structs.replace(ours, name=header.device.name)
+        problem = profile_problem(folder, header, ours, hashes)
         if problem:
-            ours = deployment.capacity_pct
-            option = f" --capacity {ours}" if driver_name == "cpu" and ours != CAPACITY_PCT else ""
+            capacity = deployment.capacity_pct
+            option = f" --capacity {capacity}" if driver_name == "cpu" and capacity != CAPACITY_PCT else ""
             hint = f"farside serve profile{option} measures anew, into an empty folder"
             raise ConfigError(f"{deployment.file}: {problem}", hint=hint)
+    return header.device.name
 
 
 def _driver(deployment: Deployment) -> tuple[str, Driver]:
@@ -210,8 +239,13 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
         from farside.serve.grpc_door import open_grpc
 
         grpc_server = open_grpc(service, deployment.grpc, secure)
+    keeper = _keeper(grounds) if grounds.manager is not None else None
+    if keeper is not None:
+        await keeper.claim()
+        stack.push_async_callback(keeper.end)
+    own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(
-        grounds.driver, grounds.devices, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
+        own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
         prepare_s=deployment.prepare_s,
     )  # fmt: skip
     stack.push_async_callback(fleet.close)
@@ -219,9 +253,13 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     if planner is not None:
         stack.push_async_callback(planner.close)
     rates = {name: model.rate for name, model in deployment.models.items()}
-    controller = Controller(fleet, pool, planner, grounds.gpus, rates)
+    devices: Devices = keeper if keeper is not None else OwnDevices(grounds.gpus)
+    controller = Controller(fleet, pool, planner, devices, rates)
+    told = _Told(grounds, fleet, controller, pool, keeper)
+    if keeper is not None:
+        keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
+        await stack.enter_async_context(_background(keeper.run()))
     await controller.start(grounds.plan)
-    told = _Told(grounds, fleet, controller, pool)
     if deployment.metrics:
         scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
         stack.callback(scraped.close)
@@ -234,6 +272,37 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     if grpc_server is not None:
         await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, _GRACE_S)
+
+
+def _own_sites(driver: Driver, devices: Sequence[Device]) -> dict[int, Site]:
+    return {number: LocalSite(driver, device) for number, device in enumerate(devices)}
+
+
+def _front(deployment: Deployment) -> str:
+    """Name of this front, which it has again after a restart, and which no front elsewhere has."""
+    return f"{socket.gethostname()}:{deployment.file}"[-_FRONT_CHARS_MAX:]
+
+
+def _keeper(grounds: _Grounds) -> LeaseKeeper:
+    deployment, terms = grounds.deployment, grounds.deployment.terms
+    folder = deployment.file.parent
+    key = read_keys(folder / terms.key_file)[0]
+
+    def site_of(number: int, address: Address) -> Site:
+        device = grounds.devices[number % len(grounds.devices)]
+        return RemoteSite(
+            address, grounds.driver_name, device, grounds.device_name, can_be_resized=grounds.driver_name == "cpu"
+        )
+
+    assert grounds.manager is not None
+    own_command = (sys.executable, "-m", "farside")
+    settings = LeaseSettings(
+        name=deployment.name, front=_front(deployment),
+        job=job_of(deployment.name, folder, terms, own_command, deployment.capacity_pct),
+        rules=LeaseRules(most=grounds.gpus, spare=terms.spare_gpus, replace_before_s=terms.replace_before_s),
+        lease_s=terms.lease_s, key=key, site_of=site_of,
+    )  # fmt: skip
+    return LeaseKeeper(grounds.manager, settings)
 
 
 @asynccontextmanager
@@ -260,8 +329,11 @@ async def _http(server: uvicorn.Server, listener: socket.socket) -> AsyncIterato
 class _Told:
     """What the admin socket and the metrics say."""
 
-    def __init__(self, grounds: _Grounds, fleet: Fleet, controller: Controller, pool: Pool) -> None:
+    def __init__(
+        self, grounds: _Grounds, fleet: Fleet, controller: Controller, pool: Pool, keeper: LeaseKeeper | None
+    ) -> None:
         self._grounds, self._fleet, self._controller, self._pool = grounds, fleet, controller, pool
+        self._keeper = keeper
 
     async def ask(self, arguments: Mapping[str, object]) -> ServeStatus:
         """Answer of the command status."""
@@ -271,10 +343,13 @@ class _Told:
         """All of it, now."""
         deployment, pool = self._grounds.deployment, self._pool
         ratios = {id(turns.executor): turns.ratios for turns in pool.turns}
+        leases = self._leases()
+        nodes = {one.gpu: one.node for one in leases}
         glets = tuple(
             GletStatus(
                 glet=glet, pid=executor.pid if executor is not None else 0,
                 ratio=_median([ratio for _, ratio in ratios.get(id(executor), ())], _RATIOS_LEAST),
+                busy_pct=self._busy_pct(glet), node=nodes.get(glet.gpu, ""),
             )
             for glet, executor in self._fleet.executors
         )  # fmt: skip
@@ -282,8 +357,34 @@ class _Told:
             name=deployment.name, http=deployment.http, grpc=deployment.grpc, driver=self._grounds.driver_name,
             devices=self._grounds.gpus, ready=all(pool.is_ready(name) for name in self._grounds.models), glets=glets,
             models=tuple(self._model(name) for name in self._grounds.models), changes=tuple(self._controller.records),
-            deaths=self._fleet.deaths, stray=pool.stray, problem=self._controller.problem,
+            deaths=self._fleet.deaths, stray=pool.stray, problem=self._problem(), leases=leases,
+            manager=self._grounds.manager.endpoint if self._grounds.manager is not None else "",
+            manager_away=self._keeper.away if self._keeper is not None else "",
         )  # fmt: skip
+
+    def _problem(self) -> str:
+        leases = self._keeper.problem if self._keeper is not None else ""
+        return "; ".join(filter(None, (self._controller.problem, leases)))
+
+    def _leases(self) -> tuple[LeaseStatus, ...]:
+        if self._keeper is None:
+            return ()
+        leaving = self._keeper.leaving
+        return tuple(
+            LeaseStatus(
+                gpu=one.number, job=one.job_id, node=one.node, state=one.phase, left_s=round(one.left_s, 1),
+                leaving=leaving.get(one.number, ""),
+            )
+            for one in self._keeper.leases()
+        )  # fmt: skip
+
+    def _busy_pct(self, glet: Glet) -> float:
+        """Share of a glet's cycle that its planned batches take, by the latencies that rounds decide with."""
+        turns = next((one for one in self._pool.turns if one.glet is glet), None)
+        if turns is None or not glet.cycle_ms:
+            return 0.0
+        took_s = sum(turns.latencies_s[one.model][one.batch - 1] for one in glet.models)
+        return 100_000 * took_s / glet.cycle_ms
 
     def _model(self, name: str) -> ModelStatus:
         counts = self._pool.counts[name]

@@ -1,5 +1,6 @@
 """Prometheus metrics: Triton's names, so that its dashboards go on working, and ours beside them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -87,6 +88,13 @@ def _collect(service: Service, status: ServeStatus) -> Iterable[Metric]:
     )  # fmt: skip
     yield family(counter, prefix, "executor_deaths", "Executors that ended unasked.", status.deaths)
     yield family(counter, prefix, "stray_answers", "Answers to batches that were not in flight.", status.stray)
+    if status.manager:
+        states = Counter("leaving" if lease.leaving else lease.state for lease in status.leases)
+        yield family(
+            gauge, prefix, "leases", "GPUs of the manager's nodes by state.",
+            [((state,), count) for state, count in sorted(states.items())], ("state",),
+        )  # fmt: skip
+        yield family(gauge, prefix, "manager_up", "1: the manager answers.", 0.0 if status.manager_away else 1.0)
     yield family(gauge, prefix, "has_plan", "1: the measured rates have a plan.", 0.0 if status.problem else 1.0)
 
 

@@ -8,12 +8,26 @@ from farside.scheduler.sharing.glet.plan import Glet
 class GletStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A glet: its part of the plan, its process (0: it comes again), and real by planned seconds of its last batches.
 
-    ``ratio``: the median; 0 where fewer than ten batches ran.
+    ``ratio``: the median; 0 where fewer than ten batches ran. ``busy_pct``: of its cycle, what planned batches take.
+    ``node``: where it is; empty: on the front's own machine.
     """
 
     glet: Glet
     pid: int
     ratio: float
+    busy_pct: float = 0.0
+    node: str = ""
+
+
+class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of a manager's nodes: its number in plans, its job, and why it is left; empty: it stays."""
+
+    gpu: int
+    job: str
+    node: str
+    state: str
+    left_s: float
+    leaving: str = ""
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +70,10 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a deployment. ``problem``: why the rates have no plan, empty where they have."""
+    """All of a deployment. ``problem``: why the rates have no plan, or too few devices; empty where they have.
+
+    ``manager``: whose nodes it is on; empty: it is on this machine. ``manager_away``: why that does not answer.
+    """
 
     kind: str = "serving"
     name: str
@@ -71,3 +88,6 @@ class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     stray: int
     problem: str = ""
+    leases: tuple[LeaseStatus, ...] = ()
+    manager: str = ""
+    manager_away: str = ""

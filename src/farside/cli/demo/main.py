@@ -24,7 +24,7 @@ from farside.errors import FarsideError, Unavailable
 from farside.sandbox.session import open_sandbox
 from farside.units import format_bytes
 
-Scene = Literal["all", "memory", "cluster", "aggregation", "serving", "colocation"]
+Scene = Literal["all", "memory", "cluster", "aggregation", "serving", "serving-cluster", "colocation"]
 """What `farside demo --scene` takes; "all" are the two that need no other packages."""
 SANDBOX = ("--donors", "3", "--donor-memory", "512MiB", "--transport", "tcp", "--size", "1GiB")
 PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "diffutils"}
@@ -43,6 +43,8 @@ def run(*, state: Path | None = None, part: Scene = "all") -> int:
         return _aggregation(console)
     if part == "serving":
         return _serving(console)
+    if part == "serving-cluster":
+        return _serving_cluster(console)
     if part == "colocation":
         return _colocation(console)
     status = 0
@@ -73,6 +75,15 @@ def _serving(console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
         scene = play(show, Path(spare))
     return print_scene(console, scene)
+
+
+def _serving_cluster(console: Console) -> int:
+    from farside.cli.demo.serving_cluster import play
+    from farside.cli.demo.serving_report import print_cluster_scene
+
+    with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
+        scene = play(show, Path(spare))
+    return print_cluster_scene(console, scene)
 
 
 def _colocation(console: Console) -> int:

@@ -1,9 +1,15 @@
-"""The table of the demo's serving scene."""
+"""The tables of the demo's serving scenes."""
+
+from collections.abc import Sequence
 
 from rich.console import Console
 
+from farside.cli.demo import serving_cluster
 from farside.cli.demo.serving import ServingScene, scene_faults
+from farside.cli.demo.serving_cluster import END_S, SETTLE_S, ClusterScene
+from farside.cli.demo.serving_load import Result
 from farside.cli.figure_table import figure_table
+from farside.serve.status import ServeStatus
 
 
 def print_scene(console: Console, scene: ServingScene) -> int:
@@ -19,20 +25,52 @@ def print_scene(console: Console, scene: ServingScene) -> int:
                 f"{counts['met'] / seconds:.1f}/s", f"{100 * violated:.2f} %",
             )  # fmt: skip
     console.print(table)
+    _print_plans(console, scene.status)
+    _print_counts(console, scene.result)
+    return _print_faults(console, scene_faults(scene))
+
+
+def print_cluster_scene(console: Console, scene: ClusterScene) -> int:
+    """Prints leases, plans and what came of requests, and what was wrong; the exit code."""
+    table = figure_table("model", "SLO", "sent", "answered in time", "violated", texts=1)
+    for model in sorted(scene.rates):
+        counts = scene.result.counts(model, SETTLE_S)
+        violated, seconds = scene.result.violated_share(model, SETTLE_S), END_S - SETTLE_S
+        table.add_row(
+            model, f"{scene.mix.slo_ms[model]:g} ms", f"{counts.total() / seconds:.1f}/s",
+            f"{counts['met'] / seconds:.1f}/s", f"{100 * violated:.2f} %",
+        )  # fmt: skip
+    console.print(table)
+    _print_plans(console, scene.status)
+    places = ", ".join(f"job {job} on {node}" for job, node in scene.leases.items())
+    console.print(
+        f"leases: {places}; {scene.drained} was drained; {3600 * scene.gpu_hours:.0f} GPU seconds counted",
+        highlight=False,
+    )
+    _print_counts(console, scene.result)
+    return _print_faults(console, serving_cluster.scene_faults(scene))
+
+
+def _print_plans(console: Console, status: ServeStatus) -> None:
     plans = figure_table("new plan", "devices", "sum of parts", "started", "resized", "closed", "took")
-    for one in scene.status.changes:
+    for one in status.changes:
         took_s = one.plan_s + one.prepare_s + one.drain_s
         plans.add_row(
             one.cause, f"{one.gpus}", f"{one.part_pct} %", f"{one.prepared}", f"{one.resized}", f"{one.closed}",
             one.problem or f"{took_s:.1f} s",
         )  # fmt: skip
     console.print(plans)
-    total = scene.result.counts()
+
+
+def _print_counts(console: Console, result: Result) -> None:
+    total = result.counts()
     console.print(
         f"{total.total():,} requests in all: " + ", ".join(f"{count:,} {name}" for name, count in total.most_common()),
         highlight=False,
     )
-    faults = scene_faults(scene)
+
+
+def _print_faults(console: Console, faults: Sequence[str]) -> int:
     for fault in faults:
         console.print(f"FAIL: {fault}", style="bold red", highlight=False)
     return 1 if faults else 0

@@ -129,12 +129,15 @@ class Running:
         folder: Has the models and their profile.
         mix: What is promised.
         rates: Expected at the start.
+        extra: Lines more of serving.toml.
+        options: Of `farside serve run`.
     """
 
     folder: Path
     mix: Mix
     rates: Mapping[str, float]
     extra: Sequence[str] = ()
+    options: Sequence[str] = ()
     http: int = 0
     grpc: int = 0
     _process: "subprocess.Popen[bytes] | None" = None
@@ -153,7 +156,7 @@ class Running:
         (self.folder / "serving.toml").write_text("\n".join(lines) + "\n")
         self._log = self.folder / "serve.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(farside("serve", "run", str(self.folder)), stderr=log)
+            self._process = subprocess.Popen(farside("serve", "run", str(self.folder), *self.options), stderr=log)
         end_s = time.monotonic() + READY_S
         while time.monotonic() < end_s and self._process.poll() is None:
             try:

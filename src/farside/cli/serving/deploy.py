@@ -5,19 +5,21 @@ import time
 from pathlib import Path
 
 import msgspec
+from rich.table import Table
 
 from farside import admin
 from farside.cli.figure_table import figure_table, print_plain
 from farside.cli.terminal import standard_output
-from farside.errors import Unavailable
+from farside.errors import ConfigError, Unavailable
 from farside.serve.status import ServeStatus
+from farside.units import format_seconds
 
 _PACKAGES = ("onnxruntime", "grpc", "tritonclient")
 _CHANGES_SHOWN = 10
 
 
-def run(place: Path, plan_file: Path | None, log_level: str) -> int:
-    """Serves until SIGTERM; the exit code.
+def run(place: Path, plan_file: Path | None, manager: str | None, state: Path | None, log_level: str) -> int:
+    """Serves until SIGTERM; the exit code. ``manager``, ``state``: whose nodes have the devices; None: this machine.
 
     Raises:
         FarsideError: The deployment is wrong, or could not be started.
@@ -33,7 +35,39 @@ def run(place: Path, plan_file: Path | None, log_level: str) -> int:
     from farside.serve.deployment import read_deployment
     from farside.serve.main import run as run_deployment
 
-    return run_deployment(read_deployment(place, socket_folder()), plan_file, log_level=log_level)
+    deployment = read_deployment(place, socket_folder())
+    address = None
+    if manager or state is not None:
+        from farside.client.manager_client import find_manager
+
+        address = find_manager(manager, state)
+    return run_deployment(deployment, plan_file, address, log_level=log_level)
+
+
+def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level: str) -> int:
+    """Serves a front as the task of a lease; the exit code.
+
+    Raises:
+        FarsideError: There is no key, or nothing to listen at.
+    """
+    import asyncio
+
+    from farside.agent.serving.lease_task import run_lease
+    from farside.agent.serving.partition.cpu import CpuDriver
+    from farside.agent.serving.partition.whole import WholeDriver
+    from farside.daemon.control.keys import read_keys
+    from farside.listen import allow_many_connections, open_listener
+    from farside.log import start_logging
+
+    start_logging(log_level)
+    allow_many_connections()
+    key = read_keys(key_file)[0]
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if listen is None and not (host and port):
+        raise ConfigError("this process is no task of a job, so nothing says where it listens", hint="give --listen")
+    listener = open_listener(listen or f"tcp:{host}:{port}", setting="--listen" if listen else "MASTER_ADDR")
+    asyncio.run(run_lease(listener, key, {"cpu": CpuDriver(capacity_pct), "whole": WholeDriver()}))
+    return 0
 
 
 def show_status(place: Path, *, as_json: bool) -> int:
@@ -70,12 +104,13 @@ def _print(status: ServeStatus) -> None:
             f"{model.p99_ms:.1f}", f"{model.met}", f"{model.late}", f"{model.dropped + model.rejected}",
             f"{model.failed}",
         )  # fmt: skip
-    glets = figure_table("device", "part", "models", "cycle", "process", "real/planned", texts=3)
+    glets = figure_table("device", "part", "models", "cycle", "occupied", "process", "real/planned", texts=3)
     for part in status.glets:
         loads = ", ".join(f"{portion.model} x{portion.batch}" for portion in part.glet.models)
         glets.add_row(
             f"{part.glet.gpu}", f"{part.glet.part_pct} %", loads, f"{part.glet.cycle_ms:.1f} ms",
-            f"{part.pid}" if part.pid else "starts again", f"{part.ratio:.2f}" if part.ratio else "-",
+            f"{part.busy_pct:.0f} %", f"{part.pid}" if part.pid else "starts again",
+            f"{part.ratio:.2f}" if part.ratio else "-",
         )  # fmt: skip
     changes = figure_table("at", "cause", "devices", "parts", "new", "resized", "closed", "took", texts=2)
     for change in status.changes[-_CHANGES_SHOWN:]:
@@ -87,9 +122,20 @@ def _print(status: ServeStatus) -> None:
     doors = ", ".join(
         f"{name} {address}" for name, address in (("HTTP", status.http), ("gRPC", status.grpc)) if address
     )
-    print_plain(models, glets, changes)
+    print_plain(models, glets, *([_lease_table(status)] if status.manager else []), changes)
     print_plain(f"{status.name}: {'ready' if status.ready else 'not ready'} on {doors}; driver {status.driver}.")
     if status.problem:
         print_plain(f"The rates have no plan: {status.problem}.")
+    if status.manager:
+        away = f"; it is away, and leases stay as they are: {status.manager_away}" if status.manager_away else ""
+        print_plain(f"On nodes of the manager {status.manager}{away}.")
     if status.deaths:
         print_plain(f"{status.deaths} executors have died.")
+
+
+def _lease_table(status: ServeStatus) -> Table:
+    leases = figure_table("lease", "job", "node", "state", "left", texts=4)
+    for one in status.leases:
+        state = f"leaving: {one.leaving}" if one.leaving else one.state
+        leases.add_row(f"{one.gpu}", one.job, one.node or "-", state, format_seconds(one.left_s) if one.left_s else "-")
+    return leases

@@ -1,0 +1,341 @@
+"""The leases of a deployment: observes them at the manager, decides (rules.py), submits, cancels, and reports.
+
+All that is known of a lease is its job, which names the deployment: a front that is started again finds them there.
+Without the manager the deployment goes on with the leases that it has.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from farside.agent.serving.remote import Address
+from farside.agent.serving.worker_line import WorkerLine, connect_worker
+from farside.client.manager_client import ManagerAddress, ManagerClient
+from farside.errors import FarsideError, PeerError
+from farside.log import get_log
+from farside.scheduler.manager.view.deployments import DeploymentBody
+from farside.serve.lease.rules import LIVE, RUNNING, Judged, Lease, LeaseRules, judge
+from farside.serve.site import Site
+
+LOOK_S = 1.0
+LIMIT_S = 10.0
+CONNECT_S = 2.0
+# A lease that failed or that somebody cancelled is not asked for again for so long.
+PAUSE_S = 60.0
+
+_log = get_log("serve.leases")
+
+Body = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease of ours: its number, its job as it was seen last, its node, and the line to its worker."""
+
+    number: int
+    job: Mapping[str, Any]
+    seen_s: float
+    is_draining: bool = False
+    line: WorkerLine | None = None
+
+    @property
+    def phase(self) -> str:
+        return str(self.job["state"])
+
+    @property
+    def node(self) -> str:
+        return next(iter(self.job["nodes"]), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """What leases of a deployment are.
+
+    Attributes:
+        name: The deployment's.
+        front: What tells its fronts apart.
+        job: Keys of a lease's job.
+        rules: How many, and when they are replaced.
+        lease_s: Seconds that a lease has its GPU.
+        key: That workers and the front prove to each other.
+        site_of: The device of a lease, by its number and where its worker is.
+    """
+
+    name: str
+    front: str
+    job: Body
+    rules: LeaseRules
+    lease_s: float
+    key: bytes
+    site_of: Callable[[int, Address], Site]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one look at the manager has found."""
+
+    jobs: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    draining: set[str] = field(default_factory=set[str])
+
+
+class LeaseKeeper:
+    """Devices of a deployment that are leases; `run` keeps them.
+
+    Args:
+        manager: Where the manager is.
+        settings: What the leases are.
+    """
+
+    may_change = True
+
+    def __init__(self, manager: ManagerAddress, settings: LeaseSettings) -> None:
+        self._settings = settings
+        self._in_use: Callable[[], AbstractSet[int]] = frozenset
+        self._report: Callable[[], DeploymentBody] = lambda: DeploymentBody(front=settings.front, ready=False)
+        self._manager, self._client = manager, ManagerClient(manager, limit_s=LIMIT_S)
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[str, _Held] = {}
+        self._needed = 0
+        self._is_known = False
+        self._paused_until_s = 0.0
+        self._judged = Judged(usable=frozenset(), leaving={}, submit=0, cancel=())
+        self._given_back: set[str] = set()
+        self.sites: dict[int, Site] = {}
+        self.away = ""
+        self.problem = ""
+
+    # ---- for the controller
+
+    @property
+    def most(self) -> int:
+        """Leases that plans may have at most."""
+        return self._settings.rules.most
+
+    @property
+    def usable(self) -> frozenset[int]:
+        """Numbers of the leases on which executors may be started, and stay for some time."""
+        return frozenset(number for number in self._judged.usable if number in self.sites)
+
+    def want(self, count: int) -> None:
+        """So many are needed from now on."""
+        self._needed = count
+
+    def leases(self) -> tuple[Lease, ...]:
+        """All but those that were given back, by number."""
+        found = (
+            Lease(
+                job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
+                is_draining=one.is_draining, answers=one.line is not None and one.line.is_up,
+            )
+            for job_id, one in self._held.items()
+            if job_id not in self._given_back
+        )  # fmt: skip
+        return tuple(sorted(found, key=lambda one: one.number))
+
+    def _left_s(self, one: _Held) -> float:
+        if one.phase != RUNNING:
+            return 0.0
+        return max(0.0, self._settings.lease_s - float(one.job["held_s"]) - (self._loop.time() - one.seen_s))
+
+    @property
+    def leaving(self) -> Mapping[int, str]:
+        """By number, why a lease is left."""
+        return self._judged.leaving
+
+    def serves(self, in_use: Callable[[], AbstractSet[int]], report: Callable[[], DeploymentBody]) -> None:
+        """Takes who knows the numbers of devices that have executors, and who makes the report for the manager."""
+        self._in_use, self._report = in_use, report
+
+    # ---- its loop
+
+    async def claim(self) -> None:
+        """Tells the manager of this deployment for the first time, and finds the leases that it has.
+
+        Raises:
+            FarsideError: The manager does not answer, or the name is another front's.
+        """
+        await self._ask(self._tell)
+        await self.look()
+
+    async def run(self) -> None:
+        """Keeps them until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+                await self._ask(self._tell)
+            except FarsideError as error:
+                self._is_known = False
+                if not self.away:
+                    _log.warning("the manager is away; the deployment stays on the leases that it has", why=str(error))
+                self.away = str(error)
+                self._judge()
+                continue
+            if self.away:
+                _log.info("the manager is back")
+                self.away = ""
+
+    async def look(self) -> None:
+        """Observes, decides, acts: once.
+
+        Raises:
+            FarsideError: The manager does not answer.
+        """
+        # 1. Observe.
+        seen = await self._ask(self._observe)
+        for job_id, job in seen.jobs.items():
+            held = self._held.get(job_id)
+            if held is None:
+                held = self._held[job_id] = _Held(self._free_number(), job, self._loop.time())
+            held.job, held.seen_s = job, self._loop.time()
+            held.is_draining = held.node in seen.draining
+        for job_id in [job_id for job_id, one in self._held.items() if one.phase not in LIVE]:
+            self._over(job_id)
+        await self._connect()
+        # 2. Decide.
+        self._judge()
+        # 3. Act.
+        for job_id in self._judged.cancel:
+            await self._give_back(job_id)
+        count = self._judged.submit if self._loop.time() >= self._paused_until_s else 0
+        if count:
+            await self._submit(count)
+
+    async def end(self) -> None:
+        """Gives all of them back: the deployment ends."""
+        # Another client: the thread of the look that was cancelled may still use the first.
+        self._client = ManagerClient(self._manager, limit_s=LIMIT_S)
+        try:
+            for job_id in list(self._held):
+                await self._give_back(job_id)
+            await self._ask(self._tell_of_end)
+        except FarsideError as error:
+            _log.warning("leases could not be given back; they end by themselves, without a front", why=str(error))
+        for one in self._held.values():
+            if one.line is not None:
+                one.line.close()
+        self._client.close()
+
+    def _judge(self) -> None:
+        before = self._judged
+        self._judged = judge(self.leases(), self._needed, self._in_use(), self._settings.rules)
+        for number, why in self._judged.leaving.items():
+            if number not in before.leaving:
+                _log.info("a lease is left", gpu=number, why=why)
+
+    async def _connect(self) -> None:
+        """Connects to each worker that runs; one that does not answer is tried again at the next look."""
+        lost = []
+        for job_id, one in self._held.items():
+            if one.phase != RUNNING or job_id in self._given_back:
+                self._hang_up(one)
+            elif one.line is None or not one.line.is_up:
+                lost.append((job_id, one))
+        await asyncio.gather(*(self._connect_one(job_id, one) for job_id, one in lost))
+
+    async def _connect_one(self, job_id: str, one: _Held) -> None:
+        address = Address(one.job["master_addr"] or "127.0.0.1", one.job["master_port"], self._settings.key)
+        with contextlib.suppress(FarsideError, TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                one.line = await connect_worker(address)
+            self.sites[one.number] = self._settings.site_of(one.number, address)
+            _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
+
+    def _hang_up(self, one: _Held) -> None:
+        if one.line is not None:
+            one.line.close()
+            one.line = None
+        self.sites.pop(one.number, None)
+
+    def _over(self, job_id: str) -> None:
+        """Its job ends or has ended; where neither we nor its time did that, none is asked for at once."""
+        one = self._held[job_id]
+        self._hang_up(one)
+        if one.phase == "stopping":
+            return
+        del self._held[job_id]
+        was_ours = job_id in self._given_back
+        self._given_back.discard(job_id)
+        if not was_ours and one.phase in ("failed", "cancelled"):
+            self.problem = f"lease {job_id}: {one.job['reason'] or one.phase}"
+            self._paused_until_s = self._loop.time() + PAUSE_S
+            _log.warning("a lease has ended", job=job_id, phase=one.phase, why=one.job["reason"], again_in_s=PAUSE_S)
+        else:
+            _log.info("a lease has ended", job=job_id, phase=one.phase)
+
+    def _free_number(self) -> int:
+        used = {one.number for one in self._held.values()} | self._in_use()
+        return next(number for number in range(len(used) + 1) if number not in used)
+
+    async def _give_back(self, job_id: str) -> None:
+        if job_id in self._given_back:
+            return
+        self._given_back.add(job_id)
+        one = self._held[job_id]
+        self._hang_up(one)
+        _log.info("a lease is given back", gpu=one.number, job=job_id, node=one.node)
+        try:
+            await self._ask(lambda: self._client.post("jobs", job_id, "cancel"))
+        except PeerError:
+            self._given_back.discard(job_id)
+            raise
+        except FarsideError as error:  # it is over already, as the next look will find
+            _log.debug("a lease was over already", job=job_id, why=str(error))
+
+    async def _submit(self, count: int) -> None:
+        body = {**self._settings.job, "count": 1}
+        for _ in range(count):
+            try:
+                ids = (await self._ask(lambda: self._client.post("jobs", body=body)))["ids"]
+            except PeerError:
+                raise
+            except FarsideError as error:
+                self.problem = f"no lease: {error}"
+                self._paused_until_s = self._loop.time() + PAUSE_S
+                _log.warning("the manager takes no lease", why=str(error), again_in_s=PAUSE_S)
+                return
+            self.problem = ""
+            for job_id in ids:
+                waiting = {"state": "waiting", "nodes": (), "held_s": 0.0, "master_port": 0, "reason": ""}
+                self._held[job_id] = _Held(self._free_number(), waiting, self._loop.time())
+                _log.info("a lease is asked for", job=job_id)
+
+    # ---- the manager, in a thread
+
+    async def _ask(self, what: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(what)
+
+    def _observe(self) -> _Seen:
+        seen = _Seen()
+        if not self._is_known:
+            me = self._client.get("whoami")["name"]
+            for job in self._client.get("jobs", user=me)["jobs"]:
+                if job["deployment"] == self._settings.name and job["user"] == me:
+                    seen.jobs[job["id"]] = self._client.get("jobs", job["id"])
+            self._is_known = True
+        for job_id in [job_id for job_id in self._held if job_id not in seen.jobs]:
+            seen.jobs[job_id] = self._job(job_id)
+        for node in {node for job in seen.jobs.values() for node in job["nodes"]}:
+            if self._client.get("nodes", node)["state"] in ("draining", "drained", "closing"):
+                seen.draining.add(node)
+        return seen
+
+    def _job(self, job_id: str) -> Mapping[str, Any]:
+        try:
+            job: Mapping[str, Any] = self._client.get("jobs", job_id)
+            return job
+        except PeerError:
+            raise
+        except FarsideError:  # the manager has forgotten it, long after its end
+            return {"state": "done", "nodes": (), "held_s": 0.0, "master_port": 0, "reason": "it is forgotten"}
+
+    def _tell(self) -> None:
+        self._client.put("deployments", self._settings.name, body=msgspec.to_builtins(self._report()))
+
+    def _tell_of_end(self) -> None:
+        self._client.delete("deployments", self._settings.name, front=self._settings.front)

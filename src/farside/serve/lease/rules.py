@@ -1,0 +1,107 @@
+"""Which leases a deployment serves on, asks for and gives back. PURE.
+
+A lease is a job with one GPU and a time limit. It is replaced before it ends and when its node drains: another one is
+asked for, and the old one is given back once nothing runs there.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+WAITING = frozenset({"waiting", "held", "placed", "starting"})
+RUNNING = "running"
+LIVE = WAITING | {RUNNING}
+# So long before its job is ended a lease is left, whether there is another one or not.
+LAST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A lease as it was seen last.
+
+    Attributes:
+        job_id: Of its job.
+        number: By which plans call its GPU.
+        phase: Of its job, as the manager calls it.
+        node: Where it is; empty while it has no GPU.
+        left_s: Seconds that it may still hold its GPU.
+        is_draining: Its node takes no new jobs.
+        answers: Its worker is connected.
+    """
+
+    job_id: str
+    number: int
+    phase: str
+    node: str = ""
+    left_s: float = 0.0
+    is_draining: bool = False
+    answers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRules:
+    """``spare``: leases beyond those that are needed. ``most``: that are needed at most, without spare ones."""
+
+    most: int
+    spare: int
+    replace_before_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What follows.
+
+    Attributes:
+        usable: Numbers of GPUs on which executors may be started and may stay.
+        leaving: By number, why a lease that runs is to be left.
+        submit: How many to ask for.
+        cancel: Jobs to give back.
+    """
+
+    usable: frozenset[int]
+    leaving: Mapping[int, str]
+    submit: int
+    cancel: tuple[str, ...]
+
+
+def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules: LeaseRules) -> Judged:
+    """What follows from the leases that there are.
+
+    Args:
+        leases: All whose jobs are not over.
+        needed: GPUs that the plan, or the one that is to come, has.
+        in_use: Numbers of GPUs that have executors.
+        rules: How many there may be, and when one is replaced.
+    """
+    leaving = {one.number: why for one in leases if one.phase == RUNNING and (why := _why_left(one, rules))}
+    staying = [one for one in leases if one.phase in LIVE and one.number not in leaving]
+    ready = [one for one in staying if one.phase == RUNNING and one.answers]
+    lacking = needed - len(ready)
+    # As long as others are missing, those that are to be left serve on, those with executors first.
+    kept = [one for one in leases if one.number in leaving and one.answers and one.left_s > LAST_S]
+    kept = sorted(kept, key=lambda one: (one.number not in in_use, -one.left_s))[: max(0, lacking)]
+    serving = {one.number for one in (*ready, *kept)}
+    wanted = min(needed, rules.most) + rules.spare
+    left = [one for one in leases if one.number in leaving and one.number not in serving | in_use]
+    given_back = [*left, *_surplus(staying, len(staying) - wanted, in_use)]
+    return Judged(
+        usable=frozenset(serving - {one.number for one in given_back}),
+        leaving=leaving,
+        submit=max(0, wanted - len(staying)),
+        cancel=tuple(one.job_id for one in given_back),
+    )
+
+
+def _why_left(one: Lease, rules: LeaseRules) -> str:
+    if one.is_draining:
+        return f"{one.node} drains"
+    return "its time ends" if one.left_s <= rules.replace_before_s else ""
+
+
+def _surplus(staying: Sequence[Lease], count: int, in_use: AbstractSet[int]) -> Sequence[Lease]:
+    """Those to give back of leases that are too many: first those that wait, then so that nodes become empty."""
+    on_node = Counter(one.node for one in staying)
+    free = [one for one in staying if one.number not in in_use]
+    free.sort(key=lambda one: (one.phase == RUNNING, on_node[one.node], one.node, one.number))
+    return free[: max(0, count)]

@@ -1,0 +1,92 @@
+"""What serving.toml says of leases: GPUs of a manager's nodes, which a deployment takes one by one. PURE."""
+
+from pathlib import Path
+
+import msgspec
+
+from farside.errors import ConfigError
+from farside.units import parse_bytes
+
+LEASE_S_MIN = 20.0
+LEASE_S_MAX = 4e9  # as a job's time limit
+SPARE_MAX = 64
+
+
+class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of serving.toml that only a deployment on a manager's nodes has."""
+
+    qos: str = ""
+    account: str = ""
+    gpu_model: str = ""
+    cpus: float = 0.0
+    memory: str = ""
+    lease_s: float = 86_400.0
+    replace_before_s: float = 600.0
+    spare_gpus: int = 0
+    preemptible: bool = False
+    worker_command: tuple[str, ...] = ()
+    key_file: str = ""
+
+
+KEYS = tuple(field.name for field in msgspec.structs.fields(LeaseTerms))
+
+
+def check_terms(file: Path, terms: LeaseTerms) -> None:
+    """Whether numbers and sizes make sense.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    for name, low, high in (
+        ("lease_s", LEASE_S_MIN, LEASE_S_MAX),
+        ("replace_before_s", 1.0, terms.lease_s / 2),
+        ("spare_gpus", 0, SPARE_MAX),
+        ("cpus", 0.0, 4096.0),
+    ):
+        value = getattr(terms, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{file}: {name} = {value:g} is out of bounds", hint=f"give {low:g} to {high:g}")
+    try:
+        memory_bytes(terms)
+    except ValueError as error:
+        raise ConfigError(f"{file}: memory: {error}", hint='such as "16GiB"') from error
+
+
+def memory_bytes(terms: LeaseTerms) -> int:
+    """Memory of a lease; 0: not counted.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    return parse_bytes(terms.memory) if terms.memory else 0
+
+
+def job_of(
+    name: str, folder: Path, terms: LeaseTerms, command: tuple[str, ...], capacity_pct: int
+) -> dict[str, object]:
+    """The keys of a lease's job.
+
+    Args:
+        name: The deployment's.
+        folder: Of its file: nodes have it at the same path.
+        terms: What the file says.
+        command: This Farside, where the file names no other one.
+        capacity_pct: Of a device's cores, that parts get.
+    """
+    key = folder / terms.key_file
+    worker = ["serve", "worker", "--key-file", str(key), "--capacity", str(capacity_pct)]
+    return {
+        "argv": [*(terms.worker_command or command), *worker],
+        "gpus": 1,
+        "name": f"serve/{name}",
+        "deployment": name,
+        "account": terms.account,
+        "qos": terms.qos,
+        "gpu_model": terms.gpu_model,
+        "cpus_per_gpu": terms.cpus,
+        "memory_bytes_per_gpu": float(memory_bytes(terms)),
+        "time_limit_s": terms.lease_s,
+        "preemptible": terms.preemptible,
+        "cwd": str(folder),
+        "output": f"serve-{name}-%j.log",
+    }

@@ -1,0 +1,98 @@
+"""Devices that come and go: plans move to those that are there, and serve a share where they are too few."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from farside.scheduler.sharing.glet.plan import Plan, Refusal
+from farside.serve.controller import Controller
+from farside.serve.planner import Planned
+from tests.serving.executors import small_models
+from tests.serving.front import in_loop
+from tests.serving.test_fleet import ONE, SETTINGS, TWO, fleet_of
+
+
+class Leased:
+    """Devices as a test says."""
+
+    may_change = True
+    most = 2
+
+    def __init__(self) -> None:
+        self.usable: frozenset[int] = frozenset()
+        self.wanted = 0
+
+    def want(self, count: int) -> None:
+        self.wanted = count
+
+
+class TwoGpus:
+    """A planner whose plan for all rates has two GPUs; for half of them one will do."""
+
+    def __init__(self) -> None:
+        self.most = 0.0
+
+    async def plan(
+        self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
+    ) -> Planned:
+        self.most = max(self.most, rates["mlp"])
+        if gpus >= 2:
+            return Planned(found=TWO)
+        fits = rates["mlp"] <= self.most / 2
+        return Planned(found=ONE if fits else Refusal(model="mlp", left=1.0, why="too much"))
+
+
+async def until_so(look: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not look():
+            await asyncio.sleep(0.01)
+
+
+def gpus(plan: Plan) -> set[int]:
+    return {one.gpu for one in plan.glets}
+
+
+@in_loop
+async def test_what_runs_moves_to_the_devices_that_are_there_and_less_is_served_on_too_few(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(0, 3, 5))
+    devices = Leased()
+    controller = Controller(fleet, pool, TwoGpus(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    assert (devices.wanted, fleet.plan.glets) == (2, ())
+    watching = asyncio.ensure_future(controller.run())
+
+    devices.usable = frozenset({3})
+    await until_so(lambda: gpus(fleet.plan) == {3})
+    assert devices.wanted == 2, "a share is served meanwhile"
+    devices.usable = frozenset({0, 3})
+    await until_so(lambda: gpus(fleet.plan) == {0, 3})
+    kept = [executor for one, executor in fleet.executors if one.gpu == 3]
+    devices.usable = frozenset({3, 5})
+    await until_so(lambda: gpus(fleet.plan) == {3, 5} and fleet.in_use == {3, 5})
+    assert [executor for one, executor in fleet.executors if one.gpu == 3] == kept
+    devices.usable = frozenset({5})
+    await until_so(lambda: gpus(fleet.plan) == {5})
+
+    assert {one.cause for one in controller.records} == {"devices"}
+    watching.cancel()
+    await fleet.close()
+
+
+@in_loop
+async def test_where_no_device_is_there_that_is_said_and_what_runs_stays(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,))
+    devices = Leased()
+    controller = Controller(fleet, pool, TwoGpus(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    watching = asyncio.ensure_future(controller.run())
+    devices.usable = frozenset({0, 1})
+    await until_so(lambda: gpus(fleet.plan) == {0, 1})
+
+    devices.usable = frozenset()
+    await until_so(lambda: controller.problem == "0 of 2 devices are there")
+
+    assert gpus(fleet.plan) == {0, 1}
+    watching.cancel()
+    await fleet.close()

@@ -1,0 +1,89 @@
+"""Which leases are asked for, served on and given back, by hand and by chance."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.serve.lease.rules import LAST_S, Lease, LeaseRules, judge
+
+RULES = LeaseRules(most=4, spare=0, replace_before_s=600.0)
+DAY_S = 86_400.0
+
+
+def lease(number: int, phase: str = "running", **said: object) -> Lease:
+    runs = phase == "running"
+    made = Lease(
+        job_id=f"j{number}", number=number, phase=phase, node=f"n{number}" if runs else "", answers=runs,
+        left_s=DAY_S if runs else 0.0,
+    )  # fmt: skip
+    return replace(made, **said)  # type: ignore[arg-type]
+
+
+def test_as_many_are_asked_for_as_are_needed_and_spare_ones() -> None:
+    found = judge([lease(0), lease(1, "waiting")], 3, {0}, replace(RULES, spare=1))
+
+    assert (found.submit, found.cancel, set(found.usable)) == (2, (), {0})
+
+
+def test_one_on_a_node_that_drains_serves_until_another_one_is_there_and_then_until_it_is_empty() -> None:
+    drains = lease(0, is_draining=True)
+
+    alone = judge([drains], 1, {0}, RULES)
+    waits = judge([drains, lease(1, "starting")], 1, {0}, RULES)
+    there = judge([drains, lease(1)], 1, {0}, RULES)
+    moved = judge([drains, lease(1)], 1, {1}, RULES)
+
+    assert (alone.submit, set(alone.usable), dict(alone.leaving)) == (1, {0}, {0: "n0 drains"})
+    assert (waits.submit, set(waits.usable), waits.cancel) == (0, {0}, ())
+    assert (set(there.usable), there.cancel) == ({1}, ())
+    assert (set(moved.usable), moved.cancel) == ({1}, ("j0",))
+
+
+def test_one_whose_time_ends_is_replaced_and_left_at_last_though_there_is_no_other() -> None:
+    ends = lease(0, left_s=RULES.replace_before_s)
+
+    assert judge([ends], 1, {0}, RULES).submit == 1
+    assert judge([ends], 1, {0}, RULES).usable == {0}
+    assert judge([replace(ends, left_s=LAST_S)], 1, {0}, RULES).usable == frozenset()
+
+
+def test_too_many_are_given_back_where_they_wait_and_then_so_that_nodes_become_empty() -> None:
+    two, one = [lease(0, node="b"), lease(1, node="b")], lease(2, node="c")
+
+    assert judge([*two, one, lease(3, "waiting")], 2, {0}, RULES).cancel == ("j3", "j2")
+    assert judge([*two, one], 2, {2}, RULES).cancel == ("j0",)
+    assert judge([*two, one], 1, {0, 1, 2}, RULES).cancel == (), "each of them has executors"
+
+
+def test_one_whose_worker_is_gone_is_no_place_and_is_not_replaced_while_its_job_runs() -> None:
+    found = judge([lease(0, answers=False)], 1, {0}, RULES)
+
+    assert (found.usable, found.submit, found.cancel) == (frozenset(), 0, ())
+
+
+PHASES = st.sampled_from(["waiting", "placed", "starting", "running", "stopping"])
+LEASES = st.lists(
+    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), st.booleans(), st.booleans()), max_size=8
+).map(
+    lambda all_of: [
+        lease(number, phase, node=node, left_s=left_s, is_draining=drains, answers=answers)
+        for number, (phase, node, left_s, drains, answers) in enumerate(all_of)
+    ]
+)
+
+
+@given(LEASES, st.integers(0, 4), st.sets(st.integers(0, 7)), st.integers(0, 2))
+def test_what_serves_is_never_given_back_and_nobody_asks_for_more_than_may_be(
+    leases: list[Lease], needed: int, in_use: set[int], spare: int
+) -> None:
+    rules = replace(RULES, spare=spare)
+    found = judge(leases, needed, in_use, rules)
+    numbers = {one.job_id: one.number for one in leases}
+    given_back = {numbers[job_id] for job_id in found.cancel}
+
+    assert not given_back & (in_use | found.usable)
+    assert len(found.cancel) == len(set(found.cancel))
+    staying = [one for one in leases if one.phase != "stopping" and one.number not in found.leaving]
+    assert len(staying) + found.submit <= max(len(staying), needed + spare)
+    assert all(one.phase == "running" and one.answers for one in leases if one.number in found.usable)
