@@ -32,6 +32,14 @@ def test_a_deployment_of_a_folder_has_tritons_ports_and_its_models(tmp_path: Pat
     assert found.admin_socket == tmp_path / "vision.sock"
 
 
+def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no admin_socket, and there is no XDG_RUNTIME_DIR"):
+        read_deployment(written(tmp_path, GOOD), None)
+
+    named = read_deployment(written(tmp_path, 'admin_socket = "a.sock"' + GOOD), None)
+    assert named.admin_socket == tmp_path / "a.sock"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -21,6 +21,7 @@ EXPOSURE_MOST = {
     "farside-slurm.service": 16,
     "farside-aggregator.service": 17,
     "farside-executor.service": 17,
+    "farside-serve@.service": 19,
 }
 USERS = ("farside", "farside-manager", "farside-slurm")
 STANDARD = Path("/usr/lib/systemd/system")

@@ -113,12 +113,12 @@ class Deployment:
         )
 
 
-def read_deployment(place: Path, state_folder: Path) -> Deployment:
+def read_deployment(place: Path, state_folder: Path | None) -> Deployment:
     """The deployment of a folder, or of a file.
 
     Args:
         place: A folder with serving.toml, or such a file; paths in it are relative to its folder.
-        state_folder: Where the admin socket is by default.
+        state_folder: Where the admin socket is by default; None: the file has to name it.
 
     Raises:
         ConfigError: It can't be read, or something in it is wrong.
@@ -168,7 +168,7 @@ class _Checked:
     def __init__(self, path: Path, file: _File, of_a_cluster: Sequence[str]) -> None:
         self._path, self._folder, self._file, self._of_a_cluster = path, path.parent, file, of_a_cluster
 
-    def deployment(self, state_folder: Path) -> Deployment:
+    def deployment(self, state_folder: Path | None) -> Deployment:
         """The deployment.
 
         Raises:
@@ -183,7 +183,6 @@ class _Checked:
         secure = bool(file.tls_cert or file.tls_key)
         if secure and not (file.tls_cert and file.tls_key):
             raise self._wrong("tls_cert and tls_key go together", "name both, or neither")
-        socket = self._in_folder(file.admin_socket) if file.admin_socket else state_folder / f"{file.name}.sock"
         return Deployment(
             file=self._path,
             name=file.name,
@@ -191,7 +190,7 @@ class _Checked:
             http=self._address("http_listen", file.http_listen, is_secure=secure),
             grpc=self._address("grpc_listen", file.grpc_listen, is_secure=secure),
             metrics=self._address("metrics_listen", file.metrics_listen, is_secure=False),
-            admin_socket=socket,
+            admin_socket=self._admin_socket(state_folder),
             driver=file.device,
             cpu_devices=file.cpu_devices,
             capacity_pct=file.capacity_pct,
@@ -204,6 +203,16 @@ class _Checked:
             terms=LeaseTerms(**{key: getattr(file, key) for key in KEYS}),
             of_a_cluster=tuple(self._of_a_cluster),
         )
+
+    def _admin_socket(self, state_folder: Path | None) -> Path:
+        if self._file.admin_socket:
+            return self._in_folder(self._file.admin_socket)
+        if state_folder is None:
+            raise self._wrong(
+                "names no admin_socket, and there is no XDG_RUNTIME_DIR, a folder that is this user's alone",
+                'such as admin_socket = "admin.sock", beside this file',
+            )
+        return state_folder / f"{self._file.name}.sock"
 
     def _check_numbers(self) -> None:
         file = self._file

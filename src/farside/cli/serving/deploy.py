@@ -88,12 +88,13 @@ def show_status(place: Path, *, as_json: bool) -> int:
     return 0 if status.ready else 1
 
 
-def socket_folder() -> Path:
-    """Where deployments of this user have their admin sockets."""
-    if os.geteuid() == 0:
-        return Path("/run/farside/serve")
+def socket_folder() -> Path | None:
+    """Where deployments of this user have their admin sockets; None: no folder is theirs alone."""
+    service = os.environ.get("RUNTIME_DIRECTORY")  # systemd's RuntimeDirectory=
+    if os.geteuid() == 0 or service:
+        return Path(service or "/run/farside/serve")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "farside-serve" if runtime else Path(f"/tmp/farside-serve-{os.geteuid()}")  # noqa: S108
+    return Path(runtime) / "farside-serve" if runtime else None
 
 
 def _print(status: ServeStatus) -> None:
