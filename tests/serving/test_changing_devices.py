@@ -76,6 +76,7 @@ async def test_what_runs_moves_to_the_devices_that_are_there_and_less_is_served_
 
     assert {one.cause for one in controller.records} == {"devices"}
     watching.cancel()
+    await asyncio.wait([watching])
     await fleet.close()
 
 
@@ -95,4 +96,5 @@ async def test_where_no_device_is_there_that_is_said_and_what_runs_stays(tmp_pat
 
     assert gpus(fleet.plan) == {0, 1}
     watching.cancel()
+    await asyncio.wait([watching])
     await fleet.close()

@@ -47,9 +47,10 @@ def glet(gpu: int, *names: str, batch: int = 4) -> Glet:
 def fleet_of(
     files: tuple[ModelFile, ...],
     driver: WholeDriver | None = None,
-    latency_ms: float = 1.0,
+    latency_ms: float = 5000.0,
     numbers: tuple[int, ...] = (0, 1),
 ) -> tuple[Fleet, Pool]:
+    """A fleet on cores. Batches are expected to take long, so that none counts as hung on a busy machine."""
     models = {one.name: one for one in files}
     pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
     sizes = partial(sizes_of, *profiles(tuple(models), latency_ms))
@@ -232,6 +233,7 @@ async def pressed(pool: Pool, file: ModelFile, controller: Controller, *, record
             await asyncio.sleep(0.02)
     await client.all(sent)
     watching.cancel()
+    await asyncio.wait([watching])
 
 
 SETTINGS = RateSettings(tick_s=0.05, early_every_s=0.2, period_s=1000.0)

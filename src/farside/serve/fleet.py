@@ -186,7 +186,7 @@ class Fleet:
     async def close(self) -> None:
         """Ends all executors."""
         self._pool.switch((), {})
-        opened, self._opened = self._opened, []
+        opened, self._opened, self._moving = [*self._opened, *self._moving], [], []
         for one in opened:
             one.is_leaving = True
         await self._close_all(opened)
