@@ -23,6 +23,7 @@ from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.load import whole_state
+from farside.scheduler.manager.store.migrate import upgrade
 from tests.agent.node import Node
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager
@@ -42,7 +43,10 @@ def before(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def opened(before: Path) -> EventStore:
-    return EventStore(f"sqlite:///{before}/manager.db")
+    """As a manager of now opens it."""
+    store = EventStore(f"sqlite:///{before}/manager.db")
+    upgrade(store)
+    return store
 
 
 def as_before(before: Path) -> Any:

@@ -34,6 +34,7 @@ class _Line(Struct, frozen=True, kw_only=True):
     kind: str
     subject: str
     body: str
+    chain: str | None = None  # as in the log; those of before have none
 
 
 _DECODER = msgspec.json.Decoder(_Line)

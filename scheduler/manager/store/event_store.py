@@ -32,7 +32,7 @@ from farside.errors import ConfigError, FarsideError
 from farside.scheduler.manager.model.codec import check_version
 from farside.scheduler.manager.model.event import VERSION, Entry, SchedulerTookLead
 from farside.scheduler.manager.model.state import keyed_request_of
-from farside.scheduler.manager.store.entry_row import COLUMNS, READ_ON, entry_of
+from farside.scheduler.manager.store.entry_row import COLUMNS, READ_ON, entries_behind, entry_of
 from farside.scheduler.manager.store.table import image, lead, log, secret
 from farside.scheduler.manager.store.transaction import PAGE, Draft, Turn, lock
 
@@ -263,7 +263,7 @@ class EventStore:
             StoreError: The database could not do it.
             RemoteProtocolError: An entry is damaged, or of a later version.
         """
-        return self._entries(READ_ON, {"after": after, "most": PAGE})
+        return entries_behind(after, self._read(READ_ON, {"after": after, "most": PAGE}))
 
     def read_all(self) -> Iterator[Entry]:
         """All entries that are not in an archive, page by page."""
@@ -457,6 +457,6 @@ def broken(url: str, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
     """The error of a database in one line."""
     cause = str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
     first = cause.strip().splitlines()[0] if cause.strip() else type(error).__name__
-    if "no such table" in first or "does not exist" in first:
+    if "no such table" in first or "no such column" in first or "does not exist" in first:
         return StoreError(f"{make_url(url).render_as_string()}: {first}", hint="run `farside store upgrade`")
     return StoreError(f"{make_url(url).render_as_string()}: {first}", hint="nothing was written")

@@ -4,12 +4,13 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import insert, select, update
+from sqlalchemy import Column, Connection, Table, insert, inspect, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -133,8 +134,10 @@ def _copy(source: EventStore, target: EventStore) -> int:
         with source.engine.connect().execution_options(is_reading=True) as reading, target.engine.begin() as writing:
             # One read transaction: the row of `lead`, the entries and the snapshot are from the same moment while
             # managers write.
-            leading = reading.execute(select(lead)).one()
-            rows = reading.execute(select(log).where(log.c.seq <= leading.last_seq).order_by(log.c.seq))
+            leading = reading.execute(select(*_there(reading, lead))).one()
+            rows = reading.execute(
+                select(*_there(reading, log)).where(log.c.seq <= leading.last_seq).order_by(log.c.seq)
+            )
             count = 0
             # In parts, so that the insert of a long log does not have to be in memory at once.
             for part in rows.partitions(1000):
@@ -153,3 +156,9 @@ def _copy(source: EventStore, target: EventStore) -> int:
     finally:
         source.close()
         target.close()
+
+
+def _there(connection: Connection, table: Table) -> list[Column[Any]]:
+    """The table's columns, as far as a backup of an earlier version has them."""
+    names = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    return [column for column in table.c if column.name in names]

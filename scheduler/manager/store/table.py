@@ -16,6 +16,8 @@ log = Table(
     Column("kind", String(60), nullable=False),
     Column("subject", String(100), nullable=False),
     Column("body", Text, nullable=False),
+    # Over the entry and the chain of the one before it (chain.py); NULL: a version before this one wrote it.
+    Column("chain", String(32), nullable=True),
 )
 Index("log_subject", log.c.subject, log.c.seq)
 
@@ -38,6 +40,7 @@ lead = Table(
     Column("holder", String(200), nullable=False),
     Column("last_seq", BigInteger, nullable=False),
     Column("last_at_s", Float(53), nullable=False),
+    Column("chain", String(32), nullable=True),  # of the last entry
 )
 
 # One row: what keys of jobs are made of. In no entry of the log, and the same for all managers of the store.

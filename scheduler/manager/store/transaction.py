@@ -18,7 +18,8 @@ from farside.errors import FarsideError
 from farside.scheduler.manager.model.codec import is_decided
 from farside.scheduler.manager.model.draft import Draft as Draft
 from farside.scheduler.manager.model.event import Entry
-from farside.scheduler.manager.store.entry_row import CAUSE_MAX, READ_ON, entry_of, row_of
+from farside.scheduler.manager.store.chain import link
+from farside.scheduler.manager.store.entry_row import CAUSE_MAX, READ_ON, entries_behind, row_of
 from farside.scheduler.manager.store.table import lead, log
 
 # Entries that are read at once: some megabytes.
@@ -28,7 +29,7 @@ PAGE = 5000
 # transaction has begun with the lock of the whole database (`_begin_writing` in event_store.py).
 _LOCK = select(lead).with_for_update()
 _ADD = insert(log)
-_MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("at_s"))
+_MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("at_s"), chain=bindparam("last_chain"))
 
 
 class LeadLost(FarsideError):
@@ -59,11 +60,12 @@ class Turn:
         self._connection = connection
         self._generation = generation
         self._last_seq, self._last_at_s = int(row.last_seq), float(row.last_at_s)
+        self._chain: str | None = row.chain
         self._rows: list[Mapping[str, object]] = []
         self.unread: list[Entry] = []
         # Read under the lock, so nothing can come between these entries and those that this turn adds.
         while after < self._last_seq:
-            self.unread += map(entry_of, connection.execute(READ_ON, {"after": after, "most": PAGE}))
+            self.unread += entries_behind(after, connection.execute(READ_ON, {"after": after, "most": PAGE}).all())
             after = self.unread[-1].seq
 
     def add(self, drafts: Sequence[Draft], now_s: float) -> list[Entry]:
@@ -75,7 +77,10 @@ class Turn:
             Entry(seq=seq, at_s=at_s, generation=self._generation, cause=draft.cause[:CAUSE_MAX], event=draft.event)
             for seq, draft in enumerate(drafts, self._last_seq + 1)
         ]
-        self._rows += map(row_of, entries)
+        for entry in entries:
+            fields = row_of(entry)
+            self._chain = link(self._chain, fields)
+            self._rows.append({**fields, "chain": self._chain})
         if entries:
             self._last_seq, self._last_at_s = entries[-1].seq, at_s
         return entries
@@ -85,5 +90,7 @@ class Turn:
         # The rows are written at the end, in one statement for all of them; a turn that added nothing writes nothing.
         if self._rows:
             self._connection.execute(_ADD, self._rows)
-            self._connection.execute(_MOVE_ON, {"seq": self._last_seq, "at_s": self._last_at_s})
+            self._connection.execute(
+                _MOVE_ON, {"seq": self._last_seq, "at_s": self._last_at_s, "last_chain": self._chain}
+            )
             self._rows = []
