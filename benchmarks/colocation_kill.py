@@ -1,8 +1,9 @@
 """``python -m benchmarks.colocation_kill``: a worker, the executor, the agent and the manager are killed; who waits.
 
 A manager and an agent run two training jobs on one node, where they take turns. Each victim is killed at many moments,
-drawn by a seed. Measured: how long the other jobs stood still, how long until what was killed is back, and whether both
-models are in the end those of jobs that nobody killed.
+drawn by a seed; an executor after it has served for over a second, since one that dies sooner again and again is
+replaced later each time. Measured: how long the other jobs stood still, how long until what was killed is back, and
+whether both models are in the end those of jobs that nobody killed.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import msgspec
 
 from benchmarks.machine import this_command, this_commit, this_machine
 from farside import admin
+from farside.agent.training.executor import SHORT_LIFE_S
 from farside.client.manager_client import ManagerClient, find_manager
 from farside.errors import FarsideError, PeerError
 from farside.sandbox import control
@@ -167,6 +169,7 @@ class Stage:
 
     def _kill_executor(self, found: Killed) -> None:
         pid = int(_until(self._both_take_turns, "both jobs to take turns")["pid"])
+        time.sleep(SHORT_LIFE_S)
         killed_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
         status = _until(lambda: self._both_take_turns(apart_from=pid), "turns to be given again")

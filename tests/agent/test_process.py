@@ -332,7 +332,7 @@ import time
 from farside.agent.training.subtask import INIT_COMP
 from farside.training.loop.turns import EXECUTOR, SharedNode
 import os
-turns = SharedNode(os.environ[EXECUTOR], job="any name", worker=0, workers=1)
+turns = SharedNode(os.environ[EXECUTOR], job=f"any name {os.getpid()}", worker=0, workers=1)
 for position in range(INIT_COMP, 40):
     turns.ask(position)
     turns.done()

@@ -1,7 +1,9 @@
 """Jobs that take turns on a node, as the manager shows them: what bounds them, and whose jobs a user sees."""
 
 import io
+import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,9 +16,14 @@ from farside.scheduler.manager.api.metrics import ManagerCollector
 from farside.scheduler.manager.view import groups as view
 from farside.scheduler.manager.view.groups import explain
 from farside.scheduler.manager.view.overview import Sensed
+from tests.agent.process import agent, until_connected, write_config
+from tests.agent.test_process import WORKER
+from tests.live.manager import running_manager
 from tests.live.test_api import OTHER, THIRD, Api, api_test
 from tests.live.test_node_services import connected, report
 from tests.live.world import World, rules
+from tests.support.waiting import until
+from tests.train.executors import executor
 
 
 def taker(job: str, comp_s: float, net_s: float, iteration_s: float = 0.0) -> m.TurnTaker:
@@ -105,3 +112,24 @@ def test_api_page_metrics_and_tables_show_a_group(tmp_path: Path, monkeypatch: p
         assert "0.52 s" in console.file.getvalue()  # type: ignore[attr-defined]
 
     api_test(test, tmp_path)
+
+
+def test_two_jobs_of_a_manager_that_train_on_one_node_are_shown_as_a_group(tmp_path: Path) -> None:
+    node = tmp_path / "a"
+    node.mkdir()
+
+    def groups() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = manager.get("groups")["groups"]
+        return [group for group in found if len(group["jobs"]) == 2 and group["measured_s"]]
+
+    with executor(node), running_manager(tmp_path / "m", token_submit="true") as manager:
+        config = write_config(node, manager.url, token=manager.node_token("n1"))
+        with agent(config):
+            until_connected(node)
+            ids = [manager.submit(sys.executable, "-c", WORKER, cwd=str(node), gpus=1) for _ in range(2)]
+            (group,) = until(groups, what="a group of two jobs", deadline_s=60)
+            (line,) = (one for one in manager.get("jobs", ids[0], "explain")["lines"] if one.startswith("turns: "))
+
+    assert (group["node"], {one["job"] for one in group["jobs"]}, group["others"]) == ("n1", set(ids), 0)
+    assert group["predicted_s"] > 0
+    assert "on n1 with 1 other job; an iteration of all takes" in line

@@ -33,6 +33,7 @@ from farside.agent.training.messages import (
     to_worker,
 )
 from farside.errors import ConfigError, PeerError, RemoteProtocolError
+from farside.training.loop import turns as taking
 from farside.training.loop.turns import SharedNode
 from tests.support.waiting import until
 from tests.train.executors import Executor, executor, overlapping, two_nodes
@@ -298,3 +299,30 @@ def test_a_group_of_two_nodes_takes_turns_and_is_whole_again_after_its_synchroni
 def test_an_executor_whose_options_do_not_fit_says_why(tmp_path: Path, given_: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         run(Wanted(socket=tmp_path / "s", admin_socket=tmp_path / "a", **given_))
+
+
+def test_a_worker_waits_in_silence_once_and_not_before_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "QUIET_S", 3600.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "x.sock"))
+        listener.listen()
+        listener.setblocking(False)
+        turns = SharedNode(str(tmp_path / "x.sock"), job="job", worker=0, workers=1)
+
+        for position in (-2, -1, 0, 1):
+            turns.ask(position)
+            turns.done()
+
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        assert turns.without == 4
+
+        monkeypatch.setattr(taking, "QUIET_S", 0.0)
+        turns = SharedNode(str(tmp_path / "x.sock"), job="job", worker=0, workers=1)
+        for position in (-2, -1):
+            turns.ask(position)
+        for _ in range(2):
+            listener.accept()[0].close()

@@ -1,11 +1,13 @@
 """A worker's turns on a node that several jobs share: it asks its node's executor before each subtask.
 
-A turn makes jobs quicker and is never a condition. Where nobody answers for `SILENCE_S`, or the connection ends, the
-worker goes on without, and tries again before its next subtask [harmony §IV-A].
+A turn makes jobs quicker and is never a condition. Where the connection ends, the worker goes on without and tries
+again before its next subtask; where nobody answers for `SILENCE_S`, it does not try for `QUIET_S`, or it would wait
+before each of them [harmony §IV-A].
 """
 
 import contextlib
 import socket
+import time
 from typing import Protocol
 
 from farside.agent.training.messages import (
@@ -28,6 +30,8 @@ from farside.log import get_log
 
 _log = get_log("training")
 
+QUIET_S = 1.0
+"""After silence: an executor that died is replaced within moments, but for one that dies again and again."""
 EXECUTOR = "FARSIDE_EXECUTOR"
 """Environment variable: the socket of this node's executor."""
 
@@ -81,13 +85,14 @@ class SharedNode:
         self._position = INIT_COMP
         self._is_refused = self._is_warned = False
         self._has_lease = False
+        self._asks_from_s = 0.0
         self.without = 0
         """Subtasks that began without a turn."""
 
     def ask(self, position: int) -> None:
         """Returns when the subtask may begin, with a turn or without."""
         self._position = position
-        if self._sock is None:
+        if self._sock is None and time.monotonic() >= self._asks_from_s:
             self._connect(position)
         self._say(Wants(position))
         self._await()
@@ -132,11 +137,19 @@ class SharedNode:
             except OSError:
                 self.close()
 
+    def _received(self) -> bytes:
+        assert self._sock is not None
+        try:
+            return self._sock.recv(WORKER_BYTES_MAX + 1)
+        except TimeoutError:
+            self._asks_from_s = time.monotonic() + QUIET_S
+            raise
+
     def _await(self) -> None:
         """Waits for the turn at this position."""
         while self._sock is not None:
             with contextlib.suppress(OSError, RemoteProtocolError):
-                packet = self._sock.recv(WORKER_BYTES_MAX + 1)
+                packet = self._received()
                 answer = to_worker(packet) if packet else None
                 if isinstance(answer, Granted):
                     if answer.position == self._position:
