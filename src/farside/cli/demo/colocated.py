@@ -46,7 +46,7 @@ class Kind:
     """One of the four jobs, and what an iteration of it is meant to need; its rows are chosen for that.
 
     Attributes:
-        options: Of its program.
+        options: What its program does.
         comp_s: Seconds of computing.
         net_s: Seconds on the link, both ways: its columns set that.
     """
@@ -90,7 +90,7 @@ class ColocationScene:
     Attributes:
         unjudged: Why times say nothing here; empty where they do.
         has_links: The nodes' networks were slowed, so that there are times at all.
-        spread: Of computing alone, the largest of the four jobs', as a share of its mean.
+        spread: Of computing alone, as a share of an iteration; the largest of the four jobs'.
         apart_s: All jobs one after the other on the two nodes, in the best order.
         together_s: The same jobs in groups, with their moves.
         predicted_s: The latter, by the equations and the rules.
@@ -139,7 +139,8 @@ def play(show: Show, folder: Path, kinds: Mapping[str, Kind] = KINDS) -> Colocat
             if scene.spread <= SPREAD_MAX:
                 break
         if not unjudged and scene.spread > SPREAD_MAX:
-            noisy = f"computing alone varied by {100 * scene.spread:.0f} %: this machine is too busy to measure on"
+            share = f"{100 * scene.spread:.0f} % of an iteration"
+            noisy = f"computing alone varied by {share}: this machine is too busy to measure on"
             return replace(scene, unjudged=noisy)
         return scene
 
@@ -226,7 +227,7 @@ def _alone(nodes: Sequence[Node], folder: Path, kinds: Mapping[str, Kind]) -> di
                 ran=ran,
                 profile=_profile(name, statistics.median(comp), net_s),
                 least_s=min(comp),
-                spread=statistics.stdev(comp) / statistics.mean(comp),
+                spread=statistics.stdev(comp) / (statistics.mean(comp) + net_s),
                 start_s=worker.start_s,
                 out=out,
             )

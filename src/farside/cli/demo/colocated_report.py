@@ -59,7 +59,7 @@ def print_scene(console: Console, scene: ColocationScene) -> int:
         ratio, expected = scene.together_s / scene.apart_s, scene.predicted_s / scene.apart_s
         lines.append(
             f"one after the other {scene.apart_s:.1f} s, together {scene.together_s:.1f} s: {ratio:.2f} of it, "
-            f"predicted {expected:.2f}; computing alone varied by {100 * scene.spread:.0f} %"
+            f"predicted {expected:.2f}; computing alone varied by {100 * scene.spread:.0f} % of an iteration"
         )
     lines.append("the manager groups no jobs: this scene asked the rules and acted")
     for line in lines:
