@@ -62,6 +62,7 @@ class Feature(enum.IntFlag):
     NONE = 0
     CODES = 1  # each head of a frame carries a code (kmod_shim/engine/lane.h): by TCP
     RDMA = 2  # it has a device, and may use it
+    APART = 4  # tensors that are joined with no other (`Tensor.is_apart`), as find_unused_parameters wants them
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -269,7 +270,11 @@ class Caller:
         request: Request | Pair,
         features: Feature = Feature.NONE,
     ) -> None:
-        """``nonce``: `NONCE_BYTES` random bytes, new for each connection. ``features``: what may be used on it."""
+        """``nonce``: `NONCE_BYTES` random bytes, new for each connection. ``features``: what may be used on it.
+
+        An Aggregator that does not know `Feature.APART` where it is offered is not asked for anything: it would cut the
+        tensors otherwise.
+        """
         self._key = key
         self._request = request
         self._messages = _Messages(msgspec.msgpack.Decoder(_FromAggregator))
@@ -300,7 +305,7 @@ class Caller:
 
         Raises:
             RemoteProtocolError: that is no Aggregator of this version.
-            PeerError: it does not have the job's key.
+            PeerError: it does not have the job's key, or is too old for what is wanted of it.
         """
         message = self._messages.receive(data)
         if message is None:
@@ -325,6 +330,10 @@ class Caller:
             raise PeerError("the Aggregator does not prove this job's key", hint="name the key file that it has")
         if challenge.features & ~self._offered:
             raise RemoteProtocolError("the Aggregator uses features that were not offered")
+        if self._offered & Feature.APART & ~challenge.features:
+            raise PeerError(
+                "its Farside is too old for find_unused_parameters", hint="update it, or attach without that option"
+            )
         self._may_be_invited = bool(challenge.features & Feature.RDMA)
         if challenge.features & Feature.CODES:
             self.head_keys = proof.head_keys(self._key, said, proof.Side.MEMBER)

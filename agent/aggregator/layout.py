@@ -115,6 +115,11 @@ class Layout:
         return tuple(count * ITEM_BYTES[dtype] for count, dtype in zip(self.counts, self.dtypes, strict=True))
 
     @cached_property
+    def has_apart(self) -> bool:
+        """A tensor is joined with no other though it is small: an Aggregator must know that there are such."""
+        return any(one.is_apart for one in self.tensors)
+
+    @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """Runs of a tensor's equal chunks, and joined chunks by themselves, in order: what is placed as one."""
         alike = groupby(range(len(self.chunks)), key=self._likeness)

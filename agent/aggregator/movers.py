@@ -90,6 +90,7 @@ class Movers:
         )
         nonce = secrets.token_bytes(NONCE_BYTES)
         features = Feature.NONE if sock.family == socket.AF_UNIX else Feature.CODES
+        features |= Feature.APART if job.layout.has_apart else Feature.NONE
         caller = Caller(order.plan.key, job=job.name, start=job.start, nonce=nonce, request=request, features=features)
         loop = asyncio.get_running_loop()
         answer = None

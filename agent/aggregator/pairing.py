@@ -62,7 +62,8 @@ class Pairing:
     @property
     def features(self) -> Feature:
         """What this Aggregator offers to callers."""
-        return Feature.CODES if self.lacks else Feature.CODES | Feature.RDMA
+        known = Feature.CODES | Feature.APART
+        return known if self.lacks else known | Feature.RDMA
 
     @contextmanager
     def invited(self, hello: Hello) -> Iterator[Invitation]:

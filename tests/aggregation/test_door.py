@@ -226,6 +226,15 @@ def test_one_end_without_codes_is_talked_with_as_before(features: tuple[Feature,
     assert caller.head_keys == door.head_keys == b""
 
 
+def test_an_aggregator_that_would_join_tensors_that_stay_apart_is_asked_for_nothing() -> None:
+    old = make_caller(features=Feature.CODES | Feature.APART), make_door(features=Feature.CODES)
+    with pytest.raises(PeerError, match="too old for find_unused_parameters; update it, or attach without"):
+        talk(*old, welcome)
+
+    caller = make_caller(features=Feature.CODES | Feature.APART)
+    assert talk(caller, make_door(features=Feature.CODES | Feature.APART), welcome) == Welcome(99, 5)
+
+
 class _HelloBefore(msgspec.Struct, frozen=True, array_like=True, tag=1):
     version: int
     job: str

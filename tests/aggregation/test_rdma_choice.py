@@ -17,6 +17,7 @@ from farside.training.queue_pair import RDMA, RdmaChoice
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
 
 BOTH = Feature.CODES | Feature.RDMA
+KNOWN = Feature.CODES | Feature.APART
 HELLO = Hello(1, "j", 0, b"k" * 8, b"n" * 32)
 WELCOME = b"welcome"
 
@@ -42,7 +43,7 @@ def test_a_machine_without_a_device_offers_none(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pairing_module, "rdma_devices", lambda: 0)
 
     assert RdmaChoice("auto").features(0, is_shm=False) == Feature.CODES
-    assert Pairing(rdma="auto").features == Feature.CODES
+    assert Pairing(rdma="auto").features == KNOWN
     assert "no RDMA device here" in Pairing(rdma="auto").lacks
 
 
@@ -95,8 +96,8 @@ def test_a_queue_pair_that_ends_at_once_is_not_made_again_at_once(monkeypatch: p
 
 @pytest.mark.usefixtures("device")
 def test_an_aggregator_may_be_told_to_use_none() -> None:
-    assert Pairing(rdma="auto").features == BOTH
-    assert Pairing(rdma="off").features == Feature.CODES
+    assert Pairing(rdma="auto").features == KNOWN | Feature.RDMA
+    assert Pairing(rdma="off").features == KNOWN
     assert Pairing(rdma="off").lacks == "off"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from farside.agent.aggregator.door import NONCE_BYTES, Answer, Attach, Caller, Invite, Refused, Welcome
+from farside.agent.aggregator.door import NONCE_BYTES, Answer, Attach, Caller, Feature, Invite, Refused, Welcome
 from farside.agent.aggregator.engine_job import engine_job
 from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_problem
 from farside.agent.aggregator.lost_peer import notice_lost_peer
@@ -404,6 +404,8 @@ class MemberSession:
         )  # fmt: skip
         nonce = secrets.token_bytes(NONCE_BYTES)
         features = self._rdma.features(address.number, is_shm=is_shm)
+        if self.layout.has_apart:
+            features |= Feature.APART
         caller = Caller(plan.key, job=plan.job, start=plan.start, nonce=nonce, request=request, features=features)
         with contextlib.ExitStack() as undo:
             pair = None
