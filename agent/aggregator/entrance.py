@@ -120,10 +120,17 @@ class Entrance:
             self._pairing.come(door.hello, request, sock.dup(), door.welcome(Welcome(self._incarnation)))
             return
         job = self._jobs.admit(door.hello, request)
-        made = None
-        if isinstance(request, Attach) and not request.has_region and door.has_rdma:
+        if not (isinstance(request, Attach) and not request.has_region and door.has_rdma):
+            self._let_in(sock, door, request, job, fds, None)
+            return
+        with self._jobs.awaiting(job):
             made = await self._invite(sock, door)
-        self._let_in(sock, door, request, job, fds, made)
+            try:
+                self._jobs.admit_later(job, door.hello, request)
+                self._let_in(sock, door, request, job, fds, made)
+            finally:
+                if made is not None:
+                    made.link.close()  # unless the engine has it
 
     async def _invite(self, sock: socket.socket, door: Door) -> Made | None:
         assert door.hello is not None

@@ -3,6 +3,7 @@
 import errno
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from farside.agent.aggregator.door import Attach, Hello, Refused, Request, key_among
@@ -49,6 +50,7 @@ class ServedJob:
         static_runs: Owners as the members say; empty: the manager's plan has them.
         lives: Of each rank the newest process.
         passed: Of each rank the processes before that.
+        awaited: Callers who were admitted, and have no lane yet since their queue pair is being made.
         idle_since_s: When its last lane ended; None: it has one.
     """
 
@@ -64,6 +66,7 @@ class ServedJob:
     static_runs: tuple[Run, ...]
     lives: dict[int, int] = field(default_factory=dict)
     passed: dict[int, list[int]] = field(default_factory=dict)
+    awaited: int = 0
     idle_since_s: float | None = None
     is_lost: bool = False
 
@@ -138,7 +141,7 @@ class Jobs:
         """
         job = self._jobs.get((hello.job, hello.start))
         order = self._orders.get((hello.job, hello.start))
-        if job is not None and job.is_sum and (job.lives or job.static_runs) and not self.stats(job).lanes:
+        if job is not None and job.is_sum and (job.lives or job.static_runs) and not self._has_members(job):
             # What has no optimizer here is in its members alone, and a new process would wait for it for ever. Before
             # the first member of a manager's job comes, what is here is copied by the owner before.
             self.drop(job, why="all its members have gone")
@@ -151,6 +154,28 @@ class Jobs:
             self._check_member(job, request)
         job.idle_since_s = None
         return job
+
+    @contextmanager
+    def awaiting(self, job: ServedJob) -> Iterator[None]:
+        """A caller that was admitted gets its lane later: meanwhile its job is not let go for want of members."""
+        job.awaited += 1
+        try:
+            yield
+        finally:
+            job.awaited -= 1
+
+    def admit_later(self, job: ServedJob, hello: Hello, request: Request) -> None:
+        """Looks again at a caller that was admitted to a job a while ago.
+
+        Raises:
+            NotAdmittedError: the job was let go meanwhile, or another process of the caller's rank has come.
+        """
+        if self._jobs.get((hello.job, hello.start)) is not job:
+            raise NotAdmittedError(f"job {hello.job:.60} was let go while its queue pair was made", is_final=False)
+        self.admit(hello, request)
+
+    def _has_members(self, job: ServedJob) -> bool:
+        return job.awaited > 0 or self.stats(job).lanes > 0
 
     def _check_member(self, job: ServedJob, attach: Attach) -> None:
         if attach.rank >= job.members:
@@ -297,7 +322,7 @@ class Jobs:
         """
         now_s = self._now_s()
         for job in self:
-            if not job.static_runs or self.stats(job).lanes:
+            if not job.static_runs or self._has_members(job):
                 job.idle_since_s = None
                 continue
             if job.idle_since_s is None:

@@ -1,16 +1,35 @@
 """Members and Aggregators choose RDMA or TCP; where no queue pair can be made a lane goes by TCP, and is counted."""
 
 import asyncio
+import contextlib
 import os
+import secrets
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 import pytest
 
 from farside.agent.aggregator import pairing as pairing_module
-from farside.agent.aggregator.door import Feature, Hello, Pair
+from farside.agent.aggregator.door import (
+    NONCE_BYTES,
+    Answer,
+    Attach,
+    Caller,
+    Feature,
+    Hello,
+    Invite,
+    Pair,
+    Refused,
+    Welcome,
+)
+from farside.agent.aggregator.entrance import Entrance
+from farside.agent.aggregator.jobs import Jobs
+from farside.agent.aggregator.layout import Tensor
 from farside.agent.aggregator.pairing import Pairing
+from farside.agent.aggregator.plan import Run, job_key
 from farside.errors import ConfigError, RemoteProtocolError
+from farside.kmod_shim.engine.aggregation import Aggregator
 from farside.training import queue_pair
 from farside.training.queue_pair import RDMA, RdmaChoice
 
@@ -154,3 +173,91 @@ def test_nobody_takes_the_place_of_one_who_was_invited() -> None:
             invitation.came.result()[0].close()
 
     asyncio.run(come())
+
+
+# ---- members that are invited, and make no pair: who gets a lane once the time for one is over
+
+
+class OpenDoor:
+    """An Aggregator's entrance in this process, for members who are invited."""
+
+    def __init__(self, engine: Aggregator) -> None:
+        self.key = secrets.token_bytes(32)
+        self.jobs = Jobs(engine, jobs_max=8, keep_s=60, memory_bytes=1 << 20, secrets=lambda: (self.key,))
+        self.entrance = Entrance(engine, self.jobs, incarnation=1, pairing=Pairing(rdma="auto"))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+
+    async def lane(
+        self, rank: int, *, life: int, rule: str = "sum", meanwhile: Callable[[], Awaitable[None]] | None = None
+    ) -> Answer:
+        """The last word to a member; ``meanwhile``: done when it has been invited."""
+        request = Attach(
+            number=0, rank=rank, members=2, rule=rule, tensors=(Tensor("a", 1000, "f32"),), life=life, has_region=False,
+            runs=(Run(first=0, count=1, owner=0, epoch=1),),
+        )  # fmt: skip
+        caller = Caller(
+            job_key(self.key, "j", 0), job="j", start=0, nonce=secrets.token_bytes(NONCE_BYTES), request=request,
+            features=BOTH,
+        )  # fmt: skip
+        reader, writer = await asyncio.open_connection(*self.listener.getsockname())
+        answer: Answer | None = None
+        with contextlib.closing(writer):
+            while not isinstance(answer, Welcome | Refused):
+                writer.write(caller.to_send())
+                answer = caller.receive(await reader.read(caller.needed))
+                if isinstance(answer, Invite) and meanwhile is not None:
+                    await meanwhile()
+        return answer
+
+    async def drop(self) -> None:
+        """Lets its job go, as when the plan has it no longer."""
+        (job,) = self.jobs
+        self.jobs.drop(job, why="a test")
+
+
+def hear(monkeypatch: pytest.MonkeyPatch, *lanes: Callable[[OpenDoor], Awaitable[Answer]]) -> list[Answer]:
+    """What members hear that come at once."""
+    monkeypatch.setattr(pairing_module, "PAIR_LIMIT_S", 0.2)
+    engine = Aggregator(1 << 20)
+    door = OpenDoor(engine)
+
+    async def talk() -> list[Answer]:
+        serving = asyncio.get_running_loop().create_task(door.entrance.accept(door.listener))
+        found = await asyncio.gather(*(lane(door) for lane in lanes))
+        serving.cancel()
+        return list(found)
+
+    with door.listener:
+        found = asyncio.run(talk())
+    engine.close()
+    return found
+
+
+@pytest.mark.usefixtures("device")
+def test_two_members_of_a_job_that_only_sums_come_at_once_and_both_get_their_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = hear(monkeypatch, lambda door: door.lane(0, life=1), lambda door: door.lane(1, life=2))
+
+    assert [(type(one), getattr(one, "has_rdma", None)) for one in found] == [(Welcome, False)] * 2
+
+
+@pytest.mark.usefixtures("device")
+def test_a_member_whose_job_was_let_go_while_it_waited_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = hear(monkeypatch, lambda door: door.lane(0, life=1, rule="sgd", meanwhile=door.drop))
+
+    assert found == Refused("job j was let go while its queue pair was made", is_final=False)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_member_whose_rank_came_anew_while_it_waited_has_lost_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer: list[Answer] = []
+
+    async def come(door: OpenDoor) -> None:
+        newer.append(await door.lane(0, life=2, rule="sgd"))
+
+    (older,) = hear(monkeypatch, lambda door: door.lane(0, life=1, rule="sgd", meanwhile=lambda: come(door)))
+
+    assert isinstance(newer[0], Welcome)
+    assert isinstance(older, Refused)
+    assert "another process of rank 0 has come since" in older.line
