@@ -91,6 +91,9 @@ class Relay:
         now = {(plan.job, plan.start): plan for plan in plans}
         for key, plan in now.items():
             job = self._jobs.setdefault(key, _Job())
+            if job.digest not in ("", plan.digest):
+                # Members on another node have declared another model, and they were first.
+                job.tensors, job.digest, job.rule = (), "", ""
             if job.plan != plan:
                 job.plan = plan
                 self._wake(job)
@@ -168,9 +171,8 @@ class Relay:
         job = self._jobs.setdefault(key, _Job())
         if ask.tensors:
             self._declare(ticket, job, ask)
-        elif not job.digest and (job.plan is None or job.plan.digest != ask.digest):
-            # A plan that is there already is compared by its digest; which tensor differs only tensors say.
-            return Declare()
+        elif ask.digest != job.digest and (job.digest or job.plan is None):
+            return Declare()  # which tensor differs only tensors say
         problem = self._differs(job, ask, ticket)
         if problem:
             return Refused(line=problem[:LINE_CHARS_MAX])
@@ -197,7 +199,7 @@ class Relay:
         problem = rule_problem(ask.tensors, ask.rule)
         if problem or layout.digest != ask.digest:
             raise RemoteProtocolError(problem or "the digest is not that of these tensors; update Farside")
-        if job.digest:
+        if job.digest or (job.plan is not None and job.plan.digest != layout.digest):
             return
         job.tensors, job.digest, job.rule = layout.tensors, layout.digest, ask.rule
         if job.plan is None:
@@ -210,16 +212,15 @@ class Relay:
             _log.info("a model was declared", job=ticket.job, start=ticket.start, tensors=len(layout.tensors))
 
     def _differs(self, job: _Job, ask: Ask, ticket: Ticket) -> str:
-        """Why this member can't have the job's plan; empty: it can."""
+        """Why this member can't have the job's plan; empty: it can.
+
+        One whose model is another one than that of members on other nodes gets it: the Aggregators know the tensors,
+        and refuse it by the one that differs.
+        """
         if job.digest and ask.digest != job.digest and ask.tensors:
             them = "another member on this node"
             what = first_difference(ask.tensors, job.tensors, them=them)
             return f"rank {ticket.rank} has another model than {them}: {what or 'it is cut otherwise'}"
-        digest = job.plan.digest if job.plan is not None else job.digest
-        if digest and ask.digest != digest:
-            return (
-                f"rank {ticket.rank} has another model than the member that declared it first; all train the same one"
-            )
         if job.rule and ask.rule != job.rule:
             other = f"another member on this node '{job.rule}'"
             return f"rank {ticket.rank} wants '{ask.rule}', and {other}; all want the same"

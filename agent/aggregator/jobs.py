@@ -365,8 +365,9 @@ def _layout_of(request: Request) -> Layout:
 def _check_order(order: Order, request: Request, layout: Layout) -> None:
     plan = order.plan
     if layout.digest != plan.digest:
+        # Once a member that is right has come, `_check_same` says which tensor differs.
         raise NotAdmittedError(
-            f"job {plan.job:.60}: the model is another one than the job declared; start all ranks anew"
+            f"job {plan.job:.60}: the model is another one than the job declared; start all ranks anew", is_final=False
         )
     if request.number != order.number:
         raise NotAdmittedError(

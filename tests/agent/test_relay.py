@@ -143,8 +143,22 @@ def test_another_model_on_the_same_node_is_refused_with_the_tensor_that_differs(
             relay.source(1).plan(other, rule="mean", after_epoch=0)
 
     assert found == [plan()]
-    assert "another model" in str(refused.value)
+    assert "than another member on this node: tensor 'b': elements 11 here and 10 at" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_another_model_than_that_of_members_on_other_nodes_is_left_to_the_aggregators(tmp_path: Path) -> None:
+    other = make_layout((TENSORS[0], Tensor("b", 11, "f32")))
+    with served(tmp_path) as relay:
+        thread, found = in_thread(lambda: relay.source(0).plan(other, rule="mean", after_epoch=0))
+        until(lambda: relay.told, what="the declaration, which is the second one")
+        relay.take(plan())
+        thread.join(30)
+        again = relay.source(0).plan(other, rule="mean", after_epoch=0)
+
+        right = relay.source(1).plan(LAYOUT, rule="mean", after_epoch=0)
+
+    assert [*found, again, right] == [plan()] * 3
 
 
 def test_a_members_rule_and_number_must_be_the_jobs(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from farside import admin
-from farside.agent.aggregator.layout import Layout, make_layout
+from farside.agent.aggregator.layout import Layout, Tensor, make_layout
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run
 from farside.errors import PeerError, Unavailable
+from farside.training.member import MemberSession
 from tests.aggregation.service import TENSORS, Service, Training, service, training
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -260,3 +261,31 @@ def test_members_leave_an_aggregator_that_the_plan_has_no_longer(services: list[
         until(lambda: all(len(session.plan.aggregators) == 1 for session in job.sessions), what="the newest plan")
         job.step(2)
         assert set(services[0].status()["refused"]) <= {"plan"}
+
+
+def test_another_model_on_another_node_is_refused_by_the_tensor_that_differs_whoever_comes_first(
+    services: list[Service],
+) -> None:
+    manager = Manager(services, tcp=False)
+    other = MemberSession(Source(manager, 1), rule="mean", tensors=(TENSORS[0], Tensor("norm.weight", 301, "f32")))
+    right = MemberSession(Source(manager, 0), rule="mean", tensors=TENSORS)
+    refused: list[str] = []
+
+    def connect() -> None:
+        with pytest.raises(PeerError) as why:
+            other.connect()
+        refused.append(str(why.value))
+
+    with contextlib.closing(other), contextlib.closing(right):
+        try:
+            manager.say(Run(first=0, count=CHUNKS, owner=0, epoch=1))
+            coming = threading.Thread(target=connect)
+            coming.start()
+            until(lambda: services[0].status()["refused"].get("request"), what="the wrong one, which came first")
+            right.connect()
+            coming.join()
+        finally:
+            admin.call(services[0].socket, "plan", plans=[])
+
+    assert "another one than rank 0's: tensor 'norm.weight': elements 301 here and 300 at rank 0" in refused[0]
+    assert "\n" not in refused[0]

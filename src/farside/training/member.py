@@ -197,8 +197,12 @@ class MemberSession:
         Raises:
             FarsideError: the job can't be served, in one line.
         """
-        self._plan = self._checked(self.source.plan(self.layout, rule=self.rule, after_epoch=0))
-        deadline_s = time.monotonic() + limit_s
+        plan, deadline_s = self.source.plan(self.layout, rule=self.rule, after_epoch=0), time.monotonic() + limit_s
+        self._plan = plan
+        if plan.digest != self.layout.digest:
+            self._first_lane(plan.aggregators[0], deadline_s).close()  # refused, by the tensor that differs
+            raise PeerError(f"job {plan.job}: the model is another one than the job declared; start all ranks anew")
+        self._checked(plan)
         with contextlib.ExitStack() as stack:
             lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
             for lane in lanes:
