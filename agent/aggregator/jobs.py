@@ -87,14 +87,19 @@ class Jobs:
         keep_s: float,
         memory_bytes: int,
         secrets: Callable[[], Sequence[bytes]],
+        threads: int = 1,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``secrets``: keys of the key file as they are now; none: only a manager's jobs are served."""
+        """``secrets``: keys of the key file as they are now; none: only a manager's jobs are served.
+
+        ``threads``: the engine's.
+        """
         self._engine = engine
         self._jobs_max = jobs_max
         self._keep_s = keep_s
         self._memory_bytes = memory_bytes
         self._secrets = secrets
+        self._threads = threads
         self._now_s = now_s
         self._orders: dict[JobId, Order] = {}
         self._jobs: dict[JobId, ServedJob] = {}
@@ -209,7 +214,7 @@ class Jobs:
             problem = runs_problem(runs, len(layout.chunks), sorted(numbers)) if runs else "it says nothing of owners"
             if problem:
                 raise NotAdmittedError(f"the static plan of job {hello.job:.60}: {problem}")
-        self._last_number += 1
+        self._last_number = self._next_number()
         job = ServedJob(
             engine_number=self._last_number,
             name=hello.job,
@@ -226,6 +231,14 @@ class Jobs:
         self._jobs[hello.job, hello.start] = self._by_number[job.engine_number] = job
         _log.info("job", job=job.name, start=job.start, chunks=len(layout.chunks), members=job.members, rule=job.rule)
         return job
+
+    def _next_number(self) -> int:
+        """A new number for the engine: of the thread that has the least to sum, by members and bytes of its jobs."""
+        load = [0] * self._threads
+        for job in self:
+            load[job.engine_number % self._threads] += sum(job.layout.sizes_bytes) * job.members
+        first = self._last_number + 1
+        return min(range(first, first + self._threads), key=lambda number: (load[number % self._threads], number))
 
     def _tell_engine(self, job: ServedJob, order: Order | None) -> None:
         try:

@@ -73,13 +73,15 @@ class Server:
         self._inherited = inherited
         self._memory_bytes = memory_bytes
         self._incarnation = secrets.randbits(62)
-        self._engine = Aggregator(memory_bytes, threads=min(config.cores, THREADS_MAX))
+        threads = min(config.cores, THREADS_MAX)
+        self._engine = Aggregator(memory_bytes, threads=threads)
         ring = KeyRing(config.key_file) if config.key_file.is_absolute() else None
         self._jobs = Jobs(
             self._engine,
             jobs_max=config.max_jobs,
             keep_s=config.keep_s,
             memory_bytes=memory_bytes,
+            threads=threads,
             secrets=lambda: ring.current() if ring else (),
         )
         self._pairing = Pairing(rdma=config.rdma)

@@ -1,8 +1,10 @@
 """Which Aggregators hold which tasks: nobody loses too much, nobody has too much work, whatever comes and goes."""
 
 import copy
+import dataclasses
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -117,6 +119,25 @@ def test_the_first_job_keeps_the_servers_that_it_asked_for() -> None:
 
     assert placement.owners("first") == (0, 1, 1, 0)
     assert len(placement.aggregators) == 2
+
+
+def test_a_job_gets_one_core_of_an_aggregator_that_has_more_and_others_get_the_rest() -> None:
+    placement = Placement(Limits(capacity=4.0, job_capacity=1.0))
+    half = Profile(job="half", iteration_s=1.0, tasks_s=(0.1,) * 9)
+    too_much = Profile(job="wide", iteration_s=1.0, tasks_s=(0.1,) * 24)
+
+    for job in (half, dataclasses.replace(half, job="other")):
+        assert placement.add(job) is None
+    refused = placement.add(too_much)
+    spread = placement.add(dataclasses.replace(too_much, servers=3))
+
+    assert placement.owners("other") == placement.owners("half") == (0,) * 9
+    assert isinstance(refused, Refused)
+    assert "ask for servers=3" in refused.reason
+    assert spread is None
+    assert sorted(Counter(placement.owners("wide")).values()) == [4, 10, 10]
+    placement.recycle()  # would put all of it on one
+    assert len(placement.aggregators) == 3
 
 
 def test_a_job_whose_members_are_on_one_node_is_aggregated_there() -> None:

@@ -256,8 +256,9 @@ def test_an_exit_lets_others_gather() -> None:
     check(world)
 
 
-def test_a_job_too_large_for_what_there_is_stays_where_it_was_measured_and_says_why() -> None:
-    world = Cluster(1)
+@pytest.mark.parametrize("cores", [1, 4])  # of which a job gets one
+def test_a_job_too_large_for_what_there_is_stays_where_it_was_measured_and_says_why(cores: int) -> None:
+    world = Cluster(1, cores=cores)
     job = world.train()
 
     world.measure(job, 20, 0.5, 1.4)

@@ -471,7 +471,12 @@ def _clusters(outlook: Outlook, job: JobChunks) -> list[tuple[int, int]]:
 def _placement(outlook: Outlook, cluster: tuple[int, int], without: str) -> Placement:
     """The jobs that are placed in a cluster, where they are or are about to be, without one."""
     rules = outlook.rules
-    limits = Limits(loss_limit=rules.loss_limit, capacity=cluster[0] * rules.fill, cycle_multiple=rules.cycle_multiple)
+    limits = Limits(
+        loss_limit=rules.loss_limit,
+        capacity=cluster[0] * rules.fill,
+        job_capacity=rules.fill,  # an Aggregator serves each job by one thread
+        cycle_multiple=rules.cycle_multiple,
+    )
     placement = Placement(limits)
     for name, job in sorted(outlook.state.jobs.items()):
         if name != without and job.is_placed and job.alone_s and job.byte_s and job.is_assigned:

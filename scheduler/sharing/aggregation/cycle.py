@@ -22,6 +22,7 @@ class Limits:
     Attributes:
         loss_limit: A job's loss of speed stays below this share. The paper's LossLimit.
         capacity: Core seconds of work a second on one Aggregator: its cores, but for what stays unplanned.
+        job_capacity: Of these, what one job can get: where each is served by one thread, that is one core's.
         cycle_multiple: A cycle is at most this many of the longest iterations; 1: the paper's.
         period_tolerance: A job whose iterations are longer by this share still runs as often as if they fitted:
             measured times vary, and a floor is a cliff. 0: the paper's.
@@ -29,6 +30,7 @@ class Limits:
 
     loss_limit: float = 0.1
     capacity: float = 1.0
+    job_capacity: float = math.inf
     cycle_multiple: int = 4
     period_tolerance: float = 0.02
 
@@ -37,10 +39,17 @@ class Limits:
             raise ValueError("loss_limit must be above 0 and below 1")
         if not 0 < self.capacity < math.inf:
             raise ValueError("capacity must be above 0")
+        if not self.job_capacity > 0:
+            raise ValueError("job_capacity must be above 0")
         if self.cycle_multiple < 1:
             raise ValueError("cycle_multiple must be at least 1")
         if not 0 <= self.period_tolerance < self.loss_limit:
             raise ValueError("period_tolerance must be from 0 to below loss_limit")
+
+    @property
+    def alone_capacity(self) -> float:
+        """What a job gets of an Aggregator that has no other."""
+        return min(self.capacity, self.job_capacity)
 
 
 def runs(cycle_s: float, iteration_s: float, tolerance: float = 0.0) -> int:

@@ -294,7 +294,9 @@ class Placement:
             cycle_s = best_cycle_s(demands, limits, kept_s=max(aggregator.cycle_s, profile.iteration_s))
             if cycle_s is not None:
                 free_s = limits.capacity * cycle_s - work_s(cycle_s, demands, limits.period_tolerance)
-                yield _Room(number, cycle_s, free_s)
+                own = aggregator.demands.get(profile.job, new)
+                own_s = limits.job_capacity * cycle_s - work_s(cycle_s, (own,), limits.period_tolerance)
+                yield _Room(number, cycle_s, min(free_s, own_s))
 
     def _chooser(self, profile: Profile, leaving: int) -> "Chooser":
         """Who finds a place for each of the tasks that leave an Aggregator."""
@@ -318,7 +320,7 @@ class Placement:
         for task in order:
             owner = rooms.take(profile.tasks_s[task])
             if owner is None and number < self._next_number + allowed:
-                rooms.add(_Room(number, iteration_s, self.limits.capacity * iteration_s))
+                rooms.add(_Room(number, iteration_s, self.limits.alone_capacity * iteration_s))
                 number += 1
                 owner = rooms.take(profile.tasks_s[task])
             if owner is None:
@@ -334,18 +336,18 @@ class Placement:
         for task in order:
             least = min(range(servers), key=held_s.__getitem__)
             held_s[least] += profile.tasks_s[task]
-            if held_s[least] > self.limits.capacity * profile.iteration_s:
+            if held_s[least] > self.limits.alone_capacity * profile.iteration_s:
                 return None
             owners[task] = self._next_number + least
         return owners
 
     def _why_not(self, profile: Profile, allowed: int) -> Refused:
-        capacity_s = self.limits.capacity * profile.iteration_s
+        capacity_s = self.limits.alone_capacity * profile.iteration_s
         largest_s = max(profile.tasks_s)
         if largest_s > capacity_s:
             return Refused(
                 f"job {profile.job}: its largest task takes {largest_s:.6g} CPU seconds an iteration of "
-                f"{profile.iteration_s:.6g} s, and an Aggregator has {capacity_s:.6g}; no number of them helps"
+                f"{profile.iteration_s:.6g} s, and an Aggregator gives a job {capacity_s:.6g}; no number helps"
             )
         if allowed < profile.servers:
             return Refused(
