@@ -59,6 +59,7 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Duration = Annotated[float, Meta(ge=0, le=4e9)]
+Sum = Annotated[float, Meta(ge=0, le=1e40)]
 Moment = Annotated[float, Meta(ge=0, le=4e12)]
 Node = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 TaskId = Annotated[str, Meta(min_length=3, max_length=64, pattern=r"^[A-Za-z0-9_-]+\.[0-9]+\Z")]
@@ -355,6 +356,8 @@ class AggregatedJob(Part, frozen=True, kw_only=True, omit_defaults=True):
     lanes: U32 = 0
     updates: U63 = 0
     busy_s: Duration = 0.0
+    size_squares: Sum = 0.0  # over all updates, of bytes that members pushed: their squares,
+    size_times: Sum = 0.0  # and by their processor time, in byte seconds
     pushed_bytes: U63 = 0
     result_bytes: U63 = 0
     memory_bytes: U63 = 0

@@ -212,6 +212,8 @@ class Server:
             pushed_bytes=stats.pushed_bytes,
             result_bytes=stats.result_bytes,
             memory_bytes=stats.memory_bytes,
+            size_squares=stats.size_squares,
+            size_times=stats.size_times / 1e9,
             lanes_shm=stats.shm_lanes,
             lanes_rdma=stats.rdma_lanes,
             lanes_without_codes=stats.uncoded_lanes,

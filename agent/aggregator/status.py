@@ -13,6 +13,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         wrong_codes: Frames' heads that the member, or the other Aggregator, did not send.
         updates: Chunks updated since it came.
         busy_s: Processor time of its updates.
+        size_squares, size_times: Over all updates, of the bytes that all members pushed: their squares, and their
+            product with the processor time. What a chunk and a byte cost follows from them.
         waits_for: The lowest rank whose push is lacking where others have pushed; None: none is.
         is_static: Without a manager's plan.
         copied, pushed, broken_here, broken_there: Of moves under way, runs as [first, count, epoch].
@@ -30,6 +32,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     pushed_bytes: int
     result_bytes: int
     memory_bytes: int
+    size_squares: float = 0.0
+    size_times: float = 0.0
     lanes_shm: int = 0
     lanes_rdma: int = 0
     lanes_without_codes: int = 0

@@ -37,7 +37,9 @@ _log = get_log("agent.aggregator")
 _ENCODER = msgspec.json.Encoder()
 _ORDER = msgspec.json.Decoder(m.AggregatorOrder)
 _MOVES = ("copied", "pushed", "broken_here", "broken_there")
-_COUNTS = ("lanes", "updates", "busy_s", "pushed_bytes", "result_bytes", "memory_bytes")
+_COUNTS = (
+    "lanes", "updates", "busy_s", "size_squares", "size_times", "pushed_bytes", "result_bytes", "memory_bytes",
+)  # fmt: skip
 
 
 class AggregatorService(NodeService):

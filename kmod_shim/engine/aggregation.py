@@ -232,11 +232,15 @@ def _event(raw: Any) -> AggregatorEvent:
 class AggregatorStats:
     """Counters of one job since it was added; fields as in `ne_aggregator_stats`.
 
+    ``size_squares`` in bytes², ``size_times`` in bytes times nanoseconds.
+
     ``serves`` is None where no chunk is owned, or a version of one that is owned has yet to come from a member.
     """
 
     updates: int
     busy_ns: int
+    size_squares: float
+    size_times: float
     pushed_bytes: int
     result_bytes: int
     memory_bytes: int

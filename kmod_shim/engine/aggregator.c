@@ -712,29 +712,42 @@ static bool are_there(const struct job *job)
 	return !count || poll(ends, count, 0) == 0;
 }
 
-static void update(struct server *a, struct job *job)
+/* Of an update: chunks of different sizes tell what a chunk costs beside its bytes. */
+static void count_update(struct job *job, uint32_t chunk, uint64_t busy_ns)
+{
+	struct ne_aggregator_stats *stats = &job->stats;
+	uint64_t bytes = layout_bytes(&job->layout, chunk) * job->layout.members;
+
+	job->turn_ns += busy_ns;
+	stats->busy_ns += busy_ns;
+	stats->updates++;
+	stats->result_bytes += bytes;
+	stats->size_squares += (double)bytes * (double)bytes;
+	stats->size_times += (double)bytes * (double)busy_ns;
+}
+
+/* begin_ns: of the thread's processor time. Returns what it is by then: the update behind it begins there. */
+static uint64_t update(struct server *a, struct job *job, uint64_t begin_ns)
 {
 	struct source s = {a, job, 0};
 	uint32_t chunk = job->due[job->due_first];
-	uint64_t begin_ns = now_ns(), busy_ns;
+	uint64_t end_ns;
 
 	job->due_first = (job->due_first + 1) % job->layout.chunks;
 	job->due_count--;
 	job->is_due[chunk] = 0;
 	if (!ne_chunk_is_due(&job->states[chunk]) || job->is_lost || !are_there(job))
-		return;
+		return begin_ns;
 	/* Numbers out of bounds: none of its chunks can go on. */
 	if (reduce_or_pass(job, chunk, job->states[chunk].version + 1) < 0) {
 		lose(a, job, chunk);
-		return;
+		return begin_ns;
 	}
 	step(&s, chunk, (struct ne_chunk_event){.kind = NE_CHUNK_UPDATED});
 	move_on(a, job, chunk);
-	busy_ns = now_ns() - begin_ns;
-	job->turn_ns += busy_ns;
-	job->stats.busy_ns += busy_ns;
-	job->stats.updates++;
-	job->stats.result_bytes += layout_bytes(&job->layout, chunk) * job->layout.members;
+	end_ns = thread_ns();
+	count_update(job, chunk, end_ns - begin_ns);
+	return end_ns;
 }
 
 /* The job that is due and has had the least. One that had nothing to do does not save its turns up. */
@@ -759,11 +772,15 @@ static struct job *next_job(struct server *a)
 
 static bool update_for_a_slice(struct server *a)
 {
-	uint64_t end_ns = now_ns() + SLICE_NS;
-	struct job *job;
+	struct job *job = next_job(a);
+	uint64_t end_ns, used_ns;
 
-	while ((job = next_job(a))) {
-		update(a, job);
+	if (!job)
+		return false;
+	end_ns = now_ns() + SLICE_NS;
+	used_ns = thread_ns();
+	for (; job; job = next_job(a)) {
+		used_ns = update(a, job, used_ns);
 		if (now_ns() >= end_ns)
 			return next_job(a) != NULL;
 	}

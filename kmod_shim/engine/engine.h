@@ -499,7 +499,9 @@ int ne_aggregator_told(struct ne_aggregator *aggregator, uint64_t id, uint32_t k
 		       struct ne_aggregator_event *ret);
 
 struct ne_aggregator_stats {		/* of one job, since it was added */
-	uint64_t updates, busy_ns;
+	uint64_t updates, busy_ns;	/* processor time of updates */
+	/* Of each update, in bytes that its members pushed: the square of its size, and its size by its busy_ns. Summed. */
+	double size_squares, size_times;
 	uint64_t pushed_bytes, result_bytes; /* of gradients and results, by whatever way */
 	uint64_t memory_bytes;
 	uint64_t wrong_codes;		/* heads whose code was not their sender's; each ended its lane */

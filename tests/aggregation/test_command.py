@@ -36,6 +36,9 @@ def written(tmp_path: Path, mixes: object) -> Path:
     return path
 
 
+MODEL = {"chunks": [[64, 1 << 18]], "members": 4, "byte_s": 2.5e-10, "chunk_s": 1e-4}
+
+
 def event(**arrive: Any) -> dict[str, Any]:
     return {"at_s": 0, "arrive": {"job": "a", "iteration_s": 1.0, "tasks_s": [0.1, 0.2], **arrive}}
 
@@ -104,6 +107,20 @@ def test_a_refused_job_is_told_why_and_its_exit_changes_nothing(tmp_path: Path) 
     assert states[2] == {**states[0]}
 
 
+def test_a_model_with_what_chunks_and_bytes_cost_is_placed_by_the_managers_tasks(tmp_path: Path) -> None:
+    out = tmp_path / "placed.json"
+    # 4 members push 16 MiB in 64 chunks: 0.0168 s by bytes, 0.0064 s by chunks.
+    fits, exceeds = event(tasks_s=None, model=MODEL, iteration_s=0.0233), event(job="b", tasks_s=None, model=MODEL)
+    exceeds["arrive"]["iteration_s"] = 0.0231
+
+    run(written(tmp_path, [[fits, exceeds]]), "--json", out)
+
+    first, second = json.loads(out.read_text())[0]
+    assert first["refused"] is None
+    assert [task for held in first["aggregators"] for _, task in held["tasks"]] == list(range(16))
+    assert "too much for servers=1" in second["refused"]
+
+
 def test_more_cores_hold_more_jobs(tmp_path: Path) -> None:
     out = tmp_path / "placed.json"
     mixes = written(tmp_path, [[event(tasks_s=[0.9]), event(job="b", tasks_s=[0.9])]])
@@ -126,6 +143,9 @@ def test_more_cores_hold_more_jobs(tmp_path: Path) -> None:
         ([[event(), event()]], "mix 1, event 2: job 'a' has arrived already"),
         ([[], [{"at_s": 0, "exit": "a"}]], "mix 2, event 1: no job 'a' has arrived"),
         ([[{"at_s": 0}]], "mix 1, event 1: needs one of arrive and exit"),
+        ([[event(tasks_s=None)]], "mix 1, event 1: arrive needs one of tasks_s and model"),
+        ([[event(model=MODEL)]], "mix 1, event 1: arrive needs one of tasks_s and model"),
+        ([[event(model={**MODEL, "chunks": [[1, 1 << 30]]})]], "chunks"),
         ([[{**event(), "exit": "b"}]], "mix 1, event 1: needs one of arrive and exit"),
         ([[{"at_s": 9, **event(job="b")}, {**event(), "at_s": -1}]], "mix 1, event 2: at_s -1 is before the event"),
         ('[[{"at_s": 0, "arrive": {"job": "a", "iteration_s": 1e999, "tasks_s": [1]}}]]', "mixes.json"),

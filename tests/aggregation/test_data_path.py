@@ -7,6 +7,7 @@ import random
 import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -445,6 +446,20 @@ def test_counters_say_who_is_waited_for() -> None:
 
         assert (stats.updates, stats.lanes, stats.waits_for) == (5, 2, 2)
         assert stats.pushed_bytes == stats.result_bytes == 2 * sum(chunk.size_bytes for chunk in rig.job.chunks)
+
+
+def test_counters_say_what_chunks_of_different_sizes_cost() -> None:
+    before_ns = time.process_time_ns()
+    with running(make_job(Rule.SGD), shm=True) as rig:
+        for iteration in (1, 2):
+            rig.push(iteration)
+            rig.wait(iteration)
+        stats = rig.aggregators[0].stats(JOB)
+        sizes = [2 * chunk.size_bytes for chunk in rig.job.chunks]
+
+    assert 0 < stats.busy_ns < time.process_time_ns() - before_ns
+    assert stats.size_squares == 2 * sum(size**2 for size in sizes)
+    assert min(sizes) * stats.busy_ns < stats.size_times < max(sizes) * stats.busy_ns
 
 
 def test_a_lane_begins_with_its_greeting_unless_it_is_refused() -> None:

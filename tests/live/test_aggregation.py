@@ -13,15 +13,15 @@ from msgspec import Raw
 from farside.agent import messages as m
 from farside.agent.aggregator.plan import job_key, plan_problem
 from farside.scheduler.manager.aggregation import decide
-from farside.scheduler.manager.aggregation.decide import TASKS_MAX, admission, next_events, tasks_of
+from farside.scheduler.manager.aggregation.decide import admission, next_events
 from farside.scheduler.manager.aggregation.orders import order_of, plan_of, untold
+from farside.scheduler.manager.aggregation.show import report
 from farside.scheduler.manager.aggregation.state import (
     NOBODY,
     Aggregation,
     AggregationMeasured,
     AssignedRun,
     Cause,
-    ChunkRun,
     ChunksAssigned,
     ChunksMoved,
     EpochRun,
@@ -52,6 +52,8 @@ from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.sharing.aggregation.cost import Basis
+from farside.scheduler.sharing.aggregation.tasks import TASKS_MAX, ChunkRun, tasks_of
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
@@ -805,6 +807,62 @@ def test_what_is_measured_is_written_when_it_is_new_or_a_decision_waits_for_it()
     assert [reads(119, 0.5), reads(121, 0.5), reads(300, 0.5)] == [0, 1, 0]  # the end of the watch
     world.pass_s(61.0)
     assert reads(400, 0.6) == 1
+    check(world)
+
+
+def counted(world: Cluster, job: str, *, chunk_s: float, byte_s: float, iterations: int = 100) -> m.AggregatedJob:
+    """Counters of an Aggregator that takes so long for each chunk and byte of a job."""
+    chunks = world.state.aggregation.jobs[job]
+    sizes = [run.size_bytes * chunks.members for run in chunks.chunks for _ in range(run.count)]
+    times = [chunk_s + byte_s * size for size in sizes]
+    return m.AggregatedJob(
+        job=job, start=1, updates=iterations * len(sizes), busy_s=iterations * sum(times),
+        pushed_bytes=iterations * sum(sizes), result_bytes=iterations * sum(sizes),
+        size_squares=iterations * sum(float(size) ** 2 for size in sizes),
+        size_times=iterations * sum(size * took_s for size, took_s in zip(sizes, times, strict=True)),
+    )  # fmt: skip
+
+
+def test_what_chunks_and_bytes_cost_is_written_shown_and_planned_by() -> None:
+    world = Cluster(2, gpus=2)
+    job = world.train()
+    told = Told(world)
+    (owner,) = world.at(job)
+
+    def says(**costs: float) -> list[AggregationMeasured]:
+        events = told.says(owner, facts(held=(counted(world, job, **costs),)))
+        return [one for one in events if isinstance(one, AggregationMeasured)]
+
+    (first,) = says(chunk_s=1e-4, byte_s=2e-9)
+    reading = m.MemberReading(job=job, start=1, iterations=20, iteration_s=0.5)
+    told.says(world.job(job).tasks[0].node, facts(readings=(reading,)))
+    world.pass_s(61.0)
+    alike, other = says(chunk_s=1.02e-4, byte_s=2.04e-9), says(chunk_s=2e-3, byte_s=2e-9)
+
+    assert (first.chunk_s, first.byte_s, first.basis) == (pytest.approx(1e-4), pytest.approx(2e-9), Basis.BOTH)
+    assert (len(alike), len(other)) == (0, 1)
+    shown = report(world.state.aggregation, {}, lambda _: True)
+    (row,) = shown.jobs
+    assert (row.chunk_s, row.byte_s, row.cost_note) == (pytest.approx(2e-3), pytest.approx(2e-9), "")
+    chunks = world.state.aggregation.jobs[job]
+    pushed = chunks.size_bytes * chunks.members
+    assert next(one.planned_pct for one in shown.aggregators if one.jobs) == pytest.approx(
+        100 * (52 * 2e-3 + pushed * 2e-9) / 0.5, abs=0.1
+    )
+    check(world)
+
+
+def test_an_entry_of_before_has_the_cost_of_a_byte_alone() -> None:
+    said = b'{"node":"n0","job_id":"1","start":1,"byte_s":2e-9}'
+    event = msgspec.json.decode(said, type=AggregationMeasured)
+    world = Cluster(1)
+    job = world.train()
+
+    world.does(msgspec.structs.replace(event, job_id=job))
+
+    (row,) = report(world.state.aggregation, {}, lambda _: True).jobs
+    assert (row.chunk_s, row.byte_s) == (0.0, 2e-9)
+    assert "by bytes alone" in row.cost_note
     check(world)
 
 

@@ -13,8 +13,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import pairwise
 
 from farside.agent.messages import ORDER_BYTES_MAX, PLANS_MAX
 from farside.scheduler.manager.aggregation.state import (
@@ -24,7 +22,6 @@ from farside.scheduler.manager.aggregation.state import (
     Aggregation,
     AssignedRun,
     Cause,
-    ChunkRun,
     ChunksAssigned,
     Event,
     JobChunks,
@@ -35,11 +32,7 @@ from farside.scheduler.manager.aggregation.state import (
 )
 from farside.scheduler.sharing.aggregation.cycle import Limits
 from farside.scheduler.sharing.aggregation.placement import Placement, Profile, Refused
-
-TASKS_MAX = 128
-"""Tasks of a job: what a node is told of a job is as long as they are many."""
-PARTS = 16
-"""A task is at most so large a part of its job, if it can be cut."""
+from farside.scheduler.sharing.aggregation.tasks import Task, tasks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +102,7 @@ class Outlook:
         if offer is None or not offer.memory_bytes:
             return True
         others = (one for one in self.state.jobs.values() if one.job_id != job.job_id and number in one.owners)
-        held = sum(one.needed_bytes(_bytes_at(one, number)) for one in others)
+        held = sum(one.needed_bytes(one.held(number)[1]) for one in others)
         return held + job.needed_bytes(size_bytes) <= offer.memory_bytes
 
     def has_place(self, node: str, job: JobChunks, size_bytes: int) -> bool:
@@ -137,15 +130,6 @@ class _Free:
     node: str
     cores: int
     is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Chunks that are placed together."""
-
-    first: int
-    count: int
-    size_bytes: int
 
 
 def next_events(outlook: Outlook) -> tuple[Event, ...]:
@@ -244,7 +228,7 @@ def _emptied(outlook: Outlook) -> Iterator[Event]:
         leaving = {number for number in job.owners if not outlook.is_usable(number)}
         named = ", ".join(sorted(filter(None, map(outlook.state.node_of, leaving))))
         # Jobs that left one Aggregator together fit on one again: what is known of them says so.
-        is_known = job.is_placed and job.alone_s and job.byte_s and not job.is_moving
+        is_known = job.is_placed and job.is_known and not job.is_moving
         if leaving and job.owners == leaving and is_known:
             placed = tuple(_place(outlook, job, Cause.LEAVING, f"{named} is to be left"))
             if placed:
@@ -271,7 +255,7 @@ def _elsewhere(
     if not runs:
         return [], []
     left = {run.owner for run in runs}
-    size_bytes = sum(_bytes_of(job, run.first, run.count) for run in runs)
+    size_bytes = sum(job.bytes_of(run.first, run.count) for run in runs)
     free = [one for one in _free(outlook, job) if outlook.has_place(one.node, job, size_bytes)][: len(left)]
     held = _held_bytes(outlook.state)
     used = [number for number in _shared(outlook, job, size_bytes) if number not in without]
@@ -282,7 +266,7 @@ def _elsewhere(
     found = []
     for run in _cut(job, runs):
         owner = min(chosen, key=lambda number: (held[number], number))
-        held[owner] += _bytes_of(job, run.first, run.count)
+        held[owner] += job.bytes_of(run.first, run.count)
         found.append((run.first, run.count, owner))
     taken = [one for one in free if one.is_new and any(owner == one.number for _, _, owner in found)]
     return _grown(outlook, taken, f"job {job.job_id} needs another Aggregator"), found
@@ -317,7 +301,7 @@ def _first_groups(outlook: Outlook) -> Iterator[Event]:
 def _placed(outlook: Outlook) -> Iterator[Event]:
     """Jobs that were measured go where they stay."""
     for job in outlook.state.jobs.values():
-        if not (job.is_placed or job.is_moving) and _may_move(outlook, job) and job.alone_s and job.byte_s:
+        if not (job.is_placed or job.is_moving) and _may_move(outlook, job) and job.is_known:
             yield from _place(outlook, job, Cause.PLACED, f"measured over {job.iterations} iterations")
             return
 
@@ -339,7 +323,7 @@ def _reverted(outlook: Outlook) -> Iterator[Event]:
         reason = f"job {other.job_id} lost {100 * lost:.0f} % of its speed"
         shared = (other.owners & job.owners) if other is not job else job.owners
         if len(job.avoided) < job.servers and shared:
-            held = Counter({number: _bytes_at(job, number) for number in shared})
+            held = Counter({number: job.held(number)[1] for number in shared})
             avoids = max(shared, key=lambda number: (held[number], -number))
             events = list(_place(outlook, job, Cause.REVERTED, reason, avoids=avoids, other=other.job_id))
             if events:
@@ -454,12 +438,10 @@ def _clusters(outlook: Outlook, job: JobChunks) -> list[tuple[int, int]]:
     for held in state.pool.values():
         room[_cluster(held.cores, held.number)] += held.cores
     for other in state.jobs.values():
-        if other.job_id != job.job_id and other.alone_s:
+        if other.job_id != job.job_id and other.is_known:
             for number in other.owners:
-                load[_cluster_of(outlook, number)] += (
-                    _bytes_at(other, number) * other.members * other.byte_s / other.alone_s
-                )
-    needed = job.size_bytes * job.members * job.byte_s / job.alone_s
+                load[_cluster_of(outlook, number)] += other.work_s(*other.held(number)) / other.alone_s
+    needed = job.work_s(job.count, job.size_bytes) / job.alone_s
     for one in _free(outlook, job):
         room[_cluster(one.cores, one.number)] += one.cores * one.is_new
     free = {cluster: cores * outlook.rules.fill - load[cluster] for cluster, cores in room.items()}
@@ -479,7 +461,7 @@ def _placement(outlook: Outlook, cluster: tuple[int, int], without: str) -> Plac
     )
     placement = Placement(limits)
     for name, job in sorted(outlook.state.jobs.items()):
-        if name != without and job.is_placed and job.alone_s and job.byte_s and job.is_assigned:
+        if name != without and job.is_placed and job.is_known and job.is_assigned:
             owners = targets(job)
             if all(_cluster_of(outlook, number) == cluster for number in owners):
                 placement.restore(_profile(job), owners)
@@ -537,34 +519,13 @@ def _grown(outlook: Outlook, taken: Sequence[_Free], reason: str) -> list[Event]
 
 
 def _profile(job: JobChunks) -> Profile:
-    cost_s = job.byte_s * job.members
-    tasks_s = tuple(task.size_bytes * cost_s for task in tasks_of(job.chunks))
+    tasks_s = tuple(job.work_s(task.count, task.size_bytes) for task in tasks_of(job.chunks))
     return Profile(job=job.job_id, iteration_s=job.alone_s, tasks_s=tasks_s, servers=job.servers)
 
 
 def targets(job: JobChunks) -> list[int]:
     """For each task of a job the Aggregator that has its first chunk once all moves are done."""
     return [next(run.target for run in job.runs if run.first <= task.first < run.end) for task in tasks_of(job.chunks)]
-
-
-@lru_cache(maxsize=1024)
-def tasks_of(chunks: tuple[ChunkRun, ...]) -> tuple[Task, ...]:
-    """The tasks of a model: its runs of equal chunks, at most `TASKS_MAX`, none above a `PARTS`-th if it can be cut."""
-    total = sum(run.count * run.size_bytes for run in chunks)
-    least, most = total / TASKS_MAX * 2, total / PARTS
-    found: list[Task] = []
-    first = 0
-    for run in chunks:
-        parts = min(run.count, max(1, math.ceil(run.count * run.size_bytes / most)))
-        cuts = [first + run.count * at // parts for at in range(parts + 1)]
-        for begin, end in pairwise(cuts):
-            size_bytes = (end - begin) * run.size_bytes
-            if found and found[-1].size_bytes + size_bytes <= least:
-                found[-1] = Task(found[-1].first, end - found[-1].first, found[-1].size_bytes + size_bytes)
-            else:
-                found.append(Task(begin, end - begin, size_bytes))
-        first += run.count
-    return tuple(found)
 
 
 def _moves(job: JobChunks, tasks: Sequence[Task], owners: Sequence[int]) -> tuple[AssignedRun, ...]:
@@ -592,25 +553,12 @@ def _cut(job: JobChunks, runs: Iterable[Run]) -> Iterator[Run]:
                 yield Run(first=first, count=end - first, owner=run.owner)
 
 
-def _bytes_of(job: JobChunks, first: int, count: int) -> int:
-    """Bytes of chunks next to each other."""
-    found, at = 0, 0
-    for run in job.chunks:
-        found += max(0, min(at + run.count, first + count) - max(at, first)) * run.size_bytes
-        at += run.count
-    return found
-
-
-def _bytes_at(job: JobChunks, number: int) -> int:
-    return sum(_bytes_of(job, run.first, run.count) for run in job.runs if run.target == number)
-
-
 def _held_bytes(state: Aggregation) -> Counter[int]:
     """Bytes that each Aggregator has, or will have."""
     held: Counter[int] = Counter()
     for job in state.jobs.values():
         for run in job.runs:
-            held[run.target] += _bytes_of(job, run.first, run.count)
+            held[run.target] += job.bytes_of(run.first, run.count)
     return held
 
 

@@ -24,6 +24,8 @@ from farside.scheduler.manager.aggregation.state import (
     Offer,
     marked,
 )
+from farside.scheduler.sharing.aggregation.cost import Counted, fitted
+from farside.units import format_bytes
 
 AGGREGATOR = m.AGGREGATOR
 STEP = 0.05
@@ -83,12 +85,10 @@ def news_of(
         moved = _moved(job, node, number, held)
         if moved is not None:
             yield moved
-        byte_s = held.busy_s / held.pushed_bytes if held.pushed_bytes else 0.0
-        known = job.measured.get(node, Measured())
-        is_enough = held.pushed_bytes >= PUSHES * job.members * _bytes_at(job, number) > 0
-        if byte_s and is_enough and _is_news(known.byte_s, byte_s, at_s - written_s.get(held.job, 0.0)):
+        costs = _costs(job, node, number, held, at_s - written_s.get(held.job, 0.0))
+        if costs is not None:
             written_s[held.job] = at_s
-            yield AggregationMeasured(node=node, job_id=held.job, start=held.start, byte_s=byte_s)
+            yield costs
     for told in facts.readings:
         job = state.jobs.get(told.job)
         if job is None or job.start != told.start or told.iterations < PROFILE_ITERATIONS or not told.iteration_s:
@@ -123,6 +123,36 @@ def _moved(job: JobChunks, node: str, number: int, held: m.AggregatedJob) -> Chu
     return ChunksMoved(node=node, job_id=held.job, start=held.start, **found)
 
 
+def _costs(job: JobChunks, node: str, number: int, held: m.AggregatedJob, age_s: float) -> AggregationMeasured | None:
+    """What the Aggregator takes for the job; None: not known well enough, or as the log has it."""
+    owned = [run for run in job.runs if run.owner == number]
+    chunks, size_bytes = sum(run.count for run in owned), sum(job.bytes_of(run.first, run.count) for run in owned)
+    size_bytes *= job.members
+    told = fitted(_counted(held))
+    if told is None or not held.pushed_bytes >= PUSHES * size_bytes > 0:
+        return None
+    known = job.measured.get(node, Measured()).cost
+    is_recent = 0 <= age_s < PERIOD_S
+    if known is not None and (is_recent or not known.differs(told, chunks, size_bytes, STEP)):
+        return None
+    return AggregationMeasured(
+        node=node, job_id=held.job, start=held.start, byte_s=told.byte_s, chunk_s=told.chunk_s, basis=told.basis
+    )
+
+
+def _counted(held: m.AggregatedJob) -> Counted:
+    if held.size_squares:
+        return Counted(
+            updates=held.updates,
+            size_bytes=held.result_bytes,
+            busy_s=held.busy_s,
+            size_squares=held.size_squares,
+            size_times=held.size_times,
+        )
+    # An Aggregator of before; what was pushed and is not summed yet is little of it.
+    return Counted(updates=max(1, held.updates), size_bytes=held.pushed_bytes, busy_s=held.busy_s)
+
+
 def _is_news(known: float, told: float, age_s: float) -> bool:
     return not known or (abs(told - known) > STEP * known and not 0 <= age_s < PERIOD_S)
 
@@ -132,12 +162,6 @@ def _is_awaited(state: Aggregation, job: JobChunks, known: int, told: int) -> bo
     watches = (one.watched.get(job.job_id) for one in state.jobs.values())
     ends = (seen.since + WATCHED_ITERATIONS for seen in watches if seen is not None and not seen.iteration_s)
     return any(known < end <= told for end in ends)
-
-
-def _bytes_at(job: JobChunks, number: int) -> int:
-    """Bytes of the chunks that an Aggregator owns."""
-    sizes = [run.size_bytes for run in job.chunks for _ in range(run.count)]
-    return sum(sum(sizes[run.first : run.end]) for run in job.runs if run.owner == number)
 
 
 # ---------------------------------------------------------------------------------------------- log to node

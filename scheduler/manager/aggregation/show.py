@@ -7,6 +7,7 @@ from msgspec import Struct
 from farside.agent.messages import ORDER_BYTES_MAX, PLANS_MAX, AggregatedJob, AggregatorFacts
 from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY, PROFILE_ITERATIONS, Aggregation, JobChunks
+from farside.scheduler.sharing.aggregation.cost import WORDS
 from farside.units import format_bytes
 
 ROWS_MAX = 300
@@ -34,7 +35,9 @@ class AggregatedJobRow(Struct, frozen=True, kw_only=True):
 
     ``state``: ``declaring`` (its members have not said their model), ``measured`` (on Aggregators of its own),
     ``placed`` or ``moving``. ``iteration_s`` lately, ``alone_s`` without others, ``loss_pct`` by that; null: not known.
-    ``waits_for``: the rank that its Aggregators wait for; null: for none.
+    ``chunk_s`` and ``byte_s``: CPU seconds that its Aggregators take for each chunk, and for each byte that a member
+    pushes; ``cost_note`` says where one of the two is all that is known. ``waits_for``: the rank that its Aggregators
+    wait for; null: for none.
     """
 
     job: str
@@ -52,6 +55,9 @@ class AggregatedJobRow(Struct, frozen=True, kw_only=True):
     is_loss_accepted: bool
     waits_for: int | None
     problem: str
+    chunk_s: float | None = None
+    byte_s: float | None = None
+    cost_note: str = ""
 
 
 class AggregationReport(Struct, frozen=True, kw_only=True):
@@ -96,12 +102,9 @@ def _aggregator(
 
 
 def _planned_pct(jobs: list[JobChunks], number: int, cores: int) -> float | None:
-    if not cores or not all(job.alone_s and job.byte_s for job in jobs):
+    if not cores or not all(job.is_known for job in jobs):
         return None
-    needed = 0.0
-    for job in jobs:
-        share = sum(run.count for run in job.runs if run.target == number) / job.count
-        needed += share * job.size_bytes * job.members * job.byte_s / job.alone_s
+    needed = sum(job.work_s(*job.held(number)) / job.alone_s for job in jobs)
     return round(100 * needed / cores, 1)
 
 
@@ -113,7 +116,7 @@ def _job(state: Aggregation, job_id: str, held: Mapping[tuple[str, int], Aggrega
             size_bytes=0, moving_chunks=0, iterations=0, iteration_s=None, alone_s=None, loss_pct=None,
             is_loss_accepted=False, waits_for=None, problem="",
         )  # fmt: skip
-    told, lost = held.get((job_id, job.start)), loss_of(job)
+    told, lost, cost = held.get((job_id, job.start)), loss_of(job), job.cost
     return AggregatedJobRow(
         job=job_id,
         state="moving" if job.is_moving else "placed" if job.is_placed else "measured",
@@ -130,6 +133,9 @@ def _job(state: Aggregation, job_id: str, held: Mapping[tuple[str, int], Aggrega
         is_loss_accepted=bool(job.accepted),
         waits_for=None if told is None else told.waits_for,
         problem=job.problem,
+        chunk_s=None if cost is None else cost.chunk_s,
+        byte_s=None if cost is None else cost.byte_s,
+        cost_note="" if cost is None else WORDS[cost.basis],
     )
 
 

@@ -18,6 +18,9 @@ from itertools import pairwise
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from farside.scheduler.sharing.aggregation.cost import Basis, Cost, mean_cost
+from farside.scheduler.sharing.aggregation.tasks import TASKS_MAX, ChunkRun
+
 NOBODY = -1
 EPOCH_SHIFT = 40
 WATCHED_ITERATIONS = 100
@@ -37,13 +40,6 @@ MEMBERS_MAX = 64
 """Members of one job, as the engine has it."""
 OWNERS_MAX = 64
 """Aggregators of one job: its members hold a lane to each."""
-
-
-class ChunkRun(Struct, frozen=True, array_like=True):
-    """So many chunks of equal size, one behind the other."""
-
-    count: int
-    size_bytes: int
 
 
 class EpochRun(Struct, frozen=True, array_like=True):
@@ -125,8 +121,9 @@ class ChunksMoved(Struct, frozen=True, kw_only=True):
 class AggregationMeasured(Struct, frozen=True, kw_only=True):
     """A node reports what a start of a job needs; 0: it can't say.
 
-    ``iterations`` were done by its members, of which the last took ``iteration_s``. ``byte_s``: CPU seconds that its
-    Aggregator takes for each byte that a member pushes.
+    ``iterations`` were done by its members, of which the last took ``iteration_s``. ``byte_s`` and ``chunk_s``: CPU
+    seconds that its Aggregator takes for each byte that a member pushes, and for each chunk; ``basis``: how they were
+    found.
     """
 
     node: str
@@ -135,6 +132,8 @@ class AggregationMeasured(Struct, frozen=True, kw_only=True):
     iterations: int = 0
     iteration_s: float = 0.0
     byte_s: float = 0.0
+    chunk_s: float = 0.0
+    basis: Basis = Basis.UNTOLD
 
 
 # ---------------------------------------------------------------------------------------------- decided
@@ -208,7 +207,16 @@ class Measured(Struct, frozen=True, kw_only=True):
     iterations: int = 0
     iteration_s: float = 0.0
     byte_s: float = 0.0
+    chunk_s: float = 0.0
+    basis: Basis = Basis.UNTOLD
     at_s: float = 0.0
+
+    @property
+    def cost(self) -> Cost | None:
+        """What the node's Aggregator takes for the job; None: it has not said."""
+        if not (self.byte_s or self.chunk_s):
+            return None
+        return Cost(chunk_s=self.chunk_s, byte_s=self.byte_s, basis=self.basis)
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -283,10 +291,32 @@ class JobChunks(Struct, frozen=True, kw_only=True):
         return max((one.iteration_s for one in self.measured.values()), default=0.0)
 
     @property
-    def byte_s(self) -> float:
-        """CPU seconds of a byte that a member pushes; 0: not known."""
-        told = [one.byte_s for one in self.measured.values() if one.byte_s]
-        return sum(told) / len(told) if told else 0.0
+    def cost(self) -> Cost | None:
+        """What Aggregators take for its chunks, on average; None: not known."""
+        return mean_cost([one.cost for one in self.measured.values() if one.cost is not None])
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been measured: an iteration alone, and what aggregation costs."""
+        return self.alone_s > 0 and self.cost is not None
+
+    def work_s(self, chunks: int, size_bytes: int) -> float:
+        """CPU seconds that chunks of this size, of one member, take in an iteration; 0: not known."""
+        cost = self.cost
+        return 0.0 if cost is None else cost.work_s(chunks, size_bytes * self.members)
+
+    def bytes_of(self, first: int, count: int) -> int:
+        """Bytes of chunks next to each other."""
+        found, at = 0, 0
+        for run in self.chunks:
+            found += max(0, min(at + run.count, first + count) - max(at, first)) * run.size_bytes
+            at += run.count
+        return found
+
+    def held(self, number: int) -> tuple[int, int]:
+        """Chunks, and their bytes, that an Aggregator has once all moves are done."""
+        runs = [run for run in self.runs if run.target == number]
+        return sum(run.count for run in runs), sum(self.bytes_of(run.first, run.count) for run in runs)
 
     @property
     def owners(self) -> frozenset[int]:
@@ -426,10 +456,13 @@ class Aggregation(Struct, kw_only=True):
         if job is None or job.start != event.start:
             return
         before = job.measured.get(event.node, Measured())
+        costs = event if event.byte_s or event.chunk_s else before
         now = Measured(
             iterations=event.iterations or before.iterations,
             iteration_s=event.iteration_s or before.iteration_s,
-            byte_s=event.byte_s or before.byte_s,
+            byte_s=costs.byte_s,
+            chunk_s=costs.chunk_s,
+            basis=costs.basis,
             at_s=at_s,
         )
         job = replace(job, measured={**job.measured, event.node: now})

@@ -10,10 +10,14 @@ from typing import Annotated
 
 import msgspec
 
+from farside.agent.aggregator.layout import CHUNK_BYTES_MAX, CHUNKS_MAX
+from farside.agent.aggregator.plan import MEMBERS_MAX
 from farside.errors import ConfigError
+from farside.scheduler.sharing.aggregation.cost import Cost
 from farside.scheduler.sharing.aggregation.cycle import Limits
 from farside.scheduler.sharing.aggregation.placement import Placement, Profile, Refused
 from farside.scheduler.sharing.aggregation.printed import PrintedPlacement
+from farside.scheduler.sharing.aggregation.tasks import ChunkRun, tasks_of
 
 TASKS_MAX = 65_536
 _FORM = (
@@ -21,13 +25,39 @@ _FORM = (
     '"servers": N}} and {"at_s": S, "exit": NAME}'
 )
 
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Chunks = Annotated[int, msgspec.Meta(ge=1, le=CHUNKS_MAX)]
+_ChunkBytes = Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model, and what its Aggregators were measured to take for it: as `farside aggregation JOB` shows.
+
+    Attributes:
+        chunks: Runs of equal chunks: their number, and bytes of each.
+        members: That push each of them.
+        chunk_s, byte_s: CPU seconds for each chunk, and for each byte that a member pushes.
+    """
+
+    chunks: Annotated[list[tuple[_Chunks, _ChunkBytes]], msgspec.Meta(min_length=1, max_length=1024)]
+    members: Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)]
+    byte_s: _Seconds
+    chunk_s: _Seconds = 0.0
+
+    def tasks_s(self) -> tuple[float, ...]:
+        """CPU seconds of its tasks, which are those that the manager would place."""
+        cost = Cost(chunk_s=self.chunk_s, byte_s=self.byte_s)
+        tasks = tasks_of(tuple(ChunkRun(*run) for run in self.chunks))
+        return tuple(cost.work_s(task.count, task.size_bytes * self.members) for task in tasks)
+
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job, as a mix names it."""
+    """A job, as a mix names it: by CPU seconds of its tasks, or by its model."""
 
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     iteration_s: Annotated[float, msgspec.Meta(gt=0)]
-    tasks_s: Annotated[list[Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1, max_length=TASKS_MAX)]
+    tasks_s: Annotated[list[_Seconds], msgspec.Meta(min_length=1, max_length=TASKS_MAX)] | None = None
+    model: Model | None = None
     servers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
 
 
@@ -99,6 +129,8 @@ def _problems(mix: Mix) -> Iterator[tuple[int, str]]:
         if (happening.arrive is None) == (happening.exit is None):
             yield place, "needs one of arrive and exit"
         elif happening.arrive is not None:
+            if (happening.arrive.tasks_s is None) == (happening.arrive.model is None):
+                yield place, "arrive needs one of tasks_s and model"
             if happening.arrive.job in running:
                 yield place, f"job '{happening.arrive.job}' has arrived already"
             running.add(happening.arrive.job)
@@ -121,9 +153,8 @@ def play(mix: Mix, placement: Placement) -> Iterator[After]:
 
 
 def _profile(arrival: Arrival) -> Profile:
-    return Profile(
-        job=arrival.job, iteration_s=arrival.iteration_s, tasks_s=tuple(arrival.tasks_s), servers=arrival.servers
-    )
+    tasks_s = tuple(arrival.tasks_s or ()) if arrival.model is None else arrival.model.tasks_s()
+    return Profile(job=arrival.job, iteration_s=arrival.iteration_s, tasks_s=tasks_s, servers=arrival.servers)
 
 
 def _after(placement: Placement, refused: str | None) -> After:

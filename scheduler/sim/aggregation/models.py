@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from farside.agent.aggregator.layout import CHUNK_BYTES
+from farside.scheduler.sharing.aggregation.cost import Cost
 from farside.scheduler.sharing.aggregation.placement import Profile
 from farside.units import MIB
 
@@ -33,7 +35,9 @@ class TrainedModel:
         """A job that trains it with ``servers`` servers of one core each."""
         pieces = -(-self.model_bytes // PIECE_BYTES)
         cpu_s = self.busy_share * servers * self.iteration_s
-        return Profile(job=job, iteration_s=self.iteration_s, tasks_s=(cpu_s / pieces,) * pieces, servers=servers)
+        cost = Cost(byte_s=cpu_s / (pieces * PIECE_BYTES))  # of the two figures the text has none
+        piece_s = cost.work_s(PIECE_BYTES // CHUNK_BYTES, PIECE_BYTES)
+        return Profile(job=job, iteration_s=self.iteration_s, tasks_s=(piece_s,) * pieces, servers=servers)
 
 
 def _model(name: str, size_mib: int, iteration_s: float, busy_share: float) -> TrainedModel:

@@ -1,7 +1,8 @@
 """The command `farside aggregation`: which jobs share which Aggregators, and what they lose by it."""
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -36,3 +37,15 @@ def show_aggregation(
 
     print_table(aggregator_table(told["aggregators"]))
     print_table(aggregated_job_table(told["jobs"]))
+    for row in told["jobs"] if job is not None else ():
+        print(_cost_line(row))
+
+
+def _cost_line(row: Mapping[str, Any]) -> str:
+    """What aggregation of one job costs, in a line."""
+    if row.get("byte_s") is None:
+        return "what aggregation costs: not known yet"
+    parts = [f"{1e6 * row['chunk_s']:.3g} us a chunk"] if row["chunk_s"] else []
+    parts += [f"{1e9 * row['byte_s']:.3g} ns a byte that a member pushes"] if row["byte_s"] else []
+    note = f" ({row['cost_note']})" if row["cost_note"] else ""
+    return f"processor time of aggregation: {' and '.join(parts)}{note}"
