@@ -14,7 +14,7 @@ from farside.agent import messages as m
 from farside.agent.aggregator.plan import job_key, plan_problem
 from farside.scheduler.manager.aggregation import decide
 from farside.scheduler.manager.aggregation.decide import admission, next_events
-from farside.scheduler.manager.aggregation.orders import order_of, plan_of, untold
+from farside.scheduler.manager.aggregation.orders import OrderRoom, full_words, order_of, plan_of, untold
 from farside.scheduler.manager.aggregation.show import report
 from farside.scheduler.manager.aggregation.state import (
     NOBODY,
@@ -709,8 +709,51 @@ def test_an_order_that_is_full_leaves_the_newest_jobs_out_and_says_so(monkeypatc
 
     assert [one.plan.job for one in order.plans] == jobs[:1]
     assert untold(state, member_nodes(world.state)) == {jobs[1]: node}
-    assert any("more jobs than it can be told of" in line for line in world.decider.why(jobs[1], world.now_s, str))
+    assert any(full_words(node) in line for line in world.decider.why(jobs[1], world.now_s, str))
     assert untold(state, {}) == {}
+
+
+def test_a_job_whose_plan_a_node_could_not_be_told_waits_before_it_starts_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Cluster(3, gpus=6)
+    first = world.train()
+    monkeypatch.setattr(m, "ORDER_BYTES_MAX", 2 * world.state.aggregation.plan_bytes(first) - 1)
+
+    second = world.submit(2, aggregation="shared")
+    other = world.submit(2)
+
+    assert (world.phase(second), world.phase(other)) == (Phase.ALLOCATED, Phase.STARTING)
+    (node,) = {task.node for task in world.job(first).tasks}
+    why = world.decider.why(second, world.now_s, str)
+    assert why[0].endswith(full_words(node))
+    assert list(world.decider.take_waits()) == [second]
+    assert world.decider.take_waits() == {}
+    world.exits(first)
+    assert world.phase(second) is Phase.STARTING
+    check(world)
+
+
+def test_room_in_orders_is_that_of_plans_and_of_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Cluster(3, gpus=6)
+    first = world.train()
+    (node,) = {task.node for task in world.job(first).tasks}
+    state = world.state.aggregation
+    state.want("wide", 2)
+    state.want("narrow", 1)
+    room = OrderRoom(state, member_nodes(world.state))
+    both = state.plan_bytes(first) + state.plan_bytes("narrow")
+
+    monkeypatch.setattr(m, "ORDER_BYTES_MAX", both)
+    assert state.plan_bytes("wide") > state.plan_bytes("narrow")
+    assert (room.lacking("narrow", {node}), room.lacking("wide", {node})) == ("", node)
+    room.take("narrow", {node})
+    state.want("next", 1)
+    assert (room.lacking("narrow", {node}), room.lacking("next", {node})) == ("", node)
+    monkeypatch.undo()
+    assert room.lacking("next", {node}) == ""
+    monkeypatch.setattr(m, "PLANS_MAX", 2)
+    assert (room.lacking("next", {node}), room.lacking("next", {"elsewhere"})) == (node, "")
 
 
 def test_an_aggregator_gets_no_more_jobs_than_its_order_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Offers of Aggregators and reports of nodes as events, and what each node gets to know of plans. PURE."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Set
 
 import msgspec
@@ -198,6 +199,43 @@ def untold(state: Aggregation, members: Mapping[str, Set[str]]) -> dict[str, str
         state.node_of(number) for number in state.in_use()
     }
     return {job.job_id: node for node in sorted(nodes) for job in _shares(state, node, members)[1]}
+
+
+class OrderRoom:
+    """Room in the orders of nodes, for plans of jobs that are about to start."""
+
+    def __init__(self, state: Aggregation, members: Mapping[str, Set[str]]) -> None:
+        """``members``: by job, the nodes of its members: of all that have processes, those without a model too."""
+        self._state = state
+        self._told: defaultdict[str, set[str]] = defaultdict(set)
+        self._plans: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        for job_id, nodes in members.items():
+            self.take(job_id, nodes)
+        for job_id, job in state.jobs.items():
+            self.take(job_id, {state.node_of(number) for number in job.owners})
+
+    def lacking(self, job_id: str, nodes: Set[str]) -> str:
+        """The first of these nodes whose order has no room for this job's plan; empty: all have."""
+        size_bytes = self._state.plan_bytes(job_id)
+        for node in sorted(nodes - self._told[job_id]):
+            if self._plans[node] >= m.PLANS_MAX or self._bytes[node] + size_bytes > m.ORDER_BYTES_MAX:
+                return node
+        return ""
+
+    def take(self, job_id: str, nodes: Set[str]) -> None:
+        """The job has a part there."""
+        new = nodes - self._told[job_id]
+        self._told[job_id] |= new
+        for node in new:
+            self._plans[node] += 1
+            self._bytes[node] += self._state.plan_bytes(job_id)
+
+
+def full_words(node: str) -> str:
+    """That a node's order is full, for people."""
+    most = f"{m.PLANS_MAX}, or {m.ORDER_BYTES_MAX >> 10} KiB of plans"
+    return f"{node} has part in as many jobs with shared aggregation as it can be told of ({most})"
 
 
 def _shares(state: Aggregation, node: str, members: Mapping[str, Set[str]]) -> tuple[list[JobChunks], list[JobChunks]]:

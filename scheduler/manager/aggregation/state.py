@@ -361,6 +361,13 @@ class Aggregation(Struct, kw_only=True):
     since_s: float = 0.0
     used_s: float = 0.0
 
+    def plan_bytes(self, job_id: str) -> int:
+        """Upper bound of what a job's plan takes in a node's order; of one without owners, once it has its first."""
+        job, servers = self.jobs.get(job_id), self.wanting.get(job_id, 1)
+        if job is not None and job.is_assigned:
+            return job.plan_bytes
+        return _PLAN_BYTES + _ADDRESS_BYTES * servers + _RUN_BYTES * (1 if servers == 1 else TASKS_MAX)
+
     def node_of(self, number: int) -> str:
         """The node of an Aggregator; empty: the pool never had it."""
         return next((node for node, known in self.numbers.items() if known == number), "")

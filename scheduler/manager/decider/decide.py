@@ -54,6 +54,9 @@ class Decider:
         # got a place since the last look at who can start.
         self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
         self._just_allocated: dict[str, str] = {}
+        # By job why it does not start though it has its GPUs; and those of them that nobody has been told yet.
+        self._waits: dict[str, str] = {}
+        self._untold_waits: dict[str, str] = {}
         # A heap by time. An entry whose job has ended stays until its time: the next step of that job is then none.
         self._limits: list[tuple[float, str]] = []
         for job in state.live_jobs():
@@ -124,7 +127,16 @@ class Decider:
     def _launches(self) -> tuple[Draft, ...]:
         """The starts that are possible: because the job got its place just now, or because others have left it."""
         placed, self._just_allocated = self._just_allocated, {}
-        return self._drafts(launches(self.state, self.domain.rules.placement), placed)
+        waits: dict[str, str] = {}
+        found = self._drafts(launches(self.state, self.domain.rules.placement, waits), placed)
+        self._untold_waits |= {job_id: why for job_id, why in waits.items() if self._waits.get(job_id) != why}
+        self._waits = waits
+        return found
+
+    def take_waits(self) -> dict[str, str]:
+        """By job why it does not start though it has its GPUs: what was decided since this was asked last."""
+        found, self._untold_waits = self._untold_waits, {}
+        return found
 
     def _closings(self) -> tuple[Event, ...]:
         """Nodes that are to go off: whoever was about to start there has lost the place by now, and nobody gets one."""
@@ -168,7 +180,9 @@ class Decider:
             return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
-            return (f"has an allocation on {nodes}, and starts as soon as others have left it", job.reason)
+            why = self._waits.get(job.job_id)
+            then = "as soon as others have left it" if why is None else f"once one of these jobs is over: {why}"
+            return (f"has an allocation on {nodes}, and starts {then}", job.reason)
         if job.phase is Phase.HELD:
             reason = job.reason if job.reason.startswith("held") else f"held: {job.reason}"
             return (reason, f"`farside release {job.job_id}` lets it start")

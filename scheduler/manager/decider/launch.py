@@ -6,6 +6,9 @@ The cycle decides as if who loses GPUs were gone at once; on real nodes that tak
 its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds, room for
 its processes, and a port for each.
 
+A job that aggregates waits here as well while a node of its members has no room for its plan: its processes would stand
+still there, with nobody to push to.
+
 A job that can't be started as it is, for whatever fault, is held with the reason: it may not keep all others waiting.
 """
 
@@ -18,11 +21,12 @@ from msgspec import structs
 from farside.agent.gpu_share import Device, parts_of
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError
+from farside.scheduler.manager.aggregation.orders import OrderRoom, full_words
 from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled
 from farside.scheduler.manager.model.event import AllocationReleased, HoldRequested, JobStarted, TaskAllocation
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.spec import Ranks
-from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.model.state import LiveState, aggregating_nodes
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.servers import servers_beside
 
@@ -33,14 +37,17 @@ BRAIN = "the manager"
 REASON_CHARS = 400
 
 
-def launches(state: LiveState, placement: PlacementPolicy) -> Iterator[JobStarted | HoldRequested | AllocationReleased]:
+def launches(
+    state: LiveState, placement: PlacementPolicy, waits: dict[str, str]
+) -> Iterator[JobStarted | HoldRequested | AllocationReleased]:
     """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
 
     And what is to be written of those that are held instead. ``placement`` says whether what a job sends is noted.
+    ``waits`` gets, by job, why it does not start though it has its GPUs, where that is worth telling.
     """
     if not state.allocated:
         return
-    room = _Room(state)
+    room = _Room(state, waits)
     for job_id in state.allocated:
         job = state.jobs[job_id]
         try:
@@ -57,8 +64,10 @@ def launches(state: LiveState, placement: PlacementPolicy) -> Iterator[JobStarte
 class _Room:
     """Free resources of the nodes, computed as jobs need them."""
 
-    def __init__(self, state: LiveState) -> None:
+    def __init__(self, state: LiveState, waits: dict[str, str]) -> None:
         self._state = state
+        self._waits = waits
+        self._orders: OrderRoom | None = None
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._tasks: dict[str, int] = {}
         self._taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
@@ -83,7 +92,7 @@ class _Room:
         counts = self._counts(job, tasks)
         ports: dict[str, Iterator[int]] = {}
         met = [self._meeting(job, task, ports) for task in (tasks[0], *(tasks if job.spec.roles else ()))]
-        if counts is None or not all(port for _, port in met):
+        if counts is None or not all(port for _, port in met) or not self._can_be_told(job, tasks):
             return None
         (address, port), *others = met
         if others:  # each process of a job with roles has a port of its own
@@ -112,6 +121,19 @@ class _Room:
         before = {node: self._tasks.get(node, len(self._state.nodes[node].tasks)) for node in own}
         counts = {node: before[node] + count for node, count in own.items()}
         return counts if max(counts.values()) <= TASKS_MAX else None
+
+    def _can_be_told(self, job: LiveJob, tasks: Sequence[TaskAllocation]) -> bool:
+        """Whether the orders of its members' nodes have room for its plan, which it takes then; True if it has none."""
+        if not job.spec.aggregation:
+            return True
+        if self._orders is None:
+            self._orders = OrderRoom(self._state.aggregation, aggregating_nodes(self._state))
+        nodes = {task.node for task in tasks if task.gpus} or {task.node for task in tasks}
+        if full := self._orders.lacking(job.job_id, nodes):
+            self._waits[job.job_id] = full_words(full)
+            return False
+        self._orders.take(job.job_id, nodes)
+        return True
 
     def _meeting(self, job: LiveJob, task: TaskAllocation, ports: dict[str, Iterator[int]]) -> tuple[str, int]:
         """Address and port; 0: there is none that nobody has."""

@@ -153,6 +153,8 @@ class SchedulerProcess:
         begun_s, decider = time.monotonic(), self._sound_decider()
         self._read(decider)
         drafts = decider.next_events(self._now_s(decider.state))
+        for job_id, why in decider.take_waits().items():
+            _log.warning("a job has its GPUs and waits", job=job_id, reason=why)
         if drafts:
             await self._write(decider, drafts)
             self._cycles += 1

@@ -15,6 +15,7 @@ from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes
 from farside.scheduler.manager.model.queue_quota import QueueCounts
 from farside.scheduler.manager.model.record import (
+    ACTIVE,
     Admission,
     LiveJob,
     LiveNode,
@@ -115,6 +116,12 @@ class LiveState:
             there.pop(job.job_id, None)
             if not there:
                 self.present.pop(node, None)
+
+
+def aggregating_nodes(state: LiveState) -> dict[str, frozenset[str]]:
+    """By job that has processes whose gradients are to be aggregated, their nodes: before it declares a model, too."""
+    jobs = ((job_id, state.jobs[job_id]) for job_id in state.aggregation.wanting)
+    return {job_id: frozenset(task.node for task in members_of(job)) for job_id, job in jobs if job.phase in ACTIVE}
 
 
 def member_nodes(state: LiveState) -> dict[str, frozenset[str]]:
