@@ -59,6 +59,9 @@ def run(config: AggregatorConfig) -> int:
     has_cores = len(os.sched_getaffinity(0))
     if config.cores > has_cores:
         raise ConfigError(f"cores: is {config.cores}, and this machine has {has_cores}; lower it")
+    if config.memory_bytes > _machine_bytes():
+        has, said = format_bytes(_machine_bytes()), format_bytes(config.memory_bytes)
+        raise ConfigError(f"memory_bytes: is {said}, and this machine has {has}; lower it")
     if config.key_file.is_absolute():
         read_keys(config.key_file)
     with ExitStack() as stack:

@@ -81,6 +81,7 @@ def test_status_and_metrics_say_what_gradients_go_by() -> None:
     ("settings", "problem"),
     [
         ({"cores": "64"}, "cores: is 64, and this machine has"),
+        ({"memory_bytes": "900TiB"}, "memory_bytes: is 900 TiB, and this machine has"),
         ({"memory_bytes": "1KiB"}, "memory_bytes: is 1 KiB, less than a model of one tensor needs"),
         ({"key_file": "/none"}, "key file /none: No such file or directory"),
     ],

@@ -937,6 +937,26 @@ def test_a_job_that_can_never_aggregate_is_refused_in_one_line(more: dict[str, A
     assert cluster_problems(JobSpec(argv=("x",), gpus=2, aggregation="shared"), world.state, user="ann") == []
 
 
+def test_a_node_that_offers_more_than_it_has_gets_no_chunks_and_is_named() -> None:
+    world = World(rules(), nodes=2)
+    for node, offer in (("n0", {"cores": 64, "memory_bytes": 1 << 30}), ("n1", {"cores": 2, "memory_bytes": 1 << 37})):
+        world.does(ServiceChanged(node=node, name="aggregator", raw=json.dumps(offer)))
+    job = world.submit(2, aggregation="shared")
+
+    rows = report(world.state.aggregation, {}, lambda _: True).aggregators
+    (refused,) = cluster_problems(JobSpec(argv=("x",), gpus=2, aggregation="shared"), world.state, user="ann")
+
+    assert [row.problem for row in rows] == [
+        "its Aggregator says 64 cores, and the node has 16; lower `cores` there",
+        "its Aggregator says 128 GiB of memory, and the node has 64 GiB; lower `memory_bytes` there",
+    ]
+    assert "no node offers an Aggregator; of n0 its Aggregator says 64 cores" in refused
+    assert world.phase(job) is Phase.WAITING
+    world.does(ServiceChanged(node="n0", name="aggregator", raw=json.dumps({"cores": 16, "memory_bytes": 1 << 30})))
+    assert world.phase(job) is Phase.STARTING
+    assert list(violations(world.log)) == []
+
+
 def test_without_an_aggregator_or_with_an_agent_of_before_such_a_job_is_refused() -> None:
     none = World(rules(), nodes=2)
     mixed = Cluster(2)

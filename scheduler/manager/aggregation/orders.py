@@ -40,12 +40,24 @@ _DECLARED = msgspec.json.Decoder(m.DeclaredModel)
 _ANY_HOSTS = ("0.0.0.0", "[::]", "::", "*")
 
 
-def offer_of(raw: str) -> Offer | None:
-    """The offer of a node's Aggregator as the log has it; None: it has no such service any more."""
+def offer_of(raw: str, *, cpus: int, memory_bytes: int) -> Offer | None:
+    """The offer of a node's Aggregator as the log has it; None: it has no such service any more.
+
+    ``cpus`` and ``memory_bytes`` are the node's; 0: not known. An offer of more is none.
+    """
     try:
-        return _OFFER.decode(raw) if raw else None
+        offer = _OFFER.decode(raw) if raw else None
     except msgspec.MsgspecError:
         return None
+    if offer is None:
+        return None
+    problem = ""
+    if 0 < cpus < offer.cores:
+        problem = f"its Aggregator says {offer.cores} cores, and the node has {cpus}; lower `cores` there"
+    elif 0 < memory_bytes < offer.memory_bytes:
+        said, has = format_bytes(offer.memory_bytes), format_bytes(memory_bytes)
+        problem = f"its Aggregator says {said} of memory, and the node has {has}; lower `memory_bytes` there"
+    return replace(offer, problem=problem, cores=0 if problem else offer.cores)
 
 
 # ---------------------------------------------------------------------------------------------- node to log

@@ -18,6 +18,7 @@ class AggregatorRow(Struct, frozen=True, kw_only=True):
 
     ``cores`` are those that the pool has, or that it offers where ``is_in_pool`` is false. ``planned_pct``: what the
     jobs on it need of its cores; null: not known. ``used_bytes``: null where its agent is not connected here.
+    ``problem``: why what it offers is not taken; empty: it is.
     """
 
     node: str
@@ -28,6 +29,7 @@ class AggregatorRow(Struct, frozen=True, kw_only=True):
     planned_pct: float | None
     chunks: int
     jobs: list[str]
+    problem: str = ""
 
 
 class AggregatedJobRow(Struct, frozen=True, kw_only=True):
@@ -76,7 +78,7 @@ def report(
         for one in said.held:
             if one.waits_for is not None or (one.job, one.start) not in held:
                 held[one.job, one.start] = one
-    names = sorted({*state.pool, *(node for node, offer in state.offers.items() if offer.cores)})
+    names = sorted({*state.pool, *(node for node, offer in state.offers.items() if offer.cores or offer.problem)})
     return AggregationReport(
         aggregators=[_aggregator(state, node, facts.get(node), may_see) for node in names[:ROWS_MAX]],
         jobs=[_job(state, job_id, held) for job_id in list(state.wanting)[:ROWS_MAX] if may_see(job_id)],
@@ -98,6 +100,7 @@ def _aggregator(
         planned_pct=_planned_pct(here, number, cores),
         chunks=sum(run.count for job in here for run in job.runs if run.owner == number),
         jobs=[job.job_id for job in here if may_see(job.job_id)],
+        problem="" if offer is None else offer.problem,
     )
 
 

@@ -192,13 +192,17 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """What a node's Aggregator offers, and where it is reached; ``machine`` is equal on one host. 0 cores: nothing."""
+    """What a node's Aggregator offers, and where it is reached; ``machine`` is equal on one host. 0 cores: nothing.
+
+    ``problem``: why what it says it offers is not taken.
+    """
 
     cores: int = 0
     memory_bytes: int = 0
     unix: str = ""
     tcp: str = ""
     machine: str = ""
+    problem: str = ""
 
 
 class Measured(Struct, frozen=True, kw_only=True):

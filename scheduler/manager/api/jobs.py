@@ -255,7 +255,9 @@ def aggregation_problems(spec: JobSpec, state: LiveState) -> list[str]:
     older = [node.name for node in state.nodes.values() if node.is_up and node.name not in state.aggregation.offers]
     members = spec.gpus if spec.roles or spec.ranks is Ranks.GPU else min(spec.gpus, MEMBERS_MAX)
     if not offers:
-        return ["aggregation: no node offers an Aggregator; start `farside aggregator` on one, or leave it out"]
+        wrong = ((name, one.problem) for name, one in state.aggregation.offers.items() if one.problem)
+        why = next((f"of {name} {problem}" for name, problem in wrong), "start `farside aggregator` on one")
+        return [f"aggregation: no node offers an Aggregator; {why}, or leave it out"]
     if older:
         way = "update its agent, or set aggregation_socket there"
         return [f"aggregation: tasks on {older[0]} do not reach it; {way}, or leave aggregation out"]

@@ -222,7 +222,9 @@ def _service_changed(state: LiveState, event: log.ServiceChanged, entry: log.Ent
         kept = {**state.nodes[event.node].services, event.name: event.raw}
         _change_node(state, event.node, services={name: raw for name, raw in sorted(kept.items()) if raw})
         if event.name == AGGREGATOR:
-            state.aggregation.offered(event.node, offer_of(event.raw))
+            node = state.nodes[event.node]
+            offer = offer_of(event.raw, cpus=node.cpus, memory_bytes=node.memory_bytes)
+            state.aggregation.offered(event.node, offer)
 
 
 def _invited(state: LiveState, event: log.NodeInvited, entry: log.Entry) -> None:

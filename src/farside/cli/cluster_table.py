@@ -60,7 +60,7 @@ def aggregator_table(rows: Iterable[Row]) -> Table:
         planned = "" if row["planned_pct"] is None else f"{row['planned_pct']:.0f} %"
         used = "" if row["used_bytes"] is None else format_bytes(row["used_bytes"])
         memory = f"{used} of {format_bytes(row['memory_bytes'])}".strip()
-        state = "in the pool" if row["is_in_pool"] else "offered"
+        state = row.get("problem") or ("in the pool" if row["is_in_pool"] else "offered")
         _add(table, row["node"], state, row["cores"], planned, memory, row["chunks"], " ".join(row["jobs"]))
     return table
 

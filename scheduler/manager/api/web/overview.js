@@ -160,6 +160,7 @@ function aggregatorWords(one) {
   if (one.chunks) words.push(many(one.chunks, "chunk"));
   if (one.used_bytes) words.push(`${bytes(one.used_bytes)} of ${bytes(one.memory_bytes)}`);
   if (one.jobs.length) words.push(`jobs ${one.jobs.join(", ")}`);
+  if (one.problem) words.push(one.problem);
   return words.join(" · ");
 }
 
