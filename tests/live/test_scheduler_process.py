@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sqlalchemy.event import listen
 
 from farside import admin
+from farside.agent import messages
 from farside.errors import FarsideError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain
@@ -26,6 +28,7 @@ from farside.scheduler.manager.model.event import (
     JobEnded,
     JobStarted,
     JobSubmitted,
+    ServiceChanged,
     TaskChanged,
     TaskPhase,
 )
@@ -295,3 +298,21 @@ def test_pauses_between_failed_cycles_grow_up_to_the_longest_and_begin_anew() ->
 
     assert seen == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert (failures.pause_s, failures.count, failures.in_a_row, failures.last_s) == (0.1, 9, 1, 8.0)
+
+
+def test_a_job_that_waits_with_its_gpus_is_told_in_the_log_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(messages, "PLANS_MAX", 1)
+    job = JobSubmitted(spec=JobSpec(argv=("true",), gpus=1, aggregation="shared"), user="ann")
+    nodes = [structs.replace(NODE, node=name, gpus=gpus(count, "H200")) for name, count in (("n0", 2), ("n1", 0))]
+    offers = [ServiceChanged(node=one.node, name="aggregator", raw='{"cores":1}') for one in nodes]
+
+    async def story(one: Led) -> None:
+        one.tell(*nodes, *offers, job, job)
+        await one.until(lambda: "a job has its GPUs and waits" in caplog.text)
+        assert one.has(JobStarted, "1")
+        assert one.has(JobAllocated, "2")
+        assert not one.has(JobStarted, "2")
+
+    play(story, tmp_path)
