@@ -30,6 +30,7 @@ from farside.scheduler.manager.aggregation.state import (
     Run,
     Step,
 )
+from farside.scheduler.sharing.aggregation.cost import Cost
 from farside.scheduler.sharing.aggregation.cycle import Limits
 from farside.scheduler.sharing.aggregation.placement import Placement, Profile, Refused
 from farside.scheduler.sharing.aggregation.tasks import Task, tasks_of
@@ -519,7 +520,8 @@ def _grown(outlook: Outlook, taken: Sequence[_Free], reason: str) -> list[Event]
 
 
 def _profile(job: JobChunks) -> Profile:
-    tasks_s = tuple(job.work_s(task.count, task.size_bytes) for task in tasks_of(job.chunks))
+    cost = job.cost or Cost()
+    tasks_s = tuple(cost.work_s(task.count, task.size_bytes * job.members) for task in tasks_of(job.chunks))
     return Profile(job=job.job_id, iteration_s=job.alone_s, tasks_s=tasks_s, servers=job.servers)
 
 

@@ -138,15 +138,14 @@ def _moved(job: JobChunks, node: str, number: int, held: m.AggregatedJob) -> Chu
 
 def _costs(job: JobChunks, node: str, number: int, held: m.AggregatedJob, age_s: float) -> AggregationMeasured | None:
     """What the Aggregator takes for the job; None: not known well enough, or as the log has it."""
+    known, told = job.measured.get(node, Measured()).cost, fitted(_counted(held))
+    if told is None or (known is not None and 0 <= age_s < PERIOD_S):
+        return None
     owned = [run for run in job.runs if run.owner == number]
     chunks, size_bytes = sum(run.count for run in owned), sum(job.bytes_of(run.first, run.count) for run in owned)
     size_bytes *= job.members
-    told = fitted(_counted(held))
-    if told is None or not held.pushed_bytes >= PUSHES * size_bytes > 0:
-        return None
-    known = job.measured.get(node, Measured()).cost
-    is_recent = 0 <= age_s < PERIOD_S
-    if known is not None and (is_recent or not known.differs(told, chunks, size_bytes, STEP)):
+    is_enough = held.pushed_bytes >= PUSHES * size_bytes > 0
+    if not is_enough or (known is not None and not known.differs(told, chunks, size_bytes, STEP)):
         return None
     return AggregationMeasured(
         node=node, job_id=held.job, start=held.start, byte_s=told.byte_s, chunk_s=told.chunk_s, basis=told.basis
