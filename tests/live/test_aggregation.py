@@ -709,7 +709,7 @@ def test_an_order_that_is_full_leaves_the_newest_jobs_out_and_says_so(monkeypatc
 
     assert [one.plan.job for one in order.plans] == jobs[:1]
     assert untold(state, member_nodes(world.state)) == {jobs[1]: node}
-    assert any(full_words(node) in line for line in world.decider.why(jobs[1], world.now_s, str))
+    assert any(f"the order of {node} is full" in line for line in world.decider.why(jobs[1], world.now_s, str))
     assert untold(state, {}) == {}
 
 
@@ -718,7 +718,7 @@ def test_a_job_whose_plan_a_node_could_not_be_told_waits_before_it_starts_and_sa
 ) -> None:
     world = Cluster(3, gpus=6)
     first = world.train()
-    monkeypatch.setattr(m, "ORDER_BYTES_MAX", 2 * world.state.aggregation.plan_bytes(first) - 1)
+    monkeypatch.setattr(m, "ORDER_BYTES_MAX", 4 * world.state.aggregation.plan_bytes(first) - 2)
 
     second = world.submit(2, aggregation="shared")
     other = world.submit(2)
@@ -734,6 +734,21 @@ def test_a_job_whose_plan_a_node_could_not_be_told_waits_before_it_starts_and_sa
     check(world)
 
 
+def test_a_job_is_not_placed_by_a_plan_that_its_nodes_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Cluster(4, gpus=6)
+    first, second = world.train(), world.train()
+    state = world.state.aggregation
+    (node,) = {task.node for job in (first, second) for task in world.job(job).tasks}
+    monkeypatch.setattr(m, "ORDER_BYTES_MAX", 2 * (state.plan_bytes(first) + state.plan_bytes(second)))
+    world.measure(first, 20, 0.5, 0.6)
+
+    world.measure(second, 20, 0.5, 0.5)  # a part of it would fit beside the first one
+
+    assert len(world.at(second)) == 1
+    assert full_words(node) in state.jobs[second].problem
+    check(world)
+
+
 def test_room_in_orders_is_that_of_plans_and_of_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Cluster(3, gpus=6)
     first = world.train()
@@ -744,7 +759,7 @@ def test_room_in_orders_is_that_of_plans_and_of_their_bytes(monkeypatch: pytest.
     room = OrderRoom(state, member_nodes(world.state))
     both = state.plan_bytes(first) + state.plan_bytes("narrow")
 
-    monkeypatch.setattr(m, "ORDER_BYTES_MAX", both)
+    monkeypatch.setattr(m, "ORDER_BYTES_MAX", 2 * both)
     assert state.plan_bytes("wide") > state.plan_bytes("narrow")
     assert (room.lacking("narrow", {node}), room.lacking("wide", {node})) == ("", node)
     room.take("narrow", {node})

@@ -14,7 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from farside.agent.messages import ORDER_BYTES_MAX, PLANS_MAX
+from farside.scheduler.manager.aggregation.orders import OrderRoom, full_words
 from farside.scheduler.manager.aggregation.state import (
     CLUSTER_MAX,
     NOBODY,
@@ -29,6 +32,7 @@ from farside.scheduler.manager.aggregation.state import (
     PoolSized,
     Run,
     Step,
+    stepped,
 )
 from farside.scheduler.sharing.aggregation.cost import Cost
 from farside.scheduler.sharing.aggregation.cycle import Limits
@@ -116,6 +120,16 @@ class Outlook:
         told_bytes = sum(one.plan_bytes for one in others)
         is_short = len(others) < PLANS_MAX // 2 and told_bytes + job.plan_bytes <= ORDER_BYTES_MAX // 2
         return is_short and self.has_memory(node, job, size_bytes)
+
+    def full_node(self, job: JobChunks, steps: Sequence[AssignedRun]) -> str:
+        """A node whose order has no room for a job's plan once these moves are done; empty: there is none."""
+        runs = job.runs
+        for step in steps:
+            runs = stepped(runs, AssignedRun(step.first, step.count, Step.OWN, step.owner), 0)
+        then = replace(job, runs=runs)
+        room = OrderRoom(self.state, {name: view.nodes for name, view in self.jobs.items() if view.is_active})
+        nodes = self.jobs[job.job_id].nodes | {self.state.node_of(number) for number in then.owners}
+        return room.lacking(job.job_id, nodes, then.plan_bytes)
 
     def is_usable(self, number: int) -> bool:
         """Whether chunks may come to it."""
@@ -364,6 +378,9 @@ def _place(
         steps = _moves(job, tasks, owners)
         if cause is not Cause.PLACED and not steps:
             return
+        if full := outlook.full_node(job, steps):
+            why = why or full_words(full)
+            continue
         used = {one.number for one in new.values() if one.number in owners and one.is_new}
         yield from _grown(outlook, [one for one in free if one.number in used], f"job {job.job_id} needs it")
         yield _assigned(job, cause, steps, reason if steps else "", avoids=avoids, other=other)
@@ -388,7 +405,7 @@ def _recycled(outlook: Outlook) -> Iterator[Event]:
                 continue
             owners = placement.owners(job.job_id)
             steps = _moves(job, tasks_of(job.chunks), owners)
-            if steps and not set(owners) & set(job.avoided):
+            if steps and not set(owners) & set(job.avoided) and not outlook.full_node(job, steps):
                 yield _assigned(job, Cause.RECYCLED, steps, "an Aggregator can be done without")
                 return  # one job at a time: the next decision rests on where this one is
 

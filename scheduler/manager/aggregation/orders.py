@@ -15,7 +15,6 @@ from farside.scheduler.manager.aggregation.state import (
     WATCHED_ITERATIONS,
     Aggregation,
     AggregationMeasured,
-    ChunkRun,
     ChunksMoved,
     EpochRun,
     Event,
@@ -26,6 +25,7 @@ from farside.scheduler.manager.aggregation.state import (
     marked,
 )
 from farside.scheduler.sharing.aggregation.cost import Counted, fitted
+from farside.scheduler.sharing.aggregation.tasks import ChunkRun
 from farside.units import format_bytes
 
 AGGREGATOR = m.AGGREGATOR
@@ -213,7 +213,11 @@ def untold(state: Aggregation, members: Mapping[str, Set[str]]) -> dict[str, str
 
 
 class OrderRoom:
-    """Room in the orders of nodes, for plans of jobs that are about to start."""
+    """Room in the orders of nodes, for plans of jobs that are about to start, or to have a longer one.
+
+    Plans have half of an order. The other half is for what can't wait: chunks that move, and those whose Aggregator is
+    gone, cut a plan into more runs. A job that is in a node's order and falls out of it can't go on.
+    """
 
     def __init__(self, state: Aggregation, members: Mapping[str, Set[str]]) -> None:
         """``members``: by job, the nodes of its members: of all that have processes, those without a model too."""
@@ -226,11 +230,18 @@ class OrderRoom:
         for job_id, job in state.jobs.items():
             self.take(job_id, {state.node_of(number) for number in job.owners})
 
-    def lacking(self, job_id: str, nodes: Set[str]) -> str:
-        """The first of these nodes whose order has no room for this job's plan; empty: all have."""
-        size_bytes = self._state.plan_bytes(job_id)
-        for node in sorted(nodes - self._told[job_id]):
-            if self._plans[node] >= m.PLANS_MAX or self._bytes[node] + size_bytes > m.ORDER_BYTES_MAX:
+    def lacking(self, job_id: str, nodes: Set[str], size_bytes: int = 0) -> str:
+        """The first of these nodes whose order has no room for this job's plan; empty: all have.
+
+        ``size_bytes``: of the plan that it is to have; 0: of the one that it has.
+        """
+        now_bytes = self._state.plan_bytes(job_id)
+        size_bytes = size_bytes or now_bytes
+        for node in sorted(nodes):
+            is_told = node in self._told[job_id]
+            more_bytes = size_bytes - now_bytes * is_told
+            is_full = self._plans[node] + (not is_told) > m.PLANS_MAX
+            if more_bytes > 0 and (is_full or self._bytes[node] + more_bytes > m.ORDER_BYTES_MAX // 2):
                 return node
         return ""
 
@@ -244,8 +255,8 @@ class OrderRoom:
 
 
 def full_words(node: str) -> str:
-    """That a node's order is full, for people."""
-    most = f"{m.PLANS_MAX}, or {m.ORDER_BYTES_MAX >> 10} KiB of plans"
+    """That a node's order has no room for one more plan, for people."""
+    most = f"{m.PLANS_MAX}, or {m.ORDER_BYTES_MAX >> 11} KiB of plans"
     return f"{node} has part in as many jobs with shared aggregation as it can be told of ({most})"
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Set
 
 from msgspec import Struct
 
-from farside.agent.messages import AggregatedJob, AggregatorFacts
-from farside.scheduler.manager.aggregation.orders import full_words, untold
+from farside.agent.messages import ORDER_BYTES_MAX, AggregatedJob, AggregatorFacts
+from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY, PROFILE_ITERATIONS, Aggregation, JobChunks
 from farside.scheduler.sharing.aggregation.cost import WORDS
 from farside.units import format_bytes
@@ -158,7 +158,7 @@ def explain(state: Aggregation, job_id: str, members: Mapping[str, Set[str]]) ->
         )
         return
     if (node := untold(state, members).get(job_id)) is not None:
-        yield f"aggregation: {full_words(node)}, and not in this one; it waits until one of them is over"
+        yield f"aggregation: the order of {node} is full ({ORDER_BYTES_MAX >> 10} KiB of plans), and has not this job's"
     if not job.is_placed:
         done = min(job.iterations, PROFILE_ITERATIONS)
         yield f"aggregation: measured on {where}, {done} of {PROFILE_ITERATIONS} iterations"
