@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +15,7 @@ import numpy as np
 from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
 from farside.scheduler.sharing.glet.plan import Glet, Portion
 from farside.scheduler.sharing.glet.round import GletRound, Slot
-from farside.serve.http_door import HttpDoor, http_server
+from farside.serve.http_door import HttpDoor, counted_listener, door_connections, http_server
 from farside.serve.inference import Array
 from farside.serve.pool import Pool, Turns
 from farside.serve.service import Service
@@ -131,8 +132,9 @@ def pool_of(models: Sequence[ModelFile], slo_s: float = 60.0) -> Pool:
 
 @asynccontextmanager
 async def http_front(
-    models: Sequence[ModelFile], port: int, *, tokens: Sequence[str] = (), slo_s: float = 60.0, latency_s: float = 0.001
-) -> AsyncIterator[tuple[Pool, LocalExecutor]]:
+    models: Sequence[ModelFile], port: int, *, tokens: Sequence[str] = (), slo_s: float = 60.0,
+    latency_s: float = 0.001, tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[tuple[Pool, LocalExecutor]]:  # fmt: skip
     """An HTTP door on a loopback port, with one glet."""
     pool = pool_of(models, slo_s)
     turns, executor = glet_turns(pool, models, latency_s=latency_s)
@@ -140,8 +142,11 @@ async def http_front(
     service = Service(
         "1.0", {one.name: one for one in models}, dict.fromkeys((m.name for m in models), slo_s), pool, tokens
     )
-    server = http_server(HttpDoor(service), None)
+    connections = door_connections()
+    server = http_server(HttpDoor(service), tls, connections)
     listener = socket.create_server(("127.0.0.1", port))
+    if tls is not None:
+        listener = counted_listener(listener, connections)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield pool, executor

@@ -19,7 +19,9 @@ from farside.scheduler.manager.api.limit import connections as limits
 from farside.serve import http_door
 from farside.serve.pool import Pool
 from farside.serve.service import Service
+from farside.tls import TlsFiles, client_tls, server_tls
 from tests.serving.front import glet_turns, http_front, in_loop, model_file, pool_of
+from tests.support.certificates import SERVER, Authority
 from tests.support.ports import free_port
 
 MODEL = model_file(shape=(2,))
@@ -257,6 +259,28 @@ async def test_each_error_of_grpc_has_its_status() -> None:
 
 
 @in_loop
+async def test_connections_that_never_speak_tls_give_way_to_one_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 4)
+    authority = Authority(tmp_path)
+    made = authority.make("front", says=SERVER)
+    tls = server_tls(TlsFiles(ca=Path(), cert=made.cert, key=made.key))
+    port = free_port()
+    async with http_front([MODEL], port, tls=tls), asyncio.timeout(60):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        for reader, _ in silent[:8]:
+            assert await reader.read() == b""
+        trusted = client_tls(TlsFiles(ca=authority.cert))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted, server_hostname="127.0.0.1")
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        assert not silent[-1][0].at_eof()
+        for _, one in (*silent, (reader, writer)):
+            one.close()
+
+
+@in_loop
 async def test_a_grpc_deadline_asks_for_less_than_the_slo() -> None:
     async with grpc_front([MODEL]) as (address, pool, executor):
         import grpc
@@ -271,6 +295,57 @@ async def test_a_grpc_deadline_asks_for_less_than_the_slo() -> None:
             async with asyncio.timeout(30):
                 while not pool.counts["twice"].cancelled and not pool.counts["twice"].dropped:
                     await asyncio.sleep(0.005)
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, sound: bytes) -> bytes:
+    """A message with some bytes changed, cut out or put in."""
+    data = bytearray(sound)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 4))] = draw(st.binary(max_size=6))
+    return bytes(data)
+
+
+def test_no_bytes_that_come_by_grpc_are_answered_but_by_the_protocols_errors() -> None:
+    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
+    import grpc
+    from tritonclient.grpc import service_pb2
+
+    tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32"}
+    given_parameter = {"timeout": service_pb2.InferParameter(int64_param=9_000_000)}
+    sound = service_pb2.ModelInferRequest(
+        model_name="twice", id="7", inputs=[tensor], parameters=given_parameter, raw_input_contents=[bytes(8)]
+    ).SerializeToString()
+    wrong = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+
+    async def answered(call: Any, data: bytes) -> str:
+        try:
+            await call(data, timeout=60)
+        except grpc.RpcError as error:
+            return error.code().name if "\n" not in (error.details() or "") else "several lines"
+        return "OK"
+
+    tried: list[bytes] = []
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(st.one_of(st.binary(max_size=80), spoilt(sound)))
+    def collect(data: bytes) -> None:
+        tried.append(data)
+
+    @in_loop
+    async def test() -> None:
+        async with grpc_front([MODEL]) as (address, _, _), grpc.aio.insecure_channel(address) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            other = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
+            for data in tried:
+                assert await answered(call, data) in {*wrong, "OK"}, data
+                assert await answered(other, data) in {*wrong, "OK"}, data
+            assert await answered(call, b"\xff") == "INVALID_ARGUMENT"
+            assert await answered(call, sound) == "OK"
+
+    collect()
+    test()
 
 
 def test_an_address_in_use_is_one_line() -> None:
@@ -293,7 +368,6 @@ async def test_a_pem_file_that_is_none_is_named_by_grpc_too(tmp_path: Path) -> N
     pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
     from farside.errors import ConfigError
     from farside.serve.grpc_door import open_grpc
-    from farside.tls import TlsFiles
 
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     for path in (cert, key):

@@ -1,4 +1,8 @@
-"""gRPC door: the Open Inference Protocol by grpc.aio, with Triton's extensions that clients need."""
+"""gRPC door: the Open Inference Protocol by grpc.aio, with Triton's extensions that clients need.
+
+Messages are taken apart here and not by grpc: one that is none gets the protocol's error in one line, and grpc would
+log a traceback for each.
+"""
 
 import asyncio
 import math
@@ -7,18 +11,20 @@ from functools import partial
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from google.protobuf.message import DecodeError, Message
+from tritonclient.grpc import service_pb2
 
 from farside.errors import ConfigError
 from farside.log import get_log
 from farside.serve.description import model_metadata
 from farside.serve.grpc_message import read_message, told, written_message
-from farside.serve.inference import BODY_BYTES_MAX, HEAD_BYTES_MAX, InferenceError, body_bytes_max
+from farside.serve.inference import BODY_BYTES_MAX, HEAD_BYTES_MAX, InferenceError, body_bytes_max, malformed
 from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
 
 _MESSAGE_BYTES_MAX = BODY_BYTES_MAX + HEAD_BYTES_MAX
 _CALLS_MAX = 1024
+_SERVICE = "GRPCInferenceService"
 HANDSHAKE_LIMIT_MS = 10_000
 _IDLE_LIMIT_MS = 75_000  # as HTTP's
 _PING_EVERY_MS, _PING_LIMIT_MS = 30_000, 10_000
@@ -39,8 +45,8 @@ _OPTIONS = (
 _log = get_log("serve.grpc")
 
 
-class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The calls; those that are not here are UNIMPLEMENTED, as the protocol has it.
+class GrpcDoor:
+    """The calls by the names that the protocol has; those that are not here are UNIMPLEMENTED.
 
     Args:
         service: What it serves.
@@ -50,6 +56,31 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._statuses = {status.name: status for status in grpc.StatusCode}
+
+    def handlers(self) -> Any:
+        """The calls for a server of grpc."""
+        described = service_pb2.DESCRIPTOR.services_by_name[_SERVICE]
+        found = {
+            method.name: grpc.unary_unary_rpc_method_handler(self._call(method))
+            for method in described.methods
+            if hasattr(self, method.name)
+        }
+        return grpc.method_handlers_generic_handler(described.full_name, found)
+
+    def _call(self, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        """A call from bytes to bytes."""
+        serve: Callable[[Any, Any], Awaitable[Message]] = getattr(self, method.name)
+        parse = getattr(service_pb2, method.input_type.name).FromString
+        what = f"the message is no {method.input_type.name}"
+
+        async def call(data: bytes, context: Any) -> bytes:
+            try:
+                request = parse(data)
+            except DecodeError:
+                await self._abort(context, malformed(what))
+            return (await serve(request, context)).SerializeToString()
+
+        return call
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's names
         """Inference."""
@@ -183,7 +214,7 @@ def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> Any:
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
     )
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_CALLS_MAX)
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(service), server)
+    server.add_generic_rpc_handlers((GrpcDoor(service).handlers(),))
     try:
         if secure is None:
             port = server.add_insecure_port(address)

@@ -1,7 +1,9 @@
 """HTTP door: the Open Inference Protocol as a bare ASGI application, and limits on its connections."""
 
 import asyncio
+import socket
 import ssl
+from asyncio import constants
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -11,7 +13,13 @@ import msgspec
 import uvicorn
 
 from farside.log import get_log
-from farside.scheduler.manager.api.limit.connections import HEADER_BYTES_MAX, Connections
+from farside.scheduler.manager.api.limit.connections import (
+    HEADER_BYTES_MAX,
+    HEADER_LIMIT_S,
+    Connections,
+    say_rarely,
+)
+from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
 from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
 from farside.serve.description import model_metadata
 from farside.serve.inference import (
@@ -267,17 +275,31 @@ class DoorProtocol(LimitedProtocol):
             self._unread = None
 
 
+def door_connections() -> Connections:
+    """Connections of the door, with its limit for an address."""
+    return Connections(address_max=CONNECTIONS_MAX)
+
+
+def counted_listener(listener: socket.socket, connections: Connections) -> socket.socket:
+    """The listener of a door that speaks TLS: handshakes count as connections, and have a limit of time."""
+    # Comes before a header; uvicorn passes no other on.
+    constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
+    forget_failed(asyncio.get_running_loop())
+    return CountedListener(listener, connections)
+
+
 class _Server(uvicorn.Server):
     """One that leaves signals to us."""
 
     capture_signals = nullcontext  # type: ignore[assignment]
 
 
-def http_server(door: HttpDoor, secure: ssl.SSLContext | None) -> uvicorn.Server:
+def http_server(door: HttpDoor, secure: ssl.SSLContext | None, connections: Connections) -> uvicorn.Server:
     """What serves the door on sockets given to its `serve`; it ends when its ``should_exit`` is set."""
+    say_rarely(asyncio.get_running_loop())
     return _Server(
         uvicorn.Config(
-            door, http=partial(DoorProtocol, connections=Connections()),  # type: ignore[arg-type]
+            door, http=partial(DoorProtocol, connections=connections),  # type: ignore[arg-type]
             ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             date_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=2,
             ssl_context_factory=None if secure is None else lambda *_: secure,

@@ -38,7 +38,7 @@ from farside.scrape import serve_metrics
 from farside.serve.controller import Controller
 from farside.serve.deployment import Deployment, check_for_machine, check_for_manager, profiles_of
 from farside.serve.fleet import Fleet
-from farside.serve.http_door import HttpDoor, http_server
+from farside.serve.http_door import HttpDoor, counted_listener, door_connections, http_server
 from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
 from farside.serve.lease.report import report_of
 from farside.serve.lease.rules import LeaseRules
@@ -234,6 +234,10 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
         stack.callback(close_listener, listener)
     secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
     tls = server_tls(secure) if secure is not None else None
+    connections = door_connections()
+    if listener is not None and tls is not None:
+        listener = counted_listener(listener, connections)
+        stack.callback(close_listener, listener)
     grpc_server = None
     if deployment.grpc:
         from farside.serve.grpc_door import open_grpc
@@ -267,7 +271,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
     await stack.enter_async_context(_background(controller.run()))
     await stack.enter_async_context(_background(keep_aside()))
     if listener is not None:
-        server = http_server(HttpDoor(service), tls)
+        server = http_server(HttpDoor(service), tls, connections)
         await stack.enter_async_context(_http(server, listener))
     if grpc_server is not None:
         await grpc_server.start()

@@ -41,10 +41,15 @@ Close = Callable[[], None]
 
 
 class Connections:
-    """Open connections by owner; those that wait for their client, the longest first."""
+    """Open connections by owner; those that wait for their client, the longest first.
 
-    def __init__(self, unlimited: frozenset[Owner] = frozenset()) -> None:
-        self._unlimited = unlimited
+    Args:
+        unlimited: Owners that may have any number.
+        address_max: Connections of an address, handshakes included; None: as many as the manager takes.
+    """
+
+    def __init__(self, unlimited: frozenset[Owner] = frozenset(), address_max: int | None = None) -> None:
+        self._unlimited, self._address_max = unlimited, address_max
         self._counts: dict[Owner, int] = {}
         self._waiting: dict[Owner, dict[object, Close]] = {}
         # Dicts keep the order of insertion, so the first key is the oldest and no clock is needed.
@@ -69,7 +74,7 @@ class Connections:
             _, close_longest = self._shaking[longest]
             self.shaken(longest)
             close_longest()
-        if not self.admit(owner, CONNECTIONS_AN_ADDRESS):
+        if not self.admit(owner, self._address_max or CONNECTIONS_AN_ADDRESS):
             return False
 
         def evict() -> None:
