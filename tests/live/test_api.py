@@ -344,8 +344,8 @@ def test_a_listed_job_has_the_documented_keys(tmp_path: Path) -> None:
         (job,) = (await api.as_uid(0).get("/v1/jobs")).json()["jobs"]
 
         assert list(job) == [
-            "id", "name", "user", "account", "qos", "state", "exit_code", "gpus", "nodes", "submit_s", "start_s",
-            "started_s", "end_s", "starts", "preemptions", "reason",
+            "id", "name", "user", "account", "qos", "deployment", "state", "exit_code", "gpus", "nodes", "submit_s",
+            "start_s", "started_s", "end_s", "starts", "preemptions", "reason",
         ]  # fmt: skip
         assert (job["name"], job["state"], job["start_s"]) == ("true", "waiting", None)
 
