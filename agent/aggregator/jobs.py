@@ -360,7 +360,7 @@ class Jobs:
                 if run.owner != order.number or run.next_owner is None:
                     continue
                 address = order.plan.address(run.next_owner)
-                if address is not None and job is not None:
+                if address is not None and not address.is_away and job is not None:
                     found[key, run.next_owner] = (job, address)
         return found
 

@@ -52,12 +52,19 @@ class AggregatorAddress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         unix: Path of its socket; "": it has none.
         tcp: HOST:PORT; "": it has none.
         machine: Equal to a member's own where they may share memory: the host's boot id. "": its unix socket tells.
+
+    Without both sockets it is away, and its node offers none now: who needs it waits for a plan that says where it is.
     """
 
     number: Number
     unix: Annotated[str, msgspec.Meta(max_length=107)] = ""
     tcp: Annotated[str, msgspec.Meta(max_length=300)] = ""
     machine: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody can say where it is."""
+        return not self.unix and not self.tcp
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +110,6 @@ def plan_problem(plan: JobPlan, chunks: int) -> str:
     numbers = [one.number for one in plan.aggregators]
     if len(set(numbers)) != len(numbers):
         return "two Aggregators of the plan have the same number"
-    if any(not one.unix and not one.tcp for one in plan.aggregators):
-        return "an Aggregator of the plan has no address"
     return runs_problem(plan.runs, chunks, numbers)
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from farside import admin
 from farside.agent.aggregator.layout import Layout, Tensor, make_layout
@@ -40,6 +41,7 @@ class Manager:
         self.changed = threading.Condition()
         self.plan: JobPlan | None = None
         self.closed = False
+        self.asked = 0
 
     def say(self, run: Run, *, to: Sequence[int] = (0, 1)) -> None:
         """All chunks are as this run has it."""
@@ -82,6 +84,7 @@ class Source:
             self._manager.changed.wait_for(lambda: self._closed or self._epoch() > after_epoch)
             if self._closed or self._manager.plan is None:
                 raise Unavailable("closed")
+            self._manager.asked += 1
             return self._manager.plan
 
     def _epoch(self) -> int:
@@ -145,6 +148,27 @@ def test_chunks_move_to_and_fro_while_a_job_trains(services: list[Service], rule
             job.step()
 
         assert manager.jobs_of(1)[0]["updates"] > 0
+
+
+def test_a_job_waits_while_nobody_can_say_where_its_aggregator_is(services: list[Service]) -> None:
+    with two(services, "sgd") as (manager, job):
+        job.step()
+        services[0].kill()
+        known = manager.addresses
+        assert manager.plan is not None
+        with manager.changed:
+            # Its node does not offer it any more.
+            away = tuple(AggregatorAddress(number=one.number) for one in known)
+            manager.plan = replace(manager.plan, aggregators=away)
+            manager.asked = 0
+        job.push()
+        until(lambda: manager.asked > 4, what="members that ask for a plan")
+        services[0].start_again()
+        services[0].wait_ready()
+        manager.say(Run(first=0, count=CHUNKS, owner=0, epoch=1))
+
+        job.check()
+        job.step()
 
 
 class Watch:

@@ -197,8 +197,8 @@ class MemberSession:
         Raises:
             FarsideError: the job can't be served, in one line.
         """
-        plan, deadline_s = self.source.plan(self.layout, rule=self.rule, after_epoch=0), time.monotonic() + limit_s
-        self._plan = plan
+        deadline_s = time.monotonic() + limit_s
+        plan = self._plan = self._first_plan(deadline_s)
         if plan.digest != self.layout.digest:
             self._first_lane(plan.aggregators[0], deadline_s).close()  # refused, by the tensor that differs
             raise PeerError(f"job {plan.job}: the model is another one than the job declared; start all ranks anew")
@@ -269,6 +269,15 @@ class MemberSession:
         if problem:
             raise PeerError(f"job {plan.job}: {problem}", hint="this is a fault of the manager's")
         return plan
+
+    def _first_plan(self, deadline_s: float) -> JobPlan:
+        """The plan; until the deadline one in which no Aggregator is away."""
+        for pause_s in _pauses():
+            plan = self.source.plan(self.layout, rule=self.rule, after_epoch=0)
+            if not any(one.is_away for one in plan.aggregators) or time.monotonic() + pause_s > deadline_s:
+                return plan
+            time.sleep(pause_s)
+        raise AssertionError
 
     def _own(self, runs: Sequence[Run]) -> None:
         for run in runs:
@@ -386,6 +395,8 @@ class MemberSession:
             raise
 
     def _connected(self, address: AggregatorAddress) -> tuple[socket.socket, bool]:
+        if address.is_away:
+            raise _NoLaneYet("its node offers none now")
         try:
             if address.unix and address.machine in ("", self._machine):
                 try:
@@ -502,7 +513,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _name(address: AggregatorAddress) -> str:
-    return address.tcp or address.unix
+    return address.tcp or address.unix or f"number {address.number} of the job"
 
 
 def _unix(path: str) -> socket.socket:
