@@ -304,7 +304,7 @@ def _keeper(grounds: _Grounds) -> LeaseKeeper:
         name=deployment.name, front=_front(deployment),
         job=job_of(deployment.name, folder, terms, own_command, deployment.capacity_pct),
         rules=LeaseRules(most=grounds.gpus, spare=terms.spare_gpus, replace_before_s=terms.replace_before_s),
-        lease_s=terms.lease_s, key=key, site_of=site_of,
+        key=key, site_of=site_of,
     )  # fmt: skip
     return LeaseKeeper(grounds.manager, settings)
 

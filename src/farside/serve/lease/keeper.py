@@ -5,7 +5,6 @@ Without the manager the deployment goes on with the leases that it has.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -20,11 +19,14 @@ from farside.errors import FarsideError, PeerError
 from farside.log import get_log
 from farside.scheduler.manager.view.deployments import DeploymentBody
 from farside.serve.lease.rules import LIVE, RUNNING, Judged, Lease, LeaseRules, judge
+from farside.serve.lease.terms import LEASE_S_MAX
 from farside.serve.site import Site
 
 LOOK_S = 1.0
 LIMIT_S = 10.0
 CONNECT_S = 2.0
+# A worker that starts does not answer at the first look; one that has not after so many is reported.
+FAILURES_SAID = 10
 # A lease that failed or that somebody cancelled is not asked for again for so long.
 PAUSE_S = 60.0
 
@@ -42,6 +44,7 @@ class _Held:
     seen_s: float
     is_draining: bool = False
     line: WorkerLine | None = None
+    failures: int = 0
 
     @property
     def phase(self) -> str:
@@ -61,7 +64,6 @@ class LeaseSettings:
         front: What tells its fronts apart.
         job: Keys of a lease's job.
         rules: How many, and when they are replaced.
-        lease_s: Seconds that a lease has its GPU.
         key: That workers and the front prove to each other.
         site_of: The device of a lease, by its number and where its worker is.
     """
@@ -70,7 +72,6 @@ class LeaseSettings:
     front: str
     job: Body
     rules: LeaseRules
-    lease_s: float
     key: bytes
     site_of: Callable[[int, Address], Site]
 
@@ -100,7 +101,7 @@ class LeaseKeeper:
         self._manager, self._client = manager, ManagerClient(manager, limit_s=LIMIT_S)
         self._loop = asyncio.get_running_loop()
         self._held: dict[str, _Held] = {}
-        self._needed = 0
+        self._needed: int | None = None  # not known before the first plan: nothing is asked for or given back
         self._is_known = False
         self._paused_until_s = 0.0
         self._judged = Judged(usable=frozenset(), leaving={}, submit=0, cancel=())
@@ -140,7 +141,8 @@ class LeaseKeeper:
     def _left_s(self, one: _Held) -> float:
         if one.phase != RUNNING:
             return 0.0
-        return max(0.0, self._settings.lease_s - float(one.job["held_s"]) - (self._loop.time() - one.seen_s))
+        limit_s = float(one.job["spec"]["time_limit_s"]) or LEASE_S_MAX  # its front before may have had another
+        return max(0.0, limit_s - float(one.job["held_s"]) - (self._loop.time() - one.seen_s))
 
     @property
     def leaving(self) -> Mapping[int, str]:
@@ -200,6 +202,8 @@ class LeaseKeeper:
         # 2. Decide.
         self._judge()
         # 3. Act.
+        if self._needed is None:
+            return
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
         count = self._judged.submit if self._loop.time() >= self._paused_until_s else 0
@@ -223,7 +227,7 @@ class LeaseKeeper:
 
     def _judge(self) -> None:
         before = self._judged
-        self._judged = judge(self.leases(), self._needed, self._in_use(), self._settings.rules)
+        self._judged = judge(self.leases(), self._needed or 0, self._in_use(), self._settings.rules)
         for number, why in self._judged.leaving.items():
             if number not in before.leaving:
                 _log.info("a lease is left", gpu=number, why=why)
@@ -240,11 +244,18 @@ class LeaseKeeper:
 
     async def _connect_one(self, job_id: str, one: _Held) -> None:
         address = Address(one.job["master_addr"] or "127.0.0.1", one.job["master_port"], self._settings.key)
-        with contextlib.suppress(FarsideError, TimeoutError):
+        try:
             async with asyncio.timeout(CONNECT_S):
                 one.line = await connect_worker(address)
-            self.sites[one.number] = self._settings.site_of(one.number, address)
-            _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
+        except (FarsideError, TimeoutError) as error:
+            one.failures += 1
+            if one.failures == FAILURES_SAID:
+                self.problem = f"lease {job_id}: its worker on {one.node} does not answer"
+                _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))
+            return
+        one.failures = 0
+        self.sites[one.number] = self._settings.site_of(one.number, address)
+        _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
 
     def _hang_up(self, one: _Held) -> None:
         if one.line is not None:
