@@ -14,6 +14,7 @@ How it works
 
 import math
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -82,7 +83,9 @@ class EventStore:
             ConfigError: The URL is none, or of a database that Farside does not know.
         """
         self.url = url
-        self.engine = open_engine(url)
+        # Of this process's sessions, apart from those of all others: who takes the lead may have to end them.
+        self.session_name = f"farside-{os.getpid()}-{secrets.token_hex(8)}"
+        self.engine = open_engine(url, self.session_name)
 
     def close(self) -> None:
         """Closes its connections."""
@@ -337,8 +340,8 @@ def escaped(told: str) -> str:
     return told.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def open_engine(url: str) -> sa.Engine:
-    """The engine of a URL.
+def open_engine(url: str, session_name: str) -> sa.Engine:
+    """The engine of a URL, whose sessions have this name where the database knows names.
 
     Raises:
         ConfigError: It is none, or its folder is not there.
@@ -353,7 +356,8 @@ def open_engine(url: str) -> sa.Engine:
         if parsed.get_backend_name() == "sqlite":
             return _open_sqlite(parsed)
         # pool_pre_ping: a pooled connection may be from before a restart of the server; it is tried before it is used.
-        return sa.create_engine(parsed, pool_pre_ping=True, connect_args=alive_args(parsed))
+        told = {**alive_args(parsed), "application_name": session_name}
+        return sa.create_engine(parsed, pool_pre_ping=True, connect_args=told)
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(f"store_url: {str(error).splitlines()[0]}", hint=hint) from error
 

@@ -51,6 +51,16 @@ secret = Table(
     Column("value", LargeBinary, nullable=False),
 )
 
+# One row: which sessions' process leads, and a number that it changes once a second. A row of its own, so that writers
+# of the log, who lock that of `lead`, need not wait for it.
+pulse = Table(
+    "pulse",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("holder", String(64), nullable=False),
+    Column("beat", BigInteger, nullable=False),
+)
+
 # A row for each API that runs, or ran lately: what it writes again and again says that the nodes it names are heard.
 presence = Table(
     "presence",
