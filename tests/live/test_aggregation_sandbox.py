@@ -114,6 +114,8 @@ def test_two_jobs_share_an_aggregator_and_go_on_through_a_drain_and_every_kill(
         moved = one.until_at(lambda row: node not in row["nodes"], "to leave the node that drains")
         one.until_trained(20)
     assert moved["is_loss_accepted"] is False
+    assert 0 < moved["chunk_s"] * moved["chunks"] + moved["byte_s"] * MEMBERS * moved["size_bytes"] < 1
+    assert "processor time of aggregation: " in farside(sandbox, "aggregation", second.job)
 
     (node,) = first.row()["nodes"]
     control.kill_aggregator(sandbox.state, aggregator_on(node))
