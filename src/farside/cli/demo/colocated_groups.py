@@ -19,7 +19,7 @@ from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, Ru
 from farside.training.app.program import Options
 
 LIMIT_S = 240.0
-END_S = 20.0
+END_S = 60.0
 _SETTLING, _FEWEST = 2, 5
 """Iterations of a job in a new group that are left out, and how many more say something."""
 

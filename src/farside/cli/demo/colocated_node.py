@@ -34,7 +34,7 @@ from farside.training.static_plan import JOB, KEY_FILE, SERVICE
 
 LINK_BYTES_PER_S = 16_000_000
 PORT = 7683  # of the Aggregator, in a namespace of its own
-START_S, STOP_S = 60.0, 20.0
+START_S, STOP_S = 120.0, 60.0
 # The bucket holds so much: less would drop what the kernel hands over at once.
 _TC = f"qdisc replace dev lo root tbf rate {8 * LINK_BYTES_PER_S}bit burst 64kb latency 50ms"
 _LINK_PROGRAMS = ("unshare", "nsenter", "ip", "tc")
