@@ -54,7 +54,9 @@ def has_moved(status: ServeStatus, node: str) -> bool:
     return status.ready and node not in nodes
 
 
-def test_a_front_of_the_same_name_elsewhere_is_refused_in_one_line(tmp_path: Path, state: Path) -> None:
+def test_a_front_of_the_same_name_elsewhere_is_refused_and_a_lease_that_others_cancel_is_named(
+    tmp_path: Path, state: Path
+) -> None:
     for name in ("d", "e"):
         (tmp_path / name).mkdir()
         make_key(tmp_path / name / "key")
@@ -65,6 +67,11 @@ def test_a_front_of_the_same_name_elsewhere_is_refused_in_one_line(tmp_path: Pat
         assert second.process.wait(60) == 1
         assert "deployment t of" in second.log.read_text()
         assert "end that one, or choose another name" in second.log.read_text()
+
+        lease = until(lambda: first.status().leases, what="there is a lease")[0].job
+        with ManagerClient(find_manager(state=state)) as client:
+            client.post("jobs", lease, "cancel")
+        until(lambda: f"lease {lease}: " in first.status().problem, what="the lost lease is named")
     finally:
         first.end()
     until(lambda: not asked(state, "jobs")["jobs"], what="leases are given back")

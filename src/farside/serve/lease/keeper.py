@@ -178,6 +178,9 @@ class LeaseKeeper:
                 self.away = str(error)
                 self._judge()
                 continue
+            except Exception as error:  # the top of this task: a fault of ours is recorded, and leases are kept on
+                _log.error("a look at the leases failed", cause=error)
+                continue
             if self.away:
                 _log.info("the manager is back")
                 self.away = ""
@@ -253,6 +256,8 @@ class LeaseKeeper:
                 self.problem = f"lease {job_id}: its worker on {one.node} does not answer"
                 _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))
             return
+        if one.failures >= FAILURES_SAID:
+            self.problem = ""
         one.failures = 0
         self.sites[one.number] = self._settings.site_of(one.number, address)
         _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
