@@ -152,6 +152,8 @@ def _parent(stat: Path) -> int:
 def _toml(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(f'"{v}"' for v in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value) if isinstance(value, int) else f'"{value}"'
 
 
@@ -525,6 +527,18 @@ def test_a_listener_that_fails_takes_the_earlier_ones_with_it(tmp_path: Path) ->
 
     assert "in use" in said
     assert not (tmp_path / "q").exists()
+
+
+def test_a_listener_that_others_reach_is_refused_unless_the_settings_let_everybody_in(tmp_path: Path) -> None:
+    """[M11]"""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(tmp_path, listen=[f"tcp:0.0.0.0:{port}"])
+        allowed = refused(tmp_path, listen=[f"tcp:0.0.0.0:{port}"], listen_unproved=True)
+
+    assert "NBD by TCP proves nothing" in said
+    assert "listen_unproved = true" in said
+    assert "in use" in allowed, "it came as far as to listen"
 
 
 def test_a_state_folder_that_can_not_be_is_one_line_and_no_disk_is_made(tmp_path: Path) -> None:

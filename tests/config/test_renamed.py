@@ -133,7 +133,10 @@ def test_config_check_warns_and_config_show_has_the_new_name(file: Path) -> None
 
 def test_the_settings_of_a_running_device_are_read_under_the_names_of_before() -> None:
     assert with_current_names(Example, {"delay_s": 3, "node": "n"}) == {"wait_s": 3, "node": "n"}
-    assert decode_config(b'{"name": "swap1", "listen": ["tcp:h:1"], "disk_path": "/d"}').disk_path == Path("/d")
+    decoded = decode_config(b'{"name": "swap1", "listen": ["tcp:h:1"], "disk_path": "/d"}')
+
+    assert decoded.disk_path == Path("/d")
+    assert decoded.listen_unproved, "it goes on with the clients that it has"
 
 
 @pytest.mark.parametrize("program", ["daemon", "blockdev", "agent", "manager", "slurm"])
