@@ -11,7 +11,7 @@ from rich.console import Console
 
 from farside.cli.demo import colocated
 from farside.cli.demo.colocated import KINDS, ColocationScene, JobFound, best_apart_s, play, steps_s
-from farside.cli.demo.colocated_groups import GroupFound, Regrouped, iteration_s
+from farside.cli.demo.colocated_groups import GroupFound, Regrouped, iteration_s, overlapping
 from farside.cli.demo.colocated_node import Link
 from farside.cli.demo.colocated_report import print_scene, scene_faults
 from farside.cli.demo.main import run
@@ -91,6 +91,16 @@ def test_an_iteration_is_from_push_to_push_and_needs_enough_of_them() -> None:
     assert iteration_s(trace, ["a"], 0, 10**12) == pytest.approx(0.5)
     assert iteration_s(trace, ["a"], 0, 3 * 10**9) is None
     assert iteration_s(trace, ["b"], 0, 10**12) is None
+
+
+def test_two_jobs_overlap_while_the_turn_of_one_is_its_own_and_not_after_its_time() -> None:
+    def computes(start: str, since_s: float, until_s: float, *, has_lease: bool = True) -> list[object]:
+        return [start, 4, "COMP", 0, round(since_s * 1e9), round(until_s * 1e9), has_lease]
+
+    assert overlapping([computes("a", 0, 0.5), computes("b", 0.5, 1)]) == 0
+    assert overlapping([computes("a", 0, 0.5), computes("b", 0.4, 1)]) == 1
+    assert overlapping([computes("a", 0, 3), computes("b", 1.1, 2)]) == 0
+    assert overlapping([computes("a", 0, 0.5), computes("b", 0.4, 1, has_lease=False)]) == 0
 
 
 def test_without_numba_it_says_in_one_line_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

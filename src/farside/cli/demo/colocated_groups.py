@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from farside.agent.training.node_queue import LEAST_LEASE_S
 from farside.cli.demo.colocated_node import Node, Ran, Worker
 from farside.errors import Unavailable
 from farside.group_time import group_time
@@ -209,9 +210,19 @@ class Together:
         for node in self._nodes:
             rows = [row for row in node.trace() if row[0] in self.starts]
             let_through += sum(not row[6] for row in rows)
-            computing = sorted((row[4], row[5]) for row in rows if row[2] == "COMP" and row[6])
-            overlaps += sum(later[0] < before[1] for before, later in itertools.pairwise(computing))
+            overlaps += overlapping(rows)
         return overlaps, let_through
+
+
+def overlapping(rows: Sequence[Sequence[Any]]) -> int:
+    """How often a job began to compute in its turn while another one's turn was still its own, by a node's trace.
+
+    A turn is over after a second at the least, on a machine so busy that the step is not: another one then begins.
+    """
+    computing = sorted((row[4], row[5]) for row in rows if row[2] == "COMP" and row[6])
+    return sum(
+        later[0] < min(before[1], before[0] + LEAST_LEASE_S * 1e9) for before, later in itertools.pairwise(computing)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
