@@ -22,10 +22,10 @@ def scene_faults(scene: ColocationScene) -> tuple[str, ...]:
         found.append("no job moved when another one ended")
     if scene.overlaps:
         found.append(f"two jobs of a node computed at once {scene.overlaps} times")
+    if scene.unjudged:
+        return tuple(found)  # a machine that is too busy keeps the executor from answering in time, too
     if scene.let_through > LET_THROUGH_MAX * scene.starts:
         found.append(f"{scene.let_through} subtasks began without a turn in {scene.starts} starts")
-    if scene.unjudged:
-        return tuple(found)
     if scene.together_s > GAIN_MAX * scene.apart_s:
         found.append(
             f"together they took {scene.together_s / scene.apart_s:.2f} of the time of one after the other; "
