@@ -77,7 +77,7 @@ async def serve_metrics(
         ConfigError: the address cannot be listened on.
     """
     # By the order in which they came; None: it has asked, and is being answered.
-    scrapers: dict[object, asyncio.Transport | None] = {}
+    scrapers: dict[object, asyncio.WriteTransport | None] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         me = object()
@@ -104,7 +104,7 @@ async def serve_metrics(
     return await asyncio.start_server(answer, sock=listener, limit=REQUEST_BYTES_MAX)
 
 
-def _hang_up_on_oldest(scrapers: dict[object, asyncio.Transport | None]) -> bool:
+def _hang_up_on_oldest(scrapers: dict[object, asyncio.WriteTransport | None]) -> bool:
     """Whether there was one that has not asked for anything yet."""
     for one, transport in scrapers.items():
         if transport is not None:
