@@ -138,10 +138,9 @@ def play(show: Show, folder: Path, kinds: Mapping[str, Kind] = KINDS) -> Colocat
             show.begin("each job's rows are chosen, so that it computes as long as it is meant to")
             kinds = _sized(nodes, folder, kinds)
             show.end(", ".join(f"{name} {kind.options.rows:,}" for name, kind in kinds.items()))
-        for number in range(1 if unjudged else TRIES):
-            scene = _once(show, nodes, folder / f"{number}", kinds, unjudged)
-            if scene.spread <= SPREAD_MAX or show.took_s > PATIENCE_S:
-                break
+        scene, tries = _once(show, nodes, folder / "0", kinds, unjudged), 1
+        while not unjudged and scene.spread > SPREAD_MAX and tries < TRIES and show.took_s <= PATIENCE_S:
+            scene, tries = _once(show, nodes, folder / f"{tries}", kinds, unjudged), tries + 1
         if not unjudged and scene.spread > SPREAD_MAX:
             share = f"{100 * scene.spread:.0f} % of an iteration"
             noisy = f"computing alone varied by {share}: this machine is too busy to measure on"
@@ -156,9 +155,9 @@ def _nodes(stack: ExitStack, folder: Path) -> tuple[list[Node], str]:
     unjudged = "" if len(processors) >= NODES else f"there is one processor, and {NODES} nodes are to have one each"
     if not unjudged:
         try:
-            links = [_closed_by(stack, Link()) for _ in range(NODES)]
+            links = [*(_closed_by(stack, Link()) for _ in range(NODES))]
         except Unavailable as error:
-            links, unjudged = [None] * NODES, str(error)
+            unjudged = str(error)
     made = [
         Node(f"n{number + 1}", folder, processor=processors[-1 - number % len(processors)], link=link)
         for number, link in enumerate(links)

@@ -58,8 +58,12 @@ class Link:
             raise Unavailable(
                 f"a link of a set rate needs {', '.join(missing)}", hint="apt install iproute2 util-linux"
             )
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self._holder = subprocess.Popen(["unshare", "--net", "cat"], **pipes)  # type: ignore[call-overload]
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        assert self._holder.stderr is not None
         try:
             self._holder.stdin.write(b"\n")
             self._holder.stdin.flush()
@@ -221,12 +225,16 @@ class Node(AbstractContextManager["Node"]):
         }  # fmt: skip
         where = [*self._inside(), "taskset", "--cpu-list", str(self._processor), *_DIES_WITH_US]
         what = ["-m", "farside.cli.demo.colocated_job", msgspec.json.encode(options).decode()]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         log = self._folder / f"{start}.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [*where, sys.executable, *what], env=variables, text=True, stderr=errors, **pipes
-            )  # type: ignore[call-overload]
+                [*where, sys.executable, *what],
+                env=variables,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
         worker = Worker(start, process, log)
         self._workers.append(worker)
         return worker
