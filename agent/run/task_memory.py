@@ -1,7 +1,6 @@
 """Memory of tasks whose jobs name none: the share of their GPUs in the node's. PURE."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -19,7 +18,7 @@ class TaskMemory:
         devices: GPUs of the node, or the parts that they are cut into.
     """
 
-    mode: Literal["limit", "warn", "off"]
+    mode: str
     bytes_per_device: int
     jobs_bytes: int
     devices: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,9 +109,7 @@ def test_a_record_that_cannot_be_read_counts_as_it_was_before(tmp_path: Path) ->
     ("settings", "why"),
     [({"fence_s": 0.5}, "at least 0.9"), ({"fence_s": 9, "accept_unproved_manager": True}, "does not know of it")],
 )
-def test_a_fence_that_could_not_hold_is_refused_in_one_line(
-    settings: dict[str, object], why: str, tmp_path: Path
-) -> None:
+def test_a_fence_that_could_not_hold_is_refused_in_one_line(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
     with agent(write_config(tmp_path, "ws://127.0.0.1:1", **settings)) as process:
         _, said = process.communicate(timeout=30)
 

@@ -1,6 +1,7 @@
 """Memory of tasks whose jobs name none [M3]."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from tests.support.waiting import until
 
 def memory(mode: str = "limit", **changes: int) -> TaskMemory:
     found = {"bytes_per_device": 0, "jobs_bytes": 80 * GIB, "devices": 8, **changes}
-    return TaskMemory(mode=mode, **found)  # type: ignore[arg-type]
+    return TaskMemory(mode=mode, **found)
 
 
 def spec(*, gpus: int, memory_bytes: int = 0) -> m.TaskSpec:
@@ -61,7 +62,7 @@ def reports_of_it(manager: FakeManager) -> int:
     return len(manager.reports) - ran[0] if ran else 0
 
 
-def run_one(folder: Path, **settings: object) -> tuple[int, str]:
+def run_one(folder: Path, **settings: Any) -> tuple[int, str]:
     """The limit of a task that names none, and what the agent says of it while it runs."""
     with fake_manager() as manager:
         config = write_config(folder, manager.url, memory_total_bytes="8GiB", memory_reserve_bytes="4GiB", **settings)
