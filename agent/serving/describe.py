@@ -203,7 +203,8 @@ def _look_torch(request: ModelRequest) -> Tensors:
     import torch
 
     files = {TORCH_INPUTS: ""}
-    module = torch.jit.load(request.path, map_location="cpu", _extra_files=files).eval()
+    load: Any = torch.jit.load
+    module = load(request.path, map_location="cpu", _extra_files=files).eval()
     inputs = request.inputs
     if not inputs:
         if not files[TORCH_INPUTS]:

@@ -42,8 +42,8 @@ def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Ctrl-C, and a SIGTERM to all processes of a service, are for the front, which ends executors in order.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_IGN)
     socket_fd, arena_fd, setup_fd = map(int, arguments)
     line = socket.socket(fileno=socket_fd)
     with open(setup_fd, "rb") as file:

@@ -19,7 +19,8 @@ def open_module(path: str, threads: int, device: str) -> Any:
     if device == "cuda" and not torch.cuda.is_available():
         raise Unavailable(f"PyTorch {torch.__version__} sees no GPU", hint="install a build for GPUs, and a driver")
     torch.set_num_threads(threads)
-    return torch.jit.load(path, map_location=device).eval()
+    load: Any = torch.jit.load
+    return load(path, map_location=device).eval()
 
 
 class TorchModel:

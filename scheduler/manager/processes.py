@@ -43,7 +43,7 @@ LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 6.0
 BEAT_PERIOD_S = 1.0
 
-Beat: TypeAlias = memoryview
+Beat: TypeAlias = "memoryview[float]"
 """One number: time.monotonic() when the part's event loop last turned. 0: it has not yet."""
 Work: TypeAlias = Callable[[ManagerConfig], Coroutine[None, None, None]]
 
@@ -112,8 +112,8 @@ class Parts:
     def _wait(self, woken: socket.socket, limit_s: float) -> None:
         """Until a part ends or a signal comes, at most that long."""
         running = [keeper.child.pidfd for keeper in self._keepers.values() if keeper.child is not None]
-        ready, _, _ = select.select([woken, *running], [], [], limit_s)
-        if woken in ready:
+        ready, _, _ = select.select([woken.fileno(), *running], [], [], limit_s)
+        if woken.fileno() in ready:
             woken.recv(4096)
 
     def _collect(self) -> None:

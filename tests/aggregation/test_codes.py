@@ -72,6 +72,7 @@ def test_a_head_that_its_sender_did_not_send_there_ends_the_lane_and_is_counted(
                 while ours.recv(4096):
                     pass
         event = until(aggregator.next_event, what="the lane's end")
+        assert event is not None
 
         assert (event.kind, event.job, event.error) == (AggregatorEventKind.LANE_ENDED, 8, errno.EBADMSG)
         stats = aggregator.stats(8)
@@ -109,6 +110,7 @@ def test_a_lane_that_ends_in_the_middle_of_a_head_counts_as_closed() -> None:
         with ours:
             ours.sendall(heads_of_a_member(job)[0] + b"\0" * 30)
         event = until(aggregator.next_event, what="the lane's end")
+        assert event is not None
 
         assert event.error in (errno.EPIPE, errno.ECONNRESET)
         assert aggregator.stats(JOB).wrong_codes == 0

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from farside.kmod_shim.engine.aggregation import AggregatorEventKind, Rule
+from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorEventKind, Member, Rule
 from farside.kmod_shim.engine.binding import Fault
 from tests.aggregation.rig import Reference, Rig, make_job
 from tests.support.waiting import until
@@ -28,9 +28,16 @@ def training(rule: Rule, *, shm: bool, aggregators: int = 1) -> Iterator[Rig]:
         rig.close()
 
 
+def all_moved(rig: Rig) -> bool:
+    """Whether all chunks are where they were sent to, after another look."""
+    rig.watch_moves()
+    return rig.moved == len(rig.job.chunks)
+
+
 def spoil(rig: Rig, kind: Fault, every: int, delay_us: int = 0) -> None:
     """Faults of all lanes."""
-    for end in (*rig.members, *rig.aggregators):
+    ends: tuple[Member | Aggregator, ...] = (*rig.members, *rig.aggregators)
+    for end in ends:
         end.fault_set(kind, every, delay_us)
 
 
@@ -109,4 +116,4 @@ def test_chunks_move_by_lanes_that_fail(kind: Fault) -> None:
             rig.push(iteration)
             assert rig.wait(iteration) == [reference.step(iteration)] * rig.job.members
         spoil(rig, kind, 0)
-        until(lambda: rig.watch_moves() or rig.moved == len(rig.job.chunks), what="the moves' ends")
+        until(lambda: all_moved(rig), what="the moves' ends")

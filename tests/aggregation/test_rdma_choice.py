@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
@@ -75,7 +76,7 @@ def test_a_kernel_on_which_forks_take_pages_away_is_offered_none(
 ) -> None:
     names = os.uname()
     changed = os.uname_result((names.sysname, names.nodename, release, names.version, names.machine))
-    monkeypatch.setattr(queue_pair.os, "uname", lambda: changed)
+    monkeypatch.setattr(os, "uname", lambda: changed)
 
     assert RdmaChoice("auto").features(0, is_shm=False) == offered
 
@@ -95,7 +96,7 @@ def test_an_aggregator_that_could_not_be_paired_with_is_asked_again_later(monkey
 
     assert choice.features(0, is_shm=False) == Feature.CODES
     assert choice.features(1, is_shm=False) == BOTH
-    monkeypatch.setattr(queue_pair.time, "monotonic", lambda: float("inf"))
+    monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
     assert choice.features(0, is_shm=False) == BOTH
 
 
@@ -105,8 +106,8 @@ def test_a_queue_pair_that_ends_at_once_is_not_made_again_at_once(monkeypatch: p
     choice.lane_begins(0)
     choice.lane_ended(0)
     choice.lane_begins(1)
-    now_s = queue_pair.time.monotonic()
-    monkeypatch.setattr(queue_pair.time, "monotonic", lambda: now_s + 10)
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 10)
     choice.lane_ended(1)
 
     assert choice.features(0, is_shm=False) == Feature.CODES

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Refused, Welcome
+from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Invite, Refused, Welcome
 from farside.agent.aggregator.entrance import STRANGERS_MAX
 from farside.agent.aggregator.layout import Tensor, make_layout
 from farside.agent.aggregator.plan import job_key
@@ -137,6 +137,7 @@ def attach(one: Service, region: int | None, **changes: Any) -> Welcome | Refuse
             if data := caller.to_send():
                 socket.send_fds(sock, [data], [] if region is None else [region])
             answer = caller.receive(sock.recv(caller.needed))
+    assert not isinstance(answer, Invite)
     return answer
 
 

@@ -5,6 +5,8 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,6 +70,28 @@ def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) 
         said = manager.log()
         assert said.count("Invalid HTTP request") == 1
         assert "Traceback" not in said
+
+
+def test_a_node_that_owes_is_slowed_and_its_session_goes_on(tmp_path: Path) -> None:
+    """[M5] Who wrote too much waits, and is not thrown out for it."""
+    manager = Manager(tmp_path)
+    told = [word for name, value in manager.settings.items() for word in ("--set", f"{name}={value}")]
+    program = (
+        "import sys\nfrom farside.scheduler.manager.nodes import entry_budget\n"
+        "entry_budget.BURST_BYTES, entry_budget.BYTES_PER_S = 1, 4000.0\n"
+        "sys.argv = ['farside', 'manager', '-c', '/dev/null', *sys.argv[1:]]\nfrom farside.cli import main\nmain()\n"
+    )
+    with (tmp_path / "log").open("ab") as log:
+        manager.process = subprocess.Popen([sys.executable, "-c", program, *told], stdout=log, stderr=log)
+    try:
+        manager.wait_ready()
+        reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8)))
+
+        assert reports > 2
+        assert "a node writes too much into the log and is slowed" in manager.log()
+        assert "Traceback" not in manager.log()
+    finally:
+        manager.stop()
 
 
 async def hang_up(manager: Manager) -> None:

@@ -28,7 +28,7 @@ INPUTS = [
 
 @cache
 def net() -> Any:
-    class Net(torch.jit.ScriptModule):  # type: ignore[misc] # each class has one forward in a process
+    class Net(torch.jit.ScriptModule):  # type: ignore[misc,name-defined] # each class has one forward in a process
         pass
 
     module: Any = Net()
@@ -80,7 +80,7 @@ def test_a_torchscript_file_that_does_not_tell_its_inputs_gets_them_from_elsewhe
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_torchscript_file_that_prints_is_described_all_the_same(tmp_path: Path) -> None:
-    class Printing(torch.jit.ScriptModule):  # type: ignore[misc]
+    class Printing(torch.jit.ScriptModule):  # type: ignore[misc,name-defined]
         pass
 
     module: Any = Printing()

@@ -6,6 +6,7 @@ the kernel for each report, a quarter of all that the API did under two thousand
 """
 
 from asyncio import BaseTransport
+from typing import cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -27,7 +28,7 @@ class AgentSocketProtocol(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         """Ends a connection that did not answer, and notes for how long it has been silent."""
-        self.scope[SILENT_S] = self.loop.time() - self.ping_sent_at
+        cast("dict[str, object]", self.scope)[SILENT_S] = self.loop.time() - self.ping_sent_at
         super().keepalive_timeout()
         # What still waits to be sent would be waited for: nobody takes it.
         self.transport.abort()

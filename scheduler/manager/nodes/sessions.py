@@ -415,7 +415,7 @@ class AgentSessions:
         if debt_s:
             if self._rarely.may(("debt", node)) is not None:
                 _log.warning("a node writes too much into the log and is slowed", node=node, seconds=round(debt_s, 1))
-            await self._log.clock.sleep_until_s(now_s + debt_s)
+            await asyncio.sleep(debt_s)
 
     def _note_problems(self, session: _Session) -> None:
         """Counts services that could not be read, and says once why."""

@@ -78,7 +78,7 @@ class GrpcDoor:
                 request = parse(data)
             except DecodeError:
                 await self._abort(context, malformed(what))
-            return (await serve(request, context)).SerializeToString()
+            return bytes((await serve(request, context)).SerializeToString())
 
         return call
 
