@@ -53,7 +53,7 @@ def test_what_is_out_of_bounds_is_named_and_ends_with_1() -> None:
         "two jobs of a node computed at once 2 times",
         "50 subtasks began without a turn in 5 starts",
         "together they took 0.93 of the time of one after the other; 0.85 is the most",
-        "together they took 47 % longer than predicted; 15 % may be",
+        "together they took 47 % longer than predicted; 25 % may be",
     )
     assert shown(bad)[0] == 1
 
