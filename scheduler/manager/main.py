@@ -20,9 +20,10 @@ from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.housekeeping import keep_house
 from farside.scheduler.manager.store.migrate import upgrade
 
-# A part's event loop that has not turned for so long hangs. The scheduler process reads all of the log before its loop
-# turns.
-HANG_S = {"brain": 600.0, "api": 60.0, "housekeeping": 60.0}
+# A part's event loop that has not turned for so long hangs.
+HANG_S = {"brain": 60.0, "api": 60.0, "housekeeping": 60.0}
+# Both read all of the log before their loops turn.
+LOAD_S = 600.0
 
 
 def run(config: ManagerConfig) -> int:
@@ -44,7 +45,7 @@ def run(config: ManagerConfig) -> int:
     # Closed before the parts are forked: each opens connections of its own.
     store.close()
     works = {"brain": _scheduler, "api": serve, "housekeeping": keep_house}
-    parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
+    parts = {name: Part(work=work, hang_s=HANG_S[name], load_s=LOAD_S) for name, work in works.items()}
     return Parts(config, parts).run()
 
 

@@ -42,9 +42,11 @@ LONG_ENOUGH_S = 10.0
 # Less than who ends the manager waits for it: a sandbox 8.5 s, systemd 90 s. A part that is killed loses nothing.
 END_LIMIT_S = 6.0
 BEAT_PERIOD_S = 1.0
+# Its second number counts beats. The first one comes as a part begins, and the third after its loop has turned freely.
+TURNS, LOADED_TURNS = 1, 3
 
 Beat: TypeAlias = "memoryview[float]"
-"""One number: time.monotonic() when the part's event loop last turned. 0: it has not yet."""
+"""Two numbers: time.monotonic() when the part's event loop last turned, 0 if it has not; and how often it has."""
 Work: TypeAlias = Callable[[ManagerConfig], Coroutine[None, None, None]]
 
 _log = get_log("manager")
@@ -52,10 +54,14 @@ _log = get_log("manager")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A child process: the function that it runs. An event loop that has not turned for ``hang_s`` hangs."""
+    """A child process: the function that it runs. An event loop that has not turned for ``hang_s`` hangs.
+
+    At its start it may take ``load_s``, as it may have a long log to read before its loop turns.
+    """
 
     work: Work
     hang_s: float
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,7 @@ class Parts:
         if watchdog_period_s() > 0:
             notify_systemd("WATCHDOG=1")
         for name, keeper in self._keepers.items():
-            if (silent_s := keeper.silent_s()) > keeper.part.hang_s:
+            if (silent_s := keeper.silent_s()) > keeper.hang_s():
                 _log.error("a process of the manager hangs and is killed", part=name, silent_s=silent_s)
                 # SIGTERM would be handled by the loop that does not turn.
                 keeper.send(signal.SIGKILL)
@@ -222,6 +228,11 @@ class _Keeper:
         beat_s = self.child.beat[0] if self.child is not None else 0.0
         return time.monotonic() - beat_s if beat_s else 0.0
 
+    def hang_s(self) -> float:
+        """How long its event loop may be silent now."""
+        is_loading = self.child is None or self.child.beat[TURNS] < LOADED_TURNS
+        return max(self.part.load_s, self.part.hang_s) if is_loading else self.part.hang_s
+
     def send(self, number: signal.Signals) -> None:
         """Nothing happens where it has ended."""
         if self.child is not None:
@@ -269,5 +280,6 @@ async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
 
 async def _keep_beating(beat: Beat) -> None:
     while True:
+        beat[TURNS] += 1
         beat[0] = time.monotonic()  # of the whole machine, so that the parent can compare it with its own
         await asyncio.sleep(BEAT_PERIOD_S)

@@ -27,8 +27,18 @@ async def hanging(config):
     await asyncio.sleep(0)
     time.sleep(60)
 
-HANG_S = {"hanging": 1.5}
-works = {name: Part(work=globals()[name], hang_s=HANG_S.get(name, 60.0)) for name in sys.argv[2:]}
+async def loading(config):
+    await asyncio.sleep(0)
+    time.sleep(2.5)
+    print("loaded", file=sys.stderr, flush=True)
+    await asyncio.sleep(2.5)
+    time.sleep(60)
+
+HANG_S, LOAD_S = {"hanging": 1.5, "loading": 1.5}, {"loading": 60.0}
+works = {
+    name: Part(work=globals()[name], hang_s=HANG_S.get(name, 60.0), load_s=LOAD_S.get(name, 0.0))
+    for name in sys.argv[2:]
+}
 start_logging("info")
 sys.exit(Parts(replace(ManagerConfig(), state_dir=Path(sys.argv[1])), works).run())
 """
@@ -81,6 +91,12 @@ def test_a_part_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     with running(tmp_path, "hanging") as process:
         said_until(process, "a process of the manager hangs and is killed part=hanging")
         assert "exit_code=-9" in said_until(process, "ended and is started again part=hanging")
+
+
+def test_a_part_may_load_for_longer_than_it_may_hang(tmp_path: Path) -> None:
+    with running(tmp_path, "loading") as process:
+        assert "is killed" not in said_until(process, "loaded")
+        said_until(process, "a process of the manager hangs and is killed part=loading")
 
 
 def test_parts_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_a_part_that_hangs_is_killed_and_started_again(part: str, tmp_path: Path
     # As the command does, with less patience.
     program = (
         "import sys\nfrom farside.scheduler.manager import main\nmain.HANG_S |= {'api': 3.0, 'brain': 3.0}\n"
+        "main.LOAD_S = 3.0\n"
         "sys.argv = ['farside', 'manager', '-c', '/dev/null', *sys.argv[1:]]\nfrom farside.cli import main\nmain()\n"
     )
     arguments = [word for one in told for word in ("--set", one)]
