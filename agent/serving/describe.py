@@ -143,10 +143,11 @@ def _look_onnx(request: ModelRequest) -> Tensors:
         for one in session.get_inputs()
     )
     feeds = {one.name: np.zeros((1, *one.shape), NUMPY_NAMES[one.datatype]) for one in inputs}
-    outputs = [
-        TensorSpec(one.name, _onnx_datatype(request, one), _given_shape(request, one.name, result.shape))
-        for one, result in zip(session.get_outputs(), session.run(None, feeds), strict=True)
-    ]
+    outputs = list[TensorSpec]()
+    for one, result in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        datatype = _onnx_datatype(request, one)
+        assert isinstance(result, np.ndarray)  # lists, maps and sparse tensors have no such datatype
+        outputs.append(TensorSpec(one.name, datatype, _given_shape(request, one.name, result.shape)))
     return _checked(request, inputs, tuple(outputs))
 
 

@@ -144,7 +144,9 @@ async def _http_clients(running: Running, count: int) -> tuple[list[Ask], Callab
 
 async def _grpc_clients(running: Running, count: int) -> tuple[list[Ask], Callable[[], Awaitable[None]]]:
     import grpc
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
+    from tritonclient.grpc import service_pb2_grpc
+
+    from farside.serve.grpc_message import service_pb2
 
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{running.grpc}")
     stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)

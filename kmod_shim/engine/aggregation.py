@@ -423,7 +423,9 @@ class Aggregator:
         raw = ffi.new("struct ne_aggregator_stats *")
         _checked("aggregator_job_stats", lib.ne_aggregator_job_stats(self._handle, number, raw))
         values = {name: getattr(raw, name) for name in AggregatorStats.__slots__}
-        return AggregatorStats(**values | {"serves": raw.serves if raw.has_served else None})
+        if not raw.has_served:
+            values["serves"] = None
+        return AggregatorStats(**values)
 
 
 class RegionPair:

@@ -120,7 +120,8 @@ class Grouped:
     takes_turns = True
 
     def __init__(self, settings: Settings, decide: Decide, order: Order = "long") -> None:
-        self._rules, self.order = settings.rules, order
+        self._rules = settings.rules
+        self.order: Order = order
         self._regrouping = Regrouping(settings.rules, decide, settings.events)
 
     def arrived(self, cluster: Cluster, jobs: Sequence[str]) -> Change:
@@ -154,7 +155,8 @@ class Slots:
     ) -> None:
         self._rules, self._jobs, self.machines, self._sharing = rules, jobs, machines, sharing
         self._known = dict[tuple[str, ...], Mapping[str, float]]()
-        self.takes_turns, self.order = sharing is None, order
+        self.takes_turns = sharing is None
+        self.order: Order = order
 
     def arrived(self, cluster: Cluster, jobs: Sequence[str]) -> Change:
         """Whoever waits is put where there is room."""

@@ -8,16 +8,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from tritonclient.grpc import service_pb2
 
 from farside.errors import ConfigError
 from farside.log import get_log
 from farside.serve.description import model_metadata
-from farside.serve.grpc_message import read_message, told, written_message
+from farside.serve.grpc_message import read_message, service_pb2, told, written_message
 from farside.serve.inference import BODY_BYTES_MAX, HEAD_BYTES_MAX, InferenceError, body_bytes_max, malformed
 from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
@@ -195,8 +194,9 @@ class GrpcDoor:
         _log.error("a request failed", cause=error)
         await context.abort(grpc.StatusCode.INTERNAL, "the server failed on this request; its log says why")
 
-    async def _abort(self, context: Any, error: InferenceError) -> None:
+    async def _abort(self, context: Any, error: InferenceError) -> NoReturn:
         await context.abort(self._statuses[error.kind.grpc], " ".join(str(error).split()))
+        raise AssertionError
 
 
 def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> Any:

@@ -5,12 +5,12 @@ sends.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
-from tritonclient.grpc import service_pb2
 
 from farside.agent.serving.model_file import ModelFile, TensorSpec
 from farside.serve.inference import (
@@ -26,6 +26,9 @@ from farside.serve.inference import (
     read_parameters,
     version_of,
 )
+
+# Its classes are made when it is imported, so no checker of types knows them.
+service_pb2: Any = import_module("tritonclient.grpc.service_pb2")
 
 # Which field of InferTensorContents has a datatype's numbers; FP16 has none, and comes as bytes.
 _CONTENTS = {
@@ -72,7 +75,7 @@ def written_message(model: ModelFile, request: InferRequest, arrays: Sequence[Ar
     return response
 
 
-def told(value: object, message: Message) -> Message:
+def told(value: dict[str, Any], message: Message) -> Message:
     """A description (description.py) as a message whose fields have the same names."""
     ParseDict(value, message)
     return message

@@ -74,9 +74,11 @@ def measure(folder: Path, *, minutes: float) -> Tables:
         "serve", "profile", str(folder), "--out", str(folder / "profile"), "--cores", str(devices()[-1]), "--parts",
         PARTS, "--max-batch", str(MAX_BATCH), "--minutes", f"{minutes:g}",
     )  # fmt: skip
-    for _ in range(PROFILE_TRIES):
+    tries = 0
+    while True:
         told = subprocess.run(command, capture_output=True, text=True, check=False)
-        if told.returncode != 1:
+        tries += 1
+        if told.returncode != 1 or tries == PROFILE_TRIES:
             break
     if told.returncode != 0:
         lines = (told.stderr or told.stdout).strip().splitlines()
