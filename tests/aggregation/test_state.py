@@ -24,6 +24,7 @@ def trained(job: Job, reference: Reference, rig: Rig, iterations: range) -> None
 
 def assert_state(rig: Rig, reference: Reference, version: int) -> list[tuple[Any, ...]]:
     """Every member can have it, and it is what one process has."""
+    found: list[tuple[Any, ...]] = []
     for member in rig.members:
         found = member.fetch(0, len(rig.job.chunks), version, DEADLINE_S)
         for index, arrays in enumerate(found):

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from farside.agent.serving.describe import ModelRequest, describe
@@ -22,6 +23,18 @@ def small_models(folder: Path, names: Sequence[str] = ("mlp",), *, max_batch: in
         pytest.importorskip(package, reason=f"needs {package} (requirements/serving.txt)")
     paths = make_models(folder, names, size=0.02)
     return tuple(describe(ModelRequest(name=path.stem, path=str(path), max_batch=max_batch)) for path in paths)
+
+
+def answers(model: ModelFile, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What ONNX Runtime itself makes of it."""
+    from farside.agent.serving.onnx_model import open_session
+
+    found = dict[str, np.ndarray]()
+    results = open_session(model.path, 1, "cpu").run(None, given)
+    for output, array in zip(model.outputs, results, strict=True):
+        assert isinstance(array, np.ndarray)
+        found[output.name] = array
+    return found
 
 
 def children() -> set[str]:

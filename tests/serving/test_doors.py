@@ -5,6 +5,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,7 @@ async def grpc_front(models: list[ModelFile], tokens: tuple[str, ...] = ()) -> A
 @in_loop
 async def test_grpc_tells_of_server_and_models_and_infers() -> None:
     async with grpc_front([MODEL]) as (address, pool, _):
-        import tritonclient.grpc.aio as client
-
+        client: Any = import_module("tritonclient.grpc.aio")
         async with client.InferenceServerClient(address) as asked:
             assert await asked.is_server_live()
             assert await asked.is_server_ready()
@@ -222,7 +222,9 @@ async def test_grpc_tells_of_server_and_models_and_infers() -> None:
 async def test_each_error_of_grpc_has_its_status() -> None:
     async with grpc_front([MODEL], ("sesame",)) as (address, pool, executor):
         import grpc
-        from tritonclient.grpc import service_pb2, service_pb2_grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        from farside.serve.grpc_message import service_pb2
 
         async def status(call: str, request: Any, token: str = "sesame", **options: Any) -> str:
             headers = (("authorization", f"Bearer {token}"),)
@@ -284,7 +286,9 @@ async def test_connections_that_never_speak_tls_give_way_to_one_that_does(
 async def test_a_grpc_deadline_asks_for_less_than_the_slo() -> None:
     async with grpc_front([MODEL]) as (address, pool, executor):
         import grpc
-        from tritonclient.grpc import service_pb2, service_pb2_grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        from farside.serve.grpc_message import service_pb2
 
         executor.is_hung = True
         tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32"}
@@ -310,7 +314,8 @@ def spoilt(draw: st.DrawFn, sound: bytes) -> bytes:
 def test_no_bytes_that_come_by_grpc_are_answered_but_by_the_protocols_errors() -> None:
     pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
     import grpc
-    from tritonclient.grpc import service_pb2
+
+    from farside.serve.grpc_message import service_pb2
 
     tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32"}
     given_parameter = {"timeout": service_pb2.InferParameter(int64_param=9_000_000)}

@@ -11,10 +11,9 @@ import pytest
 
 from farside.agent.serving.executor import Executor, ServeError, start_executor
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.onnx_model import open_session
 from farside.agent.serving.partition.policy import Device, Entry
 from farside.agent.serving.partition.whole import WholeDriver, WholePlace
-from tests.serving.executors import Watched, children, small_models
+from tests.serving.executors import Watched, answers, children, small_models
 from tests.support.fault_executor import Faults
 
 
@@ -31,8 +30,7 @@ def fill(executor: Executor, model: str, slot: int, rows: int, seed: int) -> dic
         given[name] = rng.standard_normal((rows, *view.shape[1:]), dtype=np.float32)
         view[:rows] = given[name]
     file = next(one for one in executor.models if one.name == model)
-    session = open_session(file.path, 1, "cpu")
-    return dict(zip([one.name for one in file.outputs], session.run(None, given), strict=True))
+    return answers(file, given)
 
 
 def test_batches_of_all_sizes_and_slots_come_back_as_the_runtime_itself_answers(models: tuple[ModelFile, ...]) -> None:

@@ -12,12 +12,11 @@ import pytest
 
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ServeError
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.onnx_model import open_session
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
 from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, start_remote_executor
 from farside.agent.serving.worker import Worker
-from tests.serving.executors import children, small_models
+from tests.serving.executors import answers, children, small_models
 from tests.support.waiting import DEADLINE_S
 
 KEY = b"k" * 32
@@ -87,7 +86,7 @@ def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tup
 
         assert executor.in_flight == (1, 2)
         assert [(one.batch, one.problem) for one in (await front.done(), await front.done())] == [(1, ""), (2, "")]
-        (expected,) = open_session(models[1].path, 1, "cpu").run(None, {"input": given})
+        expected = answers(models[1], {"input": given})["output"]
         np.testing.assert_allclose(executor.slot_outputs("lstm", 1)["output"][:3], expected, rtol=1e-5, atol=1e-6)
         assert await executor.resize(100)
         assert not await executor.resize(50)

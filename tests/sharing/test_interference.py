@@ -5,7 +5,7 @@ import random
 import pytest
 
 from farside.scheduler.sharing.glet.fit import FORMS, CoRun, Pair, error_of, fit, fit_form, measured_by_predicted
-from farside.scheduler.sharing.glet.interference import Separable, tabled
+from farside.scheduler.sharing.glet.interference import Separable, Tabled, tabled
 from farside.serve.table import read_co_runs
 from tests.sharing.drawn import GLET_DATA, needs_tables
 
@@ -77,8 +77,7 @@ def test_what_is_guessed_has_the_safety_on_top() -> None:
 
     plain, above = (tabled(one, co_runs(), PARTS, BATCHES) for one in (fitted, safe))
 
-    def of_new_model(table: object) -> float:
-        assert hasattr(table, "factors")
+    def of_new_model(table: Tabled) -> float:
         return float(table.factors("c", 20, (("a", 4),))[0])
 
     assert of_new_model(above) == pytest.approx(1.5 * of_new_model(plain))

@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,9 @@ def test_nmf_is_as_good_as_nmf_and_its_objective_never_rises(seed: int) -> None:
 
 @pytest.mark.long
 def test_nmf_of_scikit_learn_is_where_the_bar_comes_from() -> None:
-    from sklearn.decomposition import NMF
-
+    decomposition: Any = import_module("sklearn.decomposition")
     rows = np.concatenate(list(load(Options(app="nmf", data="digits")).blocks))
-    other = NMF(16, init="random", tol=1e-6, max_iter=500, random_state=1)
+    other = decomposition.NMF(16, init="random", tol=1e-6, max_iter=500, random_state=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it could go on
         other.fit(rows)

@@ -97,7 +97,8 @@ class LocalSession:
             self._first_version = 0 if parameters is None else 1
             self.member.start(self._first_version if self.rank == 0 else 0)
         else:
-            self.member.start(*(contents or (0, None)))
+            first, state = contents or (0, None)
+            self.member.start(first, state)
 
     def fetch(self, version: int) -> Any:
         """Parameters and state of all chunks."""

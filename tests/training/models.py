@@ -14,7 +14,7 @@ needs_cuda = pytest.mark.skipif(not has_cuda, reason="PyTorch sees no GPU")
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 WORDS, WIDTH, CLASSES = 50, 32, 10
-_Module: Any = torch.nn.Module if torch is not None else object
+Module: Any = torch.nn.Module if torch is not None else object
 
 _one_at_a_time = threading.Lock()  # chance is the process's, and members are its threads
 
@@ -22,7 +22,7 @@ if torch is not None:
     torch.set_num_threads(1)  # sums of several threads have an order of their own
 
 
-class Convolutions(_Module):  # type: ignore[misc] # PyTorch is not there where types are checked
+class Convolutions(Module):  # type: ignore[misc] # PyTorch is not there where types are checked
     """Images of 8x8, with a norm whose buffers are each rank's own."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Convolutions(_Module):  # type: ignore[misc] # PyTorch is not there where 
         return torch.nn.functional.cross_entropy(self(images), labels)
 
 
-class Transformer(_Module):  # type: ignore[misc]
+class Transformer(Module):  # type: ignore[misc]
     """Attention, which uses a projection without calling it; an embedding tied to the decoder; an unused module."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from farside.errors import ConfigError
 from tests.training.members import run_members
 from tests.training.models import (
     Convolutions,
+    Module,
     Transformer,
     differing,
     made,
@@ -261,7 +262,7 @@ def test_a_member_without_a_gradient_takes_part_with_zeros() -> None:
     assert differing(found[0], wanted) == {}
 
 
-class Heads(torch.nn.Module if torch is not None else object):  # type: ignore[misc]
+class Heads(Module):  # type: ignore[misc]
     """A trunk with two heads, of which an iteration uses one, both or none."""
 
     def __init__(self) -> None:
