@@ -2,8 +2,9 @@
 
 How it works
   The parent has everything imported before it forks the first part, and shares those pages with all of them: a part
-  that was killed is back in milliseconds. It is single-threaded and opens neither the store nor a socket, as a forked
-  child would inherit both. When it is killed, the kernel ends its parts.
+  that was killed is back in milliseconds. It opens neither the store nor a connection, as a forked child would inherit
+  both, and it has no threads but those of numpy's library, which that one ends before each fork. When it is killed, the
+  kernel ends its parts.
 
   A part that hangs is as bad as one that has ended: each writes the time into memory that it shares with the parent,
   from its event loop, and one that has not for its `Part.hang_s` is killed and started again. systemd watches the

@@ -266,3 +266,12 @@ def test_a_users_own_program_runs_and_its_error_ends_all_workers(tmp_path: Path)
     assert code == 1
     assert "RuntimeError: by request" in errors
     assert "farside: rank 1 failed in iteration 1; its own line says why" in errors
+
+
+def test_a_worker_computes_with_as_many_threads_as_it_was_given(tmp_path: Path) -> None:
+    libraries = ("OMP", "OPENBLAS", "MKL", "NUMBA")
+    file = tmp_path / "own.py"
+    file.write_text(f"import os\nprint(*[os.environ[f'{{name}}_NUM_THREADS'] for name in {libraries}])\n")
+
+    assert ended(train(file)) == (0, "1 1 1 1\n", "")
+    assert ended(train("file", "--threads", 2, file)) == (0, "2 2 2 2\n", "")

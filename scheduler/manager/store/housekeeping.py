@@ -6,10 +6,12 @@ The first is done in a process of its own, the second in a thread of this one. N
 import asyncio
 import multiprocessing
 import os
+import signal
 import time
 from contextlib import suppress
 
 from farside.config import ManagerConfig
+from farside.ending import die_with
 from farside.errors import FarsideError
 from farside.log import get_log, start_logging
 from farside.scheduler.manager.store.compact import archive_of, compact, is_due
@@ -56,7 +58,8 @@ async def _keep_short(store: EventStore, config: ManagerConfig) -> None:
 async def _run_beside(config: ManagerConfig) -> None:
     # spawn, not fork: a forked child would inherit open SQLite connections, which SQLite forbids to use after a fork,
     # and the locks of other threads.
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(config,), name="farside-compact")
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=_work, args=(config, os.getpid()), name="farside-compact")
     process.start()
     try:
         await asyncio.to_thread(process.join)
@@ -64,7 +67,9 @@ async def _run_beside(config: ManagerConfig) -> None:
         process.kill()  # wherever it is: the next one goes on
 
 
-def _work(config: ManagerConfig) -> None:
+def _work(config: ManagerConfig, parent: int) -> None:
+    # A part of the manager that is killed runs no `finally`, and the next manager begins a compaction of its own.
+    die_with(parent, signal.SIGKILL)
     start_logging(config.log_level)
     os.nice(NICE)
     store = EventStore(config.store_url)

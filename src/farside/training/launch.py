@@ -28,7 +28,7 @@ _log = get_log("training")
 
 AGREE_LIMIT_S = 20.0
 """For the others to end by themselves, once one has said that it fails."""
-THREADS = ("OMP_NUMTHREADS", "OPENBLAS_NUMTHREADS", "MKL_NUMTHREADS", "NUMBA_NUMTHREADS")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _AGGREGATOR = """\
 node = "train"
 listen = ["unix:{folder}/members.sock"]
