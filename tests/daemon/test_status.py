@@ -22,7 +22,7 @@ def lend_made_up(plane: Plane) -> None:
     assert plane.donor.lender is not None
     ledger = plane.donor.lender.ledger
     for number in range(1, MANY + 1):
-        session = ledger.open(number=number, node="n" * m.NODE_CHARS_MAX, now_s=-1e9)
+        session = ledger.open(number=number, node="n" * m.NODE_CHARS_MAX, now_s=-1e9, address=f"a{number % 8}")
         slab = Slab(fd=-1, address=0, length_bytes=1, is_huge=False)
         ledger.grant(session, slab=slab, device="\x01" * 256, transport=Transport.NETWORK, token=1, now_s=-1e9)
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def rows() -> dict[str, tuple[str, str]]:
     return {number: (state, said) for number, _, state, said in found}
 
 
+@cache
 def shown() -> set[str]:
     """Numbers in the docstrings of tests and of their modules."""
     found: set[str] = set()

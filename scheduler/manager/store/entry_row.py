@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
-from farside.scheduler.manager.model.codec import decode_event, encode_event
+from farside.scheduler.manager.model.codec import check_version, decode_event, encode_event
 from farside.scheduler.manager.model.event import VERSION, Entry, Event
 from farside.scheduler.manager.store.chain import check_chain
 from farside.scheduler.manager.store.table import log
@@ -39,6 +39,9 @@ def entries_behind(after: float, rows: Sequence[Any]) -> list[Entry]:
     Raises:
         RemoteProtocolError: One is damaged, is not as it was written, or of a later version.
     """
+    # Versions first: how a later one chains its rows is not known here.
+    for row in rows:
+        check_version(row.version)
     check_chain([row._mapping for row in rows])
     return [entry_of(row[:7]) for row in rows if row.seq > after]
 

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from farside.units import MIB
 MANAGER = "manager"
 NODES_MAX, GPUS_MAX = 64, 64
 START_LIMIT_S = 60.0 * settings.PATIENCE
+ANSWER_LIMIT_S = 5.0
 REPORT_PERIOD_S = 1.0
 RECONNECT_S = 1.0
 NODE_TIMEOUT_S = 5.0 * settings.PATIENCE
@@ -177,9 +177,13 @@ class Cluster:
         await self._crew.until_says(name, what, lambda status: bool(status["connected"]), limit_s=START_LIMIT_S)
 
     async def _manager_answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.connect(self.endpoint.removeprefix("unix:"))
-            return True
+        # The kernel still takes connections for a process that was killed a moment ago.
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                reader, writer = await asyncio.open_unix_connection(self.endpoint.removeprefix("unix:"))
+                with contextlib.closing(writer):
+                    writer.write(b"GET /v1/health HTTP/1.1\r\nHost: manager\r\nConnection: close\r\n\r\n")
+                    return bool(await reader.read(1))
         return False
 
     # --- settings
