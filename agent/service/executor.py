@@ -81,8 +81,12 @@ class ExecutorService(NodeService):
         return True
 
     def variables(self, start: m.Start) -> Mapping[str, str]:
-        """Where tasks ask for their turns; a job that names a place itself, or none, is let alone."""
-        if self._socket is None or VARIABLE in start.spec.env or not self._socket.exists():
+        """Where tasks ask for their turns; a job that names a place itself, or none, is let alone.
+
+        So is one of several tasks: by itself an executor knows one node, and would wait for its other workers.
+        """
+        spec = start.spec
+        if self._socket is None or spec.world_size > 1 or VARIABLE in spec.env or not self._socket.exists():
             return {}
         return {VARIABLE: os.fspath(self._socket)}
 

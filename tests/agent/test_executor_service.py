@@ -75,6 +75,7 @@ def test_a_task_is_told_where_to_ask_unless_it_says_so_itself_or_nobody_is_there
     (tmp_path / "x.sock").touch()
     assert by.variables(start) == {VARIABLE: str(tmp_path / "x.sock")}
     assert by.variables(own) == {}
+    assert by.variables(replace(start, spec=replace(start.spec, world_size=2))) == {}
     none = ExecutorService(None, None, supervisors=dict)
     assert none.variables(start) == {}
 

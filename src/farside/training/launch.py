@@ -49,7 +49,8 @@ class Launch:
         retries: How often all are started again where one was killed.
         service: Aggregators; empty, with two workers or more: one is started for them.
         key_file: The Aggregators' key.
-        executor: Socket of the executor that gives turns on this node; empty: the job has the node for itself.
+        executor: Socket of the executor that gives turns on this node; empty: one worker takes that of the environment,
+            if there is one, and several have the node for themselves.
         environment: More variables of the workers.
     """
 
@@ -86,6 +87,8 @@ def launch(wanted: Launch) -> int:
         variables = {**os.environ, **dict.fromkeys(THREADS, str(wanted.threads)), **wanted.environment}
         if wanted.executor:
             variables[EXECUTOR] = wanted.executor
+        elif wanted.workers > 1:
+            variables.pop(EXECUTOR, None)  # a manager's agent sets it for each task, before it is known how many we are
         if wanted.service:
             variables |= {SERVICE: ",".join(wanted.service), KEY_FILE: wanted.key_file}
         elif wanted.workers > 1:
