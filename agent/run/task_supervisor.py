@@ -103,9 +103,8 @@ class TaskSupervisor:
             code = launched.exit_code
             cause = launched.fault if code is None else m.NOT_STARTED + launched.fault
             kind = self._kind if code is None else m.EndKind.NOT_EXECUTED
-            ended = msgspec.structs.replace(
-                self._state, state="exited", exit_code=code, cause=_clipped(cause), kind=kind
-            )
+            state = "lost" if self._is_fenced else "exited"
+            ended = msgspec.structs.replace(self._state, state=state, exit_code=code, cause=_clipped(cause), kind=kind)
             self._finish(ended)
             return
         # What the prolog and the start took does not count.
@@ -171,6 +170,7 @@ class TaskSupervisor:
             return self._given_up
         self._fence.look()
         if self._fence.is_over:
+            self._is_fenced = True
             return self._fence.cause
         if limit_s and waited_s >= limit_s:
             self._kind = m.EndKind.TIME_LIMIT

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from farside.agent import messages as m
 from farside.agent.run.account import account_of
 from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root, task_cgroup_of
+from farside.agent.run.fence import HeardRecord, now_s
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.task_folder import Recipe, Status, is_locked, read
 from farside.agent.run.task_supervisor import LAUNCH_LIMIT_S, TaskSupervisor, keep
@@ -200,6 +201,22 @@ def test_a_time_limit_ends_a_task_whose_start_hangs(held: Node, hanging: Path) -
 
     assert (end.exit_code, end.signal, end.cause) == (None, None, "time limit of 0.5 s")
     assert end.kind is m.EndKind.TIME_LIMIT
+
+
+def test_a_start_that_hangs_when_its_node_loses_the_manager_is_lost_and_its_job_goes_on_elsewhere(
+    tmp_path: Path, hanging: Path
+) -> None:
+    record = HeardRecord(tmp_path / "heard", 60.0)
+    with node(tmp_path / "n", fence=str(tmp_path / "heard")) as one:
+        one.start("", argv=(str(hanging),))
+        until(one.runner.supervisor_pids, what="a task supervisor that says that it waits")
+        record.heard(now_s() - 61)
+
+        end = one.ended()
+    record.close()
+
+    assert (end.state, end.exit_code) == ("lost", None)
+    assert "has not heard of the manager for 60 s" in end.cause
 
 
 def test_a_start_that_hangs_is_given_up(tmp_path: Path) -> None:
