@@ -4,6 +4,7 @@ How it works: the agent writes down when it sent the last of what the manager ha
 the manager heard of this node. Each task supervisor reads that, whether or not the agent still runs, and ends its task
 ``fence_s`` after it, by SIGTERM, and by SIGKILL after half of ``fence_s`` more at most. The manager calls a node with
 a fence lost only when it has not heard of it for `protocol.lost_after_s`. Both measure spans: clocks need not agree.
+A longer ``fence_s``, or none, counts once the manager was heard: until then it knows of the one before.
 """
 
 import math
@@ -30,11 +31,13 @@ class HeardRecord:
         Raises:
             OSError: it cannot be written.
         """
-        self._fence_s = fence_s
+        self._setting_s = self._fence_s = fence_s
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         before = _read(os.pread(self._fd, _HEARD.size, 0))
-        # An agent that begins has heard nobody: what the one before wrote stands, with the setting of now.
-        self.heard(now_s() if before is None else min(before[0], now_s()))
+        if before is not None and before[1]:
+            self._fence_s = min(before[1], fence_s or before[1])
+        # An agent that begins has heard nobody: what the one before wrote stands.
+        self._write(now_s() if before is None else min(before[0], now_s()))
 
     def heard(self, at_s: float) -> None:
         """The manager has answered what was sent then, by `now_s`.
@@ -42,6 +45,10 @@ class HeardRecord:
         Raises:
             OSError: it cannot be written.
         """
+        self._fence_s = self._setting_s  # which is in the HELLO that came before
+        self._write(at_s)
+
+    def _write(self, at_s: float) -> None:
         os.pwrite(self._fd, _HEARD.pack(at_s, self._fence_s, at_s), 0)
 
     def close(self) -> None:

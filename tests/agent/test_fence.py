@@ -75,7 +75,7 @@ def test_a_task_that_would_begin_after_the_fence_does_not(fenced: tuple[Node, He
     assert not (tmp_path / "begun").exists()
 
 
-def test_an_agent_that_begins_anew_has_heard_nobody_and_without_a_setting_there_is_no_fence(tmp_path: Path) -> None:
+def test_an_agent_that_begins_anew_has_heard_nobody(tmp_path: Path) -> None:
     record = HeardRecord(tmp_path / "heard", FENCE_S)
     record.heard(now_s() - 10)
     record.close()
@@ -84,9 +84,35 @@ def test_an_agent_that_begins_anew_has_heard_nobody_and_without_a_setting_there_
     HeardRecord(tmp_path / "heard", FENCE_S).close()
     watch.look()
     assert watch.is_over
-    HeardRecord(tmp_path / "heard", 0.0).close()
+
+
+@pytest.mark.parametrize("setting_s", [0.0, 600.0])
+def test_a_longer_fence_or_none_counts_only_once_the_manager_was_heard(tmp_path: Path, setting_s: float) -> None:
+    """Until then the manager starts the node's jobs elsewhere by the fence that it knows."""
+    record = HeardRecord(tmp_path / "heard", FENCE_S)
+    record.heard(now_s() - 10)
+    record.close()
+    watch = FenceWatch(str(tmp_path / "heard"))
+
+    HeardRecord(tmp_path / "heard", setting_s).close()
+    record = HeardRecord(tmp_path / "heard", setting_s)
+    watch.look()
+    assert watch.is_over
+    record.heard(now_s() - 10)
     watch.look()
     assert not watch.is_over
+    record.close()
+
+
+def test_a_shorter_fence_counts_at_once(tmp_path: Path) -> None:
+    record = HeardRecord(tmp_path / "heard", 600.0)
+    record.heard(now_s() - 10)
+    record.close()
+    watch = FenceWatch(str(tmp_path / "heard"))
+
+    HeardRecord(tmp_path / "heard", FENCE_S).close()
+    watch.look()
+    assert watch.is_over
 
 
 def test_a_record_that_cannot_be_read_counts_as_it_was_before(tmp_path: Path) -> None:
