@@ -112,3 +112,5 @@ def test_the_archive_keeps_it_and_reads_files_that_have_none(store: EventStore, 
     archive_of_first = Archive(tmp_path / "first")
     archive_of_first.add(rows[:3], 1, 3)
     assert archive_of_first.holds(rows[2])
+    assert archive.holds(rows[5])  # which a manager of the version before archived
+    assert not archive.holds({**rows[5], "body": rows[4]["body"]})

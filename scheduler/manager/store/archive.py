@@ -55,7 +55,11 @@ class Archive:
         last = max(self._files(), key=lambda found: found[1], default=None)
         # gzip has no index: the last line is found by reading all of the file, and only that line is kept in memory.
         lines = deque(_lines(last[2]) if last is not None else (), maxlen=1)
-        return bool(lines) and msgspec.to_builtins(lines[0]) == dict(row)
+        if not lines:
+            return False
+        # A manager of the version before knows no chain and archives none.
+        known = dict(row) if lines[0].chain is not None else {**row, "chain": None}
+        return bool(msgspec.to_builtins(lines[0]) == known)
 
     def add(self, rows: Iterable[Mapping[str, Any]], first: int, last: int) -> Path:
         """Writes entries ``first`` to ``last``, which ``rows`` are, into a file of their own.
