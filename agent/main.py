@@ -118,6 +118,9 @@ class Agent:
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
             tasks=self._running_tasks,
         )
+        problem = self._task_memory.problem(is_limited=self._cgroup is not None and self._cgroup.limits_memory)
+        if problem:
+            raise ConfigError(f"task_memory: is limit; {problem}", hint='task_memory = "warn"')
         self._borrower = BorrowerService(_given(config.peers_file), swap=lambda: self.sense.latest.swap, clock=clock)
         self._aggregator = self._make_aggregator()
         self._executor = ExecutorService(

@@ -135,6 +135,15 @@ class CgroupRoot:
     by_systemd: bool = False
     limits_swap: bool = False
 
+    @property
+    def limits_memory(self) -> bool:
+        """Whether tasks can be held to a part of the node's memory."""
+        home = self.folder.parent if self.by_systemd else self.folder
+        try:
+            return "memory" in (home / "cgroup.controllers").read_text().split()
+        except OSError:
+            return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCgroup:

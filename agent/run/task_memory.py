@@ -23,6 +23,14 @@ class TaskMemory:
     jobs_bytes: int
     devices: int
 
+    def problem(self, *, is_limited: bool) -> str:
+        """Why this mode would do nothing here; empty: it does what it says. ``is_limited``: cgroups limit memory."""
+        if self.mode != "limit":
+            return ""
+        if not is_limited:
+            return "no cgroup v2 that limits memory is here, and without one no task has a limit"
+        return "" if self.share_bytes(1) else "memory_reserve_bytes leaves tasks nothing, which would be no limit"
+
     def share_bytes(self, devices: int) -> int:
         """Share of a task with this number of devices; a task without any gets that of one device."""
         wanted = max(1, devices)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.agent import messages as m
+from farside.agent.run.containment import cgroup_root
 from farside.agent.run.task_folder import Recipe, read
 from farside.agent.run.task_memory import TaskMemory
 from farside.units import GIB, MIB
@@ -56,6 +57,33 @@ def test_tasks_that_share_the_gpus_never_get_more_than_there_is(wanted: list[int
     assert sum(shares.share_bytes(count) for count in sizes) <= total
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_limited", "why"),
+    [
+        ({}, False, "no cgroup v2 that limits memory"),
+        ({"jobs_bytes": 0}, True, "memory_reserve_bytes leaves tasks nothing"),
+        ({"jobs_bytes": 0, "bytes_per_device": GIB}, True, ""),
+        ({}, True, ""),
+    ],
+)
+def test_a_limit_that_would_be_none_has_a_reason(changes: dict[str, int], is_limited: bool, why: str) -> None:
+    told = memory(**changes).problem(is_limited=is_limited)
+
+    assert why in told
+    assert bool(why) == bool(told)
+    assert not memory("warn", **changes).problem(is_limited=is_limited)
+
+
+def test_a_limit_without_cgroups_is_refused_in_one_line(tmp_path: Path) -> None:
+    """[M3] It was taken, and limited nothing."""
+    with agent(write_config(tmp_path, "ws://127.0.0.1:1", task_memory="limit")) as process:
+        _, said = process.communicate(timeout=30)
+
+    assert process.returncode == 2
+    assert "task_memory: is limit; no cgroup v2 that limits memory is here" in said
+    assert "Traceback" not in said
+
+
 def reports_of_it(manager: FakeManager) -> int:
     """Readings since the task ran, each of which looks at its memory."""
     ran = [at for at, one in enumerate(manager.reports) if any(task.state == "running" for task in one.tasks)]
@@ -83,7 +111,10 @@ def run_one(folder: Path, **settings: Any) -> tuple[int, str]:
 
 def test_a_node_that_is_told_to_limits_such_tasks(tmp_path: Path) -> None:
     """[M3] One job without a limit took all of a node's memory, and other users' jobs with it."""
-    limit_bytes, _ = run_one(tmp_path, task_memory="limit")
+    home = cgroup_root("auto")
+    if home is None or not home.limits_memory:
+        pytest.skip("no cgroup v2 that this process may write and that limits memory")
+    limit_bytes, _ = run_one(tmp_path, task_memory="limit", cgroup="auto")
 
     assert limit_bytes == 512 * MIB
 
