@@ -9,6 +9,8 @@ from farside.scheduler.manager.nodes.entry_budget import (
     BYTES_PER_S,
     CHANGE_PERIOD_S,
     CHANGES_BURST,
+    OVERDRAFT_BYTES,
+    PAUSE_S,
     EntryBudget,
 )
 
@@ -23,6 +25,23 @@ def test_a_node_that_pays_its_debts_writes_no_more_than_its_share(steps: list[tu
         written += size_bytes
 
     assert written <= BURST_BYTES + BYTES_PER_S * now_s + 200_000
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 400_000)), max_size=60))
+def test_a_node_in_debt_is_heard_on_and_writes_without_end_no_more_than_its_share(
+    steps: list[tuple[float, int]],
+) -> None:
+    budget, now_s, written = EntryBudget(0.0), 0.0, 0
+    for pause_s, size_bytes in steps:
+        now_s += pause_s
+        budget.spend(size_bytes, now_s)
+        written += size_bytes
+        rest_s = budget.rest_s(now_s)
+        assert rest_s <= PAUSE_S or written > OVERDRAFT_BYTES
+        now_s += rest_s
+        assert budget.excess_s(now_s) <= 1e-6
+
+    assert written <= BURST_BYTES + OVERDRAFT_BYTES + BYTES_PER_S * now_s + 1
 
 
 def test_facts_that_flap_are_written_at_once_at_first_and_then_now_and_then() -> None:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from farside.agent import messages as m
@@ -72,26 +74,59 @@ def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) 
         assert "Traceback" not in said
 
 
-def test_a_node_that_owes_is_slowed_and_its_session_goes_on(tmp_path: Path) -> None:
-    """[M5] Who wrote too much waits, and is not thrown out for it."""
-    manager = Manager(tmp_path)
+@contextmanager
+def manager_of_small_budget(folder: Path, bytes_per_s: float) -> Iterator[Manager]:
+    """Its nodes owe from their first entry on."""
+    manager = Manager(folder)
     told = [word for name, value in manager.settings.items() for word in ("--set", f"{name}={value}")]
     program = (
         "import sys\nfrom farside.scheduler.manager.nodes import entry_budget\n"
-        "entry_budget.BURST_BYTES, entry_budget.BYTES_PER_S = 1, 4000.0\n"
+        f"entry_budget.BURST_BYTES, entry_budget.BYTES_PER_S = 1, {bytes_per_s}\n"
         "sys.argv = ['farside', 'manager', '-c', '/dev/null', *sys.argv[1:]]\nfrom farside.cli import main\nmain()\n"
     )
-    with (tmp_path / "log").open("ab") as log:
+    with (folder / "log").open("ab") as log:
         manager.process = subprocess.Popen([sys.executable, "-c", program, *told], stdout=log, stderr=log)
     try:
         manager.wait_ready()
+        yield manager
+    finally:
+        manager.stop()
+
+
+def test_a_node_that_owes_is_slowed_and_its_session_goes_on(tmp_path: Path) -> None:
+    """[M5] Who wrote too much waits, and is not thrown out for it."""
+    with manager_of_small_budget(tmp_path, 4000.0) as manager:
         reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8)))
 
         assert reports > 2
         assert "a node writes too much into the log and is slowed" in manager.log()
         assert "Traceback" not in manager.log()
-    finally:
-        manager.stop()
+
+
+def test_a_node_that_owes_for_long_is_heard_meanwhile_and_may_come_again(tmp_path: Path) -> None:
+    """[M5] A node whose tasks ended with long causes was thrown out and refused: with a fence all its tasks ended."""
+    node = FakeNode("n0", gpus=8)
+
+    async def end_all(manager: Manager) -> None:
+        token = manager.node_token(node.name)
+        async with node.connected(manager.url, token) as session, asyncio.timeout(30):
+            await asyncio.to_thread(manager.submit, count=node.gpus)
+            while len(node.running) < node.gpus:
+                await asyncio.sleep(0.02)
+            for key in node.running:
+                node.set(key, "exited", exit_code=1, cause="x" * m.CAUSE_CHARS_MAX)
+                await session.report(key)
+            while session.acked < node.seq:
+                await asyncio.sleep(0.02)
+        async with node.connected(manager.url, token):
+            pass  # it is welcome
+
+    # Each of these ends costs more than two minutes.
+    with manager_of_small_budget(tmp_path, 4.0) as manager:
+        asyncio.run(end_all(manager))
+
+        assert "a node writes too much into the log and is slowed" in manager.log()
+        assert "hung up" not in manager.log()
 
 
 async def hang_up(manager: Manager) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from fastapi import HTTPException
 from starlette.responses import JSONResponse
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from farside.agent import mutual_proof, protocol
 from farside.errors import RemoteProtocolError
@@ -62,7 +62,7 @@ class AgentConnection:
 
     async def close(self, code: int, reason: str) -> None:
         """Hangs up, also where the agent was faster."""
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, WebSocketDisconnect):
             await self.socket.close(code, reason[: protocol.REASON_BYTES_MAX])
 
 

@@ -12,8 +12,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from farside.scheduler.manager.auth.caller import peer_of
 
-# An agent sends a report and what changed since; a second or two of that. Each frame is of at most 1 MiB.
-WAITING_MAX = 8
+# More than the reports that an agent may have under way (`outbox.IN_FLIGHT_MAX`): while nothing is read its answers to
+# pings are not seen either, and its connection ends. Each frame is of at most 1 MiB.
+WAITING_MAX = 20
 SILENT_S = "farside.silent_s"
 """In the scope of a connection that ended because nothing came: for how long."""
 

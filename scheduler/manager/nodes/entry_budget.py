@@ -2,14 +2,20 @@
 
 A node whose facts flap has the first changes written at once, and then one in `CHANGE_PERIOD_S`: what is left out
 comes with a later report, as each report is a whole state. All else that it causes is written, and paid for: who is in
-debt is not read from until the debt is over. So no node fills the store, and what an honest one says is late at worst.
-[M5]
+debt waits for a moment after each report that was written, and is heard meanwhile, so that it is not called lost and no
+fence ends its tasks. Who owes more than `OVERDRAFT_BYTES`, which no honest node does, is not read from until it owes
+less. So no node fills the store. [M5]
 """
 
 BURST_BYTES = 1 << 20
 """A node of 512 tasks that all end at once causes a fifth of it."""
 BYTES_PER_S = 16384.0
 """A gigabyte and a half a day, where a node does nothing else; an honest one causes some hundred bytes a minute."""
+OVERDRAFT_BYTES = 4 << 20
+"""The most that a node owes and is still heard; it is paid off in four minutes."""
+PAUSE_S = 0.1
+"""Between two reports of a node in debt. All that it may have under way, 16, wait for less than the shortest fence of a
+node that reports once a second."""
 CHANGES_BURST = 30
 CHANGE_PERIOD_S = 10.0
 
@@ -37,6 +43,14 @@ class EntryBudget:
         """Until its debt is over; 0: it has none."""
         self._refill(now_s)
         return max(0.0, -self._bytes / BYTES_PER_S)
+
+    def excess_s(self, now_s: float) -> float:
+        """Until it owes no more than a node may that is heard; 0: it does not."""
+        return max(0.0, self.debt_s(now_s) - OVERDRAFT_BYTES / BYTES_PER_S)
+
+    def rest_s(self, now_s: float) -> float:
+        """How long not to read from it after what was just written; 0: it has no debt."""
+        return min(self.debt_s(now_s), max(PAUSE_S, self.excess_s(now_s)))
 
     def _refill(self, now_s: float) -> None:
         passed_s = max(0.0, now_s - self._at_s)

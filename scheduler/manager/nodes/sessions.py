@@ -106,7 +106,8 @@ class AgentSessions:
         self._remote_presence = RemotePresence()
         self.waiting = WaitingNodes()  # those that nobody knows
         self._budgets: dict[str, EntryBudget] = {}  # of nodes that were let in
-        self._rarely = Rarely()
+        # Each has its own: strangers from many addresses must not hide which node is slowed.
+        self._hung_up, self._slowed = Rarely(), Rarely()
         self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
@@ -166,7 +167,7 @@ class AgentSessions:
 
     def _say_hung_up(self, address: str, error: RemoteProtocolError) -> None:
         """Once a minute for each address: who has a token may come again and again. [L6]"""
-        left_out = self._rarely.may(("hung up", address))
+        left_out = self._hung_up.may(address)
         if left_out is not None:
             more = {"more_like_it": left_out} if left_out else {}
             _log.warning("hung up on an agent", address=address, reason=error, **more)
@@ -311,9 +312,9 @@ class AgentSessions:
             refusal = f"{hello.node:.40} is not known here: `farside node accept {hello.node:.40}` lets it in"
         if refusal:
             raise RemoteProtocolError(refusal, code=protocol.CloseCode.FORBIDDEN)
-        debt_s = self._budget(hello.node).debt_s(self._log.clock.now_s())
-        if debt_s:  # each connection writes before it pays
-            raise RemoteProtocolError(f"it wrote too much; come again in {debt_s:.0f} s", code=GOING_AWAY)
+        excess_s = self._budget(hello.node).excess_s(self._log.clock.now_s())
+        if excess_s:  # each connection writes before it pays
+            raise RemoteProtocolError(f"it wrote too much; come again in {excess_s:.0f} s", code=GOING_AWAY)
         rival = self._rival_of(hello)
         if rival:
             raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
@@ -395,7 +396,8 @@ class AgentSessions:
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
             await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
-            await self._pay(line.node, events)
+            if events:
+                await self._pay(line.node, events)
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
 
@@ -408,14 +410,15 @@ class AgentSessions:
         return [event for event in events if not isinstance(event, NodeChanged) or budget.takes_change(now_s)]
 
     async def _pay(self, node: str, events: Sequence[Event]) -> None:
-        """Waits until a node that wrote too much into the log may go on."""
+        """Slows a node that wrote too much into the log; one that goes on without end waits until it owes less."""
         budget, now_s = self._budget(node), self._log.clock.now_s()
         budget.spend(sum(len(encode_event(event)[1]) for event in events), now_s)
-        debt_s = budget.debt_s(now_s)
-        if debt_s:
-            if self._rarely.may(("debt", node)) is not None:
-                _log.warning("a node writes too much into the log and is slowed", node=node, seconds=round(debt_s, 1))
-            await asyncio.sleep(debt_s)
+        rest_s = budget.rest_s(now_s)
+        if rest_s:
+            if self._slowed.may(node) is not None:
+                seconds = round(budget.debt_s(now_s), 1)
+                _log.warning("a node writes too much into the log and is slowed", node=node, seconds=seconds)
+            await asyncio.sleep(rest_s)
 
     def _note_problems(self, session: _Session) -> None:
         """Counts services that could not be read, and says once why."""
