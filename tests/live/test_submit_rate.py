@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farside.scheduler.manager.model.event import CancelRequested
 from farside.scheduler.manager.model.queue_quota import QueueLimits
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
-from farside.scheduler.manager.model.submit_rate import STEP_S, WINDOW_S, SubmitRates, TooMany
+from farside.scheduler.manager.model.submit_rate import BYTES_A_JOB, STEP_S, WINDOW_S, SubmitRates, TooMany, jobs_of
 from tests.live.test_api import OTHER, THIRD, Api, an_api
 from tests.live.world import World, rules
 
@@ -72,8 +72,34 @@ def test_users_who_submit_no_more_are_forgotten() -> None:
     assert set(counts.steps) == {"ann"}
 
 
+def test_long_arguments_count_as_several_jobs_also_where_they_were_cancelled() -> None:
+    """[M5] By half a MiB of arguments, submitted and cancelled again and again, a user wrote 10 GB an hour."""
+    world = World(rules(), nodes=1)
+    job = world.submit(user="ann", env={"DATA": "x" * (3 * BYTES_A_JOB)})
+    world.does(CancelRequested(job_id=job, by="ann"))
+
+    assert world.state.submit_rates.of("ann", world.now_s) == 1 + 3
+    assert (jobs_of(1, BYTES_A_JOB), jobs_of(1, BYTES_A_JOB + 1), jobs_of(5, 0)) == (1, 2, 5)
+
+
+def test_who_submits_long_arguments_is_told_as_how_many_jobs_they_count(tmp_path: Path) -> None:
+    """[M5]"""
+
+    async def live() -> list[httpx.Response]:
+        async with an_api(tmp_path, queue_limits=QueueLimits(hourly_jobs=LIMIT)) as api:
+            long = ["true", *["x" * 100_000] * 2]
+            told = [await _submit(api, OTHER.pw_uid, argv=long, env={"A": "x" * 50_000})]
+            return [*told, *[await _submit(api, OTHER.pw_uid, argv=["true", "x" * 100_000]) for _ in range(2)]]
+
+    over, first, second = asyncio.run(live())
+
+    assert [one.status_code for one in (over, first, second)] == [422, 201, 429]
+    assert "so that this counts as 16 jobs, and a user submits at most 10 within an hour" in over.json()["detail"]
+    assert "there is room for 7 more in " in second.json()["detail"]
+
+
 async def _submit(api: Api, uid: int, **more: object) -> httpx.Response:
-    return await api.as_uid(uid).post("/v1/jobs", json={"argv": ["true"], **more})
+    return await api.as_uid(uid).post("/v1/jobs", json={"argv": ["true"]} | more)
 
 
 def test_a_loop_of_submit_and_cancel_is_told_when_to_come_again_also_after_a_restart(

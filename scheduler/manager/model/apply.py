@@ -38,6 +38,7 @@ from farside.scheduler.manager.model.record import (
     RunInterval,
 )
 from farside.scheduler.manager.model.state import LiveState, request_of
+from farside.scheduler.manager.model.submit_rate import jobs_of
 from farside.scheduler.power.state import Phase as PowerPhase
 
 Touched = tuple[str, ...]
@@ -119,8 +120,9 @@ def _submitted(state: LiveState, event: log.JobSubmitted, entry: log.Entry) -> T
         for other in event.spec.after:
             state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
-    state.queued.come(entry.seq, event.user, len(ids), event.spec.size_bytes)
-    state.submit_rates.come(event.user, len(ids), max(entry.at_s, state.at_s))
+    size_bytes = event.spec.size_bytes
+    state.queued.come(entry.seq, event.user, len(ids), size_bytes)
+    state.submit_rates.come(event.user, jobs_of(len(ids), size_bytes), max(entry.at_s, state.at_s))
     _remember(state, event, entry)
     return ids
 

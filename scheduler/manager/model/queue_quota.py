@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from farside.errors import ConfigError
 from farside.scheduler.manager.model.event import JobSubmitted
-from farside.scheduler.manager.model.submit_rate import SubmitRates
+from farside.scheduler.manager.model.submit_rate import SubmitRates, jobs_of
 from farside.units import format_bytes
 
 
@@ -60,7 +60,7 @@ class QueueGate:
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self._jobs: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
+        self._hourly: dict[str, int] = {}  # as they count for the hour, holds and releases included
         self._size_bytes: dict[str, int] = {}
 
     @contextmanager
@@ -78,12 +78,14 @@ class QueueGate:
         has_bytes = queued.size_bytes.get(user, 0) + self._size_bytes.get(user, 0)
         if not is_free:
             self._check(user, (has, jobs), (has_bytes, size_bytes))
-            self._check_hour(user, jobs, hourly, now_s)
+            self._check_hour(event, hourly, now_s)
         _add(self._jobs, user, jobs)
         _add(self._size_bytes, user, size_bytes)
+        _add(self._hourly, user, jobs_of(jobs, size_bytes))
         try:
             yield
         finally:
+            _add(self._hourly, user, -jobs_of(jobs, size_bytes))
             _add(self._jobs, user, -jobs)
             _add(self._size_bytes, user, -size_bytes)
 
@@ -95,23 +97,30 @@ class QueueGate:
             TooMany: It is more than the user may ask now.
         """
         if self._limits.hourly_jobs and not is_free:
-            beside = self._jobs.get(user, 0) + self._asked.get(user, 0)
+            beside = self._hourly.get(user, 0)
             hourly.check(user, 1, beside=beside, limit=self._limits.hourly_jobs, now_s=now_s)
-        _add(self._asked, user, 1)
+        _add(self._hourly, user, 1)
         try:
             yield
         finally:
-            _add(self._asked, user, -1)
+            _add(self._hourly, user, -1)
 
-    def _check_hour(self, user: str, jobs: int, hourly: SubmitRates, now_s: float) -> None:
-        limit = self._limits.hourly_jobs
+    def _check_hour(self, event: JobSubmitted, hourly: SubmitRates, now_s: float) -> None:
+        user, jobs, limit = event.user, event.count, self._limits.hourly_jobs
+        size_bytes = event.spec.size_bytes
+        counted = jobs_of(jobs, size_bytes)
         if limit and jobs > limit:
             raise ConfigError(
                 f"count: asks for {jobs:,}, and a user submits at most {limit:,} jobs within an hour "
                 "(max_hourly_jobs_per_user)", hint="ask for fewer",
             )  # fmt: skip
+        if limit and counted > limit:
+            raise ConfigError(
+                f"env, argv: take {format_bytes(size_bytes)}, so that this counts as {counted:,} jobs, and a user "
+                f"submits at most {limit:,} within an hour (max_hourly_jobs_per_user)", hint="put it into files",
+            )  # fmt: skip
         if limit:
-            hourly.check(user, jobs, beside=self._jobs.get(user, 0), limit=limit, now_s=now_s)
+            hourly.check(user, counted, beside=self._hourly.get(user, 0), limit=limit, now_s=now_s)
 
     def _check(self, user: str, jobs: tuple[int, int], size_bytes: tuple[int, int]) -> None:
         limits, then = self._limits, "wait until some are over, or cancel some"

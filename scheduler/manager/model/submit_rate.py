@@ -4,16 +4,19 @@ How it works
   The log grows by every submission, and a job that is over is known for `keep_history_s`, so what a user has in the
   queue (queued.py) bounds neither. Jobs are counted by steps of `STEP_S`, each of which counts until the youngest job
   that may be among its own is an hour old: so no hour has more than the limit, whenever it begins. Holding a job and
-  releasing it count as a job each, as they make the log grow as well. [M5] The counts follow
-  the log, and the store's snapshot has them, so that a restart forgets none.
+  releasing it count as a job each, and long arguments as several, as they make the log grow as well.
+  [M5] The counts follow the log, and the store's snapshot has them, so that a restart forgets none.
 """
 
 from collections.abc import Mapping
 
 from farside.errors import FarsideError
-from farside.units import format_moment, format_seconds
+from farside.units import format_bytes, format_moment, format_seconds
 
 STEP_S, WINDOW_S = 300.0, 3600.0
+
+BYTES_A_JOB = 16 * 1024
+"""Each such part that a submission's arguments and variables begin, after the first, counts as one more job. [M5]"""
 
 Step = tuple[float, int]
 """When it began, and how many jobs came in it."""
@@ -25,6 +28,11 @@ class TooMany(FarsideError):
     def __init__(self, message: str, *, hint: str, after_s: float) -> None:
         super().__init__(message, hint=hint)
         self.after_s = after_s
+
+
+def jobs_of(count: int, size_bytes: int) -> int:
+    """As how many jobs a submission counts: those that it has, and more where what the log keeps of it is long."""
+    return count + max(0, size_bytes - 1) // BYTES_A_JOB
 
 
 class SubmitRates:
@@ -72,7 +80,7 @@ class SubmitRates:
         raise TooMany(
             f"{user} has submitted {has:,} jobs within the hour, of at most {limit:,} (max_hourly_jobs_per_user)",
             hint=f"there is room for {jobs:,} more in {format_seconds(at_s - now_s)}, at {format_moment(at_s)}; "
-            "a hold or a release counts as one",
+            f"a hold or a release counts as one, and so does each {format_bytes(BYTES_A_JOB)} of arguments",
             after_s=at_s - now_s,
         )
 

@@ -87,8 +87,8 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
     max_queued_bytes_per_user: int = size(64 << 20, 0, 1 << 40,
         "Maximum size of arguments and environments of one user's unfinished jobs, each submission once; 0: no limit")
     max_hourly_jobs_per_user: int = count(20_000, 0, 10**8,
-        "Maximum jobs that one user submits within an hour, array tasks and cancelled jobs included, each hold and "
-        "release counted as one more; operators may more; 0: no limit")
+        "Maximum jobs that one user submits within an hour, array tasks and cancelled jobs included, each hold, "
+        "release and 16 KiB of arguments after the first counted as one more; operators may more; 0: no limit")
     default_account: str = text("", "Account of users who belong to none; empty: they may not submit")
     default_qos: str = text("", "QOS of jobs that name none")
     fair_share_half_life_s: float = seconds(7 * 86400.0, 0, 1e9,
