@@ -53,6 +53,10 @@ class PeerError(_CodedError):
     """A peer refused, vanished, or did not answer in time. ``code`` is its reason, 0 when it gave none."""
 
 
+class RefusedError(_CodedError):
+    """A peer has understood what it was asked, and does not do it. ``code`` is its reason: over HTTP the status."""
+
+
 class EngineError(FarsideError):
     """The C engine, or the kernel behind it, answered ``op`` with ``-errno``."""
 

@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from farside.scheduler.manager.api.limit.body_size import COMMON_BYTES
 from farside.scheduler.manager.view.deployments import (
     DEPLOYMENTS_MAX,
     FORGOTTEN_S,
+    REPORT_BYTES_MAX,
+    USER_DEPLOYMENTS_MAX,
     DeployedModel,
     DeploymentBody,
     Deployments,
@@ -77,15 +80,35 @@ def test_what_makes_no_sense_is_refused_in_one_line(tmp_path: Path) -> None:
     api_test(test, tmp_path)
 
 
+def test_a_user_who_names_many_deployments_keeps_no_other_user_out(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        mine = api.as_uid(OTHER.pw_uid)
+        took = [(await mine.put(f"/v1/deployments/d{number}", json=TOLD)).status_code for number in range(64)]
+        refused = await mine.put("/v1/deployments/one-more", json=TOLD)
+        other = await api.as_uid(THIRD.pw_uid).put("/v1/deployments/vision", json=TOLD)
+
+        assert took == [204] * USER_DEPLOYMENTS_MAX + [429] * (64 - USER_DEPLOYMENTS_MAX)
+        assert refused.json()["detail"].endswith(f"deployments of {OTHER.pw_name} say how they are already")
+        assert refused.headers["retry-after"] == "10"
+        assert other.status_code == 204
+
+    api_test(test, tmp_path)
+
+
 def test_what_is_not_told_again_is_forgotten_and_there_are_so_many_at_most() -> None:
     table, body = Deployments(), DeploymentBody(front="f", ready=True)
     for number in range(DEPLOYMENTS_MAX):
-        assert table.tell(f"d{number}", "ann", body, 0.0) == ""
+        assert table.tell(f"d{number}", f"user{number // USER_DEPLOYMENTS_MAX}", body, 0.0) is None
 
-    assert table.tell("one-more", "ann", body, 1.0) == f"{DEPLOYMENTS_MAX} deployments say how they are already"
-    assert table.tell("d0", "ann", body, FORGOTTEN_S) == ""
+    refused = table.tell("one-more", "ann", body, 1.0)
+    assert refused == (f"{DEPLOYMENTS_MAX} deployments say how they are already", True)
+    assert table.tell("d0", "user0", body, FORGOTTEN_S) is None
     assert [one.name for one in table.of(None, FORGOTTEN_S + 1)] == ["d0"]
     assert table.of("bob", FORGOTTEN_S + 1) == ()
+
+
+def test_a_report_may_be_as_large_as_the_manager_takes() -> None:
+    assert REPORT_BYTES_MAX == COMMON_BYTES
 
 
 def test_gpu_hours_of_deployments_are_those_of_their_jobs_alone() -> None:

@@ -4,16 +4,18 @@ It is in memory alone: the log has a deployment's GPUs, as jobs that name it.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
 from farside.scheduler.manager.field_limit import items
 
-DEPLOYMENTS_MAX = 64
+DEPLOYMENTS_MAX = 256
+USER_DEPLOYMENTS_MAX = 8
+REPORT_BYTES_MAX = 64 << 10  # as of any request's body
 FORGOTTEN_S = 10.0
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_MODELS_MAX, _GPUS_MAX, _PARTS_MAX, _CHANGES_MAX = 256, 256, 16, 60
+MODELS_MAX, GPUS_MAX, PARTS_MAX, CHANGES_MAX = 256, 256, 16, 60
 
 _Text = Annotated[str, Meta(max_length=300)]
 _Count = Annotated[int, Meta(ge=0)]
@@ -36,7 +38,7 @@ class DeployedGpu(Struct, frozen=True, kw_only=True):
     node: _Text
     state: _Text
     left_s: _Number
-    parts: Annotated[tuple[DeployedPart, ...], Meta(max_length=_PARTS_MAX)] = ()
+    parts: Annotated[tuple[DeployedPart, ...], Meta(max_length=PARTS_MAX)] = ()
 
 
 class DeployedModel(Struct, frozen=True, kw_only=True):
@@ -67,9 +69,9 @@ class DeploymentBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     front: Annotated[str, Meta(min_length=1, max_length=128)]
     ready: bool
     problem: _Text = ""
-    gpus: Annotated[tuple[DeployedGpu, ...], items("Its GPUs", _GPUS_MAX, "name those in use")] = ()
-    models: Annotated[tuple[DeployedModel, ...], items("Its models", _MODELS_MAX, "name those with requests")] = ()
-    changes: Annotated[tuple[DeployedChange, ...], items("Its last changes", _CHANGES_MAX, "name the last ones")] = ()
+    gpus: Annotated[tuple[DeployedGpu, ...], items("Its GPUs", GPUS_MAX, "name those in use")] = ()
+    models: Annotated[tuple[DeployedModel, ...], items("Its models", MODELS_MAX, "name those with requests")] = ()
+    changes: Annotated[tuple[DeployedChange, ...], items("Its last changes", CHANGES_MAX, "name the last ones")] = ()
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
@@ -90,6 +92,13 @@ class DeploymentList(Struct, frozen=True, kw_only=True):
     deployments: tuple[Deployment, ...]
 
 
+class NotTaken(NamedTuple):
+    """Why a report is not taken in. ``is_full``: there are too many; otherwise the name is another front's."""
+
+    line: str
+    is_full: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     told_s: float
@@ -103,20 +112,23 @@ class Deployments:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], _Kept] = {}
 
-    def tell(self, name: str, user: str, body: DeploymentBody, now_s: float) -> str:
-        """Takes a report in; why it is refused, empty where it is not."""
+    def tell(self, name: str, user: str, body: DeploymentBody, now_s: float) -> NotTaken | None:
+        """Takes a report in; why it is refused, None where it is not."""
         self._forget(now_s)
         known = self._kept.get((user, name))
         if known is not None and known.front != body.front:
-            return f"deployment {name} of {user} is run by {known.front}; end that one, or choose another name"
+            line = f"deployment {name} of {user} is run by {known.front}; end that one, or choose another name"
+            return NotTaken(line, is_full=False)
+        if known is None and sum(user == other for other, _ in self._kept) >= USER_DEPLOYMENTS_MAX:
+            return NotTaken(f"{USER_DEPLOYMENTS_MAX} deployments of {user} say how they are already", is_full=True)
         if known is None and len(self._kept) >= DEPLOYMENTS_MAX:
-            return f"{DEPLOYMENTS_MAX} deployments say how they are already"
+            return NotTaken(f"{DEPLOYMENTS_MAX} deployments say how they are already", is_full=True)
         told = Deployment(
             name=name, user=user, ready=body.ready, problem=body.problem, gpus=body.gpus, models=body.models,
             changes=body.changes,
         )  # fmt: skip
         self._kept[user, name] = _Kept(now_s, body.front, told)
-        return ""
+        return None
 
     def end(self, name: str, user: str, front: str) -> bool:
         """Forgets one that has ended; False: it is not there, or another front's."""

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from farside.client.state_folder import state_told
-from farside.errors import ConfigError, FarsideError, PeerError
+from farside.errors import ConfigError, FarsideError, PeerError, RefusedError
 from farside.http_header import IDEMPOTENCY_KEY, TAKES
 from farside.tls import TlsFiles, client_tls, tls_problem
 
@@ -248,5 +248,4 @@ def _read(status: int, text: bytes, where: str) -> Any:
     detail = answer.get("detail", status) if isinstance(answer, dict) else status
     if status >= 500:
         raise PeerError(str(detail), code=status)
-    wrong = ConfigError if status == 422 else FarsideError
-    raise wrong(str(detail))
+    raise ConfigError(str(detail)) if status == 422 else RefusedError(str(detail), code=status)

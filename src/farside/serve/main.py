@@ -107,9 +107,10 @@ async def _run(deployment: Deployment, plan_file: Path | None, manager: ManagerA
     ended = asyncio.Event()
     with on_end_signals(ended.set):
         async with AsyncExitStack() as stack:
-            await _serve(grounds, stack)
-            _log.info("ready", http=deployment.http, grpc=deployment.grpc, models=", ".join(grounds.models))
-            notify_systemd("READY=1")
+            await _serve(grounds, stack, ended)
+            if not ended.is_set():
+                _log.info("ready", http=deployment.http, grpc=deployment.grpc, models=", ".join(grounds.models))
+                notify_systemd("READY=1")
             await ended.wait()
             notify_systemd("STOPPING=1")
 
@@ -221,8 +222,8 @@ def _given_plan(path: Path, grounds: _Grounds) -> Plan:
     return plan
 
 
-async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
-    """Starts everything; ``stack`` ends it, doors first."""
+async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event) -> None:
+    """Starts everything; ``stack`` ends it, doors first. Waits for a manager that is away, unless ``ended`` is set."""
     deployment, loop = grounds.deployment, asyncio.get_running_loop()
     slo_s = {name: model.slo_ms / 1000 for name, model in deployment.models.items()}
     sizes = partial(sizes_of, grounds.profiles, grounds.device)
@@ -245,7 +246,8 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack) -> None:
         grpc_server = open_grpc(service, deployment.grpc, secure)
     keeper = _keeper(grounds) if grounds.manager is not None else None
     if keeper is not None:
-        await keeper.claim()
+        if not await keeper.claim(ended):
+            return
         stack.push_async_callback(keeper.end)
     own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(

@@ -10,7 +10,7 @@ from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.body import body_of
 from farside.scheduler.manager.api.openapi_document import refusals, says, takes
 from farside.scheduler.manager.api.route_arguments import Person, Shared
-from farside.scheduler.manager.view.deployments import NAME, DeploymentBody, DeploymentList
+from farside.scheduler.manager.view.deployments import FORGOTTEN_S, NAME, DeploymentBody, DeploymentList
 
 router = APIRouter(prefix="/v1/deployments", tags=["manager"])
 _Front = Annotated[str, Query(max_length=128, description="The front that ends, as it called itself")]
@@ -25,7 +25,7 @@ async def deployments(request: Request, caller: Person, shared: Shared) -> Respo
     return answer(DeploymentList(deployments=shared.deployments.of(user, time.monotonic())))
 
 
-@router.put("/{name}", status_code=204, responses=refusals(409, 413, 422), openapi_extra=takes(DeploymentBody))
+@router.put("/{name}", status_code=204, responses=refusals(409, 413, 422, 429), openapi_extra=takes(DeploymentBody))
 async def tell(
     name: str,
     caller: Person,
@@ -36,8 +36,10 @@ async def tell(
     if not re.fullmatch(NAME, name):
         raise HTTPException(422, "name: letters, digits, dots and dashes, 64 at most")
     refusal = shared.deployments.tell(name, caller.name, body, time.monotonic())
-    if refusal:
-        raise HTTPException(409, refusal)
+    if refusal is not None and refusal.is_full:
+        raise HTTPException(429, refusal.line, headers={"Retry-After": f"{FORGOTTEN_S:.0f}"})
+    if refusal is not None:
+        raise HTTPException(409, refusal.line)
     return Response(status_code=204)
 
 

@@ -7,6 +7,7 @@ Without the manager the deployment goes on with the leases that it has.
 import asyncio
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,11 @@ import msgspec
 from farside.agent.serving.remote import Address
 from farside.agent.serving.worker_line import WorkerLine, connect_worker
 from farside.client.manager_client import ManagerAddress, ManagerClient
-from farside.errors import FarsideError, PeerError
+from farside.errors import FarsideError, PeerError, RefusedError
 from farside.log import get_log
+from farside.notify import notify_systemd
 from farside.scheduler.manager.view.deployments import DeploymentBody
+from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import LIVE, RUNNING, Judged, Lease, LeaseRules, judge
 from farside.serve.lease.terms import LEASE_S_MAX
 from farside.serve.site import Site
@@ -29,6 +32,9 @@ CONNECT_S = 2.0
 FAILURES_SAID = 10
 # A lease that failed or that somebody cancelled is not asked for again for so long.
 PAUSE_S = 60.0
+_ANOTHER_FRONTS = 409
+# A start that waits for the manager is no start that hangs: systemd gives it so long again, each second.
+_WAITING = "STATUS=waits for the manager\nEXTEND_TIMEOUT_USEC=300000000"
 
 _log = get_log("serve.leases")
 
@@ -107,6 +113,7 @@ class LeaseKeeper:
         self._judged = Judged(usable=frozenset(), leaving={}, submit=0, cancel=())
         self._given_back: set[str] = set()
         self.sites: dict[int, Site] = {}
+        self._not_taken = ""
         self.away = ""
         self.problem = ""
 
@@ -155,14 +162,30 @@ class LeaseKeeper:
 
     # ---- its loop
 
-    async def claim(self) -> None:
+    async def claim(self, ended: asyncio.Event) -> bool:
         """Tells the manager of this deployment for the first time, and finds the leases that it has.
 
+        A manager that does not answer is waited for; False where ``ended`` was set before it did.
+
         Raises:
-            FarsideError: The manager does not answer, or the name is another front's.
+            FarsideError: The name is another front's, or the manager refuses to say which leases there are.
         """
-        await self._ask(self._tell)
-        await self.look()
+        while not ended.is_set():
+            try:
+                await self._tell()
+                await self.look()
+            except PeerError as error:
+                if not self.away:
+                    _log.warning("the manager does not answer; the deployment starts once it does", why=str(error))
+                self.away = str(error)
+                notify_systemd(_WAITING)
+            else:
+                self._is_back()
+                return True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await ended.wait()
+        return False
 
     async def run(self) -> None:
         """Keeps them until it is cancelled."""
@@ -170,7 +193,8 @@ class LeaseKeeper:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look()
-                await self._ask(self._tell)
+                with suppress(RefusedError):  # the name is another front's now: ours keeps its leases
+                    await self._tell()
             except FarsideError as error:
                 self._is_known = False
                 if not self.away:
@@ -181,9 +205,12 @@ class LeaseKeeper:
             except Exception as error:  # the top of this task: a fault of ours is recorded, and leases are kept on
                 _log.error("a look at the leases failed", cause=error)
                 continue
-            if self.away:
-                _log.info("the manager is back")
-                self.away = ""
+            self._is_back()
+
+    def _is_back(self) -> None:
+        if self.away:
+            _log.info("the manager is back")
+        self.away = ""
 
     async def look(self) -> None:
         """Observes, decides, acts: once.
@@ -350,8 +377,26 @@ class LeaseKeeper:
         except FarsideError:  # the manager has forgotten it, long after its end
             return {"state": "done", "nodes": (), "held_s": 0.0, "master_port": 0, "reason": "it is forgotten"}
 
-    def _tell(self) -> None:
-        self._client.put("deployments", self._settings.name, body=msgspec.to_builtins(self._report()))
+    async def _tell(self) -> None:
+        """Reports. That the manager does not take a report is said, and no reason to do without leases.
+
+        Raises:
+            PeerError: The manager does not answer.
+            RefusedError: The name is another front's.
+        """
+        body = msgspec.to_builtins(fitting(self._report()))
+        try:
+            await self._ask(lambda: self._client.put("deployments", self._settings.name, body=body))
+        except PeerError:
+            raise
+        except FarsideError as error:
+            if str(error) != self._not_taken:
+                _log.warning("the manager does not show this deployment", why=str(error))
+            self._not_taken = str(error)
+            if isinstance(error, RefusedError) and error.code == _ANOTHER_FRONTS:
+                raise
+        else:
+            self._not_taken = ""
 
     def _tell_of_end(self) -> None:
         self._client.delete("deployments", self._settings.name, front=self._settings.front)

@@ -1,8 +1,15 @@
 """The report of a deployment to the manager, once a second. PURE."""
 
+import json
 from collections.abc import Sequence
 
+import msgspec
+
 from farside.scheduler.manager.view.deployments import (
+    CHANGES_MAX,
+    GPUS_MAX,
+    MODELS_MAX,
+    REPORT_BYTES_MAX,
     DeployedChange,
     DeployedGpu,
     DeployedModel,
@@ -43,6 +50,29 @@ def report_of(front: str, status: ServeStatus) -> DeploymentBody:
             for one in status.changes
         ),
     )  # fmt: skip
+
+
+def fitting(body: DeploymentBody) -> DeploymentBody:
+    """The report without what is more than the manager takes: REPORT_BYTES_MAX, and the limits of its lists.
+
+    The oldest changes are left out first, then how GPUs are cut, then the last models and GPUs.
+    """
+    replace = msgspec.structs.replace
+    body = replace(
+        body, gpus=body.gpus[:GPUS_MAX], models=body.models[:MODELS_MAX], changes=body.changes[-CHANGES_MAX:]
+    )
+    while body.changes and not _fits(body):
+        body = replace(body, changes=body.changes[(len(body.changes) + 1) // 2 :])
+    if not _fits(body):
+        body = replace(body, gpus=tuple(replace(gpu, parts=()) for gpu in body.gpus))
+    while not _fits(body):
+        models, gpus = len(body.models) * 3 // 4, len(body.gpus) * 3 // 4
+        body = replace(body, models=body.models[:models], gpus=body.gpus[:gpus])
+    return body
+
+
+def _fits(body: DeploymentBody) -> bool:
+    return len(json.dumps(msgspec.to_builtins(body))) <= REPORT_BYTES_MAX
 
 
 def _parts(glets: Sequence[GletStatus]) -> tuple[DeployedPart, ...]:
