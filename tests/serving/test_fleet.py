@@ -25,6 +25,7 @@ from farside.serve.site import LocalSite, OwnDevices
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
 from tests.serving.test_pool import Client
+from tests.support.waiting import DEADLINE_S
 
 SLO_S = 60.0
 
@@ -138,6 +139,31 @@ async def test_a_model_that_takes_longer_than_its_profile_is_planned_with_what_i
     assert not fleet.correct(), "that is no reason for another plan"
     assert fleet.slower == {}
     assert turns.latencies_s["mlp"][0] == pytest.approx(planned_s)
+    await fleet.close()
+
+
+@in_loop
+async def test_a_device_that_is_gone_is_named_once_however_often_it_is_tried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    sites = {0: LocalSite(WholeDriver(), Device(number=0, cores=(0,)))}
+    pool = Pool(asyncio.get_running_loop(), {"mlp": file}, {"mlp": SLO_S}, lambda: 1)
+    fleet = Fleet(
+        sites, {"mlp": file}, partial(sizes_of, *profiles(("mlp",), 5000.0)), pool, longest_s=SLO_S, prepare_s=60.0
+    )
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    executor = fleet.executors[0][1]
+    assert executor is not None
+    sites.clear()
+
+    executor.kill()
+    (opened,) = fleet._opened
+    async with asyncio.timeout(DEADLINE_S):
+        while len(opened.deaths_s) < 3:  # its own, and two starts
+            await asyncio.sleep(0.01)
+
+    assert caplog.text.count("started again") == 1
     await fleet.close()
 
 

@@ -26,6 +26,7 @@ from farside.serve.site import Site
 
 SLOWER_MIN, SLOWER_MAX, FASTER_MAX, FORGOTTEN, RATIOS_LEAST = 1.15, 4.0, 0.7, 0.9, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
+_REASONS_MAX = 16
 
 _log = get_log("serve.fleet")
 
@@ -313,20 +314,24 @@ class Fleet:
         one.task = asyncio.ensure_future(in_own_task(self._restart(one)))
 
     async def _restart(self, one: _Opened) -> None:
-        """Starts it in place; after three deaths in a minute it is left out for a while."""
+        """Starts it in place; after three deaths in a minute it is left out for a while. Each reason is said once."""
+        said: deque[str] = deque(maxlen=_REASONS_MAX)
         while not one.is_leaving:
             deaths = one.deaths_s
             if len(deaths) == DEATHS_MAX and self._loop.time() - deaths[0] < DEATHS_WITHIN_S:
-                _log.error(
-                    f"an executor died {DEATHS_MAX} times within a minute; it is left out for {LEFT_OUT_S:g} s",
-                    models=", ".join(_names(one.glet)), gpu=one.glet.gpu, part_pct=one.glet.part_pct,
-                )  # fmt: skip
+                if not said:
+                    _log.error(
+                        f"an executor died {DEATHS_MAX} times within a minute; it is left out for {LEFT_OUT_S:g} s",
+                        models=", ".join(_names(one.glet)), gpu=one.glet.gpu, part_pct=one.glet.part_pct,
+                    )  # fmt: skip
                 await asyncio.sleep(LEFT_OUT_S)
                 deaths.clear()
             try:
                 executor = await self._start(one)
             except FarsideError as error:
-                _log.error("an executor could not be started again", why=str(error))
+                if str(error) not in said:
+                    said.append(str(error))
+                    _log.error("an executor can't be started again; it is tried on", gpu=one.glet.gpu, why=str(error))
                 deaths.append(self._loop.time())
                 await asyncio.sleep(1.0)
                 continue
