@@ -1,13 +1,16 @@
 """A worker: starts executors on this host's device for fronts elsewhere, and carries their batches.
 
 A front that has proven the deployment's key may have an executor a connection. The executor ends with its connection.
+Strangers keep no front out: of STRANGERS_MAX that have proven nothing, the oldest of the address that has most makes
+room for another one.
 In a cluster a worker is the task of a lease, which is a job with one GPU (agent/serving/lease_task.py).
 """
 
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +19,12 @@ from farside import proof
 from farside.agent.serving.executor import start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle
 from farside.agent.serving.partition.policy import Driver
-from farside.agent.serving.wire import Frame, Kind, Open, Wire, opened, split_rows
+from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, opened, split_rows
 from farside.errors import ConfigError, FarsideError, Unavailable
 from farside.log import get_log
 
-CONNECTIONS_MAX = 64
+CONNECTIONS_MAX = 64  # that have proven the key
+STRANGERS_MAX = 64  # that have not
 PROOF_S = 10.0
 READ_BYTES_MAX = 1 << 20
 _LINE_BYTES = 800
@@ -33,7 +37,7 @@ class Worker:
 
     def __init__(self, key: bytes, drivers: Mapping[str, Driver]) -> None:
         self._key, self._drivers = key, drivers
-        self._sessions: set[_Session] = set()
+        self._sessions: dict[_Session, None] = {}  # the oldest first
 
     @property
     def has_front(self) -> bool:
@@ -47,11 +51,9 @@ class Worker:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one front; for `asyncio.start_server`."""
-        if len(self._sessions) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        session = _Session(self._key, self._drivers, writer)
-        self._sessions.add(session)
+        self._make_room()
+        session = _Session(self._key, self._drivers, writer, self._check_room)
+        self._sessions[session] = None
         try:
             await session.run(reader)
         except FarsideError as error:
@@ -62,14 +64,30 @@ class Worker:
             if session.executor is not None:
                 await session.executor.close(0)
             writer.close()
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
+
+    def _make_room(self) -> None:
+        strangers = [session for session in self._sessions if not session.is_proven]
+        if len(strangers) < STRANGERS_MAX:
+            return
+        crowd, _count = Counter(session.address for session in strangers).most_common(1)[0]
+        oldest = next(session for session in strangers if session.address == crowd)
+        del self._sessions[oldest]
+        oldest.hang_up()
+
+    def _check_room(self) -> None:
+        if sum(session.is_proven for session in self._sessions) > CONNECTIONS_MAX:
+            raise Unavailable(f"this worker has {CONNECTIONS_MAX} connections of fronts already")
 
 
 class _Session:
     """One connection and its executor."""
 
-    def __init__(self, key: bytes, drivers: Mapping[str, Driver], writer: asyncio.StreamWriter) -> None:
-        self._drivers, self._writer = drivers, writer
+    def __init__(
+        self, key: bytes, drivers: Mapping[str, Driver], writer: asyncio.StreamWriter, check_room: Callable[[], None]
+    ) -> None:
+        self._drivers, self._writer, self._check_room = drivers, writer, check_room
+        self.address = str((writer.get_extra_info("peername") or ("",))[0])
         self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
         self.executor: ExecutorHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -81,6 +99,10 @@ class _Session:
         """Whether its front has shown that it has the key."""
         return self._wire.is_proven
 
+    def hang_up(self) -> None:
+        """Ends its connection, and so its `run`."""
+        self._writer.transport.abort()
+
     async def run(self, reader: asyncio.StreamReader) -> None:
         proof_by_s = asyncio.get_running_loop().time() + PROOF_S
         while True:
@@ -89,7 +111,9 @@ class _Session:
             if not data:
                 return
             for event in self._wire.receive(data):
-                if isinstance(event, Frame):
+                if isinstance(event, Proven):
+                    self._check_room()
+                elif isinstance(event, Frame):
                     await self._take(event)
             self._flush()
             await self._writer.drain()

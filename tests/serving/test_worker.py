@@ -15,7 +15,8 @@ from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
 from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, start_remote_executor
-from farside.agent.serving.worker import Worker
+from farside.agent.serving.worker import CONNECTIONS_MAX, STRANGERS_MAX, Worker
+from farside.agent.serving.worker_line import connect_worker
 from tests.serving.executors import answers, children, small_models
 from tests.support.waiting import DEADLINE_S
 
@@ -158,6 +159,35 @@ def test_what_a_worker_does_not_have_is_refused_with_its_reason(
     async def test(address: Address) -> None:
         with pytest.raises(ServeError, match=line):
             await Front().start(address, (msgspec.structs.replace(models[0], **changes),), part)
+
+    tried(test)
+
+
+def test_strangers_that_hold_on_keep_no_front_out_and_the_oldest_makes_room() -> None:
+    async def test(address: Address) -> None:
+        strangers = [await asyncio.open_connection(address.host, address.port) for _ in range(STRANGERS_MAX)]
+        line = await connect_worker(address)
+
+        assert await strangers[0][0].read() == b"", "it has made room"
+        assert not strangers[-1][0].at_eof()
+        assert line.is_up
+        line.close()
+        for _, writer in strangers:
+            writer.close()
+
+    tried(test)
+
+
+def test_fronts_have_so_many_connections_at_most() -> None:
+    async def test(address: Address) -> None:
+        lines = [await connect_worker(address) for _ in range(CONNECTIONS_MAX)]
+        one_more = await connect_worker(address)
+        while one_more.is_up:
+            await asyncio.sleep(0.01)
+
+        assert all(line.is_up for line in lines)
+        for line in lines:
+            line.close()
 
     tried(test)
 
