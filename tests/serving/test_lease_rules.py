@@ -1,11 +1,14 @@
 """Which leases are asked for, served on and given back, by hand and by chance."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.serve.lease.rules import LAST_S, Lease, LeaseRules, judge
+from farside.serve.lease.terms import LeaseTerms, job_of
 
 RULES = LeaseRules(most=4, spare=0, replace_before_s=600.0)
 DAY_S = 86_400.0
@@ -18,6 +21,25 @@ def lease(number: int, phase: str = "running", **said: object) -> Lease:
         left_s=DAY_S if runs else 0.0,
     )  # fmt: skip
     return replace(made, **said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "state_folder", "output"),
+    [
+        ("", "", "/etc/farside/serve/v/serve-v-%j.log"),
+        ("", "/var/lib/farside/serve", "/var/lib/farside/serve/serve-v-%j.log"),
+        ("logs", "/var/lib/farside/serve", "/etc/farside/serve/v/logs/serve-v-%j.log"),
+        ("/scratch", "/var/lib/farside/serve", "/scratch/serve-v-%j.log"),
+    ],
+)
+def test_a_lease_writes_its_log_where_the_file_says_or_its_service_may(
+    log_dir: str, state_folder: str, output: str
+) -> None:
+    terms = LeaseTerms(key_file="key", log_dir=log_dir)
+
+    job = job_of("v", Path("/etc/farside/serve/v"), terms, ("farside",), 90, state_folder)
+
+    assert job["output"] == output
 
 
 def test_as_many_are_asked_for_as_are_needed_and_spare_ones() -> None:

@@ -23,7 +23,7 @@ EXPOSURE_MOST = {
     "farside-executor.service": 17,
     "farside-serve@.service": 19,
 }
-USERS = ("farside", "farside-manager", "farside-slurm")
+USERS = ("farside", "farside-manager", "farside-slurm", "farside-serve")
 STANDARD = Path("/usr/lib/systemd/system")
 
 
@@ -96,11 +96,10 @@ def test_folders_are_made_as_written(tmp_path: Path) -> None:
     if shutil.which("systemd-tmpfiles") is None:
         pytest.skip("no systemd-tmpfiles here")
     (tmp_path / "etc").mkdir()
-    ours = "".join(
-        f"{name}:x:{uid}:{uid}::/run/farside:/bin/false\n" for uid, name in ((998, USERS[0]), (997, USERS[1]))
-    )
+    ids = {"farside": 998, "farside-manager": 997, "farside-serve": 996}
+    ours = "".join(f"{name}:x:{uid}:{uid}::/run/farside:/bin/false\n" for name, uid in ids.items())
     (tmp_path / "etc/passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{ours}")
-    (tmp_path / "etc/group").write_text(f"root:x:0:\n{USERS[0]}:x:998:\n{USERS[1]}:x:997:\n")
+    (tmp_path / "etc/group").write_text("root:x:0:\n" + "".join(f"{name}:x:{gid}:\n" for name, gid in ids.items()))
     (tmp_path / "etc/farside").mkdir()
     (tmp_path / "etc/farside/agent.token").write_text("t")
 
@@ -109,7 +108,24 @@ def test_folders_are_made_as_written(tmp_path: Path) -> None:
     assert done.status == 0, done.stderr
     modes = {
         "run/farside": (0o1771, 0), "var/lib/farside": (0o711, 0), "var/lib/farside/manager": (0o700, 997),
+        "var/lib/farside/serve": (0o700, 996),
         "etc/farside/tokens.toml": (0o600, 997), "etc/farside/agent.token": (0o600, 0),
     }  # fmt: skip
     found = {name: (tmp_path / name).stat() for name in modes}
     assert {name: (stat.st_mode & 0o7777, stat.st_uid) for name, stat in found.items()} == modes
+
+
+def test_inference_and_its_leases_may_not_read_the_clusters_key() -> None:
+    unit = dict(
+        line.split("=", 1) for line in (UNITS / "farside-serve@.service").read_text().splitlines() if "=" in line
+    )
+    key = next(
+        line for line in (UNITS / "tmpfiles.d/farside.conf").read_text().splitlines() if "/etc/farside/key" in line
+    )
+    _, _, mode, user, group, _ = key.split()
+
+    assert mode == "0600"
+    assert unit["User"] not in (user, "root")
+    assert unit["User"] in USERS
+    assert (unit["Group"], "SupplementaryGroups" in unit) == (unit["User"], False)
+    assert group != unit["Group"]

@@ -289,6 +289,11 @@ def _front(deployment: Deployment) -> str:
     return f"{socket.gethostname()}:{deployment.file}"[-_FRONT_CHARS_MAX:]
 
 
+def _state_folder() -> str:
+    """The service's folder, which its user may write on each node (systemd/tmpfiles.d); empty where this is none."""
+    return os.environ.get("STATE_DIRECTORY", "")  # systemd's StateDirectory=
+
+
 def _keeper(grounds: _Grounds) -> LeaseKeeper:
     deployment, terms = grounds.deployment, grounds.deployment.terms
     folder = deployment.file.parent
@@ -304,7 +309,7 @@ def _keeper(grounds: _Grounds) -> LeaseKeeper:
     own_command = (sys.executable, "-m", "farside")
     settings = LeaseSettings(
         name=deployment.name, front=_front(deployment),
-        job=job_of(deployment.name, folder, terms, own_command, deployment.capacity_pct),
+        job=job_of(deployment.name, folder, terms, own_command, deployment.capacity_pct, _state_folder()),
         rules=LeaseRules(most=grounds.gpus, spare=terms.spare_gpus, replace_before_s=terms.replace_before_s),
         key=key, site_of=site_of,
     )  # fmt: skip

@@ -26,6 +26,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     preemptible: bool = False
     worker_command: tuple[str, ...] = ()
     key_file: str = ""
+    log_dir: str = ""
 
 
 KEYS = tuple(field.name for field in msgspec.structs.fields(LeaseTerms))
@@ -62,7 +63,7 @@ def memory_bytes(terms: LeaseTerms) -> int:
 
 
 def job_of(
-    name: str, folder: Path, terms: LeaseTerms, command: tuple[str, ...], capacity_pct: int
+    name: str, folder: Path, terms: LeaseTerms, command: tuple[str, ...], capacity_pct: int, state_folder: str = ""
 ) -> dict[str, object]:
     """The keys of a lease's job.
 
@@ -72,7 +73,9 @@ def job_of(
         terms: What the file says.
         command: This Farside, where the file names no other one.
         capacity_pct: Of a device's cores, that parts get.
+        state_folder: Where logs of leases go unless the file names log_dir; empty: to ``folder``.
     """
+    logs = folder / (terms.log_dir or state_folder)
     key = folder / terms.key_file
     worker = ["serve", "worker", "--key-file", str(key), "--capacity", str(capacity_pct)]
     return {
@@ -88,5 +91,5 @@ def job_of(
         "time_limit_s": terms.lease_s,
         "preemptible": terms.preemptible,
         "cwd": str(folder),
-        "output": f"serve-{name}-%j.log",
+        "output": str(logs / f"serve-{name}-%j.log"),
     }
