@@ -67,7 +67,7 @@ def test_tasks_that_share_the_gpus_never_get_more_than_there_is(wanted: list[int
     ],
 )
 def test_a_limit_that_would_be_none_has_a_reason(changes: dict[str, int], is_limited: bool, why: str) -> None:
-    told = memory(**changes).problem(is_limited=is_limited)
+    told = memory("limit", **changes).problem(is_limited=is_limited)
 
     assert why in told
     assert bool(why) == bool(told)

@@ -101,7 +101,7 @@ def test_two_jobs_that_take_turns_on_a_node_end_with_the_same_bits(tmp_path: Pat
 def test_several_workers_on_a_node_ask_for_no_turns_of_an_executor_that_the_agent_named(tmp_path: Path) -> None:
     with executor(tmp_path) as shared:
         words = ("lasso", "--iterations", 20, "--blocks", 4, "--workers", 2, "--out", tmp_path / "model")
-        code, _, errors = ended(train(*words, environment={"FARSIDE_EXECUTOR": shared.socket}))
+        code, _, errors = ended(train(*words, environment={"FARSIDE_EXECUTOR": str(shared.socket)}))
 
         assert code == 0, errors
         assert shared.trace() == []
