@@ -69,7 +69,7 @@ def manager(port: int, report: tuple[int, str]) -> Iterator[Answering]:
 
         do_GET = do_PUT = _answer  # noqa: N815
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
