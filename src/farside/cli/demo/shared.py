@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from farside.cli.demo.show import Show
 from farside.client.manager_client import ManagerClient, find_manager
@@ -33,6 +33,8 @@ MODELS = ("images", "sentences")
 STEPS, PACE_S = 400, 0.05
 PROGRAM = "farside.cli.demo.shared_job"
 LOOK_EVERY_S = 0.2
+T = TypeVar("T")
+
 LIMIT_S = 240.0
 
 
@@ -87,15 +89,19 @@ def play(show: Show, folder: Path) -> SharedScene:
         stage.until(lambda: all(stage.steps(model) for model in MODELS), "both jobs to train")
         show.end("images by the server's SGD, sentences by Adam of its own")
         show.begin("their tensors are placed, after 20 measured iterations")
-        stage.until(lambda: len(stage.shared()) == 1, "both jobs to share one Aggregator")
-        first = stage.shared()[0]
+        # What was seen is kept: a moment later their chunks may move again.
+        (first,) = stage.until(
+            lambda: seen if len(seen := stage.shared()) == 1 else (), "both jobs to share one Aggregator"
+        )
         page = stage.page()
         show.end(f"both on the Aggregator of {first}")
         show.begin(f"{first} is drained, so they move while they train")
         stage.drain(first)
-        stage.until(lambda: stage.shared() and first not in stage.shared(), f"both jobs to leave {first}")
-        second = stage.shared()[0]
-        show.end(f"all chunks are on {' and '.join(stage.shared())} now")
+        nodes = stage.until(
+            lambda: seen if first not in (seen := stage.shared()) else (), f"both jobs to leave {first}"
+        )
+        second = nodes[0]
+        show.end(f"all chunks are on {' and '.join(nodes)} now")
         show.begin(f"kill -9 of the Aggregator on {second}")
         before = {model: stage.steps(model) for model in MODELS}
         control.kill_aggregator(sandbox.state, _aggregator_of(second))
@@ -181,16 +187,19 @@ class _Stage:
         self.until(are_over, "both jobs to end")
         return states
 
-    def until(self, look: Callable[[], object], what: str) -> None:
-        """Returns when `look` says yes."""
+    def until(self, look: Callable[[], T], what: str) -> T:
+        """What `look` says, once it is true."""
+        found: list[T] = []
 
         def safely() -> bool:
             try:
-                return bool(look())
+                found[:] = [look()]
             except PeerError:  # the manager is busy, or starts
                 return False
+            return bool(found[0])
 
         wait_until(safely, what, limit_s=LIMIT_S * settings.PATIENCE, every_s=LOOK_EVERY_S)
+        return found[0]
 
     def _report(self) -> Any:
         with self._client() as client:
