@@ -90,16 +90,14 @@ def play(show: Show, folder: Path) -> SharedScene:
         show.end("images by the server's SGD, sentences by Adam of its own")
         show.begin("their tensors are placed, after 20 measured iterations")
         # What was seen is kept: a moment later their chunks may move again.
-        (first,) = stage.until(
-            lambda: seen if len(seen := stage.shared()) == 1 else (), "both jobs to share one Aggregator"
+        first = stage.until(
+            lambda: seen[0] if len(seen := stage.shared()) == 1 else "", "both jobs to share one Aggregator"
         )
         page = stage.page()
         show.end(f"both on the Aggregator of {first}")
         show.begin(f"{first} is drained, so they move while they train")
         stage.drain(first)
-        nodes = stage.until(
-            lambda: seen if first not in (seen := stage.shared()) else (), f"both jobs to leave {first}"
-        )
+        nodes = stage.until(lambda: [] if first in (seen := stage.shared()) else [*seen], f"both jobs to leave {first}")
         second = nodes[0]
         show.end(f"all chunks are on {' and '.join(nodes)} now")
         show.begin(f"kill -9 of the Aggregator on {second}")
