@@ -5,7 +5,7 @@ one, and becomes a conversation. A data connection is welcomed into its session 
 the frame boundary; this process's Python never sees it again.
 
 Whatever a peer sends, it can only end its own connection, or another one of those that have not proved the key: bounds
-on time (HANDSHAKE_LIMIT_S) and number (unproved.py) hold for them, and every refusal is counted by its reason.
+on time (HANDSHAKE_LIMIT_S) and number (`Unproved`) hold for them, and every refusal is counted by its reason.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from farside.daemon.slab.lender import Lender
 from farside.daemon.slab.recall import Recaller
 from farside.daemon.slab.sessions import Refused, Session
 from farside.daemon.tasks import Tasks
-from farside.daemon.unproved import Unproved
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.log import get_log
+from farside.proof import Unproved
 
 _log = get_log("daemon.server")
 

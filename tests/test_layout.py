@@ -94,7 +94,6 @@ PURE = (
     "farside.daemon.control.protocol",
     "farside.daemon.control.messages",
     "farside.daemon.headroom",
-    "farside.daemon.unproved",
     "farside.daemon.slab.eviction",
     "farside.blockdev.client.handshake",
     "farside.blockdev.mapping.activity",

@@ -12,14 +12,16 @@ import secrets
 import socket
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 from farside.agent.aggregator.door import NONCE_BYTES, Attach, CopyFrom, Door, Pair, Request, Welcome
 from farside.agent.aggregator.jobs import Jobs, NotAdmittedError, ServedJob
-from farside.agent.aggregator.lost_peer import notice_lost_peer
 from farside.agent.aggregator.pairing import Made, Pairing
+from farside.agent.lost_peer import notice_lost_peer
 from farside.errors import EngineError, RemoteProtocolError
 from farside.kmod_shim.engine.aggregation import Aggregator
-from farside.log import get_log
+from farside.log import Rarely, get_log
+from farside.proof import Unproved
 
 _log = get_log("aggregator.entrance")
 
@@ -40,9 +42,9 @@ class Entrance:
         self._jobs = jobs
         self._incarnation = incarnation
         self._pairing = pairing
-        self._strangers: dict[socket.socket, str] = {}
+        self._strangers = Unproved(STRANGERS_MAX, STRANGERS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told_s: dict[str, float] = {}
+        self._rarely = Rarely(REFUSALS_TOLD_S)
         self.refused: Counter[str] = Counter()
 
     async def accept(self, listener: socket.socket) -> None:
@@ -56,31 +58,21 @@ class Entrance:
                 _log.warning("a connection could not be taken", error=error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            self._make_room()
-            self._strangers[sock] = address[0] if isinstance(address, tuple) else ""
-            task = loop.create_task(self._serve(sock))
+            host = address[0] if isinstance(address, tuple) else ""
+            if not self._strangers.come(host, sock, partial(_hang_up, sock)):
+                self.refused["crowd"] += 1
+            task = loop.create_task(self._serve(sock, host))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _make_room(self) -> None:
-        if len(self._strangers) < STRANGERS_MAX:
-            return
-        crowd, _count = Counter(self._strangers.values()).most_common(1)[0]
-        oldest = next(sock for sock, address in self._strangers.items() if address == crowd)
-        del self._strangers[oldest]
-        # Its task sees the end and closes it.
-        with suppress(OSError):
-            oldest.shutdown(socket.SHUT_RDWR)
-        self.refused["crowd"] += 1
-
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: socket.socket, host: str) -> None:
         door = Door(self._jobs.key_of, secrets.token_bytes(NONCE_BYTES), self._pairing.features)
         fds: list[int] = []
         try:
             if sock.family != socket.AF_UNIX:
                 notice_lost_peer(sock)
             async with asyncio.timeout(DOOR_LIMIT_S):
-                await self._converse(sock, door, fds)
+                await self._converse(sock, host, door, fds)
         except RemoteProtocolError as error:
             self._refuse(sock, door, "nonsense", str(error))
         except NotAdmittedError as error:
@@ -92,12 +84,12 @@ class Entrance:
         except Exception as error:  # a fault in one conversation must not end the Aggregator for all
             _log.error("unexpected fault", cause=error, work="a caller")
         finally:
-            self._strangers.pop(sock, None)
+            self._strangers.leave(host, sock)
             for fd in fds:
                 os.close(fd)
             sock.close()
 
-    async def _converse(self, sock: socket.socket, door: Door, fds: list[int]) -> None:
+    async def _converse(self, sock: socket.socket, host: str, door: Door, fds: list[int]) -> None:
         loop = asyncio.get_running_loop()
         request: Request | Pair | None = None
         while request is None:
@@ -113,7 +105,7 @@ class Entrance:
                 name = door.hello.job if door.hello else ""
                 self._count(reason, "a caller was refused", job=name, line=door.refused.line)
                 return
-        self._strangers.pop(sock, None)
+        self._strangers.leave(host, sock)
         assert door.hello is not None
         if isinstance(request, Pair):
             # The connection is the queue pair's from here on, and closed by whoever makes that.
@@ -179,10 +171,14 @@ class Entrance:
 
     def _count(self, reason: str, message: str, **fields: object) -> None:
         self.refused[reason] += 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._told_s.get(reason, -REFUSALS_TOLD_S) >= REFUSALS_TOLD_S:
-            self._told_s[reason] = now_s
+        if self._rarely.may(reason) is not None:
             _log.warning(message, reason=reason, **fields)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    # Its task sees the end and closes it.
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 _REASONS = {

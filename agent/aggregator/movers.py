@@ -9,8 +9,8 @@ from typing import Any
 
 from farside.agent.aggregator.door import NONCE_BYTES, Caller, CopyFrom, Feature, Refused
 from farside.agent.aggregator.jobs import JobId, Jobs, ServedJob
-from farside.agent.aggregator.lost_peer import notice_lost_peer
 from farside.agent.aggregator.plan import AggregatorAddress
+from farside.agent.lost_peer import notice_lost_peer
 from farside.endpoint import parse_address
 from farside.errors import FarsideError, PeerError
 from farside.kernel_file import boot_id

@@ -22,7 +22,7 @@ from farside.log import get_log
 ASK_LIMIT_S = 1.0
 PERIOD_S = 1.0
 VARIABLE = "FARSIDE_EXECUTOR"
-"""As `farside.training` reads it."""
+"""The variable by which `farside.training` finds an executor."""
 PARENTS_MAX = 64
 """Processes between a task's supervisor and a worker that are looked at."""
 

@@ -9,7 +9,6 @@ In a cluster a worker is the task of a lease, which is a job with one GPU (agent
 import asyncio
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,7 +36,8 @@ class Worker:
 
     def __init__(self, key: bytes, drivers: Mapping[str, Driver]) -> None:
         self._key, self._drivers = key, drivers
-        self._sessions: dict[_Session, None] = {}  # the oldest first
+        self._sessions: set[_Session] = set()
+        self._strangers = proof.Unproved(STRANGERS_MAX, STRANGERS_MAX)
 
     @property
     def has_front(self) -> bool:
@@ -51,9 +51,9 @@ class Worker:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one front; for `asyncio.start_server`."""
-        self._make_room()
-        session = _Session(self._key, self._drivers, writer, self._check_room)
-        self._sessions[session] = None
+        session = _Session(self._key, self._drivers, writer, self._let_in)
+        self._sessions.add(session)
+        self._strangers.come(session.address, session, session.hang_up)
         try:
             await session.run(reader)
         except FarsideError as error:
@@ -64,18 +64,12 @@ class Worker:
             if session.executor is not None:
                 await session.executor.close(0)
             writer.close()
-            self._sessions.pop(session, None)
+            self._strangers.leave(session.address, session)
+            self._sessions.discard(session)
 
-    def _make_room(self) -> None:
-        strangers = [session for session in self._sessions if not session.is_proven]
-        if len(strangers) < STRANGERS_MAX:
-            return
-        crowd, _count = Counter(session.address for session in strangers).most_common(1)[0]
-        oldest = next(session for session in strangers if session.address == crowd)
-        del self._sessions[oldest]
-        oldest.hang_up()
-
-    def _check_room(self) -> None:
+    def _let_in(self, session: "_Session") -> None:
+        """A session has proven the key."""
+        self._strangers.leave(session.address, session)
         if sum(session.is_proven for session in self._sessions) > CONNECTIONS_MAX:
             raise Unavailable(f"this worker has {CONNECTIONS_MAX} connections of fronts already")
 
@@ -84,9 +78,13 @@ class _Session:
     """One connection and its executor."""
 
     def __init__(
-        self, key: bytes, drivers: Mapping[str, Driver], writer: asyncio.StreamWriter, check_room: Callable[[], None]
+        self,
+        key: bytes,
+        drivers: Mapping[str, Driver],
+        writer: asyncio.StreamWriter,
+        let_in: Callable[["_Session"], None],
     ) -> None:
-        self._drivers, self._writer, self._check_room = drivers, writer, check_room
+        self._drivers, self._writer, self._let_in = drivers, writer, let_in
         self.address = str((writer.get_extra_info("peername") or ("",))[0])
         self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
         self.executor: ExecutorHandle | None = None
@@ -112,7 +110,7 @@ class _Session:
                 return
             for event in self._wire.receive(data):
                 if isinstance(event, Proven):
-                    self._check_room()
+                    self._let_in(self)
                 elif isinstance(event, Frame):
                     await self._take(event)
             self._flush()

@@ -2,15 +2,13 @@
 
 import asyncio
 import os
-import socket
 
 from farside import proof
+from farside.agent.lost_peer import notice_lost_peer
 from farside.agent.serving.handle import ServeError
 from farside.agent.serving.remote import DIAL_S, Address, dial
 from farside.agent.serving.wire import Proven, Wire
 from farside.errors import FarsideError
-
-IDLE_S = 3
 
 
 class WorkerLine:
@@ -36,7 +34,7 @@ class WorkerLine:
             if any(isinstance(event, Proven) for event in self._wire.receive(data)):
                 break
         self._writer.write(self._wire.data_to_send())
-        _watch_the_host(self._writer.get_extra_info("socket"))
+        notice_lost_peer(self._writer.get_extra_info("socket"))
         self.is_up = True
         self._watching = asyncio.ensure_future(self._watch())
 
@@ -54,13 +52,6 @@ class WorkerLine:
             pass
         self.is_up = False
         self._writer.transport.abort()
-
-
-def _watch_the_host(connection: socket.socket) -> None:
-    """Has the kernel ask whether the other host is still there: it ends a connection that stays silent."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, IDLE_S), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, IDLE_S)):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def connect_worker(address: Address) -> WorkerLine:

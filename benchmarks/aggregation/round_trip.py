@@ -60,7 +60,7 @@ def _round(ours: Farside) -> tuple[float, float, float, float]:
 
 
 def _bare_sockets_us() -> float:
-    """Of two processes that each send a frame to a third, which answers both when both have come."""
+    """A round trip where two processes each send a frame to a third, which answers both when both have come."""
     with ExitStack() as stack:
         pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in range(MEMBERS)]
         children = [_forked(partial(_answer, [server.fileno() for _, server in pairs]))]

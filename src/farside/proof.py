@@ -2,16 +2,25 @@
 
 Everything is HMAC-SHA256 under that key with a label of its own, so that nothing computed for one purpose or by
 one side can be used for another.
+
+Connections that have not proved the key yet are counted (`Unproved`), by where they come from.
 """
 
 import enum
 import hashlib
 import hmac
+from collections.abc import Callable
 
 KEY_ID_BYTES = 8
 CODE_BYTES = 16
 """A message code is cut to this: a forger has one try in 2^128 before the connection ends."""
 HEAD_KEY_BYTES = 16
+UNPROVED_AN_ADDRESS = 256
+"""All borrowers of a network may come from one address, by way of a translator, and at once after a restart."""
+UNPROVED_ALL = 4096
+"""Each costs a descriptor, a task and some KiB."""
+
+Close = Callable[[], None]
 
 
 class Side(enum.Enum):
@@ -86,3 +95,48 @@ class Codes:
         count = self._count.to_bytes(8, "little")
         self._count += 1
         return hmac.digest(self._key, count + content, "sha256")[:CODE_BYTES]
+
+
+class Unproved:
+    """Connections that have not proved the key yet: how many there may be, the oldest first.
+
+    Each belongs to an address. Where an address has ``an_address`` of them, or all together have ``all_addresses``, one
+    more takes the place of the oldest: of that address, or of the one that has most. So who opens many loses its own,
+    and who has the key is let in whatever others do: it proves it within milliseconds. [M1]
+    """
+
+    def __init__(self, an_address: int = UNPROVED_AN_ADDRESS, all_addresses: int = UNPROVED_ALL) -> None:
+        self._an_address, self._all_addresses = an_address, all_addresses
+        self._open: dict[str, dict[object, Close]] = {}
+        self.count = 0
+
+    def come(self, address: str, one: object, close: Close) -> bool:
+        """One more; False: another one was closed for it, which has left by then."""
+        crowd = self._open.get(address, {})
+        if len(crowd) >= self._an_address:
+            self._close_oldest(address)
+        elif self.count >= self._all_addresses:
+            self._close_oldest(max(self._open, key=lambda other: len(self._open[other])))
+        else:
+            self._add(address, one, close)
+            return True
+        self._add(address, one, close)
+        return False
+
+    def leave(self, address: str, one: object) -> None:
+        """Stops counting a connection that has proved the key or is closed; harmless for one that has left."""
+        crowd = self._open.get(address, {})
+        if crowd.pop(one, None) is not None:
+            self.count -= 1
+        if not crowd:
+            self._open.pop(address, None)
+
+    def _add(self, address: str, one: object, close: Close) -> None:
+        self._open.setdefault(address, {})[one] = close
+        self.count += 1
+
+    def _close_oldest(self, address: str) -> None:
+        one, close = next(iter(self._open[address].items()))
+        # Out of the books before it is closed, which may call back here.
+        self.leave(address, one)
+        close()

@@ -16,7 +16,7 @@ from farside.daemon.control import messages as m
 from farside.daemon.control.channel import Channel
 from farside.daemon.control.protocol import Connection, Side
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
-from farside.daemon.unproved import AN_ADDRESS, Unproved
+from farside.proof import UNPROVED_AN_ADDRESS, Unproved
 from tests.daemon.plane import KEY, Plane, running, until
 from tests.daemon.test_process import daemon, status, write_config
 from tests.support.ports import free_port
@@ -65,7 +65,7 @@ def test_a_borrower_comes_in_while_strangers_hold_all_places(tmp_path: Path) -> 
         async with running(Plane(tmp_path)) as plane:
             with ExitStack() as stack:
                 strangers = []
-                for _ in range(AN_ADDRESS + 40):
+                for _ in range(UNPROVED_AN_ADDRESS + 40):
                     sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                     sock.connect(os.fspath(plane.path))
                     sock.setblocking(False)

@@ -62,11 +62,13 @@ class Manager:
         with ManagerClient(self.address) as client:
             return client.post(*path, body=body)
 
-    def start(self) -> None:
+    def start(self, first: str = "") -> None:
+        """Starts it as the command does; ``first``: Python that its process runs before, to change its constants."""
         known = {name: value for name, value in self.settings.items() if value is not None}
         told = [part for name, value in known.items() for part in ("--set", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
-            command = [*self.on, sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *told]
+            program = ("-c", f"{first}\nfrom farside.cli import main\nmain()") if first else ("-m", "farside")
+            command = [*self.on, sys.executable, *program, "manager", "-c", "/dev/null", *told]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             self.wait_ready()

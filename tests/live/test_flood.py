@@ -5,8 +5,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,16 +76,9 @@ def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) 
 def manager_of_small_budget(folder: Path, bytes_per_s: float) -> Iterator[Manager]:
     """Its nodes owe from their first entry on."""
     manager = Manager(folder)
-    told = [word for name, value in manager.settings.items() for word in ("--set", f"{name}={value}")]
-    program = (
-        "import sys\nfrom farside.scheduler.manager.nodes import entry_budget\n"
-        f"entry_budget.BURST_BYTES, entry_budget.BYTES_PER_S = 1, {bytes_per_s}\n"
-        "sys.argv = ['farside', 'manager', '-c', '/dev/null', *sys.argv[1:]]\nfrom farside.cli import main\nmain()\n"
-    )
-    with (folder / "log").open("ab") as log:
-        manager.process = subprocess.Popen([sys.executable, "-c", program, *told], stdout=log, stderr=log)
+    small = f"entry_budget.BURST_BYTES, entry_budget.BYTES_PER_S = 1, {bytes_per_s}"
     try:
-        manager.wait_ready()
+        manager.start(f"from farside.scheduler.manager.nodes import entry_budget\n{small}")
         yield manager
     finally:
         manager.stop()

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -93,18 +91,10 @@ def test_the_longest_wait_is_that_of_who_waits_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["api", "brain"])
 def test_a_part_that_hangs_is_killed_and_started_again(part: str, tmp_path: Path) -> None:
     manager = Manager(tmp_path)
-    told = [f"{name}={value}" for name, value in manager.settings.items()]
-    # As the command does, with less patience.
-    program = (
-        "import sys\nfrom farside.scheduler.manager import main\nmain.HANG_S |= {'api': 3.0, 'brain': 3.0}\n"
-        "main.LOAD_S = 3.0\n"
-        "sys.argv = ['farside', 'manager', '-c', '/dev/null', *sys.argv[1:]]\nfrom farside.cli import main\nmain()\n"
-    )
-    arguments = [word for one in told for word in ("--set", one)]
-    with (tmp_path / "log").open("ab") as log:
-        manager.process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=log, stderr=log)
+    # With less patience.
+    impatient = "main.HANG_S |= {'api': 3.0, 'brain': 3.0}\nmain.LOAD_S = 3.0"
     try:
-        manager.wait_ready()
+        manager.start(f"from farside.scheduler.manager import main\n{impatient}")
         hung = manager.pids()[part]
         os.kill(hung, signal.SIGSTOP)
 

@@ -35,7 +35,7 @@ class EntryBudget:
         return True
 
     def spend(self, size_bytes: int, now_s: float) -> None:
-        """So much was written into the log."""
+        """Counts what the node had written into the log."""
         self._refill(now_s)
         self._bytes -= size_bytes
 

@@ -14,7 +14,7 @@ PARTS = 16
 
 
 class ChunkRun(Struct, frozen=True, array_like=True):
-    """So many chunks of equal size, one behind the other."""
+    """A number of chunks of equal size, one behind the other."""
 
     count: int
     size_bytes: int

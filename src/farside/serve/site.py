@@ -38,8 +38,7 @@ class LocalSite:
 
     def can_resize(self, from_pct: int, to_pct: int) -> bool:
         """Where the driver can, and the executor needs as many threads as before."""
-        cores = len(self._device.cores)
-        return self._driver.capabilities().can_resize and threads_of(from_pct, cores) == threads_of(to_pct, cores)
+        return self._driver.capabilities().can_resize and _keeps_threads(self._device, from_pct, to_pct)
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,
@@ -69,8 +68,7 @@ class RemoteSite:
 
     def can_resize(self, from_pct: int, to_pct: int) -> bool:
         """Where its driver can, and the executor needs as many threads as before."""
-        cores = len(self._device.cores)
-        return self._can_be_resized and threads_of(from_pct, cores) == threads_of(to_pct, cores)
+        return self._can_be_resized and _keeps_threads(self._device, from_pct, to_pct)
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,
@@ -81,6 +79,10 @@ class RemoteSite:
         return await start_remote_executor(
             self._address, part, models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s
         )
+
+
+def _keeps_threads(device: Device, from_pct: int, to_pct: int) -> bool:
+    return threads_of(from_pct, len(device.cores)) == threads_of(to_pct, len(device.cores))
 
 
 class Devices(Protocol):
@@ -102,7 +104,7 @@ class Devices(Protocol):
         ...
 
     def want(self, count: int) -> None:
-        """So many are needed from now on."""
+        """Takes how many are needed from now on."""
         ...
 
 

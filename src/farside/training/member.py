@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeAlias
 from farside.agent.aggregator.door import NONCE_BYTES, Answer, Attach, Caller, Feature, Invite, Refused, Welcome
 from farside.agent.aggregator.engine_job import engine_job
 from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_problem
-from farside.agent.aggregator.lost_peer import notice_lost_peer
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, plan_problem
+from farside.agent.lost_peer import notice_lost_peer
 from farside.endpoint import parse_address
 from farside.errors import ConfigError, EngineError, FarsideError, PeerError
 from farside.kernel_file import boot_id

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farside.log import get_log
+from farside.log import Rarely, get_log
 
 # A header comes in one piece; a body of megabytes over a bad line in some.
 HEADER_LIMIT_S, BODY_LIMIT_S = 10.0, 30.0
@@ -129,15 +129,13 @@ class Connections:
 
 def say_rarely(loop: asyncio.AbstractEventLoop) -> None:
     """Has a loop say in one line, once in `SAY_PERIOD_S`, that it has no files left for connections."""
-    next_s = loop.time()
+    rarely = Rarely(SAY_PERIOD_S, now_s=loop.time)
 
     def handle(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        nonlocal next_s
         if context.get("message") != _OUT_OF_FILES:
             # All other errors of the loop are reported as usual.
             loop.default_exception_handler(dict(context))
-        elif loop.time() >= next_s:
-            next_s = loop.time() + SAY_PERIOD_S
+        elif rarely.may(_OUT_OF_FILES) is not None:
             _log.error("no more connections can be taken", reason=context.get("exception"), hint="raise LimitNOFILE")
 
     loop.set_exception_handler(handle)

@@ -12,7 +12,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,7 +155,7 @@ def _nodes(stack: ExitStack, folder: Path) -> tuple[list[Node], str]:
     unjudged = "" if len(processors) >= NODES else f"there is one processor, and {NODES} nodes are to have one each"
     if not unjudged:
         try:
-            links = [*(_closed_by(stack, Link()) for _ in range(NODES))]
+            links = [stack.enter_context(closing(Link())) for _ in range(NODES)]
         except Unavailable as error:
             unjudged = str(error)
     made = [
@@ -163,11 +163,6 @@ def _nodes(stack: ExitStack, folder: Path) -> tuple[list[Node], str]:
         for number, link in enumerate(links)
     ]
     return [stack.enter_context(node) for node in made], unjudged
-
-
-def _closed_by(stack: ExitStack, link: Link) -> Link:
-    stack.callback(link.close)
-    return link
 
 
 def _pairs(kinds: Mapping[str, Kind]) -> list[list[str]]:

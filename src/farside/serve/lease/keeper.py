@@ -130,7 +130,7 @@ class LeaseKeeper:
         return frozenset(number for number in self._judged.usable if number in self.sites)
 
     def want(self, count: int) -> None:
-        """So many are needed from now on."""
+        """Takes how many are needed from now on."""
         self._needed = count
 
     def leases(self) -> tuple[Lease, ...]:
