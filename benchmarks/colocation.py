@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import msgspec
 from benchmarks.machine import this_command, this_commit, this_machine
 from farside import admin
 from farside.agent.training.subtask import INIT_COMP
+from farside.cli.demo.colocated_node import Ran
 from farside.errors import PeerError
 from farside.group_time import WorkProfile, group_time
 from farside.training.app.program import Options
@@ -44,15 +44,6 @@ JOBS = {
 """The two jobs: each pushes 1.6 MB of sums; its rows set how long an iteration computes."""
 PUSHED_BYTES = 8 * 2 * COLUMNS
 WARM_ITERATIONS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """One job, once: when it began and ended, and its objective's bits."""
-
-    begun_ns: int
-    ended_ns: int
-    objective: str
 
 
 def main() -> int:
@@ -219,7 +210,7 @@ class Bench:
         if turns:
             variables[EXECUTOR] = f"{self._folder}/x.sock"
         options = msgspec.structs.replace(JOBS[name], iterations=self._iterations)
-        argv = [*where, sys.executable, "-m", "benchmarks.colocation_job", msgspec.json.encode(options).decode()]
+        argv = [*where, sys.executable, "-m", "farside.cli.demo.colocated_job", msgspec.json.encode(options).decode()]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(argv, text=True, env=variables, **pipes) as process:  # type: ignore[call-overload]
             try:

@@ -1,8 +1,8 @@
-"""One worker of the demo's co-location scene: ``python -m farside.cli.demo.colocated_job OPTIONS``, as JSON.
+"""One worker of the co-location scene, and of its benchmark: ``python -m farside.cli.demo.colocated_job OPTIONS``.
 
-It is a worker as `farside train` starts one, but that it draws its input, says "ready" and waits for a line before it
-trains: so no time has a start in it that is not meant to. The last line of its output is JSON with times of
-CLOCK_MONOTONIC.
+OPTIONS are a program's, as JSON. It is a worker as `farside train` starts one, but that it draws its input, says
+"ready" and waits for a line before it trains: so no time has a start in it that is not meant to. The last line of its
+output is JSON with times of CLOCK_MONOTONIC.
 """
 
 import io
@@ -44,10 +44,11 @@ def main(argument: str) -> int:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     ended_ns = time.monotonic_ns()
-    buffer = io.BytesIO()
-    np.savez(buffer, objective=np.array(outcome.objective), **outcome.model)
-    write_whole(Path(options.out), buffer.getvalue(), mode=0o644)
-    print(json.dumps({"begun_ns": begun_ns, "ended_ns": ended_ns}), flush=True)
+    if options.out:
+        buffer = io.BytesIO()
+        np.savez(buffer, objective=np.array(outcome.objective), **outcome.model)
+        write_whole(Path(options.out), buffer.getvalue(), mode=0o644)
+    print(json.dumps({"begun_ns": begun_ns, "ended_ns": ended_ns, "objective": outcome.objective.hex()}), flush=True)
     return 0
 
 

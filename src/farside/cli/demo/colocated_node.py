@@ -92,10 +92,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """When a worker began to train, and when it had its model; nanoseconds of CLOCK_MONOTONIC."""
+    """When a worker began to train, and when it had its model; nanoseconds of CLOCK_MONOTONIC.
+
+    ``objective``: of the model, in hexadecimal, so that two can be compared bit for bit.
+    """
 
     begun_ns: int
     ended_ns: int
+    objective: str
 
     @property
     def took_s(self) -> float:
