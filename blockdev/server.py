@@ -35,6 +35,7 @@ from farside.scrape import registry_of, serve_metrics
 RELEASE_LIMIT_S = 2.0  # for donors to confirm that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
 HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; later clients wait in the listen queue
+ANSWER_LIMIT_S = 2.0  # for the command that had us replaced to take its answer
 LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
 SUCCEED_LIMIT_S = 120.0  # as long as a successor lives it may still come, on a slow machine under load too
 REASON_MAX = 500  # characters of an error for the supervisor; a message has room for 4096 bytes
@@ -57,6 +58,7 @@ class Server:
         self._guard_mode = "off"  # the setting pressure_guard, once the settings are read
         self._now = asyncio.Event()  # a second SIGTERM: clients are not waited for any more
         # The successor's process id, once that serves; 0 where there is none because the supervisor has gone.
+        self._requests = admin.Requests()  # of the admin socket
         self._quit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stays = asyncio.Event()  # the replacement that was asked for has ended, or could not be started
 
@@ -136,7 +138,8 @@ class Server:
         if self._how == "stop":
             self._tell("stopped")
             await self._quit
-            await asyncio.sleep(0.05)  # so that the answer to the admin command leaves its socket
+            # The command that asked for the replacement is answered by this process.
+            await self._requests.answered(ANSWER_LIMIT_S)
         return 0
 
     async def _serve(self, config: BlockdevConfig) -> None:
@@ -207,7 +210,7 @@ class Server:
             "keep": self._keep,
         }
         try:
-            await stack.enter_async_context(admin.serve(config.admin_socket, handlers))
+            self._requests = await stack.enter_async_context(admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
                 await stack.enter_async_context(
                     await serve_metrics(

@@ -32,10 +32,34 @@ Handler = Callable[[Mapping[str, object]], Awaitable[object]]
 _log = get_log("admin")
 
 
+class Requests:
+    """Requests that are not answered yet, those begun before the end of `serve` included."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self._open += 1
+        self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if not self._open:
+            self._none.set()
+
+    async def answered(self, limit_s: float) -> None:
+        """Waits until all are answered and sent, or for so long: a caller may have stopped reading."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._none.wait()
+
+
 @asynccontextmanager
 async def serve(
     path: Path, handlers: Mapping[str, Handler], *, listener: socket.socket | None = None
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Requests]:
     """Answer requests on a unix socket during the body, each by the handler that has its command's name.
 
     The socket file is removed at the end, unless another process has put its own there since, or listens there still.
@@ -49,16 +73,17 @@ async def serve(
     """
     if listener is None:
         listener = open_listener(f"unix:{path}", setting="admin_socket")
+    requests = Requests()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _converse(reader, writer, handlers)
+            await _converse(reader, writer, handlers, requests)
         finally:
             writer.close()
 
     server = await asyncio.start_unix_server(converse, sock=listener, limit=LINE_BYTES_MAX)
     try:
-        yield
+        yield requests
     finally:
         server.close()
         with suppress(OSError):
@@ -108,7 +133,10 @@ async def ask(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **ar
 
 
 async def _converse(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    handlers: Mapping[str, Handler],
+    requests: Requests,
 ) -> None:
     try:
         while True:
@@ -116,8 +144,9 @@ async def _converse(
                 line = await reader.readline()
             if not line:
                 return
-            writer.write(await _answer(line, handlers))
-            await writer.drain()
+            with requests:
+                writer.write(await _answer(line, handlers))
+                await writer.drain()
     except ValueError:
         writer.write(_failure(f"a request is one line of at most {LINE_BYTES_MAX} bytes"))
     except (OSError, TimeoutError):

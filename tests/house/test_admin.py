@@ -141,6 +141,33 @@ def test_the_socket_goes_with_its_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_ends_can_wait_until_its_last_request_is_answered(tmp_path: Path) -> None:
+    """A blockdev that had itself replaced left 50 ms later, on a busy machine before it had answered."""
+
+    async def test() -> tuple[bool, bytes]:
+        begun, told = asyncio.Event(), asyncio.Event()
+
+        async def slow(_: Mapping[str, object]) -> object:
+            begun.set()
+            await told.wait()
+            return "done"
+
+        async with admin.serve(tmp_path / "a.sock", {"slow": slow}) as requests:
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
+            writer.write(b'{"command": "slow"}\n')
+            await begun.wait()
+        answered = asyncio.ensure_future(requests.answered(60.0))
+        await asyncio.sleep(0)
+        was_answered = answered.done()
+        told.set()
+        await answered
+        answer = await reader.readline()  # nothing of the server runs between the two
+        writer.close()
+        return was_answered, answer
+
+    assert asyncio.run(test()) == (False, b'{"ok":true,"result":"done"}\n')
+
+
 def test_a_socket_that_a_dead_process_left_is_taken_over(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(os.fspath(tmp_path / "a.sock"))
