@@ -29,6 +29,16 @@ class Service:
         process.child = self.manager.start(process.command("--fd-store"), process.log)
         self.manager.until_said("READY=1")
 
+    def client(self) -> NbdClient:
+        """One whose connection the manager keeps already; nothing could outlive both processes before that."""
+        before = self._connections()
+        client = self.process.client()
+        until(lambda: self._connections() > before, what="a connection that is kept", deadline_s=30)
+        return client
+
+    def _connections(self) -> int:
+        return sum("conn." in name for name in list(self.manager.store))
+
     @property
     def main_pid(self) -> int:
         assert self.process.child is not None
@@ -104,7 +114,7 @@ class Load:
 
 def test_a_restart_replaces_supervisor_and_server_under_load(service: Service) -> None:
     service.start()
-    load = Load(service.process.client())
+    load = Load(service.client())
     main, server = service.main_pid, service.server_pid()
     load.until_on()
 
@@ -122,7 +132,7 @@ def test_a_restart_replaces_supervisor_and_server_under_load(service: Service) -
 
 def test_pages_are_served_while_there_is_no_supervisor(service: Service) -> None:
     service.start()
-    client = service.process.client()
+    client = service.client()
     admin.call(service.process.admin, "keep")
     assert service.process.end() == 0
 
@@ -154,7 +164,7 @@ def test_keep_counts_for_a_signal_that_comes_with_it_and_with_news_before_it(ser
 
 def test_restarts_in_a_row_lose_no_connection(service: Service) -> None:
     service.start()
-    load = Load(service.process.client())
+    load = Load(service.client())
     for _ in range(4):  # some while the last one's handover is still under way
         service.restart()
     service.until_taken_over()
@@ -164,7 +174,7 @@ def test_restarts_in_a_row_lose_no_connection(service: Service) -> None:
 
 def test_the_supervisors_death_stops_nothing(service: Service) -> None:
     service.start()
-    load = Load(service.process.client())
+    load = Load(service.client())
     load.until_on()
 
     service.kill()
@@ -178,7 +188,7 @@ def test_the_supervisors_death_stops_nothing(service: Service) -> None:
 
 def test_the_death_of_both_loses_no_connection(service: Service) -> None:
     service.start()
-    client = service.process.client()
+    client = service.client()
     client.write(0, b"x" * PAGE)
     server = service.server_pid()
 
@@ -201,7 +211,7 @@ def test_a_guarded_device_stays_guarded(service: Service) -> None:
 
 def test_a_stop_waits_for_the_clients_and_ends_the_server(service: Service) -> None:
     service.start()
-    client = service.process.client()
+    client = service.client()
     server = service.server_pid()
     assert service.process.child is not None
     service.process.child.send_signal(signal.SIGTERM)
@@ -216,7 +226,7 @@ def test_a_stop_waits_for_the_clients_and_ends_the_server(service: Service) -> N
 
 def test_a_stop_that_comes_while_nobody_serves_waits_for_the_clients_all_the_same(service: Service) -> None:
     service.start()
-    client = service.process.client()
+    client = service.client()
     client.write(0, b"x" * PAGE)
     server = service.server_pid()
     service.kill()
@@ -237,7 +247,7 @@ def test_a_stop_that_comes_while_nobody_serves_waits_for_the_clients_all_the_sam
 
 def test_a_server_that_dies_while_its_clients_are_waited_for_is_succeeded(service: Service) -> None:
     service.start()
-    client = service.process.client()
+    client = service.client()
     client.write(0, b"x" * PAGE)
     server = service.server_pid()
     assert service.process.child is not None
@@ -264,7 +274,7 @@ def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None
 
 def test_settings_that_became_unusable_do_not_end_the_device(service: Service) -> None:
     service.start()
-    load = Load(service.process.client())
+    load = Load(service.client())
     (service.process.folder / "config.toml").write_text("this is no TOML")
 
     service.restart()
