@@ -162,6 +162,10 @@ class ExecutorHandle(abc.ABC):
         """Seconds of the slowest batches by model, for batches from now on: another size of its part has others."""
         self._limit_s = {name: max(LIMIT_TIMES * p99, LIMIT_S_MIN) for name, p99 in p99_s.items()}
 
+    def hand_over(self, on_done: OnDone, on_exit: OnExit) -> None:
+        """From now on these are called in place of those that were, also for what is under way."""
+        self._on_done, self._on_exit = on_done, on_exit
+
     def kill(self) -> None:
         """Kills its process: batches that it had are lost, and ``on_exit`` names them."""
         if self._life.state not in ENDED:

@@ -45,6 +45,7 @@ async def run_lease(
                         await ended.wait()
         finally:
             server.close()
+            await worker.end_kept()
         while worker.executors:
             await asyncio.sleep(_LOOK_S)
 

@@ -155,6 +155,10 @@ class RemoteExecutor(ExecutorHandle):
         self._flush()
 
     def _kill(self) -> None:
+        """Tells its worker to end it, and waits for nothing: of a connection that is only lost it would be kept."""
+        if self._wire.is_proven and not self._writer.is_closing():
+            self._wire.send(Frame(Kind.CLOSE))
+            self._flush()
         self._writer.transport.abort()
 
     def _text(self, model: int, slot: int) -> str:
@@ -177,7 +181,7 @@ class RemoteExecutor(ExecutorHandle):
             line = f"{self._name}: {error}"
         except OSError:
             pass
-        self._kill()
+        self._writer.transport.abort()
         self._step(Exited(line))
         if self._resized is not None and not self._resized.done():
             self._resized.set_result(False)

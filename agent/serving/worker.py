@@ -1,6 +1,7 @@
 """A worker: starts executors on this host's device for fronts elsewhere, and carries their batches.
 
-A front that has proven the deployment's key may have an executor a connection. The executor ends with its connection.
+A front that has proven the deployment's key may have an executor a connection. The front says when that is to end; one
+whose connection is lost is kept for the front that comes back (kept.py).
 Strangers keep no front out: of STRANGERS_MAX that have proven nothing, the oldest of the address that has most makes
 room for another one.
 In a cluster a worker is the task of a lease, which is a job with one GPU (agent/serving/lease_task.py).
@@ -15,8 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from farside import proof
+from farside.agent.lost_peer import notice_lost_peer
 from farside.agent.serving.executor import start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle
+from farside.agent.serving.kept import KEPT_S, KeptExecutors
 from farside.agent.serving.partition.policy import Driver
 from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, opened, split_rows
 from farside.errors import ConfigError, FarsideError, Unavailable
@@ -32,12 +35,13 @@ _log = get_log("agent.serving")
 
 
 class Worker:
-    """What a connection needs: the deployment's key, and this host's drivers by name."""
+    """What a connection needs: the deployment's key, and this host's drivers by name. ``kept_s``: see kept.py."""
 
-    def __init__(self, key: bytes, drivers: Mapping[str, Driver]) -> None:
+    def __init__(self, key: bytes, drivers: Mapping[str, Driver], *, kept_s: float = KEPT_S) -> None:
         self._key, self._drivers = key, drivers
         self._sessions: set[_Session] = set()
         self._strangers = proof.Unproved(STRANGERS_MAX, STRANGERS_MAX)
+        self._kept = KeptExecutors(lambda: self.has_front, kept_s=kept_s)
 
     @property
     def has_front(self) -> bool:
@@ -46,32 +50,43 @@ class Worker:
 
     @property
     def executors(self) -> int:
-        """Executors that it has for fronts, or is starting."""
+        """Executors that it has for fronts, or is starting; without those that are kept."""
         return sum(session.is_asked for session in self._sessions)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one front; for `asyncio.start_server`."""
-        session = _Session(self._key, self._drivers, writer, self._let_in)
+        session = _Session(self._key, self._drivers, writer, self._let_in, self._kept)
         self._sessions.add(session)
         self._strangers.come(session.address, session, session.hang_up)
+        is_lost = False
         try:
             await session.run(reader)
+            is_lost = not session.is_told_to_end
         except FarsideError as error:
             _log.warning("a front was refused", peer=writer.get_extra_info("peername"), why=error)
         except (OSError, TimeoutError):  # it is gone, or never proved anything
-            pass
+            is_lost = not session.is_told_to_end
         finally:
-            if session.executor is not None:
-                await session.executor.close(0)
             writer.close()
             self._strangers.leave(session.address, session)
             self._sessions.discard(session)
+            if session.executor is not None and session.wanted is not None and is_lost:
+                self._kept.keep(session.executor, session.wanted)
+            elif session.executor is not None:
+                await session.executor.close(0)
+
+    async def end_kept(self) -> None:
+        """Ends the executors that are kept, and keeps none any more."""
+        await self._kept.end()
 
     def _let_in(self, session: "_Session") -> None:
         """A session has proven the key."""
         self._strangers.leave(session.address, session)
-        if sum(session.is_proven for session in self._sessions) > CONNECTIONS_MAX:
+        proven = sum(session.is_proven for session in self._sessions)
+        if proven > CONNECTIONS_MAX:
             raise Unavailable(f"this worker has {CONNECTIONS_MAX} connections of fronts already")
+        if proven == 1:
+            self._kept.front_came()
 
 
 class _Session:
@@ -83,14 +98,17 @@ class _Session:
         drivers: Mapping[str, Driver],
         writer: asyncio.StreamWriter,
         let_in: Callable[["_Session"], None],
+        kept: KeptExecutors,
     ) -> None:
-        self._drivers, self._writer, self._let_in = drivers, writer, let_in
+        self._drivers, self._writer, self._let_in, self._kept = drivers, writer, let_in, kept
         self.address = str((writer.get_extra_info("peername") or ("",))[0])
         self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
         self.executor: ExecutorHandle | None = None
+        self.wanted: Open | None = None
         self._closing: asyncio.Task[None] | None = None
         self._asked: dict[int, Frame] = {}
         self.is_asked = False
+        self.is_told_to_end = False
 
     @property
     def is_proven(self) -> bool:
@@ -111,6 +129,7 @@ class _Session:
             for event in self._wire.receive(data):
                 if isinstance(event, Proven):
                     self._let_in(self)
+                    notice_lost_peer(self._writer.get_extra_info("socket"))
                 elif isinstance(event, Frame):
                     await self._take(event)
             self._flush()
@@ -130,12 +149,20 @@ class _Session:
             case Kind.RESIZE if self.executor is not None:
                 self._wire.send(Frame(Kind.RESIZED, rows=int(await self.executor.resize(frame.rows))))
             case Kind.CLOSE if self.executor is not None:
+                self.is_told_to_end = True
                 self._closing = asyncio.ensure_future(self.executor.close())
             case _:  # to an executor that has ended, as the front will hear
                 pass
 
     async def _open(self, wanted: Open) -> None:
-        self.is_asked = True
+        self.is_asked, self.wanted = True, wanted
+        self.executor = await self._kept.take(wanted)
+        if self.executor is not None:
+            self.executor.hand_over(self._done, self._ended)
+            self.executor.expect(wanted.p99_s)
+            _log.info("an executor that was kept serves again", pid=self.executor.pid)
+            self._wire.send(Frame(Kind.OPENED, rows=self.executor.pid))
+            return
         try:
             driver = self._drivers.get(wanted.driver)
             if driver is None:

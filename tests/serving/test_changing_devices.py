@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.serve.controller import Controller
 from farside.serve.planner import Planned
@@ -95,6 +96,33 @@ async def test_where_no_device_is_there_that_is_said_and_what_runs_stays(tmp_pat
     await until_so(lambda: controller.problem == "0 of 2 devices are there")
 
     assert gpus(fleet.plan) == {0, 1}
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
+@in_loop
+async def test_a_front_goes_on_with_the_plan_of_the_one_before_where_its_devices_are_there(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(0, 3, 5))
+    devices, routed = Leased(), list[Plan]()
+    planner = TwoGpus()
+    controller = Controller(
+        fleet, pool, planner, devices, {"mlp": 100.0}, SETTINGS, on_plan=routed.append  # type: ignore[arg-type]
+    )  # fmt: skip
+    before = placed(Plan(glets=()), TWO, {3, 5})
+    assert before is not None
+    assert not await controller.resume(before), "none of its devices is there"
+
+    devices.usable = frozenset({0, 5})
+    assert await controller.resume(before)
+    assert (devices.wanted, gpus(fleet.plan), planner.most) == (2, {5}, 0.0)
+    kept = [executor for _, executor in fleet.executors]
+    watching = asyncio.ensure_future(controller.run())
+    await until_so(lambda: gpus(fleet.plan) == {0, 5})
+
+    assert [executor for one, executor in fleet.executors if one.gpu == 5] == kept
+    assert [gpus(plan) for plan in routed] == [{5}, {0, 5}]
     watching.cancel()
     await asyncio.wait([watching])
     await fleet.close()

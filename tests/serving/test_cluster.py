@@ -113,14 +113,17 @@ def test_leases_move_from_a_node_that_drains_and_outlive_front_and_manager(tmp_p
         told = until(lambda: asked(state, "deployments")["deployments"], what="the manager is told")
         assert [(one["name"], one["ready"]) for one in told] == [("t", True)]
 
-        before = jobs_of(running)
+        before, processes = jobs_of(running), {one.pid for one in running.status().glets}
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
         running.again().ready()
         until(lambda: running.status().ready, what="it serves again")
         assert jobs_of(running) == before
+        assert {one.pid for one in running.status().glets} == processes, "executors are taken over"
+        assert [one.cause for one in running.status().changes] == ["front"]
 
         assert running.end() == 0
+        assert not (folder / "s.state").exists()
         until(lambda: [one["name"] for one in asked(state, "jobs")["jobs"]] == ["train"], what="leases are given back")
         (used,) = asked(state, "usage", by="deployment")["rows"]
         assert (used["name"], used["gpu_hours"] > 0) == ("t", True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ServeError
+from farside.agent.serving.kept import KEPT_S
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
@@ -18,6 +19,7 @@ from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, st
 from farside.agent.serving.worker import CONNECTIONS_MAX, STRANGERS_MAX, Worker
 from farside.agent.serving.worker_line import connect_worker
 from tests.serving.executors import answers, children, small_models
+from tests.serving.test_changing_devices import until_so
 from tests.support.waiting import DEADLINE_S
 
 KEY = b"k" * 32
@@ -30,8 +32,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFile, ...]:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[Address]:
-    worker = Worker(KEY, {"whole": WholeDriver()})
+async def listening(*, kept_s: float = KEPT_S) -> AsyncIterator[Address]:
+    worker = Worker(KEY, {"whole": WholeDriver()}, kept_s=kept_s)
     server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
     try:
         host, port = server.sockets[0].getsockname()
@@ -39,6 +41,7 @@ async def listening() -> AsyncIterator[Address]:
     finally:
         server.close()
         await server.wait_closed()
+        await worker.end_kept()
 
 
 class Front:
@@ -64,14 +67,14 @@ class Front:
         return await asyncio.wait_for(self._ended.get(), DEADLINE_S)
 
 
-def tried(test: Callable[[Address], Awaitable[None]]) -> None:
+def tried(test: Callable[[Address], Awaitable[None]], *, kept_s: float = KEPT_S) -> None:
     others = children()
 
     async def run() -> None:
-        async with listening() as address:
+        async with listening(kept_s=kept_s) as address:
             await test(address)
-            while children() != others:  # executors end with their connections
-                await asyncio.sleep(0.01)
+        while children() != others:  # executors end with their worker
+            await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
@@ -115,22 +118,125 @@ def test_an_executor_that_dies_at_its_worker_is_told_with_what_was_lost(models: 
     tried(test)
 
 
-def test_a_connection_that_is_lost_loses_its_batches_and_ends_its_executor(models: tuple[ModelFile, ...]) -> None:
+def kept_by(front: Front, others: set[str]) -> str:
+    """Its front is gone, as by kill -9; the number of its executor's process."""
+    (pid,) = children() - others
+    front.executor._writer.transport.abort()
+    return pid
+
+
+def test_a_front_that_comes_back_gets_its_executor_and_no_answer_to_what_the_last_one_asked(
+    models: tuple[ModelFile, ...],
+) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        first, second = Front(), Front()
+        executor = await first.start(address, models)
+        pid = kept_by(first, others)
+        os.kill(int(pid), signal.SIGSTOP)
+        again = asyncio.ensure_future(second.start(address, models))
+        ended = await first.ended()
+        assert ended.line.endswith(": the connection was lost")
+        os.kill(int(pid), signal.SIGCONT)
+        executor = await again
+
+        assert str(executor.pid) == pid
+        given = np.ones((2, *models[0].inputs[0].shape), np.float32)
+        executor.slot_inputs("mlp", 0)["input"][:2] = given
+        executor.run(9, "mlp", 2, 0)
+        assert (await second.done()).batch == 9
+        expected = answers(models[0], {"input": given})["output"]
+        np.testing.assert_allclose(executor.slot_outputs("mlp", 0)["output"][:2], expected, rtol=1e-5, atol=1e-6)
+        await executor.close()
+
+    tried(test)
+
+
+def test_what_a_lost_front_had_asked_for_is_answered_to_nobody(models: tuple[ModelFile, ...]) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        first, second = Front(), Front()
+        executor = await first.start(address, models)
+        (pid,) = children() - others
+        os.kill(int(pid), signal.SIGSTOP)
+        executor.run(4, "mlp", 1, 0)
+        executor.run(5, "lstm", 1, 0)
+        line = await connect_worker(address)  # what was written before is there once this is
+        kept_by(first, others)
+        assert (await first.ended()).lost == (4, 5)
+        again = asyncio.ensure_future(second.start(address, models))
+        await asyncio.wait([again], timeout=0.1)
+        os.kill(int(pid), signal.SIGCONT)
+        executor = await again
+
+        assert str(executor.pid) == pid
+        executor.run(4, "mlp", 1, 0)
+        assert (await second.done()).batch == 4
+        await executor.close()
+        assert (await second.ended()).lost == ()
+        line.close()
+
+    tried(test)
+
+
+def test_an_executor_that_hangs_is_handed_to_no_front_and_another_one_starts(models: tuple[ModelFile, ...]) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        first, second = Front(), Front()
+        executor = await first.start(address, models)
+        (pid,) = children() - others
+        os.kill(int(pid), signal.SIGSTOP)
+        executor.run(4, "mlp", 1, 0)
+        (await connect_worker(address)).close()
+        kept_by(first, others)
+        executor = await second.start(address, models)
+
+        assert str(executor.pid) != pid
+        await executor.close()
+        while pid in children():
+            await asyncio.sleep(0.01)
+
+    tried(test)
+
+
+def test_an_executor_of_other_models_or_one_that_its_front_has_killed_is_not_taken_over(
+    models: tuple[ModelFile, ...],
+) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        first, second, third = Front(), Front(), Front()
+        await first.start(address, models)
+        pid = kept_by(first, others)
+        assert str((await second.start(address, models[:1])).pid) != pid
+        second.executor.kill()
+        await second.ended()
+        while children() != others | {pid}:
+            await asyncio.sleep(0.01)
+        await third.start(address, models[:1])
+        await third.executor.close()
+
+    tried(test)
+
+
+def test_a_kept_executor_that_the_front_does_not_ask_for_ends_in_time(models: tuple[ModelFile, ...]) -> None:
     others = children()
 
     async def test(address: Address) -> None:
         front = Front()
-        executor = await front.start(address, models)
-        (pid,) = children() - others
-        os.kill(int(pid), signal.SIGSTOP)
-        executor.run(4, "mlp", 1, 0)
-        executor._writer.transport.abort()
-        ended = await front.ended()
+        await front.start(address, models)
+        kept_by(front, others)
+        gone = asyncio.ensure_future(until_so(lambda: children() == others))
+        done, _ = await asyncio.wait([gone], timeout=0.5)
+        assert not done, "no front is there, so it may still come"
+        line = await connect_worker(address)
+        await gone
+        line.close()
 
-        assert ended.line.endswith(": the connection was lost")
-        assert ended.lost == (4,)
-
-    tried(test)
+    tried(test, kept_s=0.1)
 
 
 def test_a_front_with_another_key_gets_no_executor(models: tuple[ModelFile, ...]) -> None:

@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(name, units)
     for path in SERVICES:
         shutil.copy(path, units)
-    for program in ("usr/bin/farside", "usr/bin/env", "usr/bin/systemd-tmpfiles"):
+    for program in ("usr/bin/farside", "usr/bin/env", "usr/bin/kill", "usr/bin/systemd-tmpfiles"):
         (folder / program).parent.mkdir(parents=True, exist_ok=True)
         (folder / program).write_text("#!/bin/sh\n")
         (folder / program).chmod(0o755)

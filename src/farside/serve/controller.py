@@ -46,12 +46,14 @@ class Controller:
         planner: None where the plan is given, and stays.
         devices: Those that plans may have.
         rates: Requests a second by model, expected at the start.
+        on_plan: Called with each plan once it is routed.
     """
 
     def __init__(
         self, fleet: Fleet, pool: Pool, planner: Planner | None, devices: Devices, rates: Mapping[str, float],
-        settings: RateSettings | None = None,
+        settings: RateSettings | None = None, *, on_plan: Callable[[Plan], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        self._on_plan = on_plan
         self._fleet, self._pool, self._planner, self._devices = fleet, pool, planner, devices
         self._settings = settings or RateSettings()
         self._loop = asyncio.get_running_loop()
@@ -96,6 +98,29 @@ class Controller:
         planned_s = self._loop.time()
         phases = await self._fleet.change(plan, wanted)
         self._record("start", plan, planned_s - began_s, phases)
+        self._on_plan(plan)
+
+    async def resume(self, plan: Plan) -> bool:
+        """Goes on with what the front before had routed, on those of its devices that are there; False: there are none.
+
+        What is missing, and whether the rates want another plan, the first epoch sees to, which follows at once then.
+        """
+        self._devices.want(plan.gpus)
+        usable = frozenset(self._devices.usable)
+        left = Plan(glets=tuple(glet for glet in plan.glets if glet.gpu in usable))
+        if not left.glets:
+            return False
+        try:
+            phases = await self._fleet.change(left, self._wanted())
+        except FarsideError as error:
+            self._record("front", self._fleet.plan, 0.0, problem=f"the last plan is not taken over: {error}")
+            return False
+        self._scale = Scale(plan=plan, gpus=plan.gpus)
+        self._seen = usable
+        self._is_short = self._is_owed = left != plan
+        self._record("front", left, 0.0, phases)
+        self._on_plan(left)
+        return True
 
     async def run(self) -> None:
         """Observes until it is cancelled."""
@@ -127,6 +152,11 @@ class Controller:
                 self._under_way.cancel()
                 with suppress(asyncio.CancelledError, FarsideError):
                     await self._under_way
+
+    async def close(self) -> None:
+        """Ends its planner."""
+        if self._planner is not None:
+            await self._planner.close()
 
     def _have_devices_changed(self) -> bool:
         """Whether the plan has one that it has to leave, or those are there that it lacks."""
@@ -175,6 +205,7 @@ class Controller:
             return
         self._is_owed = False
         self._record(cause, plan, plan_s, phases)
+        self._on_plan(plan)
 
     async def _on_devices(
         self, planner: Planner, plan: Plan | None, scale: Scale, wanted: Mapping[str, float]

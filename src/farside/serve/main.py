@@ -39,6 +39,7 @@ from farside.serve.controller import Controller
 from farside.serve.deployment import Deployment, check_for_machine, check_for_manager, profiles_of
 from farside.serve.fleet import Fleet
 from farside.serve.http_door import HttpDoor, counted_listener, door_connections, http_server
+from farside.serve.lease.front_state import FrontState, StateFile
 from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
 from farside.serve.lease.report import report_of
 from farside.serve.lease.rules import LeaseRules
@@ -48,8 +49,9 @@ from farside.serve.planner import Planner, sizes_of
 from farside.serve.pool import Pool
 from farside.serve.profile.folder import profile_problem, read_header
 from farside.serve.profile.profiler import fingerprint
+from farside.serve.scenario import RATE_MAX
 from farside.serve.service import Service
-from farside.serve.site import Devices, LocalSite, OwnDevices, RemoteSite, Site
+from farside.serve.site import LocalSite, OwnDevices, RemoteSite, Site
 from farside.serve.status import GletStatus, LeaseStatus, ModelStatus, ServeStatus
 from farside.serve.table import read_tables
 from farside.tls import TlsFiles, server_tls
@@ -244,28 +246,27 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         from farside.serve.grpc_door import open_grpc
 
         grpc_server = open_grpc(service, deployment.grpc, secure)
-    keeper = _keeper(grounds) if grounds.manager is not None else None
+    state = StateFile(deployment.admin_socket.with_name(f"{deployment.admin_socket.name}.state"), deployment.name)
+    keeper, before = _keeper(grounds, state) if grounds.manager is not None else (None, None)
     if keeper is not None:
         if not await keeper.claim(ended):
             return
         stack.push_async_callback(keeper.end)
+        stack.callback(state.remove)
     own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(
         own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
         prepare_s=deployment.prepare_s,
     )  # fmt: skip
     stack.push_async_callback(fleet.close)
-    planner = Planner(grounds.profiles, grounds.device) if grounds.plan is None else None
-    if planner is not None:
-        stack.push_async_callback(planner.close)
-    rates = {name: model.rate for name, model in deployment.models.items()}
-    devices: Devices = keeper if keeper is not None else OwnDevices(grounds.gpus)
-    controller = Controller(fleet, pool, planner, devices, rates)
+    controller = _controller(grounds, fleet, pool, keeper, state, before)
+    stack.push_async_callback(controller.close)
     told = _Told(grounds, fleet, controller, pool, keeper)
     if keeper is not None:
         keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
         await stack.enter_async_context(_background(keeper.run()))
-    await controller.start(grounds.plan)
+    if before is None or not await controller.resume(before.plan):
+        await controller.start(grounds.plan)
     if deployment.metrics:
         scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
         stack.callback(scraped.close)
@@ -278,6 +279,26 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     if grpc_server is not None:
         await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, _GRACE_S)
+
+
+def _controller(
+    grounds: _Grounds, fleet: Fleet, pool: Pool, keeper: LeaseKeeper | None, state: StateFile, before: FrontState | None
+) -> Controller:
+    rates = {name: model.rate for name, model in grounds.deployment.models.items()}
+
+    def routed(plan: Plan) -> None:
+        if keeper is not None:
+            state.write(plan, keeper.numbers, controller.rates)
+
+    controller = Controller(
+        fleet,
+        pool,
+        Planner(grounds.profiles, grounds.device) if grounds.plan is None else None,
+        keeper if keeper is not None else OwnDevices(grounds.gpus),
+        rates if before is None else before.rates,
+        on_plan=routed,
+    )
+    return controller
 
 
 def _own_sites(driver: Driver, devices: Sequence[Device]) -> dict[int, Site]:
@@ -294,8 +315,28 @@ def _state_folder() -> str:
     return os.environ.get("STATE_DIRECTORY", "")  # systemd's StateDirectory=
 
 
-def _keeper(grounds: _Grounds) -> LeaseKeeper:
+def _taken_over(state: StateFile, grounds: _Grounds) -> FrontState | None:
+    """What the front before has left, if it is a sound plan for these models; its GPUs have the numbers of leases."""
+    found = state.read()
+    if found is None:
+        return None
+    order = {gpu: place for place, gpu in enumerate(sorted({glet.gpu for glet in found.glets}))}
+    plan = Plan(glets=tuple(msgspec.structs.replace(glet, gpu=order[glet.gpu]) for glet in found.glets))
+    names = grounds.profiles.keys()
+    if found.rates.keys() != names or not plan.served().keys() <= names:
+        return None
+    numbers = set(found.numbers.values())
+    is_sane = len(numbers) == len(found.numbers) and order.keys() <= numbers and min(numbers, default=0) >= 0
+    if not is_sane or not all(0 <= rate <= RATE_MAX for rate in found.rates.values()):
+        return None
+    faults = check(plan, plan.served(), grounds.profiles, grounds.device, max(1, plan.gpus), with_interference=True)
+    return None if faults or plan.gpus > grounds.gpus else found
+
+
+def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontState | None]:
+    """Who keeps the leases, and what the front before has left."""
     deployment, terms = grounds.deployment, grounds.deployment.terms
+    before = _taken_over(state, grounds)
     folder = deployment.file.parent
     key = read_keys(folder / terms.key_file)[0]
 
@@ -313,7 +354,7 @@ def _keeper(grounds: _Grounds) -> LeaseKeeper:
         rules=LeaseRules(most=grounds.gpus, spare=terms.spare_gpus, replace_before_s=terms.replace_before_s),
         key=key, site_of=site_of,
     )  # fmt: skip
-    return LeaseKeeper(grounds.manager, settings)
+    return LeaseKeeper(grounds.manager, settings, before.numbers if before is not None else None), before
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """The leases of a deployment: observes them at the manager, decides (rules.py), submits, cancels, and reports.
 
-All that is known of a lease is its job, which names the deployment: a front that is started again finds them there.
+All that is known of a lease is its job, which names the deployment: a front that is started again finds them there, and
+calls them by the numbers of the plan that it takes over (front_state.py).
 Without the manager the deployment goes on with the leases that it has.
 """
 
@@ -96,11 +97,15 @@ class LeaseKeeper:
     Args:
         manager: Where the manager is.
         settings: What the leases are.
+        numbers: By job, what the front before called its GPU.
     """
 
     may_change = True
 
-    def __init__(self, manager: ManagerAddress, settings: LeaseSettings) -> None:
+    def __init__(
+        self, manager: ManagerAddress, settings: LeaseSettings, numbers: Mapping[str, int] | None = None
+    ) -> None:
+        self._before = dict(numbers or {})
         self._settings = settings
         self._in_use: Callable[[], AbstractSet[int]] = frozenset
         self._report: Callable[[], DeploymentBody] = lambda: DeploymentBody(front=settings.front, ready=False)
@@ -129,9 +134,16 @@ class LeaseKeeper:
         """Numbers of the leases on which executors may be started, and stay for some time."""
         return frozenset(number for number in self._judged.usable if number in self.sites)
 
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """What plans call the GPU of each lease, by its job."""
+        return {job_id: one.number for job_id, one in self._held.items()}
+
     def want(self, count: int) -> None:
         """Takes how many are needed from now on."""
-        self._needed = count
+        is_first, self._needed = self._needed is None, count
+        if is_first:  # what the front before had may be used at once
+            self._judge()
 
     def leases(self) -> tuple[Lease, ...]:
         """All but those that were given back, by number."""
@@ -223,7 +235,10 @@ class LeaseKeeper:
         for job_id, job in seen.jobs.items():
             held = self._held.get(job_id)
             if held is None:
-                held = self._held[job_id] = _Held(self._free_number(), job, self._loop.time())
+                number = self._before.pop(job_id, None)
+                if number is None:
+                    number = self._free_number()
+                held = self._held[job_id] = _Held(number, job, self._loop.time())
             held.job, held.seen_s = job, self._loop.time()
             held.is_draining = held.node in seen.draining
         for job_id in [job_id for job_id, one in self._held.items() if one.phase not in LIVE]:
@@ -312,7 +327,7 @@ class LeaseKeeper:
             _log.info("a lease has ended", job=job_id, phase=one.phase)
 
     def _free_number(self) -> int:
-        used = {one.number for one in self._held.values()} | self._in_use()
+        used = {one.number for one in self._held.values()} | self._in_use() | set(self._before.values())
         return next(number for number in range(len(used) + 1) if number not in used)
 
     async def _give_back(self, job_id: str) -> None:
@@ -361,6 +376,7 @@ class LeaseKeeper:
                 if job["deployment"] == self._settings.name and job["user"] == me:
                     seen.jobs[job["id"]] = self._client.get("jobs", job["id"])
             self._is_known = True
+            self._before = {job_id: number for job_id, number in self._before.items() if job_id in seen.jobs}
         for job_id in [job_id for job_id in self._held if job_id not in seen.jobs]:
             seen.jobs[job_id] = self._job(job_id)
         for node in {node for job in seen.jobs.values() for node in job["nodes"]}:

@@ -1,0 +1,86 @@
+"""What a front leaves on this machine for the one that is started after it was killed: its plan, on which leases.
+
+The file lies beside the admin socket, is written with each new plan, and is removed by a front that gives its
+leases back. Jobs are named in it: where these still run, their workers keep the
+executors that the plan tells of.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from farside.errors import FarsideError
+from farside.log import get_log
+from farside.scheduler.sharing.glet.plan import Glet, Plan
+from farside.whole_file import write_whole
+
+VERSION = 1
+BYTES_MAX = 1 << 22
+
+_log = get_log("serve.leases")
+
+
+class FrontState(msgspec.Struct, frozen=True, kw_only=True):
+    """``numbers``: of GPUs in the plan, by the job of their lease. ``rates``: measured requests a second by model."""
+
+    version: int = VERSION
+    deployment: str
+    glets: tuple[Glet, ...]
+    numbers: dict[str, int]
+    rates: dict[str, float]
+
+    @property
+    def plan(self) -> Plan:
+        """What was routed."""
+        return Plan(glets=self.glets)
+
+
+class StateFile:
+    """The file of one deployment.
+
+    Args:
+        path: Where it is.
+        deployment: Its name: a file of another one is none of ours.
+    """
+
+    def __init__(self, path: Path, deployment: str) -> None:
+        self._path, self._deployment = path, deployment
+        self._problem = ""
+
+    def read(self) -> FrontState | None:
+        """What the front before has left; None: nothing, or nothing of use, which the log names."""
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(BYTES_MAX + 1)
+            if len(content) > BYTES_MAX:
+                raise FarsideError(f"has more than {BYTES_MAX} bytes")
+            found = msgspec.json.decode(content, type=FrontState)
+            if found.version != VERSION or found.deployment != self._deployment:
+                raise FarsideError(f"is version {found.version} of deployment {found.deployment}")
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FarsideError) as error:
+            _log.warning("the plan of the front before is of no use; executors start anew", file=self._path, why=error)
+            return None
+        return found
+
+    def write(self, plan: Plan, numbers: Mapping[str, int], rates: Mapping[str, float]) -> None:
+        """Replaces it; that it can't be written is said once, and costs a restart the executors alone."""
+        used = {glet.gpu for glet in plan.glets}
+        state = FrontState(
+            deployment=self._deployment, glets=plan.glets, rates=dict(rates),
+            numbers={job: number for job, number in numbers.items() if number in used},
+        )  # fmt: skip
+        try:
+            write_whole(self._path, msgspec.json.encode(state))
+        except OSError as error:
+            if not self._problem:
+                _log.warning("the plan is not kept for a front after this one", file=self._path, why=error.strerror)
+            self._problem = str(error)
+
+    def remove(self) -> None:
+        """The leases are given back: there is nothing to take over."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
