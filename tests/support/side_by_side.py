@@ -23,6 +23,7 @@ TOGETHER = {
 # order.
 FIRST = (
     "tests/vm/",
+    "tests/web/",
     "tests/power/test_power_manager.py",
     "tests/live/test_api_contract.py",
     "tests/live/test_manager_process.py",
@@ -37,6 +38,8 @@ FIRST = (
     "tests/energy/",
     "tests/live/test_versions_processes.py",
     "tests/interop/",
+    "tests/aggregation/",
+    "tests/cli/test_sim.py",
 )
 
 

@@ -3,7 +3,7 @@
 import os
 import shlex
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,22 +41,23 @@ class Inside:
         self._logs = logs
         self._say = say
 
-    def run(self, guest: Guest, files: str, *options: str, limit_s: float = FILE_LIMIT_S) -> tuple[Case, ...]:
-        """Runs files or folders of tests/vm/guest/, root in the guest; returns how each test went.
+    def run(
+        self, guest: Guest, name: str, files: Sequence[str], *options: str, limit_s: float = FILE_LIMIT_S
+    ) -> tuple[Case, ...]:
+        """Runs files of tests/vm/guest/, root in the guest; returns how each test went. ``name``: of the results.
 
         Fails the calling test with pytest's own words when any test inside failed, and skips it when all were skipped.
         """
-        target = f"tests/vm/guest/{files}" if files else "tests/vm/guest"
         words = ["env", f"FARSIDE_HOST_PATIENCE={PATIENCE:g}", "python3", "-B", "-m", "pytest"]
         words += ["-p", "no:cacheprovider", "--confcutdir=tests/vm/guest"]
         # The newer family has no room for what a test records of itself.
         words += [f"--junitxml={RESULTS}", "-o", "junit_family=xunit1"]
         words += ["-o", f"timeout={TEST_LIMIT_S}", "-o", "faulthandler_timeout=0"]
-        words += [*options, target]
+        words += [*options, *(f"tests/vm/guest/{file}" for file in files)]
         done = guest.outcome(f"cd {TREE} && {shlex.join(words)}", limit_s=limit_s)
         if done.status not in (0, 1):
             pytest.fail(f"pytest in the guest ended with {done.status}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}")
-        results = self._logs / f"{Path(files).stem or 'smoke'}.xml"
+        results = self._logs / f"{name}.xml"
         results.parent.mkdir(parents=True, exist_ok=True)
         guest.get(RESULTS, results)
         keep_rows(guest, self._logs / f"survival/{results.stem}.jsonl")
