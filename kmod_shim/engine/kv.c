@@ -314,8 +314,7 @@ bool kv_is_range(const struct ne_kv *kv, uint32_t first, uint32_t count)
 	return first <= kv->layout.chunks && count <= kv->layout.chunks - first;
 }
 
-/* A result that a former owner still writes must not come over one of the next owner: its lane begins anew. */
-static void leave_owner(struct ne_kv *kv, const struct held *held)
+void kv_leave_owner(struct ne_kv *kv, const struct held *held)
 {
 	if (held->epoch && (held->is_full || !held->has_any))
 		kv_end_lane(kv, held->owner);
@@ -332,7 +331,7 @@ int ne_kv_own(struct ne_kv *kv, uint32_t first, uint32_t count, uint32_t aggrega
 		if (epoch <= kv->held[chunk].epoch)
 			continue;
 		if (kv->held[chunk].owner != aggregator)
-			leave_owner(kv, &kv->held[chunk]);
+			kv_leave_owner(kv, &kv->held[chunk]);
 		kv->held[chunk].owner = aggregator;
 		kv->held[chunk].epoch = epoch;
 		kv_introduce(kv, chunk);

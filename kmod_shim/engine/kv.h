@@ -123,6 +123,8 @@ void kv_introduce(struct ne_kv *kv, uint32_t chunk);
 /* What has been put goes out. */
 void kv_send_all(struct ne_kv *kv);
 void kv_end_lane(struct ne_kv *kv, uint32_t number);
+/* A result that a former owner still writes must not come over one of the next owner: its lane begins anew. */
+void kv_leave_owner(struct ne_kv *kv, const struct held *held);
 /* Asks for the state of a version. */
 int kv_want_state(struct ne_kv *kv, uint32_t chunk, uint64_t version);
 void kv_forget(struct held *held, bool is_whole);

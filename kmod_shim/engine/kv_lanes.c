@@ -332,14 +332,18 @@ static int take_state(struct source *s, const struct frame *frame)
 /* ---------------------------------------------------------------------- results */
 
 /* An Aggregator says who owns the chunk now, which counts if it is newer than what is known. */
-static int follow(struct ne_kv *kv, const struct frame *frame)
+static int follow(const struct source *s, const struct frame *frame)
 {
+	struct ne_kv *kv = s->kv;
 	struct held *held = &kv->held[frame->chunk];
 
 	if (frame->status >= NE_MEMBERS_MAX || !frame->aux)
 		return -EPROTO;
 	if (frame->aux <= held->epoch)
 		return 0;
+	/* A former owner that says so itself updates nothing any more; another one may know of nothing yet. */
+	if (held->owner != s->number && held->owner != frame->status)
+		kv_leave_owner(kv, held);
 	held->owner = frame->status;
 	held->epoch = frame->aux;
 	if (!kv->aggregator[held->owner].is_there) {
@@ -392,7 +396,7 @@ static int take_result(struct source *s, const struct frame *frame)
 		/* What is held already asks a member that is ahead for its next push. */
 		kv_put_push(kv, frame->chunk, held->version + 1);
 	}
-	return frame->flags & FRAME_LAST ? follow(kv, frame) : 0;
+	return frame->flags & FRAME_LAST ? follow(s, frame) : 0;
 }
 
 static int take(void *owner, const struct frame *frame)
@@ -414,7 +418,7 @@ static int take(void *owner, const struct frame *frame)
 			held->is_taken = true;
 		return 0;
 	case FRAME_MOVED:
-		return follow(kv, frame);
+		return follow(s, frame);
 	case FRAME_WANT_HAVE:
 		if (is_current(s, frame))
 			kv_introduce(kv, frame->chunk);

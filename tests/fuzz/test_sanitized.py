@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILD_TIMEOUT_S = 180
+BUILD_TIMEOUT_S = 600
 RUN_TIMEOUT_S = 240
 
 # Rigs in the test's own process. What runs a sandbox measures many processes more than it does the engine, and

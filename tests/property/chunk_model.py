@@ -76,7 +76,7 @@ class Lane:
         self.member, self.aggregator = member, aggregator
         self.up: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
         self.down: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
-        self.is_cut = False
+        self.is_cut = self.is_left = False
         self.blocked: dict[int, int] = {}
 
     def cut(self, rng: random.Random) -> None:
@@ -124,10 +124,21 @@ class Member:
         if iteration in self.chunks[index].gradients:
             self.send(index, 1, (PUSH, iteration, self.chunks[index].gradients[iteration]))
 
-    def follow(self, index: int, owner: int, epoch: int) -> None:
-        """A newer word on who owns the chunk."""
+    def leave(self, number: int) -> None:
+        """Nothing of this Aggregator's lands any more; what was sent to it may arrive."""
+        lane = self.lanes.pop(number, None)
+        if lane is not None:
+            lane.is_cut = lane.is_left = True
+            for stream in lane.down:
+                stream.clear()
+
+    def follow(self, index: int, owner: int, epoch: int, *, sender: int | None = None) -> None:
+        """A newer word on who owns the chunk, from a plan or from ``sender``."""
         held = self.chunks[index]
         if epoch > held.epoch:
+            # A former owner that says so itself updates nothing any more; another one may know of nothing yet.
+            if held.owner not in (owner, sender) and (held.is_full or held.version is None):
+                self.leave(held.owner)
             held.owner, held.epoch = owner, epoch
             self.introduce(index)
 
@@ -136,14 +147,14 @@ class Member:
         kind, *rest, index, epoch = frame
         held = self.chunks[index]
         if kind == "moved":
-            self.follow(index, rest[0], rest[1])
+            self.follow(index, rest[0], rest[1], sender=sender)
             return
         if epoch != held.epoch:
             # A newer one belongs to a plan that is on its way; the owner asks again when HAVE comes.
             assert kind != "result" or epoch < held.epoch or epoch > held.epoch
             return
         if kind == "result":
-            self._result(index, *rest)
+            self._result(index, sender, *rest)
         elif kind == "given":
             self._given(index, *rest)
         elif kind == "want have":
@@ -161,7 +172,9 @@ class Member:
             self.send(index, 0, (SEED, held.version, held.contents))
             held.owes = None
 
-    def _result(self, index: int, version: int, contents: Any, moved_to: tuple[int, int] | None) -> None:
+    def _result(
+        self, index: int, sender: int, version: int, contents: Any, moved_to: tuple[int, int] | None
+    ) -> None:
         held = self.chunks[index]
         if held.version is None or version == held.version + 1:
             assert not held.has_asked
@@ -175,7 +188,7 @@ class Member:
             # Members are at most one version apart, and who is ahead is asked for its next push by what it has.
             assert version <= held.version, "a result is newer than the next one"
         if moved_to is not None:
-            self.follow(index, *moved_to)
+            self.follow(index, *moved_to, sender=sender)
         if held.is_full and version == held.version:
             self.push(index, version + 1)
         if held.has_asked:
@@ -335,7 +348,8 @@ class Aggregator:
         """The job's turn has come."""
         self.due.discard(index)
         state, world = self.states[index], self.world
-        if not world.lib.ne_chunk_is_due(state):
+        # In memory that is shared a member sees to it that nobody reads or writes for a chunk that has another owner.
+        if not world.lib.ne_chunk_is_due(state) or (not world.is_inline and any(row[0].is_left for row in self.lanes)):
             return
         version = state.version + 1
         gradients = []
