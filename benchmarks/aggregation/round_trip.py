@@ -1,16 +1,18 @@
 """The smallest exchange beside its floor: the same number of processes that wake each other through bare sockets.
 
 A round trip is two wakings, one of the Aggregator and one of a member, and what they cost is the machine's. A virtual
-machine's processor that fell asleep wakes slowly at first, so each sample is long, and warmed up.
+machine's processor that fell asleep is woken by its host, slowly; on one processor a waking is a change of processes
+alone. So both are measured on all processors and on one. Each sample is long, and warmed up.
 """
 
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 
 from benchmarks.aggregation.group import Farside, ask_all
 from benchmarks.aggregation.judge import spread
@@ -27,23 +29,50 @@ FRAME = bytes(48)
 
 def measure_round_trip(ours: Farside, rounds: int) -> Figure:
     """Microseconds from a push to its result, ours and bare sockets in turns."""
-    found = [_round(ours) for _ in range(rounds)]
-    trip_us, floor_us, ratio, other = (spread(column) for column in zip(*found, strict=True))
-    rows = (
-        ("bare sockets, three processes", f"{floor_us.text(0)} us", "-", "-"),
-        (
-            REGISTERED, f"{trip_us.text(0)} us", f"below {ROUND_TRIP_US:.0f} us",
-            "yes" if trip_us.median < ROUND_TRIP_US else "no",
-        ),
-        ("ours to bare sockets", ratio.text(), "-", "-"),
-    )  # fmt: skip
+    every = os.sched_getaffinity(0)
+    places = {f"{len(every)} processors": every, "one processor": {max(every)}}
+    found: dict[str, list[tuple[float, float, float, float]]] = {where: [] for where in places}
+    for _ in range(rounds):
+        for where, processors in places.items():
+            with _placed(ours, processors):
+                found[where].append(_round(ours))
+    rows = [row for where, samples in found.items() for row in _rows(where, samples)]
+    other = spread([sample[3] for samples in found.values() for sample in samples])
     return Figure(
         key="round_trip",
         title=f"Round trip of {EXCHANGED}, two members",
         source=f"{rounds} rounds of {STEPS} exchanges each",
-        tables=(Table(caption="median and quartiles", header=("what", "round trip", "bar", "met"), rows=rows),),
+        tables=(
+            Table(caption="median and quartiles", header=("on", "what", "round trip", "bar", "met"), rows=tuple(rows)),
+        ),
         notes=(f"other work had {other.median:.0%} of the machine",),
     )
+
+
+def _rows(where: str, samples: Sequence[tuple[float, float, float, float]]) -> Iterator[tuple[str, ...]]:
+    trip_us, floor_us, ratio, _ = (spread(column) for column in zip(*samples, strict=True))
+    yield where, "bare sockets, three processes", f"{floor_us.text(0)} us", "-", "-"
+    met = "yes" if trip_us.median < ROUND_TRIP_US else "no"
+    yield where, REGISTERED, f"{trip_us.text(0)} us", f"below {ROUND_TRIP_US:.0f} us", met
+    yield where, "ours to bare sockets", ratio.text(), "-", "-"
+
+
+@contextmanager
+def _placed(ours: Farside, processors: set[int]) -> Iterator[None]:
+    """All threads of ours, and what is forked here, on these processors alone."""
+    before = os.sched_getaffinity(0)
+    _place(ours, processors)
+    try:
+        yield
+    finally:
+        _place(ours, before)
+
+
+def _place(ours: Farside, processors: set[int]) -> None:
+    for process in ours.processes:
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), processors)
+    os.sched_setaffinity(0, processors)
 
 
 def _round(ours: Farside) -> tuple[float, float, float, float]:
