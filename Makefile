@@ -43,6 +43,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SYSTEM_PYTHON ?= /usr/bin/python3
 PYTHON := .venv/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
+# A file that has another hash than those of its version when it was pinned is refused. What root runs comes as wheels:
+# building a package fetches others, without hashes.
+BY_HASH := --no-deps --require-hashes
+WHEELS := --only-binary :all:
 PYTEST_ARGS ?=
 SCENE ?= all
 # What a scene of the demo needs besides; `make venv` has none of it.
@@ -82,7 +86,7 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 
 .PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types attack bench figures bench-simulator bench-apps bench-aggregation reproduce venv \
 	clean sanitize format packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check \
-	packages-bench venv-dev survival screenshots settings-table venv-check venv-cluster code-lines
+	packages-bench venv-dev survival screenshots settings-table hashes venv-check venv-cluster code-lines
 
 demo: venv packages-demo $(SCENE_NEEDS)
 	@.venv/bin/farside demo --scene $(SCENE)
@@ -153,6 +157,10 @@ types: venv-check
 	@$(PYTHON) -m mypy
 	@.venv/bin/basedpyright --warnings
 
+# After a pin of requirements/ has changed.
+hashes: .venv/.stamp-hashes
+	@$(PYTHON) -m tools.hash_requirements
+
 code-lines: venv
 	@$(PYTHON) -m tools.code_lines
 
@@ -222,31 +230,35 @@ packages-bench:
 	@$(SYSTEM_PYTHON) -m venv --system-site-packages .venv
 	@touch $@
 
-.venv/.stamp-runtime: requirements/runtime.txt .venv/.stamp-venv
+.venv/.stamp-runtime: requirements/hashed/runtime.txt .venv/.stamp-venv
 	@echo "farside: installing requirements/runtime.txt"
-	@$(PIP) install --no-deps -r requirements/runtime.txt
+	@$(PIP) install $(BY_HASH) $(WHEELS) -r requirements/hashed/runtime.txt
 	@touch $@
 
-.venv/.stamp-dev: requirements/dev.txt requirements/training.txt requirements/runtime.txt .venv/.stamp-runtime
+.venv/.stamp-dev: requirements/hashed/dev.txt requirements/hashed/training.txt requirements/hashed/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/dev.txt"
-	@$(PIP) install --no-deps -r requirements/dev.txt
+	@$(PIP) install $(BY_HASH) -r requirements/hashed/dev.txt
 	@touch $@
 
 # numba, for `farside train lda`.
-.venv/.stamp-training: requirements/training.txt requirements/runtime.txt .venv/.stamp-runtime
+.venv/.stamp-training: requirements/hashed/training.txt requirements/hashed/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/training.txt"
-	@$(PIP) install --no-deps -r requirements/training.txt
+	@$(PIP) install $(BY_HASH) $(WHEELS) -r requirements/hashed/training.txt
+	@touch $@
+
+.venv/.stamp-hashes: requirements/hashed/hashes.txt .venv/.stamp-venv
+	@$(PIP) install $(BY_HASH) $(WHEELS) -r requirements/hashed/hashes.txt
 	@touch $@
 
 # ONNX Runtime: 30 MB, and what reads and writes its files.
-.venv/.stamp-serving: requirements/serving.txt requirements/runtime.txt .venv/.stamp-runtime
+.venv/.stamp-serving: requirements/hashed/serving.txt requirements/hashed/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/serving.txt"
-	@$(PIP) install --no-deps -r requirements/serving.txt
+	@$(PIP) install $(BY_HASH) $(WHEELS) -r requirements/hashed/serving.txt
 	@touch $@
 
-.venv/.stamp-check: requirements/check.txt .venv/.stamp-dev
+.venv/.stamp-check: requirements/hashed/check.txt .venv/.stamp-dev
 	@echo "farside: installing requirements/check.txt"
-	@$(PIP) install --no-deps -r requirements/check.txt
+	@$(PIP) install $(BY_HASH) -r requirements/hashed/check.txt
 	@touch $@
 
 .venv/.stamp-cluster: requirements/cluster.txt .venv/.stamp-dev
