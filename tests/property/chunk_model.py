@@ -172,9 +172,7 @@ class Member:
             self.send(index, 0, (SEED, held.version, held.contents))
             held.owes = None
 
-    def _result(
-        self, index: int, sender: int, version: int, contents: Any, moved_to: tuple[int, int] | None
-    ) -> None:
+    def _result(self, index: int, sender: int, version: int, contents: Any, moved_to: tuple[int, int] | None) -> None:
         held = self.chunks[index]
         if held.version is None or version == held.version + 1:
             assert not held.has_asked
