@@ -172,6 +172,8 @@ def _note_nodes(read: _Reading, now_s: float) -> None:
 
 
 def _unfit(job: LiveJob) -> str:
+    if job.spec.colocate:
+        return "co-located, without GPUs"
     if not job.is_over:
         return "not over yet"
     if not job.start:

@@ -7,12 +7,14 @@ can be killed at any moment: what it knew is in the log, and its successor reads
 import os
 
 from farside.config import ManagerConfig
+from farside.config.check import names_in
 from farside.ending import leave_no_core_dump
 from farside.log import start_logging
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
+from farside.scheduler.manager.colocation.plan import ColocationRules
 from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.processes import Part, Parts
@@ -57,4 +59,6 @@ async def _scheduler(config: ManagerConfig) -> None:
         keep_s=config.aggregation_keep_s,
     )
     store = EventStore(config.store_url)
-    await SchedulerProcess(store, rules_of(config), config.state_dir, holder, aggregation=shared).run()
+    groups = ColocationRules(nodes=frozenset(names_in(config.colocation_nodes)), min_run_s=config.min_run_s)
+    rules = rules_of(config)
+    await SchedulerProcess(store, rules, config.state_dir, holder, aggregation=shared, colocation=groups).run()

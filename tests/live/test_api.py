@@ -210,7 +210,11 @@ def roles(**counts: int) -> dict[str, object]:
         ({"argv": ["true"], "gpus": 9}, "gpus: it asks for 9, and the cluster has 8; ask for fewer"),
         (
             {"argv": ["true"], "gpus": 0},
-            "gpus: must be 1 to 100000, is 0; a job without GPUs is not taken yet, ask for 1 or more",
+            "gpus: a job without GPUs has colocate = true; add that, or ask for 1 or more",
+        ),
+        (
+            {"argv": ["true"], "colocate": True, "checkpoint_dir": "/tmp"},
+            "colocate: no node is set aside for such jobs; an operator names some in colocation_nodes",
         ),
         ({"argv": ["true"], "gpu_model": "B200"}, "of model B200"),
         ({"argv": []}, "argv: "),

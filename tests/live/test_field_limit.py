@@ -24,8 +24,8 @@ def test_every_key_beyond_its_limit_is_one_line_that_names_it() -> None:
 def test_only_a_job_without_gpus_hears_that_it_has_none() -> None:
     too_many, none = (next(spec_problems(submitted_spec({"argv": ["true"], "gpus": n}))) for n in (MAX_GPUS + 1, 0))
 
-    assert too_many == "gpus: must be 1 to 100000, is 100001"
-    assert none == "gpus: must be 1 to 100000, is 0; a job without GPUs is not taken yet, ask for 1 or more"
+    assert too_many == "gpus: must be 0 to 100000, is 100001"
+    assert none == "gpus: a job without GPUs has colocate = true; add that, or ask for 1 or more"
 
 
 def test_a_log_keeps_jobs_that_were_taken_under_other_limits() -> None:
@@ -42,7 +42,7 @@ def test_the_document_has_the_meaning_and_the_limits_of_each_key(tmp_path: Path)
 
         assert set(keys) == set(JobBody.__struct_fields__)
         assert all("description" in key for key in keys.values())
-        assert (keys["gpus"]["minimum"], keys["gpus"]["maximum"]) == (1, MAX_GPUS)
+        assert (keys["gpus"]["minimum"], keys["gpus"]["maximum"]) == (0, MAX_GPUS)
         assert "maximum" not in keys["cpus_per_gpu"]
         assert keys["argv"]["maxItems"] == limits_of(JobBody)["argv"]["maxItems"]
 

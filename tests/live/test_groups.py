@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from prometheus_client import generate_latest
 from rich.console import Console
 
 from farside.agent import messages as m
 from farside.cli.cluster_table import group_job_table, group_table
 from farside.scheduler.manager.api.metrics import ManagerCollector
+from farside.scheduler.manager.model.event import ServiceChanged
 from farside.scheduler.manager.view import groups as view
 from farside.scheduler.manager.view.groups import explain
 from farside.scheduler.manager.view.overview import Sensed
@@ -75,18 +77,21 @@ def test_explain_says_with_how_many_a_job_takes_turns_and_what_bounds_them() -> 
     assert [*explain({"n1": two}, "9")] == []
 
 
-def test_an_agent_says_who_takes_turns_with_each_report_and_the_log_gets_nothing_of_it() -> None:
+def test_an_agent_says_who_takes_turns_with_each_report_and_the_log_gets_only_that_an_executor_is_there() -> None:
     world = World(rules(), nodes=1)
     told = [m.ExecutorFacts(is_there=True, takers=(taker("1", 0.1 * many, 0.3),)) for many in (1, 2)]
     first, second = ({"executor": msgspec.Raw(msgspec.json.encode(one))} for one in told)
     line = connected(world, services=first)
     assert line.executor == told[0]
 
+    there = ServiceChanged(node="n0", name="executor", raw='{"is_there":true}')
+    assert world.log[-1].event == there
+
     events = line.reported(world.state, report(services=second))
 
     assert line.executor == told[1]
     assert events == []
-    assert line.reported(world.state, report(2, services={})) == []
+    assert line.reported(world.state, report(2, services={})) == [structs.replace(there, raw="")]
     assert line.executor is None
 
 

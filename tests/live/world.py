@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from farside.scheduler.domain import Rules
+from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.codec import decode_event, encode_event, is_decided
@@ -40,8 +41,8 @@ def submitted_spec(told: Mapping[str, object]) -> JobSpec:
 class World:
     """Entries go through their JSON, as in a store; ``now_s`` moves when a test says so."""
 
-    def __init__(self, rules: Rules, nodes: int = 2, gpus: int = 4) -> None:
-        self.rules = rules
+    def __init__(self, rules: Rules, nodes: int = 2, gpus: int = 4, *, colocation: ColocationRules = NO_RULES) -> None:
+        self.rules, self.colocation = rules, colocation
         self.log: list[Entry] = []
         self.now_s = 1000.0
         self.generation = 0
@@ -66,7 +67,7 @@ class World:
         state = state or LiveState()
         for entry in self.log[state.seq :]:
             apply(state, entry)
-        self.decider = Decider(self.rules, state, self.now_s)
+        self.decider = Decider(self.rules, state, self.now_s, colocation=self.colocation)
         self.heard = len(self.log)
         self.generation += 1
         self.tell(SchedulerTookLead(generation=self.generation, holder="test"))

@@ -28,6 +28,7 @@ class Context:
         may_tokens_submit: Whether a token proves enough to submit jobs.
         only_uid: Only this user may submit, even root, since all jobs run as this user; None: all but root may, as
             nodes run no task as root.
+        colocation_nodes: Names of the nodes that are set aside for co-located jobs.
         queue_limits: What one who is no operator may have in the queue, and submit within an hour.
     """
 
@@ -41,6 +42,7 @@ class Context:
     only_uid: int | None = None
     tenancy: Tenancy | None = None
     queue_limits: QueueLimits = NO_LIMITS
+    colocation_nodes: frozenset[str] = frozenset()
     access_log: AccessLog = field(init=False)
     scheduler: SchedulerWatch = field(init=False)
     overviews: OverviewStreams = field(init=False)

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from farside import admin
 from farside.agent import protocol
-from farside.agent.messages import TASKS_MAX
+from farside.agent.messages import EXECUTOR, TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.api.answer import Known, answer, listed, up_to_date
@@ -110,7 +110,7 @@ async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) 
     found = [
         *spec_problems(spec),
         *array_problems(spec, count),
-        *cluster_problems(spec, state, user=caller.name),
+        *cluster_problems(spec, state, user=caller.name, set_aside=shared.colocation_nodes),
         *quota_problems(spec, caller.name, shared.tenancy),
         *room_problems(spec, state, user=caller.name),
     ]
@@ -219,11 +219,19 @@ def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
     return structs.replace(spec, after=tuple(chain.from_iterable(each)))
 
 
-def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
-    """Reasons why a job of this user can never run on this cluster."""
+def cluster_problems(
+    spec: JobSpec, state: LiveState, *, user: str, set_aside: frozenset[str] = frozenset()
+) -> list[str]:
+    """Reasons why a job of this user can never run on this cluster, without nodes ``set_aside`` or on these alone."""
+    unknown = [other for other in spec.after if other not in state.jobs]
+    more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
+    later = [f"after: there is no job {unknown[0]:.60}{more}"] if unknown else []
+    if spec.colocate:
+        return [*colocation_problems(spec, state, set_aside), *later]
     problems = []
-    there = [node for node in state.nodes.values() if node.runs_jobs_of(user)]
-    whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
+    known = [node for node in state.nodes.values() if node.name not in set_aside]
+    there = [node for node in known if node.runs_jobs_of(user)]
+    whose = f" that {user} may use" if len(there) < len(known) else ""
     fitting = sum(node.device_count for node in there if node.suits(spec, user))
     if spec.gpus > fitting:
         which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
@@ -238,24 +246,40 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
         most = max((node.swap_bytes for node in nodes), default=0)
         has = f"the largest is {format_bytes(most)}" if most else "none has any"
         problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
-    problems += aggregation_problems(spec, state)
-    unknown = [other for other in spec.after if other not in state.jobs]
-    if unknown:
-        more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
-        problems.append(f"after: there is no job {unknown[0]:.60}{more}")
+    return [*problems, *aggregation_problems(spec, state, set_aside), *later]
+
+
+def colocation_problems(spec: JobSpec, state: LiveState, set_aside: frozenset[str]) -> list[str]:
+    """Reasons why a co-located job can never run on the nodes that are set aside for such jobs."""
+    if not set_aside:
+        return ["colocate: no node is set aside for such jobs; an operator names some in colocation_nodes"]
+    nodes = [state.nodes[name] for name in sorted(set_aside) if name in state.nodes]
+    if not nodes:
+        return ["colocate: no node that is set aside for such jobs has joined; an operator starts an agent there"]
+    problems = []
+    cpus, memory_bytes = max(node.cpus for node in nodes), max(node.memory_bytes for node in nodes)
+    if spec.threads > cpus:
+        problems.append(f"threads: it asks for {spec.threads:,}, and no node for such jobs has more than {cpus} CPUs")
+    if spec.memory_bytes > memory_bytes:
+        asked, has = format_bytes(int(spec.memory_bytes)), format_bytes(memory_bytes)
+        problems.append(f"memory_bytes: it asks for {asked}, and no node for such jobs has more than {has}")
+    if not any(node.services.get(EXECUTOR) for node in nodes):
+        problems.append("colocate: no node for such jobs has an executor; an operator starts `farside executor` there")
     return problems
 
 
-def aggregation_problems(spec: JobSpec, state: LiveState) -> list[str]:
-    """Reasons why a job can never have shared aggregation on this cluster."""
+def aggregation_problems(spec: JobSpec, state: LiveState, set_aside: frozenset[str] = frozenset()) -> list[str]:
+    """Reasons why a job can never have shared aggregation on this cluster, without nodes ``set_aside``."""
     if not spec.aggregation:
         return []
-    offers = {name: offer for name, offer in state.aggregation.offers.items() if offer.cores}
+    told = {name: offer for name, offer in state.aggregation.offers.items() if name not in set_aside}
+    offers = {name: offer for name, offer in told.items() if offer.cores}
     # Its agent is of the version before, or has no socket for it: tasks there would not be told where to go.
-    older = [node.name for node in state.nodes.values() if node.is_up and node.name not in state.aggregation.offers]
+    known = [node for node in state.nodes.values() if node.name not in set_aside]
+    older = [node.name for node in known if node.is_up and node.name not in told]
     members = spec.gpus if spec.roles or spec.ranks is Ranks.GPU else min(spec.gpus, MEMBERS_MAX)
     if not offers:
-        wrong = ((name, one.problem) for name, one in state.aggregation.offers.items() if one.problem)
+        wrong = ((name, one.problem) for name, one in told.items() if one.problem)
         why = next((f"of {name} {problem}" for name, problem in wrong), "start `farside aggregator` on one")
         return [f"aggregation: no node offers an Aggregator; {why}, or leave it out"]
     if older:

@@ -18,6 +18,7 @@ from farside.errors import FarsideError
 from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY
 from farside.scheduler.manager.api.context import Context
+from farside.scheduler.manager.colocation.state import Colocation
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.model.record import ACTIVE, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
@@ -56,7 +57,7 @@ class ManagerCollector:
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
         yield _gpus(state.nodes.values())
-        yield _groups(self._context.overviews.turns())
+        yield _groups(self._context.overviews.turns(), self._context.log.state.colocation)
         if scheduler is not None:
             bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
             yield HistogramMetricFamily(
@@ -89,6 +90,7 @@ class ManagerCollector:
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
         yield from _aggregation(state)
+        yield from _colocation(state)
         wanted = None if state.wanted is None else state.wanted.nodes
         yield gauge, "nodes_wanted", "Nodes that the energy policy wants on.", wanted
         yield gauge, "store_bytes", "What the store's database takes.", self._store_bytes
@@ -120,13 +122,23 @@ def _aggregation(live: LiveState) -> Iterator[_Figure]:
     yield gauge, "aggregation_moving_chunks", "Chunks on their way to another Aggregator.", moving
 
 
+def _colocation(live: LiveState) -> Iterator[_Figure]:
+    gauge, state = GaugeMetricFamily, live.colocation
+    yield gauge, "colocated_jobs", "Co-located jobs that are not over.", len(state.jobs)
+    yield gauge, "colocated_groups", "Nodes that have co-located jobs.", len(state.groups)
+    yield gauge, "colocated_jobs_measuring", "Co-located jobs whose times are not known yet.", len(state.measuring)
+    text = "Measured co-located jobs that no group has."
+    yield gauge, "colocated_jobs_waiting", text, sum(job in state.jobs for job in state.waiting)
+
+
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
     return family(GaugeMetricFamily, PREFIX, name, text, ((one, counts[str(one)]) for one in states), ("state",))
 
 
-def _groups(facts: Mapping[str, ExecutorFacts]) -> Metric:
-    """An iteration of the jobs that take turns on a node, by equation 1 and as measured."""
+def _groups(facts: Mapping[str, ExecutorFacts], planned: Colocation) -> Metric:
+    """An iteration of the jobs that take turns on a node, by equation 1 now, as decided, and as measured."""
     rows: list[tuple[tuple[str, str], float | None]] = []
+    rows += [((group.node, "planned"), group.predicted_s) for group in planned.groups]
     for group in report(facts, lambda _: False).groups:
         rows += [((group.node, "predicted"), group.predicted_s), ((group.node, "measured"), group.measured_s)]
     text = "An iteration of all jobs that take turns on a node."

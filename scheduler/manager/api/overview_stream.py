@@ -117,7 +117,7 @@ class OverviewStreams:
 
     def groups(self, caller: Caller) -> GroupReport:
         """The jobs that take turns on a node, as far as this caller may see them."""
-        return groups.report(self.turns(), self._sight_of(caller))
+        return groups.report(self.turns(), self._sight_of(caller), self._log.state.colocation)
 
     def turns(self) -> Mapping[str, ExecutorFacts]:
         """What agents that are connected here said last of the executor of their node."""

@@ -128,6 +128,7 @@ def _context(config: ManagerConfig) -> Context:
         gpu_power_w=config.gpu_power_w,
         only_uid=os.geteuid() if config.run_as == "starter" else None,
         tenancy=tenancy_of(config),
+        colocation_nodes=frozenset(names_in(config.colocation_nodes)),
         queue_limits=QueueLimits(
             jobs=config.max_queued_jobs_per_user,
             size_bytes=config.max_queued_bytes_per_user,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farside.scheduler.admission.figures import Figures
 from farside.scheduler.manager.aggregation.decide import AggregationRules, Outlook, Site, WantingJob, admission
@@ -29,24 +29,27 @@ def is_holding(job: LiveJob) -> bool:
     return job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING)
 
 
-def may_wait(state: LiveState, job: LiveJob) -> bool:
+def may_wait(state: LiveState, job: LiveJob, set_aside: frozenset[str] = frozenset()) -> bool:
     """Whether the plan has it among those that wait for GPUs: also while it leaves its own to another."""
     is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by
     is_free = (job.phase is Phase.WAITING or is_leaving) and not job.held_by and is_ready(state, job)
-    return is_free and not awaited_aggregators(state, job)
+    return is_free and not awaited_aggregators(state, job, set_aside)
 
 
-def awaited_aggregators(state: LiveState, job: LiveJob) -> str:
-    """For which Aggregators a job waits; empty: it wants none, has them, or can have them."""
+def awaited_aggregators(state: LiveState, job: LiveJob, set_aside: frozenset[str] = frozenset()) -> str:
+    """For which Aggregators a job waits, none of nodes ``set_aside``; empty: it wants none, has or can have them."""
     if not job.spec.aggregation or job.phase in ACTIVE or job.job_id in state.aggregation.jobs:
         return ""
-    return admission(outlook_of(state, 0.0), job.job_id)
+    return admission(outlook_of(state, 0.0, set_aside=set_aside), job.job_id)
 
 
-def outlook_of(state: LiveState, now_s: float, rules: AggregationRules = DEFAULT_RULES) -> Outlook:
-    """What shared aggregation is decided by."""
+def outlook_of(
+    state: LiveState, now_s: float, rules: AggregationRules = DEFAULT_RULES, *, set_aside: frozenset[str] = frozenset()
+) -> Outlook:
+    """What shared aggregation is decided by; nodes that are ``set_aside`` for co-located jobs are not in the pool."""
     shared = state.aggregation
     sites = {name: _site_of(state, state.nodes[name]) for name in shared.offers if name in state.nodes}
+    sites |= {name: replace(sites[name], is_taking=False) for name in set_aside & sites.keys()}
     jobs = {job_id: _wanting(state.jobs[job_id]) for job_id in shared.wanting}
     return Outlook(state=shared, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
 
@@ -140,8 +143,10 @@ class Booked:
 NOTHING = Booked()
 
 
-def node_of(node: LiveNode, promised: Booked = NOTHING, *, aggregating: int = 0) -> Node:
+def node_of(node: LiveNode, promised: Booked = NOTHING, *, aggregating: int = 0, is_set_aside: bool = False) -> Node:
     """A live node as the cycle knows nodes; ``aggregating``: cores that its Aggregator has in the pool.
+
+    One that ``is_set_aside`` for co-located jobs has no GPUs but those that jobs hold there already.
 
     Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
     not there to be given, nor the swap that they use. GPUs are whole ones, or the parts that they are cut into. It has
@@ -152,7 +157,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING, *, aggregating: int = 0)
         memory = min(float(node.memory_bytes), node.headroom_bytes + promised.memory_bytes)
     return Node(
         name=node.name,
-        gpus=max(node.device_count, promised.gpus),
+        gpus=max(0 if is_set_aside else node.device_count, promised.gpus),
         cpus=max(0, node.cpus - aggregating) if node.cpus else math.inf,
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),

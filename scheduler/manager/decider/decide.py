@@ -14,6 +14,8 @@ from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.aggregation.decide import next_events as aggregation_events
 from farside.scheduler.manager.aggregation.decide import next_wake_s as aggregation_wake_s
 from farside.scheduler.manager.aggregation.show import explain as aggregation_lines
+from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
+from farside.scheduler.manager.decider import colocated
 from farside.scheduler.manager.decider.adapter import DEFAULT_RULES, awaited_aggregators, is_ready, outlook_of
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
@@ -36,6 +38,14 @@ _Aggregates = (
     | log.JobSubmitted | JobStarted | log.JobRequeued | log.JobEnded | log.ServiceChanged
     | log.NodeJoined | log.NodeChanged | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged
 )  # fmt: skip
+# Entries after which groups of co-located jobs are looked at.
+_Groups = (
+    log.GroupsPlanned | log.TaskTimed | log.JobSubmitted | log.CancelRequested | log.HoldRequested
+    | log.ReleaseRequested | JobAllocated | log.AllocationReleased | JobStarted | log.JobStopping | log.JobRequeued
+    | log.JobEnded | log.TaskChanged | log.ServiceChanged | log.NodeJoined | log.NodeChanged | log.NodeLost
+    | log.DrainRequested | log.UndrainRequested | log.PowerChanged | NodeClosed | log.NodesReserved
+    | log.ReservationCancelled
+)  # fmt: skip
 # So many of the jobs that a job waits for are named to who asks.
 AFTER_SHOWN = 20
 
@@ -44,12 +54,21 @@ class Decider:
     """Decides for one state, from the first entry of the log or from wherever ``state`` is."""
 
     def __init__(
-        self, rules: Rules, state: LiveState, now_s: float, *, aggregation: AggregationRules = DEFAULT_RULES
+        self,
+        rules: Rules,
+        state: LiveState,
+        now_s: float,
+        *,
+        aggregation: AggregationRules = DEFAULT_RULES,
+        colocation: ColocationRules = NO_RULES,
     ) -> None:
         self.state = state
+        self._colocation = colocation
+        self._reserved_until_s = math.inf  # when nodes that were reserved may be free for them
+        self._is_grouping = True  # groups of co-located jobs are looked at
         self._aggregation = aggregation
         self._aggregates_s = -math.inf  # when shared aggregation is looked at; infinite: when something has happened
-        self._planner = Planner(rules, state, now_s)
+        self._planner = Planner(rules, state, now_s, set_aside=colocation.nodes)
         # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
         # got a place since the last look at who can start.
         self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
@@ -77,6 +96,9 @@ class Decider:
             waiting = (job_id for job_id in shared.wanting if self.state.jobs[job_id].phase is Phase.WAITING)
             touched = tuple(dict.fromkeys((*touched, *waiting)))
         self._planner.hear(entry, touched)
+        grouped = self.state.colocation
+        if (grouped.jobs or grouped.groups) and isinstance(entry.event, _Groups):
+            self._is_grouping = True
         cause = by_entry(entry.seq)
         self._touched.update(dict.fromkeys(touched, cause))
         if isinstance(entry.event, JobAllocated):
@@ -107,13 +129,24 @@ class Decider:
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
         # Starts come after the cycle: they are possible only for jobs that have an allocation in the log.
-        return self._planner.plan(now_s) or self._launches()
+        return self._planner.plan(now_s) or self._group(now_s) or self._launches()
+
+    def _group(self, now_s: float) -> tuple[Draft, ...]:
+        """What follows for co-located jobs."""
+        if not self._is_grouping and self._reserved_until_s > now_s:
+            return ()
+        self._is_grouping = False
+        outlook = colocated.outlook_of(self.state, now_s, self._colocation)
+        self._reserved_until_s = colocated.next_wake_s(self.state, now_s)
+        found = self._drafts(colocated.next_events(self.state, outlook), {})
+        self._is_grouping = bool(found)
+        return found
 
     def _aggregate(self, now_s: float) -> tuple[Draft, ...]:
         """What follows for shared aggregation."""
         if self._aggregates_s > now_s:
             return ()
-        outlook = outlook_of(self.state, now_s, self._aggregation)
+        outlook = outlook_of(self.state, now_s, self._aggregation, set_aside=self._colocation.nodes)
         found = self._drafts(aggregation_events(outlook), {})
         if not found:
             self._aggregates_s = max(aggregation_wake_s(outlook), now_s + EDGE_S)
@@ -146,7 +179,7 @@ class Decider:
     def next_wake_s(self) -> float:
         """When to ask again though nothing has happened; infinite: never."""
         limit_s = self._limits[0][0] if self._limits else math.inf
-        return min(self._planner.next_wake_s(), limit_s, self._aggregates_s)
+        return min(self._planner.next_wake_s(), limit_s, self._aggregates_s, self._reserved_until_s)
 
     def foresee(self, job_id: str, now_s: float) -> StartEstimate | None:
         """When a job is expected to start, by the time limits of those before it.
@@ -164,7 +197,8 @@ class Decider:
         job = self.state.jobs.get(job_id)
         if job is None:
             return ()
-        lines = (*self._why(job, now_s, clock), *why_there(job, self.domain.rules.placement))
+        there = why_there(job, self.domain.rules.placement)
+        lines = (*self._why(job, now_s, clock), *colocated.group_lines(self.state, job), *there)
         return (*lines, *aggregation_lines(self.state.aggregation, job_id, member_nodes(self.state)))
 
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
@@ -172,14 +206,16 @@ class Decider:
             after, most = job.spec.after, AFTER_SHOWN
             more = f" and {len(after) - most:,} others" if len(after) > most else ""
             return (f"waits for the end of job {', '.join(after[:most])}{more}",)
-        awaited = awaited_aggregators(self.state, job)
+        awaited = awaited_aggregators(self.state, job, self._colocation.nodes)
         if awaited and job.phase is Phase.WAITING:
             return (awaited, "it starts as soon as it can have them; `farside aggregation` says what has them")
+        if job.spec.colocate and job.phase is Phase.WAITING:
+            return colocated.explain(self.state, now_s, self._colocation, job)
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
             return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
         if job.phase is Phase.ALLOCATED:
-            nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
+            nodes = ", ".join(f"{place.node} ({place.gpus})" if place.gpus else place.node for place in job.places)
             why = self._waits.get(job.job_id)
             then = "as soon as others have left it" if why is None else f"once one of these jobs is over: {why}"
             return (f"has an allocation on {nodes}, and starts {then}", job.reason)

@@ -46,7 +46,11 @@ _NodeEvents = _NodeFacts | log.NodeLost | log.DrainRequested | log.UndrainReques
 class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
-    def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
+    def __init__(
+        self, rules: Rules, state: LiveState, now_s: float, *, set_aside: frozenset[str] = frozenset()
+    ) -> None:
+        """``set_aside``: names of nodes whose GPUs the cycle gives to nobody."""
+        self._set_aside = set_aside
         self._rules = replace(rules, preemption_cost=MeasuredCost(preemption_times=state.preemption_times))
         self._state = state
         self.domain: Domain
@@ -71,7 +75,9 @@ class Planner:
     def hear(self, entry: log.Entry, touched: Iterable[str]) -> None:
         """Brings the domain in step with one entry that the state has just been moved on by."""
         event, self._heard = entry.event, by_entry(entry.seq)
-        if isinstance(event, log.JobEnded):
+        # Co-located jobs are not the cycle's (colocated.py).
+        touched = [job_id for job_id in touched if not self._state.jobs[job_id].spec.colocate]
+        if isinstance(event, log.JobEnded) and touched:
             job = self._state.jobs[event.job_id]
             # A job that never held GPUs says nothing about how long jobs of its kind run.
             if job.held_s > 0:  # what is learned does not depend on the domain: another may be built by then
@@ -91,7 +97,7 @@ class Planner:
             if isinstance(event, log.TaskProfiled):
                 self._learn(self._state.jobs[job_id])
             self._reconcile(self._state.jobs[job_id], entry.at_s)
-        if isinstance(event, log.JobStarted) and not self._is_stale:
+        if isinstance(event, log.JobStarted) and touched and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
 
     def row(self, job_id: str) -> int:
@@ -209,7 +215,7 @@ class Planner:
         row, domain = self._rows.get(job.job_id, -1), self.domain
         is_there = row in domain.jobs
         is_running = is_there and row in domain.running
-        if job.job_id in self._pending.deferred and adapter.may_wait(self._state, job):
+        if job.job_id in self._pending.deferred and adapter.may_wait(self._state, job, self._set_aside):
             return
         self._pending.deferred.pop(job.job_id, None)
         if adapter.is_holding(job):
@@ -224,7 +230,7 @@ class Planner:
             domain.lose(row, now_s)
         if row >= 0:
             self._timers.end_turn([row])
-        if adapter.may_wait(self._state, job):
+        if adapter.may_wait(self._state, job, self._set_aside):
             if row not in domain.jobs:
                 self._restore(job, now_s)
         elif row in domain.jobs:
@@ -301,7 +307,8 @@ class Planner:
 
     def _node_of(self, name: str, promised: adapter.Booked = adapter.NOTHING) -> Node:
         aggregating = self._state.aggregation.cores_of(name)
-        return adapter.node_of(self._state.nodes[name], promised, aggregating=aggregating)
+        is_apart = name in self._set_aside
+        return adapter.node_of(self._state.nodes[name], promised, aggregating=aggregating, is_set_aside=is_apart)
 
     def _resize(self) -> None:
         nodes = self._state.nodes
@@ -349,7 +356,7 @@ class Planner:
             if adapter.is_holding(job):
                 row = self._restore(job, now_s, levels.get(job.job_id))
                 started.append(((float(len(started)),), row))
-            elif adapter.may_wait(self._state, job):
+            elif adapter.may_wait(self._state, job, self._set_aside):
                 self._restore(job, now_s)
         self.domain.settle(started, [], now_s)
         self._watch([row for _, row in started], now_s)
@@ -363,7 +370,7 @@ class Planner:
         return {self._ids[row]: float(self.domain.table.share_level[row]) for row in self.domain.running}
 
     def _order(self) -> list[LiveJob]:
-        jobs = list(self._state.live_jobs())
+        jobs = [job for job in self._state.live_jobs() if not job.spec.colocate]
         if not self._rows:
             return sorted(jobs, key=lambda job: (job.since_s, job.sequence))
         position = self.domain.table.position

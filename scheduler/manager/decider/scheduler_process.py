@@ -25,6 +25,7 @@ from farside.log import get_log
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.manager.aggregation.decide import AggregationRules
+from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider.adapter import DEFAULT_RULES
 from farside.scheduler.manager.decider.cycle_failures import CycleFailures
 from farside.scheduler.manager.decider.decide import Decider
@@ -65,10 +66,11 @@ class SchedulerProcess:
         holder: str,
         *,
         aggregation: AggregationRules = DEFAULT_RULES,
+        colocation: ColocationRules = NO_RULES,
     ) -> None:
         self._store = store
         self._rules = rules
-        self._aggregation = aggregation
+        self._aggregation, self._colocation = aggregation, colocation
         self._folder = folder
         self._holder = holder
         self._clock = WallClock(folder)
@@ -144,7 +146,9 @@ class SchedulerProcess:
             # The state that was read at the start is used once; after a failure all is read again, as the decider
             # changes it.
             state, self._read_state = self._read_state or whole_state(self._store), None
-            self._decider = Decider(self._rules, state, self._now_s(state), aggregation=self._aggregation)
+            self._decider = Decider(
+                self._rules, state, self._now_s(state), aggregation=self._aggregation, colocation=self._colocation
+            )
             self._is_spoilt = False
         return self._decider
 

@@ -21,6 +21,7 @@ from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
 from farside.scheduler.manager.aggregation import state as aggregation
 from farside.scheduler.manager.aggregation.orders import AGGREGATOR, offer_of
+from farside.scheduler.manager.colocation import state as colocation
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.codec import tag_of
 from farside.scheduler.manager.model.preemption_times import step_of
@@ -102,6 +103,8 @@ def _submitted(state: LiveState, event: log.JobSubmitted, entry: log.Entry) -> T
     for job_id in ids:
         if event.spec.aggregation:
             state.aggregation.want(job_id, event.spec.aggregators)
+        if event.spec.colocate:
+            state.colocation.submitted(job_id, int(event.spec.memory_bytes))
         state.jobs[job_id] = LiveJob(
             job_id=job_id,
             sequence=state.next_sequence,
@@ -300,6 +303,15 @@ def _aggregated(state: LiveState, event: aggregation.Event, entry: log.Entry) ->
     return (job_id,) if job_id in state.jobs else ()
 
 
+def _grouped(state: LiveState, event: colocation.Event, entry: log.Entry) -> Touched:
+    named = (event.job_id,) if isinstance(event, log.TaskTimed) else tuple(state.colocation.jobs)
+    starts = {job_id: state.jobs[job_id].start for job_id in named if job_id in state.jobs}
+    misfit = state.colocation.take(event, max(entry.at_s, state.at_s), starts)
+    if misfit:
+        raise _misfit(entry, misfit)
+    return tuple(starts)
+
+
 def _powered(state: LiveState, event: log.PowerChanged, entry: log.Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is None or event.generation != state.generation:
@@ -408,7 +420,7 @@ def _time_start(state: LiveState, job_id: str, now_s: float) -> None:
         return
     took_s = now_s - job.started_s
     state.jobs[job_id] = replace(job, resume_s=took_s, is_ready=is_ready)
-    if job.start > 1:
+    if job.start > 1 and not job.spec.colocate:
         times = state.preemption_times.resumes[step_of(job.spec.gpus)]
         if math.isnan(job.resume_s):
             times.add(took_s)
@@ -524,7 +536,8 @@ def _requeued(state: LiveState, event: log.JobRequeued, entry: log.Entry) -> Tou
     ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is log.StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
-        state.preemption_times.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
+        if not job.spec.colocate:
+            state.preemption_times.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
     return _put(state, _idle(ran, event.reason))
 
 
@@ -560,6 +573,8 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     del state.unfinished[job.job_id]
     if job.spec.aggregation:
         state.aggregation.forget(job.job_id, entry.seq, max(entry.at_s, state.at_s))
+    if job.spec.colocate:
+        state.colocation.ended(job.job_id)
     state.queued.leave(job.submitted_at)
     state.drop_allocation(job)
     state.meetings.pop(job.job_id, None)
@@ -614,4 +629,6 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.AggregationMeasured: _aggregated,
     log.ChunksAssigned: _aggregated,
     log.PoolSized: _aggregated,
+    log.TaskTimed: _grouped,
+    log.GroupsPlanned: _grouped,
 }

@@ -17,6 +17,7 @@ _Process = tuple[str, int, int]  # job, start, rank
 @dataclass(slots=True)
 class _Job:
     may_be_cancelled: bool  # it waits for others, or somebody asked for its end
+    is_colocated: bool = False
     places: tuple[log.NodeAllocation, ...] = ()  # given, and not started on yet
     nodes: list[tuple[str, ...]] = field(default_factory=list)  # of each start, by rank
     started_at: int = 0
@@ -64,6 +65,7 @@ class _Check:
     pool: dict[str, int] = field(default_factory=dict)  # number of each node's Aggregator, while the pool has it
     aggregators: dict[str, int] = field(default_factory=dict)  # of all that it ever had
     models: dict[str, _Model] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)  # by co-located job of the last plan, its node
 
 
 def violations(entries: Iterable[log.Entry], *, is_complete: bool = False) -> Iterator[str]:
@@ -97,6 +99,8 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
     match event:
         case log.JobSubmitted():
             _submitted(check, event)
+        case log.GroupsPlanned():
+            yield from _grouped(check, event)
         case log.CancelRequested():
             if event.job_id in check.jobs:
                 check.jobs[event.job_id].may_be_cancelled = True
@@ -239,7 +243,33 @@ def _sized(check: _Check, event: log.PoolSized) -> Iterator[str]:
 def _submitted(check: _Check, event: log.JobSubmitted) -> None:
     ids = [str(check.number)] if event.count == 1 else [f"{check.number}_{at}" for at in range(event.count)]
     check.number += 1
-    check.jobs.update((job_id, _Job(may_be_cancelled=bool(event.spec.after))) for job_id in ids)
+    is_colocated = event.spec.colocate
+    check.jobs.update(
+        (job_id, _Job(may_be_cancelled=bool(event.spec.after), is_colocated=is_colocated)) for job_id in ids
+    )
+
+
+def _grouped(check: _Check, event: log.GroupsPlanned) -> Iterator[str]:
+    check.groups, nodes = {}, set[str]()
+    for group in event.groups:
+        if group.node in nodes:
+            yield f"node {group.node} has two groups"
+        nodes.add(group.node)
+        if group.node not in check.boots:
+            yield f"a group is on node {group.node}, which never joined"
+        for job_id in group.jobs:
+            job = check.jobs.get(job_id)
+            if job is None or job.is_over or not job.is_colocated:
+                yield f"job {job_id} is in a group, and is no co-located job, or is over"
+            if job_id in check.groups:
+                yield f"job {job_id} is in two groups"
+            check.groups[job_id] = group.node
+    strangers = {*event.measuring} - check.groups.keys()
+    if strangers:
+        yield f"job {min(strangers)} is measured, and in no group"
+    both = {*event.waiting} & check.groups.keys()
+    if both:
+        yield f"job {min(both)} is in a group, and waits for one"
 
 
 def _allocated(check: _Check, event: log.JobAllocated | log.AllocationReleased) -> Iterator[str]:
@@ -255,6 +285,9 @@ def _allocated(check: _Check, event: log.JobAllocated | log.AllocationReleased) 
     if isinstance(event, log.AllocationReleased) and not job.places:
         yield f"job {event.job_id} {what}, and had none"
     job.places = event.places if isinstance(event, log.JobAllocated) else ()
+    given = [(place.node, place.gpus) for place in job.places]
+    if job.places and job.is_colocated and given != [(check.groups.get(event.job_id, ""), 0)]:
+        yield f"job {event.job_id} was given another place than its group's node, without GPUs"
 
 
 def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
@@ -271,6 +304,8 @@ def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
     given = Counter({place.node: place.gpus for place in job.places})
     if given != Counter(task.node for task in event.tasks for _ in task.gpus):
         yield f"job {event.job_id} was started on other GPUs than it was given"
+    if job.is_colocated and [task.node for task in event.tasks] != [place.node for place in job.places]:
+        yield f"job {event.job_id} was started elsewhere than on its group's node"
     if [task.rank for task in event.tasks] != list(range(len(event.tasks))):
         yield f"job {event.job_id} was started with ranks missing"
     job.nodes.append(tuple(task.node for task in event.tasks))

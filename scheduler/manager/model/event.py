@@ -21,7 +21,7 @@ from msgspec import Struct
 from farside.agent.gpu_share import Device, devices_of
 from farside.agent.messages import ChangingFacts, EndKind, NodeFacts, ProfileFigures
 
-# The events of shared aggregation are declared with what follows from them.
+# The events of shared aggregation and of co-location are declared with what follows from them.
 from farside.scheduler.manager.aggregation.state import (
     AggregationMeasured as AggregationMeasured,
 )
@@ -37,13 +37,20 @@ from farside.scheduler.manager.aggregation.state import (
 from farside.scheduler.manager.aggregation.state import (
     PoolSized as PoolSized,
 )
+from farside.scheduler.manager.colocation.state import (
+    GroupsPlanned as GroupsPlanned,
+)
+from farside.scheduler.manager.colocation.state import (
+    TaskTimed as TaskTimed,
+)
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.spec import JobSpec
 
 # 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
 # 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; log_version2.py reads what 2 wrote.
 # 4: jobs aggregate on servers that they share; an entry of 3 is read as it is.
-VERSION = 4
+# 5: jobs without GPUs are co-located; an entry of 4 is read as it is.
+VERSION = 5
 
 
 class Ending(StrEnum):
@@ -415,11 +422,11 @@ Told = (
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
     | TaskProfiled | ServiceChanged | ServiceTold | NodeInvited | NodeKeyed | NodeAccepted | NodeRevoked
-    | ModelDeclared | ChunksMoved | AggregationMeasured
+    | ModelDeclared | ChunksMoved | AggregationMeasured | TaskTimed
 )  # fmt: skip
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued
-    | JobEnded | JobPromoted | ChunksAssigned | PoolSized
+    | JobEnded | JobPromoted | ChunksAssigned | PoolSized | GroupsPlanned
 )  # fmt: skip
 Event = Told | Decided
 

@@ -17,6 +17,7 @@ from msgspec import Struct, field, structs
 
 from farside.errors import RemoteProtocolError
 from farside.scheduler.manager.aggregation.state import Aggregation
+from farside.scheduler.manager.colocation.state import Colocation
 from farside.scheduler.manager.model import log_version2 as version2
 from farside.scheduler.manager.model.event import VERSION, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
@@ -63,6 +64,7 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     submit_rates: Mapping[str, tuple[tuple[float, int], ...]] = field(name="hourly", default_factory=dict)
     admissions: Mapping[str, Admission] = field(default_factory=dict)
     aggregation: Aggregation = field(default_factory=Aggregation)
+    colocation: Colocation = field(default_factory=Colocation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

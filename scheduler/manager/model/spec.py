@@ -34,6 +34,9 @@ MAX_ENVIRONMENT_BYTES = 256 * 1024
 MAX_GPUS = 100_000
 MAX_COUNT = 100_000
 MAX_RETRIES = 1000
+MAX_THREADS = 4096
+# A co-located job may be moved, and ends with its node's other jobs' luck: it goes on from its checkpoint.
+COLOCATED_RETRIES = 3
 MAX_GRACE_S = 3600.0
 MAX_TIME_LIMIT_S = 4e9  # 126 years, as much as agents take
 MAX_AFTER = 1000
@@ -59,8 +62,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     gpus: Annotated[
         int,
         number(
-            "GPUs over all nodes; the job starts with all of them or not at all", 1, MAX_GPUS,
-            below="a job without GPUs is not taken yet, ask for 1 or more",
+            "GPUs over all nodes; the job starts with all of them or not at all; 0 with colocate alone", 0, MAX_GPUS,
+            below="ask for 1 or more",
         ),
     ] = 1  # fmt: skip
     name: Annotated[str, line("What listings call the job; empty: the name of its program")] = ""
@@ -105,6 +108,14 @@ class JobSpec(Struct, frozen=True, kw_only=True):
             description="shared: its gradients are aggregated by Aggregators that all jobs share; empty: they are not"
         ),
     ] = ""
+    colocate: Annotated[
+        bool,
+        Meta(description="Whether it runs without GPUs, on a node where it takes turns with others of its kind"),
+    ] = False
+    threads: Annotated[int, number("Threads that it computes with; only with colocate", 1, MAX_THREADS)] = 1
+    memory_bytes: Annotated[float, number("Memory that it gets on its node; only with colocate; 0: not counted", 0)] = (
+        0.0
+    )
     deployment: Annotated[str, line("The deployment of inference that its GPU is for; empty: none")] = ""
     aggregators: Annotated[
         int, number("Parameter servers that it would need for itself; only with aggregation", 1, OWNERS_MAX)
@@ -162,6 +173,9 @@ def spec_of(body: JobBody, named: Container[str]) -> JobSpec:
     found |= {"roles": roles, "after": tuple(dict.fromkeys(body.after))}
     if body.preemptible is None:
         found["preemptible"] = bool(body.checkpoint_dir)
+    if body.colocate:
+        given = {"gpus": 0, "retries": COLOCATED_RETRIES}
+        found |= {name: value for name, value in given.items() if name not in named}
     if roles:
         found |= {name: value for name, value in _of_roles(roles).items() if name not in named}
     return JobSpec(**found)
@@ -184,6 +198,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
     if spec.aggregators > 1 and not spec.aggregation:
         yield 'aggregators: only a job with aggregation = "shared" has any; add that, or leave it out'
+    yield from _colocation_problems(spec)
     if spec.roles:
         yield from role_problems(spec.roles)
         told = {key: getattr(spec, key) for key, value in _of_roles(spec.roles).items() if getattr(spec, key) != value}
@@ -194,6 +209,41 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         for key in _PER_GPU:
             if key in told:
                 yield f"{key}: each role has its own cpus, memory_bytes and swap_bytes; leave it out"
+
+
+# What a co-located job can't have, with the way out.
+_NOT_COLOCATED: Mapping[str, str] = {
+    "roles": "a co-located job is one process; leave them out",
+    "ranks": "a co-located job is one process; leave it out",
+    "gpu_model": "a co-located job has no GPUs; leave it out",
+    "cpus_per_gpu": "a co-located job has no GPUs; say threads instead",
+    "memory_bytes_per_gpu": "a co-located job has no GPUs; say memory_bytes instead",
+    "swap_bytes_per_gpu": "a co-located job has no swap; leave it out",
+    "aggregation": "a co-located job sums at Aggregators that its program names; leave it out",
+    "deployment": "a co-located job serves no models; leave it out",
+    "profile": "a co-located job is measured by its node's executor; leave it out",
+}
+_PLAIN = JobSpec(argv=())
+
+
+def _colocation_problems(spec: JobSpec) -> Iterator[str]:
+    """Errors of a job without GPUs, and keys that only such a job has."""
+    if not spec.colocate:
+        if not spec.gpus and not spec.roles:
+            yield "gpus: a job without GPUs has colocate = true; add that, or ask for 1 or more"
+        for key in ("threads", "memory_bytes"):
+            if getattr(spec, key) != getattr(_PLAIN, key):
+                yield f"{key}: only a job with colocate = true has any; add that, or leave it out"
+        return
+    if spec.gpus:
+        yield f"gpus: a co-located job has none, not {spec.gpus}; leave it out"
+    for key, advice in _NOT_COLOCATED.items():
+        if getattr(spec, key) != getattr(_PLAIN, key):
+            yield f"{key}: {advice}"
+    if not spec.checkpoint_dir:
+        yield "checkpoint_dir: a co-located job may be moved to another node and goes on from there; name a folder"
+    if not spec.preemptible:
+        yield "preemptible: a co-located job may be moved to another node; leave it out"
 
 
 def _text_problems(spec: JobSpec) -> Iterator[str]:

@@ -10,6 +10,7 @@ from itertools import count, takewhile
 from msgspec import Struct
 
 from farside.scheduler.manager.aggregation.state import Aggregation
+from farside.scheduler.manager.colocation.state import Colocation
 from farside.scheduler.manager.model.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes
@@ -80,6 +81,7 @@ class LiveState:
         self.closing: dict[str, None] = {}  # nodes to close that the scheduler process has not closed yet
         self.slept = SleepRecord()
         self.aggregation = Aggregation()
+        self.colocation = Colocation()
         self.wanted: NodesWanted | None = None  # the last; None: nobody has decided how many nodes shall be on
 
     def live_jobs(self) -> Iterator[LiveJob]:

@@ -16,9 +16,11 @@ from msgspec import Raw, Struct, json, structs
 from farside.agent import messages as m
 from farside.scheduler.manager.aggregation import orders as aggregation
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
+from farside.scheduler.manager.colocation.news import timed
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey, members_of
+from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
@@ -28,6 +30,8 @@ from farside.scheduler.manager.nodes.energy_meter import PowerMeter
 HEADROOM_STEP = 1 / 8
 SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
 ENDED = ("exited", "lost")
+# By which numeric libraries and `farside train` are told how many threads to start: sums differ with their number.
+THREADS = ("FARSIDE_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 SaidT = TypeVar("SaidT", bound=m.ChangingFacts)
 
 
@@ -49,6 +53,7 @@ class AgentLine:
         self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
         self._secret = secret
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
+        self._timed_s: dict[str, float] = {}  # the same of its turns
         self._planned = -1  # the version of shared aggregation that this connection was told
         self.hello, self._read = found.said, found
         self.report: m.Report | None = None  # the last, with what its services say in its own fields
@@ -113,6 +118,9 @@ class AgentLine:
         self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
         if self.aggregator is not None:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
+        if self.executor is not None and state.colocation.jobs:
+            here = (one for one in self.executor.takers if _runs(state, self.node, one))
+            events += timed(state.colocation, self.node, here, report.at_s, self._timed_s)
         if node is not None:
             drains = any(isinstance(event, log.DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
@@ -348,6 +356,8 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
     spec, role = job.spec, job.spec.role(task.role)
     cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
     swap_bytes = spec.swap_bytes_per_gpu * len(task.gpus)
+    if spec.colocate:
+        memory_bytes = spec.memory_bytes
     first = meeting.masters.get(task.role, task)
     role_variables = {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **meeting.hosts}
     # What earlier starts held counts against the limit. At least a second, as 0 means that there is no limit.
@@ -359,7 +369,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
         submitted_s=job.submit_s,
         spec=m.TaskSpec(
             argv=spec.argv if role is None else role.argv,
-            env=dict(spec.env) if role is None else {**spec.env, **role_variables},
+            env=_environment(spec) if role is None else {**spec.env, **role_variables},
             cwd=spec.cwd,
             user=job.user,
             gpus=task.gpus,
@@ -383,6 +393,11 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
     )
 
 
+def _environment(spec: JobSpec) -> dict[str, str]:
+    """The variables of a process without a role: libraries of a co-located one start the threads that it asked for."""
+    return {**spec.env, **(dict.fromkeys(THREADS, str(spec.threads)) if spec.colocate else {})}
+
+
 def _membership(job: LiveJob, task: LiveTask) -> m.Membership | None:
     """Which of its job's members a process is; None: it is none."""
     if not job.spec.aggregation:
@@ -403,6 +418,12 @@ def stop_of(key: TaskKey, generation: int, cause: str, grace_s: float) -> m.Stop
 
 def _is_wanted(job: LiveJob, task: LiveTask) -> bool:
     return job.start == task.start and job.phase in (Phase.STARTING, Phase.RUNNING)
+
+
+def _runs(state: LiveState, node: str, one: m.TurnTaker) -> bool:
+    """Whether who takes turns is a process that the log has on that node now."""
+    task = state.task((one.job, one.start, one.rank))
+    return task is not None and task.node == node and not task.is_gone
 
 
 def _named(node: str, key: TaskKey) -> dict[str, Any]:

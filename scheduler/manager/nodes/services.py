@@ -62,6 +62,11 @@ def _offer(facts: m.AggregatorFacts) -> m.AggregatorOffer | None:
     return facts.offer if facts.has_relay else None
 
 
+def _presence(facts: m.ExecutorFacts) -> m.ExecutorFacts | None:
+    """That it is there: who takes turns moves all the time, and what of that is news has entries of its own."""
+    return m.ExecutorFacts(is_there=True) if facts.is_there else None
+
+
 DONOR, BORROWER = "donor", "borrower"
 KNOWN: Mapping[str, KnownService] = {
     # Both have fields of their own in HELLO, REPORT and the log, for agents and managers of the version before. Its
@@ -70,7 +75,7 @@ KNOWN: Mapping[str, KnownService] = {
     BORROWER: KnownService(facts=m.BorrowerFacts),
     # Its plans follow from all jobs, so `AgentLine.plans` makes its order.
     m.AGGREGATOR: KnownService(facts=m.AggregatorFacts, keep=_offer),
-    m.EXECUTOR: KnownService(facts=m.ExecutorFacts),
+    m.EXECUTOR: KnownService(facts=m.ExecutorFacts, keep=_presence),
 }
 _DECODERS = {name: msgspec.json.Decoder(service.facts) for name, service in KNOWN.items()}
 

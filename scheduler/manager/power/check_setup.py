@@ -1,7 +1,7 @@
 """Check of the node power settings before anything starts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farside.config.check import names_in
 from farside.config.manager import ManagerConfig
@@ -35,6 +35,7 @@ class PowerSetup:
         every_s: From turn to turn.
         idle_w: What an idle node draws.
         tenancy: What accounts and users may hold: jobs that wait for that wake nobody.
+        set_aside: Nodes of co-located jobs alone.
     """
 
     policy: str
@@ -47,6 +48,7 @@ class PowerSetup:
     every_s: float = EVERY_S
     idle_w: float = 800.0
     tenancy: Tenancy | None = None
+    set_aside: frozenset[str] = frozenset()
 
 
 def power_setup(config: ManagerConfig) -> PowerSetup:
@@ -74,12 +76,15 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
         raise ConfigError(
             f"always_on: {config.power_drivers} has no [node.{unknown[0]}]", hint="leave out who has no driver"
         )
+    rules, set_aside = fleet_rules(config), frozenset(names_in(config.colocation_nodes))
     return PowerSetup(
         policy=config.power,
         is_dry_run=config.power_dry_run,
         drivers=drivers,
         make_policy=online_policy(config),
-        rules=fleet_rules(config),
+        # Co-located jobs are not the energy policy's to foresee: their nodes would look idle to it.
+        rules=replace(rules, always_on=rules.always_on | set_aside),
+        set_aside=set_aside,
         patience=patience,
         step_s=config.power_step_s,
         every_s=every_s,

@@ -32,7 +32,9 @@ LOOKED_AT = 1000
 _REACHABLE = (Phase.OFF, Phase.BOOTING)
 
 
-def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tuple[str, ...]:
+def nodes_needed(
+    state: LiveState, tenancy: Tenancy | None, now_s: float, *, set_aside: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
     """The nodes that waiting jobs would fill: first idle ones that are on, then those on their way up, then others.
 
     A job that has just come may get an idle node at any moment; it wakes none before the scheduler process has looked
@@ -41,9 +43,9 @@ def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tup
     waiting = list(islice(_waiting(state), LOOKED_AT))
     if not waiting:
         return ()
-    rooms = _Rooms(state)
+    rooms = _Rooms(state, set_aside)
     for job in waiting:
-        if job.spec.aggregation and awaited_aggregators(state, job):
+        if job.spec.aggregation and awaited_aggregators(state, job, set_aside):
             rooms.call_aggregators(job, is_settled=_is_settled(job, now_s))
     quota_use = QuotaUse()
     for job in state.live_jobs():
@@ -67,7 +69,9 @@ def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tup
 
 
 def _waiting(state: LiveState) -> Iterator[LiveJob]:
-    return (job for job in state.live_jobs() if job.phase is JobPhase.WAITING and is_ready(state, job))
+    """Without co-located jobs, whose nodes never sleep."""
+    live = (job for job in state.live_jobs() if not job.spec.colocate)
+    return (job for job in live if job.phase is JobPhase.WAITING and is_ready(state, job))
 
 
 def _is_settled(job: LiveJob, now_s: float) -> bool:
@@ -87,12 +91,13 @@ class _Rooms:
         called: The names of those that were filled, in the order in which they were.
     """
 
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
+    def __init__(self, state: LiveState, set_aside: frozenset[str]) -> None:
+        self._state, self._set_aside = state, set_aside
         self._nodes = tuple(state.nodes.values())
         self._sets = NodeSets([_empty(node) for node in self._nodes])
         self._asks_users = any(node.users for node in self._nodes)
-        self._gpus = [node.device_count for node in self._nodes]
+        # Nodes that are set aside for co-located jobs give none to those that wait for GPUs.
+        self._gpus = [0 if node.name in set_aside else node.device_count for node in self._nodes]
         self.called: dict[str, None] = {}
         busy = {name for job in state.live_jobs() for name in job.nodes if is_holding(job)}
         self.free = [
@@ -107,7 +112,7 @@ class _Rooms:
         self.asleep = [at for _, _, at in sorted(found)]
 
         in_use = {state.aggregation.node_of(number) for number in state.aggregation.in_use()}
-        offering = (state.aggregation.offers.keys() | state.aggregation.numbers.keys()) - in_use
+        offering = (state.aggregation.offers.keys() | state.aggregation.numbers.keys()) - in_use - set_aside
         self._aggregators = [node.name for node in self._nodes if node.name in offering and node.is_taking]
         self._asleep_aggregators = [name for _, name, _ in sorted(found) if name in offering]
 
@@ -135,7 +140,8 @@ class _Rooms:
         return {at: gpus for at, gpus in places if self._is_open(at) and self._nodes[at].name not in reserved}
 
     def _is_open(self, at: int) -> bool:
-        return not (self._nodes[at].drain_reason or self._nodes[at].unhealthy)
+        node = self._nodes[at]
+        return not (node.drain_reason or node.unhealthy or node.name in self._set_aside)
 
     def most(self, fits: Mapping[int, int]) -> int:
         """GPUs that it could have with every node on and nobody else there."""

@@ -1,11 +1,12 @@
 """Groups of jobs that take turns on a node, as people see them: what bounds each, and its iteration. PURE."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from farside.agent.messages import ExecutorFacts, TurnTaker
 from farside.group_time import Bound, GroupTime, WorkProfile, group_time
+from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup
 
 BOUNDS: Mapping[Bound, str] = {
     "cpu": "computing",
@@ -30,12 +31,27 @@ class GroupJob(Struct, frozen=True, kw_only=True):
     overdue: int
 
 
+class Plan(Struct, frozen=True, kw_only=True):
+    """The co-located jobs that the manager has put on a node.
+
+    ``others``: jobs there that the caller may not see. ``measuring``: the job whose times are not known yet; null: all
+    are. ``predicted_s``, ``bound``: of an iteration of all, as it was decided; null while one is not measured.
+    """
+
+    jobs: list[str]
+    others: int
+    measuring: str | None
+    bound: Bound | None
+    predicted_s: float | None
+
+
 class Group(Struct, frozen=True, kw_only=True):
     """Jobs that take turns on one node.
 
     ``others``: workers that are no tasks of this node, or of jobs that the caller may not see. ``bound``: what a
     shorter iteration would need less of, ``cpu``, ``network`` or ``job`` (the longest one), and ``predicted_s`` by
-    equation 1; null while a worker's times are not known. ``measured_s``: the slowest job's.
+    equation 1; null while a worker's times are not known. ``measured_s``: the slowest job's. ``plan``: null where the
+    manager groups no jobs.
     """
 
     node: str
@@ -44,21 +60,60 @@ class Group(Struct, frozen=True, kw_only=True):
     bound: Bound | None
     predicted_s: float | None
     measured_s: float | None
+    plan: Plan | None = None
 
 
 class GroupReport(Struct, frozen=True, kw_only=True):
-    """All groups, by node."""
+    """All groups, by node.
+
+    ``planned_at_s``: when the manager grouped jobs last; null: never. ``reason``: why it did; empty where jobs are
+    concerned that the caller may not see. ``waiting``: measured jobs that it left out, of those that the caller sees.
+    """
 
     groups: list[Group]
+    planned_at_s: float | None = None
+    reason: str = ""
+    waiting: list[str] = field(default_factory=list)
 
 
-def report(facts: Mapping[str, ExecutorFacts], may_see: Callable[[str], bool]) -> GroupReport:
-    """Groups by what the agents that are connected said last; a node on which nobody takes turns has none."""
+NO_PLAN = Colocation()
+
+
+def report(
+    facts: Mapping[str, ExecutorFacts], may_see: Callable[[str], bool], planned: Colocation = NO_PLAN
+) -> GroupReport:
+    """Groups by what the agents that are connected said last, and as they are planned; a node with neither has none."""
+    plans = {group.node: group for group in planned.groups}
+    turning = {node for node, said in facts.items() if said.takers or said.others}
+    groups = [
+        structs.replace(
+            _group(node, facts.get(node, _NOTHING), may_see), plan=_plan(plans.get(node), planned.measuring, may_see)
+        )
+        for node in sorted(turning | plans.keys())
+    ]
+    named = [*(job for group in planned.groups for job in group.jobs), *planned.waiting, *planned.jobs]
     return GroupReport(
-        groups=[
-            _group(node, said, may_see) for node, said in sorted(facts.items()) if said.takers or said.others
-        ]
-    )  # fmt: skip
+        groups=groups,
+        planned_at_s=planned.planned_s or None,
+        reason=planned.reason if all(map(may_see, named)) else "",
+        waiting=[job for job in planned.waiting if job in planned.jobs and may_see(job)],
+    )
+
+
+_NOTHING = ExecutorFacts()
+
+
+def _plan(group: PlannedGroup | None, measuring: Sequence[str], may_see: Callable[[str], bool]) -> Plan | None:
+    if group is None:
+        return None
+    shown = [job for job in group.jobs if may_see(job)]
+    return Plan(
+        jobs=shown,
+        others=len(group.jobs) - len(shown),
+        measuring=next((job for job in shown if job in measuring), None),
+        bound=group.bound,
+        predicted_s=group.predicted_s,
+    )
 
 
 def _group(node: str, said: ExecutorFacts, may_see: Callable[[str], bool]) -> Group:

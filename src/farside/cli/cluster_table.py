@@ -100,6 +100,18 @@ def group_job_table(rows: Iterable[Row]) -> Table:
     return table
 
 
+def plan_table(rows: Iterable[Row]) -> Table:
+    """A line a node whose jobs the manager has grouped."""
+    table = _table("grouped on", "jobs", "others", "being measured", "bound by", "iteration as decided")
+    for row in rows:
+        if (plan := row["plan"]) is None:
+            continue
+        decided = "" if plan["predicted_s"] is None else f"{plan['predicted_s']:.4g} s"
+        jobs, measuring = " ".join(plan["jobs"]), plan["measuring"] or ""
+        _add(table, row["node"], jobs, plan["others"], measuring, plan["bound"] or "", decided)
+    return table
+
+
 def admission_table(rows: Iterable[Row], now_s: float) -> Table:
     """A line a node's name."""
     table = _table("node", "state", "GPUs", "memory", "by", "since", "until", "more than known")

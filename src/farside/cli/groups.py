@@ -1,7 +1,8 @@
 """The command `farside groups`: which jobs take turns on a node, what bounds them, predicted and measured times."""
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -21,15 +22,25 @@ def show_groups(
     as_json: options.AsJson = False,
 ) -> None:
     """Show the jobs that take turns on a node: what bounds their iteration, predicted and measured."""
-    told = client.get("groups")["groups"]
+    told = client.get("groups")
     if job is not None:
-        told = [group for group in told if any(row["job"] == job for row in group["jobs"])]
-        if not told:
+        told["groups"] = [group for group in told["groups"] if _has(group, job)]
+        if not told["groups"]:
             raise ConfigError(f"job {job} takes no turns", hint="it has to run on a node with an executor, and train")
     if as_json:
-        print(json.dumps({"groups": told}, indent=2))
+        print(json.dumps(told, indent=2))
         return
-    from farside.cli.cluster_table import group_job_table, group_table
+    from farside.cli.cluster_table import group_job_table, group_table, plan_table
 
-    print_table(group_table(told))
-    print_table(group_job_table(told))
+    print_table(group_table(told["groups"]))
+    print_table(group_job_table(told["groups"]))
+    if any(group["plan"] for group in told["groups"]):
+        print_table(plan_table(told["groups"]))
+    if told["waiting"] and job is None:
+        print(f"left out, as they would keep no more machines busy: {' '.join(told['waiting'])}")
+    if told["reason"] and job is None:
+        print(f"last grouping: {told['reason']}")
+
+
+def _has(group: Mapping[str, Any], job: str) -> bool:
+    return any(row["job"] == job for row in group["jobs"]) or job in (group["plan"] or {"jobs": ()})["jobs"]

@@ -7,6 +7,10 @@
     swap = "8GiB"                        # or swap_bytes_per_gpu: Farside swap beyond that, for each GPU likewise
     checkpoint_dir = "/shared/ann/run1"
 
+    colocate = true                      # instead of gpus: it takes turns with others on a node without GPUs
+    threads = 2
+    memory = "2GiB"                      # or memory_bytes
+
     [[role]]                             # instead of command and gpus: processes that are not alike
     name = "worker"
     command = ["python", "worker.py"]
@@ -48,6 +52,7 @@ _SPOKEN: _Spoken = {
     "grace": ("grace_s", parse_seconds),
     "memory_per_gpu": ("memory_bytes_per_gpu", parse_bytes),
     "swap": ("swap_bytes_per_gpu", parse_bytes),
+    "memory": ("memory_bytes", parse_bytes),
     "role": ("roles", None),
 }
 _SPOKEN_OF_A_ROLE: _Spoken = {

@@ -31,7 +31,11 @@ train_app = typer.Typer(
 )
 
 _Workers = Annotated[int, typer.Option(min=0, max=64, help="Worker processes on this machine; 0: one, as RANK says.")]
-_Threads = Annotated[int, typer.Option(min=1, help="Threads of NumPy's libraries in each worker.")]
+_Threads = Annotated[
+    int,
+    # By which a manager tells a co-located job how many it asked for (`JobSpec.threads`).
+    typer.Option(min=1, envvar="FARSIDE_THREADS", help="Threads of NumPy's libraries in each worker."),
+]
 _Folder = Annotated[
     Path | None, typer.Option(help="Folder for checkpoints; a job that finds one there goes on from it.")
 ]

@@ -109,4 +109,6 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
         "Time after which Aggregators without jobs are given back, but for those needed on average")
     aggregation_keep_s: float = seconds(60.0, 0, 1e6,
         "Time for which a job without processes keeps its place at Aggregators, so that its next start goes on there")
+    colocation_nodes: str = text("",
+        "Nodes that run jobs with colocate = true alone, separated by commas; they must have an executor, and be alike")
     node_timeout_s: float = seconds(60.0, 1, 1e6, "Silence after which a node is lost and its jobs start again")

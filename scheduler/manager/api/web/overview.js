@@ -190,7 +190,16 @@ function groupWords(group) {
   if (group.others) words.push(many(group.others, "other"));
   if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`, `${group.predicted_s.toPrecision(3)} s predicted`);
   if (group.measured_s !== null) words.push(`${group.measured_s.toPrecision(3)} s measured`);
+  if (group.plan !== null) words.push(planWords(group.plan));
   return words.join(" · ");
+}
+
+function planWords(plan) {
+  const words = [`grouped: job ${plan.jobs.join(", ") || "of others"}`];
+  if (plan.others && plan.jobs.length) words.push(many(plan.others, "other"));
+  if (plan.predicted_s !== null) words.push(`${plan.predicted_s.toPrecision(3)} s as decided`);
+  if (plan.measuring !== null) words.push(`job ${plan.measuring} is being measured`);
+  return words.join(", ");
 }
 
 // ---- deployments of inference

@@ -1,0 +1,1 @@
+"""Jobs without GPUs that the manager puts on nodes together: which take turns with which, and why."""

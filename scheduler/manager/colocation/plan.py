@@ -1,0 +1,313 @@
+"""Groups of the manager's co-located jobs: what changes when one comes, is measured, or ends. PURE.
+
+How it works
+  Each job runs on one node, and the jobs of a node are a group. The decisions are those that the simulator makes
+  (`farside.scheduler.sharing.colocation.regroup`); here they are asked with jobs whose times are measured, not known:
+
+  * A job that nobody has measured gets a free node, or joins the smallest group in which no other is measured. Such a
+    group is left as it is meanwhile.
+  * Once its times are known it goes where it keeps most machines busy: it stays unless another place is better by more
+    than `RegroupRules.near_best`, and waits where it would keep none busier.
+  * When a job ends, one like it takes its place, or one that waits joins, or jobs move, by the rules for that event.
+
+  Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from farside.group_time import WorkProfile
+from farside.scheduler.manager.colocation.state import Colocation, GroupsPlanned, PlannedGroup
+from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
+from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
+
+NO_GAIN = "it would keep no more machines busy beside the jobs that run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColocationRules:
+    """How groups are decided.
+
+    Attributes:
+        nodes: Names of the nodes that are set aside for co-located jobs.
+        min_run_s: A job that has run for less is not moved when another ends.
+        age_limit_s: Who has waited longer is in the next grouping.
+        events: The rules of arrivals and ends.
+    """
+
+    nodes: frozenset[str] = frozenset()
+    min_run_s: float = 60.0
+    age_limit_s: float = 8 * 3600.0
+    events: RegroupRules = field(default_factory=RegroupRules)
+
+
+NO_RULES = ColocationRules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A node that is set aside. ``why_not``: why no co-located job may start there now; empty: one may."""
+
+    cpus: int
+    memory_bytes: int
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A job that is not over.
+
+    Attributes:
+        node: Where it holds something, and need not leave it by another's will than the plan's; empty: nowhere.
+        may_start: It may be given a node.
+        threads: CPUs that it computes with.
+        since_s: Since when it waits, or runs.
+    """
+
+    node: str = ""
+    may_start: bool = False
+    threads: int = 1
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What groups are decided by. ``jobs`` are in the order of submission."""
+
+    state: Colocation
+    sites: Mapping[str, Site]
+    jobs: Mapping[str, Candidate]
+    now_s: float
+    rules: ColocationRules = NO_RULES
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sorted:
+    """The jobs of the last plan and those that wait, as they are now.
+
+    Attributes:
+        groups: By node, who stays there unless it is decided otherwise.
+        left: Who was in a group and is over, or may not start any more, by the node of the group.
+        timed: Who was placed to be measured, and has been.
+        waiting: Measured jobs without a place.
+        new: Jobs that nobody has measured, without a place.
+    """
+
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    timed: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+
+
+def replan(outlook: Outlook) -> GroupsPlanned | None:
+    """The next plan; None: the last one holds."""
+    return _Planning(outlook).plan()
+
+
+class _Planning:
+    """One look at all groups."""
+
+    def __init__(self, outlook: Outlook) -> None:
+        self._outlook, self._state = outlook, outlook.state
+        # Nodes by number: a group that the rules leave on its machines keeps its number, and so its node.
+        self._names = sorted(outlook.sites)
+        self._order = {job: at for at, job in enumerate(outlook.jobs)}
+        self._sorted = self._sort()
+        usable = [site for site in outlook.sites.values() if not site.why_not]
+        memory_bytes = min((site.memory_bytes for site in usable if site.memory_bytes), default=1 << 62)
+        self._grouping = GroupingRules(memory_bytes=memory_bytes)
+        self._regrouping = Regrouping(self._grouping, decide, outlook.rules.events)
+        self._reasons: list[str] = []
+
+    def _sort(self) -> _Sorted:
+        found, planned = _Sorted(), self._state.node_of
+        for job, node in planned.items():
+            one = self._outlook.jobs.get(job)
+            may_start = one is not None and one.may_start and self._is_usable(node)
+            if one is not None and (one.node == node or may_start):
+                found.groups.setdefault(node, []).append(job)
+            else:
+                found.left.append((node, job))
+        gone = {job for _, job in found.left}
+        for job, one in self._outlook.jobs.items():
+            is_measured = job in self._state.times
+            if job in planned and job not in gone:
+                found.timed += [job] if is_measured and job in self._state.measuring else []
+            elif one.may_start and self._fits(one):
+                (found.waiting if is_measured else found.new).append(job)
+        return found
+
+    def _is_usable(self, node: str) -> bool:
+        site = self._outlook.sites.get(node)
+        return site is not None and not site.why_not
+
+    def _fits(self, job: Candidate) -> bool:
+        return any(not site.why_not and job.threads <= site.cpus for site in self._outlook.sites.values())
+
+    def plan(self) -> GroupsPlanned | None:
+        """See `replan`."""
+        cluster = self._cluster()
+        for node, job in self._sorted.left:
+            cluster = self._ended(cluster, node, job)
+        for job in self._sorted.timed:
+            cluster = self._measured(cluster, job)
+        fresh = [job for job in cluster.waiting if job not in self._state.waiting]
+        if cluster.waiting and (fresh or cluster.free):
+            change = self._regrouping.arrived(cluster, fresh or cluster.waiting)
+            if change.cluster != cluster:
+                self._reasons.append(f"job {', '.join(fresh or cluster.waiting)} waited")
+            cluster = change.cluster
+        groups = self._named(cluster)
+        measuring = self._measure(groups)
+        return self._differs(groups, measuring, cluster.waiting)
+
+    # ---- what the rules are asked with
+
+    def _is_open(self, node: str) -> bool:
+        """Whether the rules may change the group of a node: jobs may start there, and all that run are measured."""
+        return self._is_usable(node) and all(job in self._state.times for job in self._sorted.groups.get(node, ()))
+
+    def _cluster(self) -> Cluster:
+        nodes = [(number, node) for number, node in enumerate(self._names, 1) if self._is_open(node)]
+        left = {node for node, _ in self._sorted.left}
+        groups = [
+            RunningGroup(number=number, machines=1, jobs=tuple(jobs))
+            for number, node in nodes
+            # That of a job that has left is there though it is empty: the rules for its end look at it.
+            if (jobs := self._sorted.groups.get(node, [])) or node in left
+        ]
+        jobs = [*(job for group in groups for job in group.jobs), *self._sorted.waiting]
+        outlook, rules = self._outlook, self._outlook.rules
+        old_s, young_s = outlook.now_s - rules.age_limit_s, outlook.now_s - rules.min_run_s
+        return Cluster(
+            machines=len(nodes),
+            groups=tuple(groups),
+            waiting=tuple(self._sorted.waiting),
+            profiles={job: profile for job in jobs if (profile := self._profile(job)) is not None},
+            required=frozenset(job for job in self._sorted.waiting if outlook.jobs[job].since_s <= old_s),
+            fixed=frozenset(job for group in groups for job in group.jobs if outlook.jobs[job].since_s > young_s),
+            next_number=len(self._names) + 1,
+        )
+
+    def _profile(self, job: str) -> WorkProfile | None:
+        return self._state.profile(job)
+
+    def _ended(self, cluster: Cluster, node: str, job: str) -> Cluster:
+        number = self._names.index(node) + 1 if node in self._outlook.sites else 0
+        profile = self._profile(job)
+        group = next((one for one in cluster.groups if one.number == number), None)
+        if group is None or profile is None:
+            # Its group is not the rules' to change, or nobody knows what it needed: its place is free, no more.
+            rest = tuple(one for one in cluster.groups if one.jobs)
+            change = self._regrouping.arrived(replace(cluster, groups=rest), cluster.waiting)
+            self._reasons.append(f"job {job} left {node}")
+        else:
+            waiting = tuple(one for one in cluster.waiting if one != job)
+            others = replace(cluster, waiting=waiting, required=cluster.required & set(waiting))
+            change = self._regrouping.ended(others, number, profile)
+            self._reasons.append(f"job {job} left {node}: {change.why}")
+            if waiting != cluster.waiting:  # its node was lost, and it waits itself
+                change = replace(change, cluster=replace(change.cluster, waiting=(job, *change.cluster.waiting)))
+        return change.cluster
+
+    def _measured(self, cluster: Cluster, job: str) -> Cluster:
+        """Where a job belongs now that its times are known."""
+        group = next((one for one in cluster.groups if job in one.jobs), None)
+        if group is None:  # another job of its group is being measured, or nothing may start on its node
+            self._reasons.append(f"job {job} was measured")
+            return cluster
+        rest = tuple(one for one in group.jobs if one != job)
+        others = tuple(
+            replace(one, jobs=rest) if one is group else one for one in cluster.groups if one is not group or rest
+        )
+        alone = replace(cluster, groups=others, waiting=(job,), required=frozenset[str](), fixed=frozenset[str]())
+        after = self._regrouping.arrived(alone, (job,)).cluster
+        rules, regrouping = self._outlook.rules.events, self._regrouping
+        gain = regrouping.busy(cluster) - regrouping.busy(alone)
+        is_near = regrouping.busy(cluster) >= (1 - rules.near_best) * regrouping.busy(after)
+        if is_near and gain > rules.least_join * cluster.machines:
+            self._reasons.append(f"job {job} was measured, and stays")
+            return cluster
+        self._reasons.append(f"job {job} was measured, and {'waits' if job in after.waiting else 'moves'}")
+        return replace(
+            after,
+            waiting=(*after.waiting, *cluster.waiting),
+            required=cluster.required,
+            fixed=cluster.fixed,
+        )
+
+    # ---- the plan
+
+    def _named(self, cluster: Cluster) -> dict[str, list[str]]:
+        """By node, the jobs of each group; a new group gets a free node, that of its jobs if it can."""
+        taken = {node: jobs for node, jobs in self._sorted.groups.items() if not self._is_open(node)}
+        known = [group for group in cluster.groups if group.jobs and group.number <= len(self._names)]
+        for group in known:
+            taken[self._names[group.number - 1]] = list(group.jobs)
+        free = [node for node in self._names if self._is_open(node) and node not in taken]
+        was = self._state.node_of
+        for group in sorted(cluster.groups, key=lambda one: one.number):
+            if not group.jobs or group in known:
+                continue
+            node = max(free, key=lambda name: (sum(was.get(job) == name for job in group.jobs), -free.index(name)))
+            free.remove(node)
+            taken[node] = list(group.jobs)
+        return taken
+
+    def _measure(self, groups: dict[str, list[str]]) -> tuple[str, ...]:
+        """Places jobs that nobody has measured, one a group; returns all that are being measured."""
+        measuring = [job for jobs in groups.values() for job in jobs if job not in self._state.times]
+        for job in self._sorted.new:
+            threads, memory_bytes = self._outlook.jobs[job].threads, self._state.jobs[job]
+            open_nodes = [
+                node
+                for node in self._names
+                if self._is_usable(node)
+                and threads <= self._outlook.sites[node].cpus
+                and all(one in self._state.times for one in groups.get(node, ()))
+                and memory_bytes + sum(self._state.jobs[one] for one in groups.get(node, ()))
+                <= self._grouping.memory_bytes
+            ]
+            if not open_nodes:
+                continue
+            node = min(open_nodes, key=lambda name: len(groups.get(name, ())))
+            groups.setdefault(node, []).append(job)
+            measuring.append(job)
+            self._reasons.append(f"job {job} is measured on {node}")
+        return tuple(sorted(measuring, key=self._order.__getitem__))
+
+    def _differs(
+        self, groups: dict[str, list[str]], measuring: tuple[str, ...], waiting: tuple[str, ...]
+    ) -> GroupsPlanned | None:
+        planned = tuple(self._group(node, jobs) for node, jobs in sorted(groups.items()) if jobs)
+        now = [(group.node, group.jobs) for group in planned]
+        was = [(group.node, group.jobs) for group in self._state.groups]
+        is_same = now == was and measuring == self._state.measuring
+        if is_same and set(waiting) <= set(self._state.waiting):
+            return None
+        reason = "; ".join(self._reasons) or (f"job {waiting[-1]}: {NO_GAIN}" if waiting else "nodes have changed")
+        return GroupsPlanned(groups=planned, measuring=measuring, waiting=waiting, reason=reason[:400])
+
+    def _group(self, node: str, jobs: list[str]) -> PlannedGroup:
+        ordered = tuple(sorted(jobs, key=self._order.__getitem__))
+        time = self._state.time_of(ordered)
+        if time is None:
+            return PlannedGroup(node=node, jobs=ordered)
+        return PlannedGroup(node=node, jobs=ordered, predicted_s=time.iteration_s, bound=time.bound)
+
+
+def why_waiting(outlook: Outlook, job_id: str) -> str:
+    """Why a job that may start has no node."""
+    rules, job = outlook.rules, outlook.jobs[job_id]
+    if not rules.nodes:
+        return "no node is set aside for co-located jobs: an operator names some in colocation_nodes of manager.toml"
+    closed = {name: site.why_not for name, site in sorted(outlook.sites.items()) if site.why_not}
+    if len(closed) == len(outlook.sites):
+        told = "; ".join(f"{name}: {why}" for name, why in closed.items()) or "none of them has joined"
+        return f"no node that is set aside for co-located jobs takes one now: {told}"
+    if all(job.threads > site.cpus for site in outlook.sites.values() if not site.why_not):
+        return f"no node that takes co-located jobs now has the {job.threads} CPUs of its threads"
+    if job_id in outlook.state.times:
+        return NO_GAIN
+    return "it has to be measured first, and each node measures another job or has no memory left"

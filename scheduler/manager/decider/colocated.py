@@ -1,0 +1,143 @@
+"""Co-located jobs in the manager: what their groups are decided by, and the entries that follow from a plan. PURE.
+
+A plan says where each job is to be (`farside.scheduler.manager.colocation`). Here one step at a time follows from it: a
+job that waits is given its node; one that runs elsewhere is stopped as a preempted job is, and given its node once its
+process has gone. The cycle knows neither these jobs nor the GPUs of their nodes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from farside.agent.messages import EXECUTOR, ExecutorFacts
+from farside.scheduler.manager.colocation.plan import Candidate, ColocationRules, Outlook, Site, replan, why_waiting
+from farside.scheduler.manager.decider.adapter import is_holding, may_wait
+from farside.scheduler.manager.model import event as log
+from farside.scheduler.manager.model.maintenance import words_of
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
+from farside.scheduler.manager.model.state import LiveState
+
+_BOUND_WORDS = {"cpu": "computing", "network": "communicating", "job": "the longest of its jobs"}
+_PLAN_WORDS = "co-located jobs were grouped anew"
+Step = log.GroupsPlanned | log.JobAllocated | log.AllocationReleased | log.JobStopping
+
+
+def outlook_of(state: LiveState, now_s: float, rules: ColocationRules) -> Outlook:
+    """What groups are decided by."""
+    pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
+    reserved = {name: words_of(one) for one in pending for name in one.nodes}
+    nodes = [state.nodes[name] for name in sorted(rules.nodes) if name in state.nodes]
+    cpus = _usual_cpus(nodes)
+    sites = {
+        node.name: Site(
+            cpus=node.cpus,
+            memory_bytes=node.memory_bytes,
+            why_not=_why_not(state, node) or reserved.get(node.name, "") or _unlike(node, cpus),
+        )
+        for node in nodes
+    }
+    jobs = {job_id: _candidate(state, state.jobs[job_id]) for job_id in state.colocation.jobs}
+    return Outlook(state=state.colocation, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
+
+
+def _usual_cpus(nodes: Sequence[LiveNode]) -> int:
+    """Profiles are measured on one node and believed of another, so nodes have to be alike: as most of them are."""
+    counts = Counter(node.cpus for node in nodes)
+    return max(counts, key=lambda cpus: (counts[cpus], cpus), default=0)
+
+
+def _unlike(node: LiveNode, cpus: int) -> str:
+    return f"it has {node.cpus} CPUs, and the others have {cpus}" if node.cpus != cpus else ""
+
+
+def _why_not(state: LiveState, node: LiveNode) -> str:
+    if not node.is_taking:
+        return node.why_not
+    if node.users:
+        return "it runs jobs of some users only"
+    if not has_executor(node):
+        return "no executor answers there: start `farside executor`, or update the agent"
+    if any(not state.jobs[job_id].spec.colocate for job_id in state.jobs_on(node.name) if job_id in state.jobs):
+        return "another job, with GPUs, is still there"
+    return ""
+
+
+def has_executor(node: LiveNode) -> bool:
+    """Whether its agent says that an executor answers there; one of the version before says nothing of it."""
+    raw = node.services.get(EXECUTOR, "")
+    return bool(raw) and msgspec.json.decode(raw, type=ExecutorFacts).is_there
+
+
+def _candidate(state: LiveState, job: LiveJob) -> Candidate:
+    return Candidate(
+        node=job.nodes[0] if is_holding(job) and job.nodes else "",
+        may_start=may_wait(state, job),
+        threads=job.spec.threads,
+        since_s=job.since_s,
+    )
+
+
+def next_wake_s(state: LiveState, now_s: float) -> float:
+    """When to look again though nothing has happened: a reservation is over; infinite: never."""
+    return min((one.end_s for one in state.maintenance.values() if one.is_pending(now_s)), default=math.inf)
+
+
+def next_events(state: LiveState, outlook: Outlook) -> tuple[Step, ...]:
+    """The next plan, or what follows from the last one; nothing where all is as it says."""
+    if not state.colocation.jobs and not state.colocation.groups:
+        return ()
+    plan = replan(outlook)
+    return (plan,) if plan is not None else tuple(_followed(state))
+
+
+def _followed(state: LiveState) -> Iterator[Step]:
+    grouped = state.colocation
+    node_of = grouped.node_of
+    for job_id in grouped.jobs:
+        job, node = state.jobs[job_id], node_of.get(job_id, "")
+        there = job.nodes[0] if job.nodes else ""
+        if job.phase is Phase.WAITING and node and may_wait(state, job):
+            places = (log.NodeAllocation(node=node, gpus=0),)
+            yield log.JobAllocated(job_id=job_id, places=places, reason=_why_there(state, job_id))
+        elif there == node:
+            continue
+        elif job.phase is Phase.ALLOCATED:
+            yield log.AllocationReleased(job_id=job_id, reason=_why_elsewhere(state, node))
+        elif job.phase in (Phase.STARTING, Phase.RUNNING):
+            yield log.JobStopping(
+                job_id=job_id, start=job.start, cause=log.StopCause.PREEMPTED, reason=_why_elsewhere(state, node)
+            )
+
+
+def _why_there(state: LiveState, job_id: str) -> str:
+    group = state.colocation.group_of(job_id)
+    others = len(group.jobs) - 1 if group is not None else 0
+    beside = f"beside {others} other job{'s' if others > 1 else ''}" if others else "alone"
+    return f"{beside}, to be measured" if job_id in state.colocation.measuring else beside
+
+
+def _why_elsewhere(state: LiveState, node: str) -> str:
+    return f"{_PLAN_WORDS}: it {f'goes to {node}' if node else 'waits'}"
+
+
+def explain(state: LiveState, now_s: float, rules: ColocationRules, job: LiveJob) -> tuple[str, ...]:
+    """Why a co-located job waits."""
+    group = state.colocation.group_of(job.job_id)
+    if group is not None:
+        return (f"it is to start on {group.node}",)
+    return (why_waiting(outlook_of(state, now_s, rules), job.job_id),)
+
+
+def group_lines(state: LiveState, job: LiveJob) -> Iterator[str]:
+    """Lines about the group that a job is in."""
+    group = state.colocation.group_of(job.job_id)
+    if group is None or job.is_over:
+        return
+    count = len(group.jobs) - 1
+    line = f"group on {group.node}: " + (f"{count} other job{'s' if count > 1 else ''}" if count else "no other job")
+    if group.predicted_s is None or group.bound is None:
+        yield line + "; not all of them are measured"
+    else:
+        yield f"{line}; an iteration of all was to take {group.predicted_s:.3g} s, bound by {_BOUND_WORDS[group.bound]}"

@@ -1,0 +1,520 @@
+"""Co-located jobs in the manager: where they run, what groups follow, and what the log says of them."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from farside.agent import messages as m
+from farside.agent.messages import EXECUTOR
+from farside.cli.cluster_table import plan_table
+from farside.scheduler.manager.colocation.plan import ColocationRules
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import (
+    CancelRequested,
+    DrainRequested,
+    GroupsPlanned,
+    HoldRequested,
+    JobStopping,
+    NodeLost,
+    ServiceChanged,
+    StopCause,
+    TaskTimed,
+    UndrainRequested,
+)
+from farside.scheduler.manager.model.record import ACTIVE, Phase
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.spec import spec_problems
+from farside.scheduler.manager.nodes.dispatch import THREADS, start_of
+from farside.scheduler.manager.power.nodes_needed import nodes_needed
+from farside.scheduler.manager.view import groups as view
+from tests.agent.process import agent, until_connected, write_config
+from tests.live.manager import running_manager
+from tests.live.test_node_services import connected, report
+from tests.live.test_sleeping_nodes import asleep
+from tests.live.world import World, rules, submitted_spec
+from tests.support.waiting import until
+from tests.train.executors import executor
+
+THERE = '{"is_there":true}'
+
+
+def a_world(nodes: int = 2, gpus: int = 0, **more: Any) -> World:
+    names = frozenset(f"n{at}" for at in range(nodes))
+    world = World(rules(), nodes=nodes, gpus=gpus, colocation=ColocationRules(nodes=names, min_run_s=0.0, **more))
+    for name in sorted(names):
+        world.does(ServiceChanged(node=name, name=EXECUTOR, raw=THERE))
+    return world
+
+
+def submit(world: World, **more: Any) -> str:
+    return world.submit(0, colocate=True, checkpoint_dir="/scratch/run", retries=3, **more)
+
+
+def timed(world: World, job: str, comp_s: float, net_s: float) -> None:
+    """The node's executor says what an iteration of a job takes."""
+    place = world.job(job)
+    world.does(TaskTimed(node=place.nodes[0], job_id=job, start=place.start, comp_s=comp_s, net_s=net_s))
+
+
+def runs_measured(world: World, comp_s: float, net_s: float, **more: Any) -> str:
+    job = submit(world, **more)
+    if world.phase(job) in ACTIVE:
+        world.runs(job)
+        timed(world, job, comp_s, net_s)
+    return job
+
+
+def groups(world: World) -> dict[str, tuple[str, ...]]:
+    return {group.node: group.jobs for group in world.state.colocation.groups}
+
+
+def let_go(world: World) -> None:
+    """Processes that were told to stop end, and those that were started run, until nothing is under way."""
+    for _ in range(20):
+        stopping = [one.job_id for one in world.state.live_jobs() if one.phase is Phase.STOPPING]
+        starting = [one.job_id for one in world.state.live_jobs() if one.phase is Phase.STARTING]
+        for job in stopping:
+            world.exits(job, 75, "preempted")
+        for job in starting:
+            world.runs(job)
+        if not stopping and not starting:
+            return
+    raise AssertionError("jobs never come to rest")
+
+
+def events_of(world: World, kind: type) -> list[Any]:
+    return [entry.event for entry in world.log if isinstance(entry.event, kind)]
+
+
+def test_a_job_without_gpus_runs_on_a_node_that_is_set_aside() -> None:
+    world = a_world()
+
+    job = submit(world, threads=2, memory_bytes=1 << 30)
+
+    (task,) = world.job(job).tasks
+    assert (task.node, task.gpus, world.phase(job)) == ("n0", (), Phase.STARTING)
+    assert world.state.colocation.measuring == (job,)
+
+
+def test_two_that_fill_each_others_gaps_share_a_node_once_they_are_measured() -> None:
+    world = a_world(nodes=1)
+    first = runs_measured(world, 1.0, 1.0)
+    second = runs_measured(world, 1.0, 1.0)
+
+    (group,) = world.state.colocation.groups
+    assert (group.jobs, group.predicted_s, group.bound) == ((first, second), 2.0, "cpu")
+    assert not world.state.colocation.measuring
+    assert {world.phase(first), world.phase(second)} == {Phase.RUNNING}
+
+
+def test_while_one_is_measured_on_a_node_the_next_waits_and_is_told_so() -> None:
+    world = a_world(nodes=1)
+    first, second = submit(world), submit(world)
+    world.runs(first)
+
+    (why,) = world.decider.why(second, world.now_s, str)
+    assert "measured first" in why
+    assert world.phase(second) is Phase.WAITING
+
+    timed(world, first, 1.0, 1.0)
+    assert world.phase(second) is Phase.STARTING
+
+
+def test_a_job_that_keeps_no_more_busy_is_paused_and_starts_when_another_ends() -> None:
+    world = a_world(nodes=1)
+    first, second = runs_measured(world, 2.0, 1.0), runs_measured(world, 2.0, 1.0)
+    third = runs_measured(world, 2.0, 1.0)
+
+    (stop,) = events_of(world, JobStopping)
+    assert (stop.job_id, stop.cause) == (third, StopCause.PREEMPTED)
+    let_go(world)
+    assert world.phase(third) is Phase.WAITING
+    assert "no more machines busy" in world.decider.why(third, world.now_s, str)[0]
+
+    world.exits(first)
+    let_go(world)
+    assert groups(world) == {"n0": (second, third)}
+    assert world.job(third).start == 2
+
+
+def test_jobs_move_when_one_ends_if_that_keeps_more_nodes_busy() -> None:
+    world = a_world(nodes=2)
+    first, second = runs_measured(world, 1.0, 3.0), runs_measured(world, 1.0, 3.0)
+    third, fourth = runs_measured(world, 3.0, 1.0), runs_measured(world, 1.0, 3.0)
+    fifth = runs_measured(world, 3.0, 1.0)
+    assert groups(world) == {"n0": (first, third), "n1": (second, fourth, fifth)}
+
+    world.exits(first)
+    let_go(world)
+
+    pairs = {frozenset(jobs) for jobs in groups(world).values()}
+    assert {len(pair & {third, fifth}) for pair in pairs} == {1}  # each that computes with one that communicates
+    *_, stop = events_of(world, JobStopping)
+    assert (stop.cause, world.job(stop.job_id).nodes) == (StopCause.PREEMPTED, ("n0",))
+    assert {world.phase(job) for job in (second, third, fourth, fifth)} == {Phase.RUNNING}
+    assert not [*violations(world.log)]
+
+
+def test_another_leader_has_the_same_groups_and_changes_nothing() -> None:
+    world = a_world(nodes=2)
+    for comp_s, net_s in ((1.0, 1.0), (1.0, 2.0), (2.0, 1.0)):
+        runs_measured(world, comp_s, net_s)
+    let_go(world)
+    before, entries = groups(world), len(world.log)
+
+    world.lead()
+
+    assert groups(world) == before
+    assert len(world.log) == entries + 1  # that it leads
+    world.lead(decode_state(encode_state(world.state)))
+    assert groups(world) == before
+    assert len(world.log) == entries + 2
+
+
+def test_a_leader_that_takes_over_between_plan_and_stop_goes_on_with_the_plan() -> None:
+    world = a_world(nodes=1)
+    runs_measured(world, 2.0, 1.0), runs_measured(world, 2.0, 1.0)
+    third = submit(world)
+    world.runs(third)
+    place = world.job(third)
+    world.tell(TaskTimed(node="n0", job_id=third, start=1, comp_s=2.0, net_s=1.0))
+    world.read()
+    (plan,) = world.decider.next_events(world.now_s)
+    assert isinstance(plan.event, GroupsPlanned)
+    world.tell(plan.event)
+    assert place.phase is Phase.RUNNING
+
+    world.lead()  # the one before died with the plan in the log, and nobody stopped
+
+    assert world.phase(third) is Phase.STOPPING
+    assert not [*violations(world.log)]
+
+
+def test_a_lost_node_s_jobs_go_to_the_others_and_a_drained_one_keeps_its_own() -> None:
+    world = a_world(nodes=2)
+    first, second = runs_measured(world, 1.0, 1.0), runs_measured(world, 1.0, 1.0)
+    assert groups(world) == {"n0": (first,), "n1": (second,)}
+
+    world.does(DrainRequested(node="n1", reason="new disks", by="root"))
+    assert world.phase(second) is Phase.RUNNING
+    third = runs_measured(world, 1.0, 1.0)
+    assert groups(world)["n0"] == (first, third)
+
+    world.does(NodeLost(node="n0", reason="silent"))
+    assert world.phase(first) is Phase.WAITING
+    assert "silent" in world.decider.why(first, world.now_s, str)[0]
+    world.does(UndrainRequested(node="n1", by="root"))
+    let_go(world)
+    assert first in groups(world)["n1"]
+    assert not [*violations(world.log)]
+
+
+def test_a_node_without_an_executor_or_unlike_the_others_gets_no_job() -> None:
+    world = a_world(nodes=2)
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=""))
+    first = submit(world)
+    assert world.job(first).nodes == ("n1",)
+
+    world.does(ServiceChanged(node="n1", name=EXECUTOR, raw=""))
+    second = submit(world)
+    (why,) = world.decider.why(second, world.now_s, str)
+    assert "no executor answers there" in why
+
+
+def test_gpu_jobs_get_nothing_of_nodes_that_are_set_aside() -> None:
+    world = World(rules(), nodes=2, gpus=4, colocation=ColocationRules(nodes=frozenset({"n0"})))
+    jobs = [world.submit(4) for _ in range(2)]
+
+    assert world.job(jobs[0]).nodes == ("n1",)
+    assert world.phase(jobs[1]) is Phase.WAITING
+
+
+def test_a_gpu_job_that_is_there_already_is_waited_for() -> None:
+    world = World(rules(), nodes=1)
+    job = world.submit(4)
+    world.runs(job)
+    world.colocation = ColocationRules(nodes=frozenset({"n0"}))
+    world.lead()
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=THERE))
+    waits = submit(world)
+    assert "another job" in world.decider.why(waits, world.now_s, str)[0]
+
+    world.exits(job)
+
+    assert world.phase(waits) is Phase.STARTING
+
+
+def test_memory_of_a_group_is_that_of_a_node() -> None:
+    world = a_world(nodes=1)  # of 64 GiB
+    runs_measured(world, 1.0, 1.0, memory_bytes=float(40 << 30))
+    second = submit(world, memory_bytes=float(30 << 30))
+
+    assert world.phase(second) is Phase.WAITING
+
+
+def test_a_failed_job_starts_again_in_its_group_until_its_retries_are_used_up() -> None:
+    world = a_world(nodes=1)
+    first = runs_measured(world, 1.0, 1.0)
+    for start in range(1, 4):
+        world.exits(first, 1)
+        assert world.job(first).start == start + 1
+        world.runs(first)
+    world.exits(first, 1)
+    assert world.phase(first) is Phase.FAILED
+    assert groups(world) == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "key"),
+    [
+        ({"gpus": 1}, "gpus"),
+        ({"ranks": "gpu"}, "ranks"),
+        ({"checkpoint_dir": ""}, "checkpoint_dir"),
+        ({"swap_bytes_per_gpu": 1, "memory_bytes_per_gpu": 1}, "memory_bytes_per_gpu"),
+        ({"threads": 0}, "threads"),
+        ({"preemptible": False}, "preemptible"),
+        ({"aggregation": "shared"}, "aggregation"),
+        ({"roles": [{"name": "w", "argv": ["true"]}]}, "roles"),
+    ],
+)
+def test_what_a_colocated_job_can_t_have_is_refused_in_one_line(told: dict[str, object], key: str) -> None:
+    good = {"argv": ["true"], "colocate": True, "checkpoint_dir": "/scratch"}
+
+    assert [*spec_problems(submitted_spec(good))] == []
+    assert any(problem.startswith(f"{key}: ") for problem in spec_problems(submitted_spec(good | told)))
+
+
+def test_a_job_without_gpus_has_to_be_colocated_and_its_keys_are_no_other_s() -> None:
+    (gpus,) = spec_problems(submitted_spec({"argv": ["true"], "gpus": 0}))
+    assert "colocate = true" in gpus
+    (threads,) = spec_problems(submitted_spec({"argv": ["true"], "threads": 2}))
+    assert threads.startswith("threads: only a job with colocate")
+
+
+def test_the_checker_finds_a_job_that_is_not_where_its_group_is() -> None:
+    world = a_world(nodes=2)
+    submit(world)
+    moved = [
+        msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, groups=()))
+        if isinstance(entry.event, GroupsPlanned) else entry
+        for entry in world.log
+    ]  # fmt: skip
+
+    assert [*violations(world.log)] == []
+    assert any("another place than its group's node" in what for what in violations(moved))
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "time", "end", "fail", "cancel", "hold", "lose", "drain", "undrain", "lead", "rest"]),
+        st.integers(0, 7),
+        st.sampled_from([(1.0, 1.0), (3.0, 0.5), (0.5, 3.0), (2.0, 1.0)]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(OPERATIONS)
+def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(steps: list[tuple[str, int, tuple[float, float]]]) -> None:
+    world = a_world(nodes=3)
+    for what, which, (comp_s, net_s) in steps:
+        world.now_s += 1.0
+        _do(world, what, which, comp_s, net_s)
+        _is_sound(world)
+    for node in ("n0", "n1", "n2"):
+        if not world.state.nodes[node].is_up:
+            world.join(node, gpus=0)
+        world.does(UndrainRequested(node=node, by="root"))
+    for _ in range(60):
+        let_go(world)
+        left = [one for one in world.state.live_jobs() if not one.held_by]
+        if not left:
+            break
+        assert any(one.phase is Phase.RUNNING for one in left), "all wait, and nobody runs"
+        for one in left:
+            if one.phase is Phase.RUNNING and one.job_id in world.state.colocation.measuring:
+                timed(world, one.job_id, 1.0, 1.0)
+            elif one.phase is Phase.RUNNING:
+                world.exits(one.job_id)
+    assert not [one.job_id for one in world.state.live_jobs() if not one.held_by]
+    assert [*violations(world.log)] == []
+
+
+def _do(world: World, what: str, which: int, comp_s: float, net_s: float) -> None:
+    running = [one.job_id for one in world.state.live_jobs() if one.phase is Phase.RUNNING]
+    live = [one.job_id for one in world.state.live_jobs()]
+    node = f"n{which % 3}"
+    if what == "come":
+        submit(world)
+    elif what == "rest":
+        let_go(world)
+    elif what == "lead":
+        world.lead()
+    elif what == "lose":
+        world.does(NodeLost(node=node, reason="silent"))
+    elif what == "drain":
+        world.does(DrainRequested(node=node, reason="disks", by="root"))
+    elif what == "undrain":
+        world.does(UndrainRequested(node=node, by="root"))
+    elif running and what == "time":
+        timed(world, running[which % len(running)], comp_s, net_s)
+    elif running and what in ("end", "fail"):
+        world.exits(running[which % len(running)], int(what == "fail"))
+    elif live and what in ("cancel", "hold"):
+        kind = CancelRequested if what == "cancel" else HoldRequested
+        world.does(kind(job_id=live[which % len(live)], by="ann"))
+
+
+def _is_sound(world: World) -> None:
+    planned = world.state.colocation.node_of
+    for job in world.state.live_jobs():
+        if job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING):
+            assert planned.get(job.job_id) == job.nodes[0]
+    assert all(job in planned for job in world.state.colocation.measuring)
+
+
+WORKER = """
+import itertools, os, pathlib, signal, sys, time
+from farside.agent.training.subtask import INIT_COMP
+from farside.training.loop.turns import EXECUTOR, SharedNode
+signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+end, took_s = pathlib.Path(sys.argv[1]), (0.005, 0.1, 0.005)  # PULL, COMP, PUSH
+turns = SharedNode(os.environ[EXECUTOR], job=f"any name {os.getpid()}", worker=0, workers=1)
+for position in itertools.count(INIT_COMP):
+    turns.ask(position)
+    time.sleep(took_s[position % 3])
+    turns.done()
+    if end.exists():
+        sys.exit(0)
+"""
+
+
+def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp_path: Path) -> None:
+    node = tmp_path / "a"
+    node.mkdir()
+
+    def submit(name: str) -> str:
+        return manager.submit(
+            sys.executable, "-c", WORKER, str(node / name), cwd=str(node), colocate=True, checkpoint_dir=str(node)
+        )
+
+    def plan() -> dict[str, Any] | None:
+        """The plan once all three are measured: two share the node, and the third would keep nothing busier."""
+        told = manager.get("groups")
+        is_settled = told["waiting"] == [third] and manager.job(third)["state"] == "waiting"
+        return next((group["plan"] for group in told["groups"] if group["plan"]), None) if is_settled else None
+
+    def is_back() -> bool:
+        return manager.is_ready() and manager.get("nodes", "n1")["state"] == "busy"
+
+    settings = {"token_submit": "true", "colocation_nodes": "n1"}
+    with executor(node), running_manager(tmp_path / "m", **settings) as manager:
+        config = write_config(node, manager.url, token=manager.node_token("n1"), declared_gpus=0)
+        with agent(config):
+            until_connected(node)
+            until(lambda: manager.get("nodes", "n1")["services"].get("executor"), what="the executor in the log")
+            first, second, third = (submit(name) for name in ("first", "second", "third"))
+            before = until(plan, what="two of three jobs in a group", deadline_s=120)
+            assert before is not None
+            why = manager.get("jobs", third, "explain")["lines"]
+            starts = [manager.job(job)["starts"] for job in (first, second, third)]
+
+            manager.kill_all()
+            manager.start()
+            until(is_back, what="the manager's successor", deadline_s=120)
+            assert plan() == before
+            assert [manager.job(job)["starts"] for job in (first, second, third)] == starts
+
+            (node / "first").touch()
+            until(lambda: manager.job(third)["state"] == "running", what="the third in its place", deadline_s=120)
+            group = manager.get("groups")["groups"][0]["plan"]
+            for name in ("second", "third"):
+                (node / name).touch()
+            until(lambda: manager.job(third)["state"] == "done", what="the end of all", deadline_s=120)
+        log = manager.entries()
+
+    assert (before["jobs"], before["bound"], before["measuring"]) == ([first, second], "cpu", None)
+    assert before["predicted_s"] >= 0.2
+    assert "no more machines busy" in why[0]
+    assert group["jobs"] == [second, third]
+    assert [*violations(log, is_complete=True)] == []
+
+
+def test_a_node_is_told_memory_and_threads_of_a_colocated_job() -> None:
+    world = a_world()
+    job = world.job(submit(world, threads=3, memory_bytes=float(1 << 30), env={"OMP_NUM_THREADS": "64"}))
+
+    told = start_of(job, job.tasks[0], 1).spec
+
+    assert (told.gpus, told.cpus, told.memory_bytes) == ((), 0.0, 1 << 30)
+    assert {told.env[name] for name in THREADS} == {"3"}
+
+
+def test_news_of_a_colocated_job_s_times_come_when_they_change_by_a_twentieth() -> None:
+    world = a_world()
+    line = connected(world, services=turns())
+    job = submit(world)
+    world.runs(job)
+    (news,) = line.reported(world.state, report(services=turns(taker(job, 1.0))))
+    world.does(news)
+    assert world.state.colocation.times[job].comp_s == 1.0
+
+    near, far = ([*line.reported(world.state, report(20 * at, services=turns(taker(job, comp_s))))]
+                 for at, comp_s in ((1, 1.04), (2, 1.06)))  # fmt: skip
+    assert (near, [getattr(one, "comp_s", None) for one in far]) == ([], [1.06])
+    others = turns(taker(job, 2.0, start=9), taker("77", 2.0))
+    assert line.reported(world.state, report(60, services=others)) == []
+
+
+def taker(job: str, comp_s: float, start: int = 1) -> m.TurnTaker:
+    return m.TurnTaker(job=job, start=start, rank=0, comp_s=comp_s, net_s=0.5, iteration_s=comp_s)
+
+
+def turns(*takers: m.TurnTaker) -> dict[str, msgspec.Raw]:
+    return {EXECUTOR: msgspec.Raw(msgspec.json.encode(m.ExecutorFacts(is_there=True, takers=takers)))}
+
+
+def test_report_and_table_show_a_plan_to_whom_its_jobs_are() -> None:
+    world = a_world(nodes=1)
+    first, second = runs_measured(world, 1.0, 1.0), runs_measured(world, 1.0, 1.0)
+
+    (mine,) = view.report({}, lambda job: job == first, world.state.colocation).groups
+    whole = view.report({}, lambda _: True, world.state.colocation)
+
+    assert mine.plan == view.Plan(jobs=[first], others=1, measuring=None, bound="cpu", predicted_s=2.0)
+    assert view.report({}, lambda job: job == first, world.state.colocation).reason == ""
+    assert whole.reason.startswith(f"job {second} was measured")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(plan_table([msgspec.to_builtins(mine)]))
+    assert "2 s" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_job_with_gpus_wakes_another_node_than_one_that_is_set_aside() -> None:
+    apart = frozenset({"n0"})
+    world = World(rules(), nodes=2, colocation=ColocationRules(nodes=apart))
+    asleep(world, "n1")
+    world.submit(4)
+    world.now_s += 100.0
+
+    assert nodes_needed(world.state, None, world.now_s, set_aside=apart) == ("n1",)
+
+
+def test_shared_aggregation_takes_no_aggregator_of_a_node_that_is_set_aside() -> None:
+    world = World(rules(), nodes=3, gpus=4, colocation=ColocationRules(nodes=frozenset({"n0"})))
+    for node in ("n0", "n1", "n2"):
+        world.does(ServiceChanged(node=node, name="aggregator", raw='{"cores": 1, "memory_bytes": 1073741824}'))
+    job = world.submit(8, aggregation="shared", aggregators=2)
+    waits = world.submit(8, aggregation="shared", aggregators=3)
+    world.runs(job)
+
+    assert {place.node for place in world.job(job).tasks} == {"n1", "n2"}
+    assert "n0" not in world.state.aggregation.pool
+    assert world.phase(waits) is Phase.WAITING
