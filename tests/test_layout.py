@@ -103,6 +103,7 @@ PURE = (
     "farside.blockdev.mapping.migration",
     "farside.config.check",
     *(f"farside.serve.{name}" for name in ("description", "inference", "queues")),
+    *(f"farside.serve.http2.{name}" for name in ("budget", "call", "connection", "frame", "head", "sender")),
     "farside.kmod_shim.nbd.message",
     "farside.proof",
     *(

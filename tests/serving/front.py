@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
 from farside.scheduler.sharing.glet.plan import Glet, Portion
@@ -19,6 +20,8 @@ from farside.serve.http_door import HttpDoor, counted_listener, door_connections
 from farside.serve.inference import Array
 from farside.serve.pool import Pool, Turns
 from farside.serve.service import Service
+from farside.tls import TlsFiles
+from tests.support.ports import free_port
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -154,3 +157,26 @@ async def http_front(
         server.should_exit = True
         with suppress(asyncio.CancelledError):
             await serving
+
+
+@asynccontextmanager
+async def grpc_front(
+    models: Sequence[ModelFile], tokens: tuple[str, ...] = (), *, secure: TlsFiles | None = None, grace_s: float = 0
+) -> AsyncIterator[tuple[str, Pool, LocalExecutor]]:
+    """A gRPC door on a loopback port, with one glet."""
+    pytest.importorskip("hpack", reason="needs hpack (requirements/serving.txt)")
+    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
+    pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
+    from farside.serve.grpc_door import open_grpc
+
+    pool = pool_of(models, 60.0)
+    turns, executor = glet_turns(pool, models)
+    pool.switch([turns], {})
+    named = {one.name: one for one in models}
+    address = f"127.0.0.1:{free_port()}"
+    server = open_grpc(Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens), address, secure)
+    await server.start()
+    try:
+        yield address, pool, executor
+    finally:
+        await server.stop(grace_s)

@@ -3,8 +3,7 @@
 import asyncio
 import math
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.agent.serving.model_file import ModelFile
 from farside.scheduler.manager.api.limit import connections as limits
 from farside.serve import http_door
-from farside.serve.pool import Pool
 from farside.serve.service import Service
 from farside.tls import TlsFiles, client_tls, server_tls
-from tests.serving.front import glet_turns, http_front, in_loop, model_file, pool_of
+from tests.serving.front import grpc_front, http_front, in_loop, model_file, pool_of
 from tests.support.certificates import SERVER, Authority
 from tests.support.ports import free_port
 
@@ -173,25 +170,6 @@ def test_random_bytes_never_crash_the_http_door(data: bytes, cut: int) -> None:
 
 
 # ---- gRPC
-
-
-@asynccontextmanager
-async def grpc_front(models: list[ModelFile], tokens: tuple[str, ...] = ()) -> AsyncIterator[tuple[str, Pool, Any]]:
-    pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
-    pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
-    from farside.serve.grpc_door import open_grpc
-
-    pool = pool_of(models, 60.0)
-    turns, executor = glet_turns(pool, models)
-    pool.switch([turns], {})
-    named = {one.name: one for one in models}
-    address = f"127.0.0.1:{free_port()}"
-    server = open_grpc(Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens), address, None)
-    await server.start()
-    try:
-        yield address, pool, executor
-    finally:
-        await server.stop(0)
 
 
 @in_loop
@@ -386,9 +364,9 @@ async def test_a_pem_file_that_is_none_is_named_by_grpc_too(tmp_path: Path) -> N
 @in_loop
 async def test_a_connection_to_grpc_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
-    from farside.serve import grpc_door
+    from farside.serve.http2 import connection
 
-    monkeypatch.setattr(grpc_door, "HANDSHAKE_LIMIT_MS", 200)
+    monkeypatch.setattr(connection, "OPEN_LIMIT_S", 0.2)
     async with grpc_front([MODEL]) as (address, _, _):
         reader, writer = await asyncio.open_connection(*address.split(":"))
         async with asyncio.timeout(9):  # less than the limit that users have

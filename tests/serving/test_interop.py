@@ -1,12 +1,13 @@
 """Triton's own clients, unchanged, against both doors."""
 
 import asyncio
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.serving.front import glet_turns, http_front, in_loop, model_file, pool_of
+from tests.serving.front import grpc_front, http_front, in_loop, model_file
 from tests.support.ports import free_port
 
 MODEL = model_file(shape=(2,))
@@ -67,15 +68,7 @@ async def test_tritonclient_http_aio() -> None:
 @in_loop
 async def test_tritonclient_grpc() -> None:
     client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
-    from farside.serve.grpc_door import open_grpc
-    from farside.serve.service import Service
-
-    pool = pool_of([MODEL])
-    turns, _ = glet_turns(pool, [MODEL])
-    pool.switch([turns], {})
-    address = f"127.0.0.1:{free_port()}"
-    server = open_grpc(Service("1", {"twice": MODEL}, {"twice": 60.0}, pool), address, None)
-    await server.start()
+    heard: SimpleQueue[Any] = SimpleQueue()
 
     def use() -> None:
         with client.InferenceServerClient(address) as server:
@@ -84,6 +77,13 @@ async def test_tritonclient_grpc() -> None:
             assert np.array_equal(answer.as_numpy("output"), 2 * GIVEN)
             with pytest.raises(client.InferenceServerException, match="DEADLINE_EXCEEDED"):
                 server.infer("twice", asked(client), timeout=1)
+            for way in ("gzip", "deflate"):
+                packed = server.infer("twice", asked(client), compression_algorithm=way)
+                assert np.array_equal(packed.as_numpy("output"), 2 * GIVEN)
+            for _ in range(8):
+                server.async_infer("twice", asked(client), callback=lambda result, error: heard.put(error or result))
+            answers = [heard.get(timeout=60) for _ in range(8)]
+            assert all(np.array_equal(one.as_numpy("output"), 2 * GIVEN) for one in answers)
 
-    await asyncio.to_thread(use)
-    await server.stop(0)
+    async with grpc_front([MODEL]) as (address, _, _):
+        await asyncio.to_thread(use)

@@ -65,14 +65,14 @@ def read_message(model: ModelFile, message: Any) -> InferRequest:
     )  # fmt: skip
 
 
-def written_message(model: ModelFile, request: InferRequest, arrays: Sequence[Array]) -> Any:
-    """The ModelInferResponse; ``arrays`` as for `inference.written_answer`."""
+def written_message(model: ModelFile, request: InferRequest, arrays: Sequence[Array]) -> bytes:
+    """The ModelInferResponse as bytes; ``arrays`` as for `inference.written_answer`."""
     response = service_pb2.ModelInferResponse(model_name=model.name, model_version=version_of(model), id=request.id)
     for place in request.outputs:
         spec, array = model.outputs[place], arrays[place]
         response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         response.raw_output_contents.append(array.tobytes())
-    return response
+    return bytes(response.SerializeToString())
 
 
 def told(value: dict[str, Any], message: Message) -> Message:

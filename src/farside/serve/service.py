@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farside.agent.serving.model_file import ModelFile
@@ -88,18 +88,32 @@ class Service:
         """Triton's repository index."""
         return description.index(self.models, {name: self.pool.is_ready(name) for name in self.models})
 
-    async def infer(
-        self, model: ModelFile, request: InferRequest, encode: Encode, arrived_s: float, within_s: float = math.inf
-    ) -> Any:
-        """What ``encode`` makes of the outputs of a request; a caller that is cancelled takes the request with it.
+    def submit(
+        self, model: ModelFile, request: InferRequest, encode: Encode, arrived_s: float, within_s: float,
+        answer: Callable[[Any], None], fail: Callable[[InferenceError], None],
+    ) -> Waiting:  # fmt: skip
+        """Has ``answer`` called with what ``encode`` makes of the outputs of a request, or ``fail``, maybe at once.
 
         ``arrived_s``: when the request had come, by the loop's clock. ``within_s``: seconds that its client waits.
 
-        Raises:
-            InferenceError: It has none.
+        Returns:
+            What `Pool.cancel` takes where its client has gone.
         """
         slo_s = self._slo_s[model.name]
         limit_s = min(slo_s, within_s, request.timeout_us / _US if request.timeout_us else slo_s)
+        one = Waiting(
+            model=model.name, rows=request.rows, inputs=request.inputs, arrived_s=arrived_s,
+            deadline_s=arrived_s + limit_s, encode=encode, answer=answer, fail=fail,
+        )  # fmt: skip
+        self.pool.submit(one)
+        return one
+
+    async def infer(self, model: ModelFile, request: InferRequest, encode: Encode, arrived_s: float) -> Any:
+        """Waits for what `submit` brings; a caller that is cancelled takes the request with it.
+
+        Raises:
+            InferenceError: It has no outputs.
+        """
         settled: asyncio.Future[Any] = self._loop.create_future()
 
         def answer(result: Any) -> None:
@@ -110,11 +124,7 @@ class Service:
             if not settled.done():
                 settled.set_exception(error)
 
-        one = Waiting(
-            model=model.name, rows=request.rows, inputs=request.inputs, arrived_s=arrived_s,
-            deadline_s=arrived_s + limit_s, encode=encode, answer=answer, fail=fail,
-        )  # fmt: skip
-        self.pool.submit(one)
+        one = self.submit(model, request, encode, arrived_s, math.inf, answer, fail)
         try:
             return await settled
         except asyncio.CancelledError:

@@ -14,7 +14,7 @@ from farside.errors import ConfigError, Unavailable
 from farside.serve.status import ServeStatus
 from farside.units import format_seconds
 
-_PACKAGES = ("onnxruntime", "grpc", "tritonclient")
+_PACKAGES = ("onnxruntime", "hpack", "tritonclient")
 _CHANGES_SHOWN = 10
 
 

@@ -1,0 +1,322 @@
+"""A server of unary gRPC calls: sockets, time, and the limits that concern all connections.
+
+A connection's frames are read some at a time, and then all others have their turn. What is answered within one turn of
+the loop goes out in one call.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from farside.log import get_log
+from farside.scheduler.manager.api.limit.connections import Connections
+from farside.serve.http2.call import (
+    ANSWER_END,
+    ANSWER_HEAD,
+    PREFIX_BYTES,
+    Call,
+    CallError,
+    failed,
+    read_call,
+    read_message,
+    too_large,
+    written,
+)
+from farside.serve.http2.connection import (
+    BODY_LIMIT_S,
+    OPEN_LIMIT_S,
+    WRITE_LIMIT_S,
+    Bounds,
+    Early,
+    Event,
+    Gone,
+    Http2Connection,
+)
+from farside.serve.http2.head import Head
+
+CALLS_MAX = 1024
+IDLE_LIMIT_S = 75.0  # as HTTP's
+_LOOK_EVERY_S = 1.0
+# Of bodies that are not whole, and of answers that a client does not take: beside each other on one connection.
+_HELD_AT_ONCE = 4
+_HELD_BYTES_MIN, _UNSENT_BYTES_MAX = 1 << 20, 64 << 20
+
+_log = get_log("serve.grpc")
+
+
+class Reply:
+    """Where the answer to one call goes; a client that has gone gets none."""
+
+    __slots__ = ("_connection", "_stream")
+
+    def __init__(self, connection: "_Connection", stream: int) -> None:
+        self._connection, self._stream = connection, stream
+
+    def ok(self, message: bytes) -> None:
+        """Answers with a message."""
+        self._connection.answer(self._stream, message)
+
+    def fail(self, code: str, line: str) -> None:
+        """Ends with a status."""
+        self._connection.fail(self._stream, code, line)
+
+
+Cancel = Callable[[], None]
+# Takes call, message and reply; what it gives back is called where the client gives the call up before its answer.
+Serve = Callable[[Call, bytes, Reply], Cancel | None]
+
+
+class GrpcServer:
+    """Calls by their path.
+
+    Args:
+        calls: What serves each.
+        message_bytes_max: Of a call.
+        listener: Listens already.
+        tls: Context that speaks TLS; it has to offer h2.
+        connections: Counts the connections of each address.
+        address_max: Connections of an address.
+    """
+
+    def __init__(
+        self, calls: Mapping[bytes, Serve], *, message_bytes_max: int, head_bytes_max: int, listener: socket.socket,
+        tls: ssl.SSLContext | None, connections: Connections, address_max: int,
+    ) -> None:  # fmt: skip
+        self.calls, self.message_bytes_max, self.under_way = calls, message_bytes_max, 0
+        self.connections, self.address_max, self.is_tls = connections, address_max, tls is not None
+        self.open: set[_Connection] = set()
+        self.read: Callable[[Head], Call] = partial(read_call, known=frozenset(calls))
+        self.bounds = Bounds(
+            head_bytes=head_bytes_max, body_bytes=message_bytes_max + PREFIX_BYTES,
+            held_bytes=max(_HELD_BYTES_MIN, _HELD_AT_ONCE * message_bytes_max), unsent_bytes=_UNSENT_BYTES_MAX,
+            streams=CALLS_MAX, idle_s=IDLE_LIMIT_S,
+        )  # fmt: skip
+        self._listener, self._tls = listener, tls
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Takes connections from now on."""
+        options: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": OPEN_LIMIT_S}
+        self._server = await self._loop.create_server(
+            lambda: _Connection(self, self._loop), sock=self._listener, ssl=self._tls, **options
+        )
+        self._look()
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, and ends once those under way are answered, or after ``grace_s`` seconds."""
+        if self._server is not None:
+            self._server.close()
+        for one in tuple(self.open):
+            one.leave()
+        end_s = self._loop.time() + grace_s
+        while self.open and self._loop.time() < end_s:
+            await asyncio.sleep(0.01)
+        if self._timer is not None:
+            self._timer.cancel()
+        for one in tuple(self.open):
+            one.end()
+        await asyncio.sleep(0)
+
+    def _look(self) -> None:
+        for one in tuple(self.open):
+            one.look()
+        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: bytes from its socket, calls to the server."""
+
+    def __init__(self, server: GrpcServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server, self._loop = server, loop
+        self._state = Http2Connection(server.bounds, server.read, loop.time())
+        self._transport: Any = None
+        self._owner = ""  # empty: it does not count
+        self._cancels: dict[int, Cancel | None] = {}
+        self._is_flushing = self._is_leaving = False
+        self._stalled_s, self._closes_s = 0.0, loop.time()
+
+    # ---- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Counts it."""
+        self._transport = transport
+        owner = (transport.get_extra_info("peername") or ("nobody",))[0]
+        connections = self._server.connections
+        connections.shaken(transport.get_extra_info("socket").fileno())
+        spoken = transport.get_extra_info("ssl_object")
+        is_wrong = self._server.is_tls and (spoken is None or spoken.selected_alpn_protocol() != "h2")
+        if is_wrong or not connections.admit(owner, self._server.address_max):
+            self._transport.abort()
+            return
+        self._owner = owner
+        connections.waits(owner, self, self._evict)
+        self._server.open.add(self)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancels what its client waits for."""
+        self._leave()
+        self._server.open.discard(self)
+        for stream in tuple(self._cancels):
+            self._gone(stream)
+
+    def data_received(self, data: bytes) -> None:
+        """Some frames."""
+        self._handle(self._state.receive(data, self._loop.time()))
+        if self._state.has_more:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+        self._flush()
+
+    def _go_on(self) -> None:
+        if self._transport.is_closing():
+            return
+        self._handle(self._state.go_on(self._loop.time()))
+        if self._state.has_more:
+            self._loop.call_soon(self._go_on)
+        elif not self._stalled_s:
+            self._transport.resume_reading()
+        self._flush()
+
+    def eof_received(self) -> bool:
+        """Closes: a client that has ended its side has gone."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Its client does not read what it is sent, so nothing more is read of it."""
+        self._stalled_s = self._loop.time()
+        self._state.sender.is_stalled = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Its client reads on."""
+        self._stalled_s = 0.0
+        self._state.sender.is_stalled = False
+        if not self._state.has_more:
+            self._transport.resume_reading()
+        self._flush_soon()
+
+    def look(self) -> None:
+        """About once a second: whether it is still worth its place."""
+        now_s = self._loop.time()
+        if not self._transport.is_closing():
+            self._closes_s = now_s
+            self._handle(self._state.look(now_s))
+            self._flush()
+        # What was written last before it closed may find no reader either.
+        if now_s - min(self._closes_s, self._stalled_s or now_s) > WRITE_LIMIT_S:
+            self._transport.abort()
+
+    def leave(self) -> None:
+        """Takes no new calls, and closes once those under way are answered."""
+        self._is_leaving = True
+        self._state.leave()
+        self._flush()
+
+    def end(self) -> None:
+        """Closes now."""
+        self._transport.abort()
+
+    # ---- calls
+
+    def answer(self, stream: int, message: bytes) -> None:
+        """Sends what a call is answered with."""
+        self._over(stream)
+        if not self._state.answer(stream, ANSWER_HEAD, written(message), ANSWER_END):
+            self._state.answer(stream, failed("RESOURCE_EXHAUSTED", "too many answers wait for this client to read"))
+        self._flush_soon()
+
+    def fail(self, stream: int, code: str, line: str) -> None:
+        """Sends the status that a call ends with."""
+        self._over(stream)
+        self._state.answer(stream, failed(code, " ".join(line.split())))
+        self._flush_soon()
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Gone):
+                self._gone(event.stream)
+            elif isinstance(event, Early):
+                self._refuse(event)
+            else:
+                self._call(event.stream, event.head, event.body)
+
+    def _refuse(self, event: Early) -> None:
+        call: Call = event.head
+        if call.refusal:
+            self._state.answer(event.stream, call.refusal)
+        elif event.why == "large":
+            self.fail(event.stream, "RESOURCE_EXHAUSTED", too_large(self._server.message_bytes_max).line)
+        elif event.why == "crowded":
+            line = f"the messages that are under way on this connection are over {self._server.bounds.held_bytes} bytes"
+            self.fail(event.stream, "RESOURCE_EXHAUSTED", line)
+        else:
+            self.fail(event.stream, "DEADLINE_EXCEEDED", f"the message did not come within {BODY_LIMIT_S:g} s")
+
+    def _call(self, stream: int, call: Call, body: bytes) -> None:
+        server = self._server
+        reply = Reply(self, stream)
+        try:
+            if server.under_way >= CALLS_MAX:
+                raise CallError("RESOURCE_EXHAUSTED", f"{CALLS_MAX} calls are under way already; try again later")
+            message = read_message(call, body, server.message_bytes_max)
+        except CallError as error:
+            self.fail(stream, error.code, error.line)
+            return
+        self._cancels[stream] = None
+        server.under_way += 1
+        if len(self._cancels) == 1 and self._owner:
+            server.connections.is_answered(self._owner, self)
+        try:
+            cancel = server.calls[call.path](call, message, reply)
+        except Exception as error:  # the top of a call: a fault of ours is recorded, and the door stays open
+            _log.error("a request failed", cause=error)
+            self.fail(stream, "INTERNAL", "the server failed on this request; its log says why")
+            return
+        if stream in self._cancels:
+            self._cancels[stream] = cancel
+
+    def _gone(self, stream: int) -> None:
+        cancel = self._over(stream)
+        if cancel is not None:
+            cancel()
+
+    def _over(self, stream: int) -> Cancel | None:
+        if stream not in self._cancels:
+            return None
+        cancel = self._cancels.pop(stream)
+        self._server.under_way -= 1
+        if not self._cancels and self._owner:
+            self._server.connections.waits(self._owner, self, self._evict)
+        return cancel
+
+    # ---- bytes out
+
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._transport.is_closing():
+            return
+        state = self._state
+        while not self._stalled_s and (data := state.sender.take(self._loop.time())):
+            self._transport.write(data)
+        if state.is_closed or (self._is_leaving and not state.calls):
+            self._transport.close()
+
+    def _evict(self) -> None:
+        self._owner = ""
+        self._transport.abort()
+
+    def _leave(self) -> None:
+        if self._owner:
+            self._server.connections.leave(self._owner, self)
+            self._owner = ""
