@@ -16,9 +16,8 @@ from typing import Any
 
 from cffi import FFI
 
-from farside.kmod_shim import engine
-
-SOURCE = Path(engine.__file__).with_name("chunk.c")
+# Of this tree: a built package has no sources.
+SOURCE = Path(__file__).parents[2] / "kmod_shim/engine/chunk.c"
 HEADER = SOURCE.with_suffix(".h").read_text()
 
 ffi = FFI()
