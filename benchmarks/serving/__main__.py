@@ -1,4 +1,4 @@
-"""``python -m benchmarks.serving PART...``: serving measured live on this machine."""
+"""``python -m benchmarks.serving PART...``: serving measured live here; ends with 1 where a bar is missed."""
 
 import argparse
 import json
@@ -11,7 +11,9 @@ from typing import Any
 
 from benchmarks.figure import Figure, as_text
 from benchmarks.machine import this_command, this_commit, this_machine
+from benchmarks.serving.bars import missed
 from benchmarks.serving.cost import measure_cost
+from benchmarks.serving.fidelity import measure_fidelity
 from benchmarks.serving.overload import measure_overload
 from benchmarks.serving.promise import measure_promise
 from benchmarks.serving.shares import measure_shares
@@ -24,6 +26,7 @@ PARTS: dict[str, Callable[..., Figure]] = {
     "promise": measure_promise,
     "overload": measure_overload,
     "steps": measure_steps,
+    "fidelity": measure_fidelity,
 }
 
 
@@ -34,12 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="shorter windows; keeps nothing")
     parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
     options = parser.parse_args(arguments)
+    short: list[str] = []
     for name in options.parts:
         figure = PARTS[name](quick=options.quick)
-        print(as_text(figure), end="\n\n")
+        print(as_text(figure), end="\n\n", flush=True)
+        short += [f"{name}: {line}" for line in missed(figure)]
         if not options.quick:
             _keep(name, figure, options.output)
-    return 0
+    print("\n".join(["missed:", *short]) if short else "all bars are met")
+    return 1 if short else 0
 
 
 def _keep(part: str, figure: Figure, output: Path) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.figure import Figure, Table
+from benchmarks.serving.bars import at_least, at_most, bars
 from benchmarks.serving.deployed import machine_note
 from benchmarks.serving.machine_noise import Noise, noise, snapshot
 from farside.agent.serving.onnx_model import open_session
@@ -192,7 +193,7 @@ def _figure(
             (f"more (at most {BAR_MS:g})", f"{more:.3f}"),
         ),
     )
-    bars = {"HTTP": BAR_HTTP, "gRPC": BAR_GRPC}
+    least = {"HTTP": BAR_HTTP, "gRPC": BAR_GRPC}
     throughput = Table(
         caption=f"Requests a second of the null model, {window_s:g} s each, client included",
         header=("door", "clients", "requests/s", "p50 ms", "to reach", "CPU us of front", "of client"),
@@ -202,7 +203,7 @@ def _figure(
                 f"{one.clients}",
                 f"{one.rate:,.0f}",
                 f"{one.p50_ms:.2f}",
-                f"{bars[one.door]:,}",
+                f"{least[one.door]:,}",
                 f"{one.front_us:.0f}",
                 f"{one.client_us:.0f}",
             )
@@ -213,6 +214,16 @@ def _figure(
         key="serving-cost",
         title="What serving costs",
         source="glet 5",
-        tables=(latency, throughput),
+        tables=(
+            latency,
+            throughput,
+            bars(
+                at_most("ms more over HTTP than in one process", more, BAR_MS),
+                *(
+                    at_least(f"{one.door} requests/s, {one.clients} clients", one.rate, least[one.door])
+                    for one in rates
+                ),
+            ),
+        ),
         notes=(machine_note(machine),),
     )

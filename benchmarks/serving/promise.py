@@ -1,6 +1,7 @@
 """The promise: at 0.8 of what a plan of measured latencies serves, at most one request in a hundred violates."""
 
 from benchmarks.figure import Figure, Table
+from benchmarks.serving.bars import at_most, bars
 from benchmarks.serving.deployed import VIOLATED_MAX, machine_note, outcomes, play, prepared
 from farside.cli.demo.serving_load import OUTCOMES, poisson
 from farside.cli.demo.serving_rig import Running
@@ -32,6 +33,7 @@ def measure_promise(*, quick: bool) -> Figure:
                 header=("model", "SLO ms", "requests/s", *OUTCOMES, "violated %", "p99 ms"),
                 rows=rows,
             ),
+            bars(at_most("violated, %", 100 * result.violated_share(), 100 * VIOLATED_MAX)),
         ),
         notes=(
             f"{100 * result.violated_share():.2f} % violated in all; {100 * VIOLATED_MAX:g} % is the most.",

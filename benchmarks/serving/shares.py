@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.figure import Figure, Table
+from benchmarks.serving.bars import at_most, bars
 from benchmarks.serving.machine_noise import Noise, noise, snapshot
 from farside.agent.serving.describe import ModelRequest, describe_models
 from farside.agent.serving.measure import BusyExecutor
@@ -147,6 +148,13 @@ def _figure(found: Sequence[Measured], window_s: float) -> Figure:
                     "repeats",
                 ),
                 rows=tuple(rows),
+            ),
+            bars(
+                at_most(
+                    "points off at worst",
+                    max(abs(got - asked) for one in found for got, asked in zip(one.got, one.asked, strict=True)),
+                    BAR_POINTS,
+                )
             ),
         ),
     )

@@ -6,7 +6,8 @@ import random
 import signal
 from collections.abc import Sequence
 
-from benchmarks.figure import Figure, Table
+from benchmarks.figure import Figure, Row, Table
+from benchmarks.serving.bars import at_least, at_most, bars
 from benchmarks.serving.deployed import VIOLATED_MAX, machine_note, outcomes, prepared
 from benchmarks.serving.machine_noise import noise, snapshot
 from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result, poisson
@@ -18,6 +19,8 @@ STEP_S, STEPS = 75.0, 8
 QUICK_STEP_S, QUICK_STEPS = 30.0, 3
 KILLS, KILL_EVERY_S, QUICK_KILLS = 20, 25.0, 3
 BACK_STEP_S, BACK_KILL_S = 10.0, 5.0
+PLANS_MIN = 4
+_NEVER = ("failed", "lost", "doubled", "wrong")
 
 
 def measure_steps(*, quick: bool) -> Figure:
@@ -65,6 +68,20 @@ def measure_steps(*, quick: bool) -> Figure:
                 rows=plans,
             ),
             counts,
+            bars(
+                at_least("new plans", float(len(status.changes)), PLANS_MIN),
+                *_unanswered("steps", result),
+                at_most(
+                    f"violated from {BACK_STEP_S:g} s after a step, %",
+                    100 * max(result.violated_share("", *one) for one in _settled(step_s, steps)),
+                    100 * VIOLATED_MAX,
+                ),
+                at_least("kills", float(len(moments)), kills),
+                *_unanswered("kills", killed),
+                at_most(
+                    f"violated from {BACK_KILL_S:g} s after a kill, %", 100 * max(after, default=0), 100 * VIOLATED_MAX
+                ),
+            ),
         ),
         notes=(
             f"kill -9 of an executor at {len(moments)} moments: from {BACK_KILL_S:g} s after each to the next "
@@ -72,6 +89,16 @@ def measure_steps(*, quick: bool) -> Figure:
             machine_note(noise(before, snapshot(), 0.0)),
         ),
     )
+
+
+def _unanswered(run: str, result: Result) -> list[Row]:
+    """No request may end so."""
+    counts = result.counts()
+    return [at_most(f"{run}: {one}", float(counts[one]), 0) for one in _NEVER]
+
+
+def _settled(step_s: float, steps: int) -> list[tuple[float, float]]:
+    return [(at * step_s + BACK_STEP_S, (at + 1) * step_s) for at in range(steps)]
 
 
 def _violated(result: Result, since_s: float, until_s: float) -> str:
