@@ -49,6 +49,7 @@ async def start_executor(
     *,
     p99_s: Mapping[str, float] | None = None,
     prepare_s: float = PREPARE_S,
+    prepare_pct: int = 100,
     program: Sequence[str] = PROGRAM,
 ) -> "Executor":
     """An executor that has loaded its models and run them.
@@ -61,14 +62,21 @@ async def start_executor(
         p99_s: Seconds of the slowest batches by model, from a profile: one that takes over three times that, and over
             a second, counts as hung. Without it what the warm-up took is used.
         prepare_s: How long it may take to be ready.
+        prepare_pct: So much of the device it gets at most until it is ready, where its driver can hold it to that; 100:
+            its part.
         program: Python's arguments that start it; others than PROGRAM in tests.
 
     Raises:
         ServeError: It did not become ready; one line of why.
     """
     assert models, "an executor serves something"
+    is_held = prepare_pct < 100 and place.hold(prepare_pct)
     executor = Executor(place, models, on_done, on_exit, p99_s or {}, prepare_s, program)
-    await executor.ready()
+    try:
+        await executor.ready()
+    finally:
+        if is_held:
+            place.let_go()
     return executor
 
 

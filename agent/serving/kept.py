@@ -127,5 +127,5 @@ class KeptExecutors:
 
 def _is_same(one: _Kept, wanted: Open) -> bool:
     """Whether it has these models, of these files, on this part of this device; times are of no account."""
-    has = msgspec.structs.replace(one.wanted, part_pct=one.executor.part_pct, p99_s={})
-    return has == msgspec.structs.replace(wanted, p99_s={})
+    has = msgspec.structs.replace(one.wanted, part_pct=one.executor.part_pct, p99_s={}, prepare_pct=100)
+    return has == msgspec.structs.replace(wanted, p99_s={}, prepare_pct=100)

@@ -49,6 +49,7 @@ async def start_remote_executor(
     *,
     p99_s: Mapping[str, float] | None = None,
     prepare_s: float = PREPARE_S,
+    prepare_pct: int = 100,
 ) -> "RemoteExecutor":
     """An executor at a worker, as `start_executor` makes one here; models have their paths there.
 
@@ -58,7 +59,7 @@ async def start_remote_executor(
     reader, writer = await dial(address)
     wanted = Open(
         driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {}),
-        device_name=part.device_name,
+        device_name=part.device_name, prepare_pct=prepare_pct,
     )  # fmt: skip
     executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit, prepare_s)
     await executor.ready()

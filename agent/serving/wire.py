@@ -23,7 +23,7 @@ batch that runs and one that is staged.
 import enum
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -72,6 +72,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     """The executor that a front wants: models by the paths that they have at the worker, on a part of its device.
 
     ``device_name``: what the device has to be, as its profile says; empty: whatever it is.
+    ``prepare_pct``: of the device, that it gets at most until it is ready.
     """
 
     driver: str
@@ -80,6 +81,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     part_pct: int
     models: tuple[ModelFile, ...]
     p99_s: dict[str, float] = {}
+    prepare_pct: Annotated[int, msgspec.Meta(ge=1, le=100)] = 100
 
 
 class Frame(NamedTuple):

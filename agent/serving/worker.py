@@ -172,7 +172,9 @@ class _Session:
             if wanted.device_name and (name := driver.identity(wanted.device).name) != wanted.device_name:
                 raise ConfigError(f"the device here is {name}, and the profile is of {wanted.device_name}")
             place = driver.open(wanted.device, wanted.part_pct)
-            self.executor = await start_executor(place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s)
+            self.executor = await start_executor(
+                place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s, prepare_pct=wanted.prepare_pct
+            )
         except FarsideError as error:
             self._wire.send(Frame(Kind.FAILED, body=str(error).encode()[:_LINE_BYTES]))
             return

@@ -61,6 +61,8 @@ def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_
         ('memory = "much"' + GOOD, "memory: "),
         ('device = "mig"' + GOOD, "GPUs can't be cut by this version"),
         ('device = "tpu"' + GOOD, "'tpu' is no device"),
+        ("prepare_pct = 5" + GOOD, "prepare_pct = 5 is out of bounds; give 10 to 100"),
+        ('device = "whole"\nprepare_pct = 20' + GOOD, "prepare_pct = 20: device = 'whole' holds no executor to a part"),
         ('device = "whole"\ncapacity_pct = 80' + GOOD, "capacity_pct = 80: device = 'whole' cuts nothing"),
         ("cpu_devices = [[0], [0]]" + GOOD, "a core twice"),
         ("gpus_max = 1000" + GOOD, "gpus_max = 1000 is out of bounds"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farside.agent.serving.executor import start_executor
 from farside.agent.serving.partition.catalog import find_driver
 from farside.agent.serving.partition.cpu import CpuDriver, threads_of
 from farside.agent.serving.partition.policy import Device
@@ -49,6 +50,32 @@ def test_a_part_is_a_quota_on_the_devices_cores_below_the_whole_device(driver: C
     assert text(quota, "cpu.cfs_quota_us" if v1 else "cpu.max").split()[0] == "7200"
     place.close()
     assert not any(Path(one).parent.exists() for one in files)
+
+
+def test_an_executor_that_loads_is_held_to_a_part_beside_what_the_others_have(
+    driver: CpuDriver, tmp_path: Path
+) -> None:
+    (file,) = small_models(tmp_path)
+    serving, place = (driver.open(Device(cores=(CORE,)), part) for part in (60, 40))
+    quota = next(one for one in place.entry.files if "cpuset" not in one and "cpuacct" not in one)
+    name = "cpu.cfs_quota_us" if (Path(quota).parent / "cpu.cfs_quota_us").exists() else "cpu.max"
+
+    def quotas() -> tuple[int, int]:
+        part, whole = Path(quota).parent / name, Path(quota).parent.parent / name
+        return int(part.read_text().split()[0]), int(whole.read_text().split()[0])
+
+    async def test() -> None:
+        starting = asyncio.ensure_future(start_executor(place, (file,), lambda _: None, lambda _: None, prepare_pct=10))
+        await asyncio.wait([starting], timeout=0.01)
+        assert quotas() == (1000, 10_000), "the device has the 90 % of all parts, and these"
+        executor = await starting
+        assert quotas() == (3600, 9000)
+        await executor.close()
+
+    asyncio.run(test())
+    assert place.hold(10) is False, "it was closed"
+    serving.close()
+    assert not Path(quota).parent.parent.exists()
 
 
 def test_parts_of_one_device_are_closed_one_by_one(driver: CpuDriver) -> None:

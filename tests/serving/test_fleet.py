@@ -50,6 +50,7 @@ def fleet_of(
     driver: WholeDriver | None = None,
     latency_ms: float = 5000.0,
     numbers: tuple[int, ...] = (0, 1),
+    prepare_pct: int = 100,
 ) -> tuple[Fleet, Pool]:
     """A fleet on cores. Batches are expected to take long, so that none counts as hung on a busy machine."""
     models = {one.name: one for one in files}
@@ -57,7 +58,7 @@ def fleet_of(
     sizes = partial(sizes_of, *profiles(tuple(models), latency_ms))
     used = driver or WholeDriver()
     sites = {number: LocalSite(used, Device(number=number, cores=(0,))) for number in numbers}
-    return Fleet(sites, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0), pool
+    return Fleet(sites, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0, prepare_pct=prepare_pct), pool
 
 
 def send(client: Client, number: int, model: ModelFile) -> None:
@@ -230,6 +231,44 @@ async def test_the_planner_plans_refuses_and_outlives_its_process() -> None:
     await planner.close()
     assert isinstance((await planner.plan({"a": 5.0}, 4, {"a": 2.0})).found, Plan)
     await planner.close()
+
+
+class HeldPlace(WholePlace):
+    def __init__(self, driver: "HoldingDriver", device: Device, part_pct: int) -> None:
+        super().__init__(device)
+        self._driver, self._device, self.part_pct = driver, device, part_pct
+
+    def hold(self, prepare_pct: int) -> bool:
+        self._driver.held.append((self._device.number, prepare_pct))
+        return True
+
+    def let_go(self) -> None:
+        self._driver.held.append((self._device.number, 0))
+
+
+class HoldingDriver(WholeDriver):
+    """Notes what its parts are held to; 0: let go."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int]] = []
+
+    def open(self, device: Device, part_pct: int) -> WholePlace:
+        return HeldPlace(self, device, part_pct)
+
+
+@in_loop
+async def test_executors_that_prepare_are_held_to_a_part_only_where_others_serve(tmp_path: Path) -> None:
+    files = small_models(tmp_path, ("mlp", "lstm"))
+    driver = HoldingDriver()
+    fleet, _ = fleet_of(files, driver, prepare_pct=20)
+    part = msgspec.structs.replace(glet(0, "mlp"), part_pct=50)
+    await fleet.change(Plan(glets=(part,)), {})
+    assert driver.held == []
+
+    beside = msgspec.structs.replace(glet(0, "lstm"), part_pct=50)
+    await fleet.change(Plan(glets=(part, beside, glet(1, "lstm"))), {})
+    assert driver.held == [(0, 20), (0, 0)]
+    await fleet.close()
 
 
 class StubPlanner:

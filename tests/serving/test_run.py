@@ -26,17 +26,26 @@ SLO_MS = 5000
 class Deployed:
     """A deployment in a process of its own, on the whole of this machine's cores."""
 
-    def __init__(self, folder: Path, *arguments: str, extra: str = "", slo_ms: int = SLO_MS) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, extra: str = "", slo_ms: int = SLO_MS, latency_ms: float = 20.0,
+        rate: int = 20,
+    ) -> None:  # fmt: skip
         pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
         self.folder, self.http, self.grpc = folder, free_port(), free_port()
         self.files = small_models(folder, MODELS, max_batch=8)
-        write_profile(folder / "profile", slo_ms)
+        write_profile(folder / "profile", slo_ms, latency_ms)
         lines = [
             f'http_listen = "tcp:127.0.0.1:{self.http}"', f'grpc_listen = "tcp:127.0.0.1:{self.grpc}"',
             'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', 'device = "whole"', extra,
         ]  # fmt: skip
         for name in MODELS:
-            lines += [f"[model.{name}]", f'file = "{name}.onnx"', f"slo_ms = {slo_ms}", "rate = 20", "max_batch = 8"]
+            lines += [
+                f"[model.{name}]",
+                f'file = "{name}.onnx"',
+                f"slo_ms = {slo_ms}",
+                f"rate = {rate}",
+                "max_batch = 8",
+            ]
         (folder / "serving.toml").write_text("\n".join(lines))
         self.socket, self.log, self._arguments = folder / "s", folder / "log", arguments
         self.process = self._started()
@@ -74,10 +83,12 @@ class Deployed:
         return self.process.wait(30)
 
 
-def write_profile(folder: Path, slo_ms: int) -> None:
+def write_profile(folder: Path, slo_ms: int, latency_ms: float = 20.0) -> None:
     """Latencies that are true of small models on a machine under load."""
     folder.mkdir()
-    rows = [f"{name},{part},{batch},{20 * 100 / part}" for name in MODELS for part in (50, 100) for batch in (1, 8)]
+    rows = [
+        f"{name},{part},{batch},{latency_ms * 100 / part}" for name in MODELS for part in (50, 100) for batch in (1, 8)
+    ]
     (folder / "x-LATENCY.csv").write_text("\n".join(["model,part_pct,batch,latency_ms", *rows]))
     listed = [f"{name},{slo_ms},10,x" for name in MODELS]
     (folder / "models.csv").write_text("\n".join(["model,slo_ms,mem_mb,input", *listed]))

@@ -21,6 +21,7 @@ PERIOD_US = 10_000
 QUOTA_US_MIN = 1000  # the kernel takes no less (kernel/sched/core.c: min_cfs_quota_period)
 CAPACITY_PCT = 90  # of the cores; the rest is the front's and its clients'
 CAPACITY_PCT_MIN = 10
+PREPARE_PCT_MIN = 10  # of one core that is QUOTA_US_MIN
 WEIGHT = 4
 _CONTROLLERS = ("cpu", "cpuset", "cpuacct")
 _LEAF = "farside-front"
@@ -152,6 +153,29 @@ class CpuPlace:
             return False
         self.part_pct = part_pct
         return True
+
+    def hold(self, prepare_pct: int) -> bool:
+        """Has it so much of the cores at most while its executor loads; the device's group gets that on top.
+
+        So parts that serve keep all that they have, unless the group has all of the cores already.
+        """
+        driver, cores = self._driver, len(self._device.cores)
+        all_us = PERIOD_US * cores
+        held_us = min(driver._quota_us(self._device, self.part_pct), all_us * prepare_pct // 100)
+        whole_us = driver._quota_us(self._device, 100)
+        try:
+            _set_quota(self._version, self._whole["cpu"], min(all_us, whole_us + held_us))
+            _set_quota(self._version, self._folders["cpu"], max(QUOTA_US_MIN, held_us))
+        except Unavailable:
+            self.let_go()
+            return False
+        return True
+
+    def let_go(self) -> None:
+        """Its own quota, and the device's."""
+        for folders, part_pct in ((self._folders, self.part_pct), (self._whole, 100)):
+            with contextlib.suppress(Unavailable):  # it was closed meanwhile
+                _set_quota(self._version, folders["cpu"], self._driver._quota_us(self._device, part_pct))
 
     def measured(self) -> Measured | None:
         """CPU seconds by the kernel's account, by the number of cores."""

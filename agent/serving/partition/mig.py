@@ -72,6 +72,13 @@ class MigPlace:
         """An instance stays as it is."""
         return part_pct == self.part_pct
 
+    def hold(self, prepare_pct: int) -> bool:
+        """An instance is nobody else's."""
+        return False
+
+    def let_go(self) -> None:
+        """Changes nothing: the part was not held."""
+
     def measured(self) -> Measured | None:
         """The driver does not count an instance's use."""
         return None

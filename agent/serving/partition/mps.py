@@ -91,6 +91,13 @@ class MpsPlace:
         """A process keeps the limit that it started with."""
         return part_pct == self.part_pct
 
+    def hold(self, prepare_pct: int) -> bool:
+        """A process keeps the limit that it started with."""
+        return False
+
+    def let_go(self) -> None:
+        """Changes nothing: the part was not held."""
+
     def measured(self) -> Measured | None:
         """The driver does not count a process's SMs."""
         return None

@@ -53,6 +53,14 @@ class Place(Protocol):
         """Changes its size under the running executor; False: it can't, a new executor is needed, nothing changed."""
         ...
 
+    def hold(self, prepare_pct: int) -> bool:
+        """Until `let_go` it has so much of the device at most, beside what all parts have; False: it can't be held."""
+        ...
+
+    def let_go(self) -> None:
+        """Gives the part its size again."""
+        ...
+
     def measured(self) -> Measured | None:
         """What its executor has used; None: nobody counts it."""
         ...

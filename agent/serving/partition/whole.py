@@ -37,6 +37,13 @@ class WholePlace:
         """There is one size."""
         return part_pct == self.part_pct
 
+    def hold(self, prepare_pct: int) -> bool:
+        """There is one size."""
+        return False
+
+    def let_go(self) -> None:
+        """Changes nothing: the part was not held."""
+
     def measured(self) -> Measured | None:
         """Nobody counts what it uses."""
         return None

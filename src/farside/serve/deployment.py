@@ -15,10 +15,10 @@ import msgspec
 
 from farside.agent.serving.describe import ModelRequest
 from farside.agent.serving.model_file import MAX_BATCH
-from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN
+from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
 from farside.endpoint import is_near, parse_address
 from farside.errors import ConfigError
-from farside.scheduler.sharing.glet.profile import DeviceProfile, Interference, Load, ModelProfile
+from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Interference, Load, ModelProfile
 from farside.serve.lease.terms import KEYS, LeaseTerms, check_terms
 from farside.serve.scenario import RATE_MAX
 
@@ -54,6 +54,7 @@ class _File(LeaseTerms, frozen=True, kw_only=True):
     gpus_max: int = 0
     profile: str = ""
     prepare_s: float = 60.0
+    prepare_pct: int = WHOLE_PCT
     plain_http: bool = False
     tls_cert: str = ""
     tls_key: str = ""
@@ -94,6 +95,7 @@ class Deployment:
     gpus_max: int
     profile: Path | None
     prepare_s: float
+    prepare_pct: int
     tls_cert: Path
     tls_key: Path
     tokens: tuple[str, ...]
@@ -197,6 +199,7 @@ class _Checked:
             gpus_max=file.gpus_max,
             profile=self._in_folder(file.profile) if file.profile else None,
             prepare_s=file.prepare_s,
+            prepare_pct=file.prepare_pct,
             tls_cert=self._in_folder(file.tls_cert) if secure else Path(),
             tls_key=self._in_folder(file.tls_key) if secure else Path(),
             tokens=self._tokens(),
@@ -226,6 +229,10 @@ class _Checked:
                 f"capacity_pct = {file.capacity_pct}: device = 'whole' cuts nothing",
                 "take it out",
             )
+        if file.device == "whole" and file.prepare_pct != WHOLE_PCT:
+            raise self._wrong(
+                f"prepare_pct = {file.prepare_pct}: device = 'whole' holds no executor to a part", "take it out"
+            )
         cores = [core for device in file.cpu_devices for core in device]
         if any(not device for device in file.cpu_devices) or len(set(cores)) < len(cores) or min(cores, default=0) < 0:
             raise self._wrong("cpu_devices has an empty device or a core twice", "such as [[0], [1]]")
@@ -233,6 +240,7 @@ class _Checked:
             ("gpus_max", file.gpus_max, 0, 256),
             ("capacity_pct", file.capacity_pct, CAPACITY_PCT_MIN, 100),
             ("prepare_s", file.prepare_s, 1, 3600),
+            ("prepare_pct", file.prepare_pct, PREPARE_PCT_MIN, WHOLE_PCT),
         ):
             if not low <= value <= high:
                 raise self._wrong(f"{name} = {value} is out of bounds", f"give {low} to {high}")

@@ -19,6 +19,7 @@ from farside.log import get_log
 from farside.own_task import in_own_task
 from farside.scheduler.sharing.glet.change import changes
 from farside.scheduler.sharing.glet.plan import Glet, Plan
+from farside.scheduler.sharing.glet.profile import WHOLE_PCT
 from farside.scheduler.sharing.glet.round import GletRound, Slot
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.pool import Pool, Turns
@@ -67,16 +68,18 @@ class Fleet:
         pool: What they serve.
         longest_s: The longest SLO, which a glet that leaves has to end its batches.
         prepare_s: Seconds for an executor to be ready.
+        prepare_pct: Of a device on which others serve, what one that prepares gets at most.
     """
 
     def __init__(
         self, sites: Mapping[int, Site], models: Mapping[str, ModelFile],
         sizes: Callable[[Mapping[str, float]], Sizes], pool: Pool,
-        *, longest_s: float, prepare_s: float,
+        *, longest_s: float, prepare_s: float, prepare_pct: int = 100,
     ) -> None:  # fmt: skip
         self._sites, self._models = sites, models
         self._sizes_of, self._sizes, self._slower = sizes, sizes({}), dict[str, float]()
         self._pool, self._longest_s, self._prepare_s = pool, longest_s, prepare_s
+        self._prepare_pct = prepare_pct
         self._loop = asyncio.get_running_loop()
         self._opened: list[_Opened] = []
         # What is prepared or drained by the change that is under way.
@@ -225,11 +228,12 @@ class Fleet:
     async def _prepare(self, fresh: Sequence[_Opened]) -> None:
         # Device after device: those that warm up on one disturb no other.
         for gpu in sorted({one.glet.gpu for one in fresh}):
+            is_shared = any(one.glet.gpu == gpu and one.executor is not None for one in self._opened)
             for one in fresh:
                 if one.glet.gpu == gpu:
-                    one.executor = await self._start(one)
+                    one.executor = await self._start(one, self._prepare_pct if is_shared else WHOLE_PCT)
 
-    async def _start(self, one: _Opened) -> ExecutorHandle:
+    async def _start(self, one: _Opened, prepare_pct: int = WHOLE_PCT) -> ExecutorHandle:
         glet = one.glet
         site = self._sites.get(glet.gpu)
         if site is None:
@@ -237,6 +241,7 @@ class Fleet:
         return await site.start(
             glet.part_pct, [self._models[name] for name in _names(glet)], lambda done: self._done(one, done),
             lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
+            prepare_pct=prepare_pct,
         )  # fmt: skip
 
     def _slowest_s(self, glet: Glet) -> dict[str, float]:

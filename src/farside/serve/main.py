@@ -193,6 +193,8 @@ def _driver(deployment: Deployment) -> tuple[str, Driver]:
         return "cpu", cpu
     if deployment.driver == "cpu":
         raise ConfigError(f"{deployment.file}: device = 'cpu': {problem}")
+    if deployment.prepare_pct != WHOLE_PCT:
+        raise ConfigError(f"{deployment.file}: prepare_pct holds executors to a part of the cores: {problem}")
     _log.warning("devices are not cut: each serves as a whole", why=problem)
     return "whole", WholeDriver()
 
@@ -256,7 +258,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(
         own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
-        prepare_s=deployment.prepare_s,
+        prepare_s=deployment.prepare_s, prepare_pct=deployment.prepare_pct,
     )  # fmt: skip
     stack.push_async_callback(fleet.close)
     controller = _controller(grounds, fleet, pool, keeper, state, before)

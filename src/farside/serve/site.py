@@ -20,9 +20,9 @@ class Site(Protocol):
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,
-        *, p99_s: Mapping[str, float], prepare_s: float,
+        *, p99_s: Mapping[str, float], prepare_s: float, prepare_pct: int,
     ) -> ExecutorHandle:  # fmt: skip
-        """An executor on a part of it.
+        """An executor on a part of it, which has ``prepare_pct`` of the device at most until it is ready.
 
         Raises:
             FarsideError: There is none; one line of why.
@@ -42,11 +42,13 @@ class LocalSite:
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,
-        *, p99_s: Mapping[str, float], prepare_s: float,
+        *, p99_s: Mapping[str, float], prepare_s: float, prepare_pct: int,
     ) -> ExecutorHandle:  # fmt: skip
         """A process here."""
         place = self._driver.open(self._device, part_pct)
-        return await start_executor(place, models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s)
+        return await start_executor(
+            place, models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s, prepare_pct=prepare_pct
+        )
 
 
 class RemoteSite:
@@ -72,12 +74,12 @@ class RemoteSite:
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,
-        *, p99_s: Mapping[str, float], prepare_s: float,
+        *, p99_s: Mapping[str, float], prepare_s: float, prepare_pct: int,
     ) -> ExecutorHandle:  # fmt: skip
         """A process there."""
         part = RemotePart(self._driver_name, self._device, part_pct, self._device_name)
         return await start_remote_executor(
-            self._address, part, models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s
+            self._address, part, models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s, prepare_pct=prepare_pct
         )
 
 
