@@ -58,6 +58,7 @@ WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 BENCH_ARGS ?=
+MINUTES ?= 60
 DEB_ARGS ?=
 
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev libibverbs-dev \
@@ -84,7 +85,7 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types attack bench figures bench-simulator bench-apps bench-aggregation reproduce venv \
+.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types attack fuzz bench figures bench-simulator bench-apps bench-aggregation reproduce venv \
 	clean sanitize format packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check \
 	packages-bench venv-dev survival screenshots settings-table hashes venv-check venv-cluster code-lines
 
@@ -144,6 +145,11 @@ check: lint types test
 # Those of docs/trust.md that are tests, with the long ones; what needs a guest is in `make test-vm`.
 attack: venv-dev packages-test
 	@$(PYTHON) -m tools.attack $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+# All targets of tests/fuzz side by side, each for MINUTES; `make test-long` has a moment of them.
+fuzz: venv-dev packages-test
+	@FARSIDE_FUZZ_S=$$((60 * $(MINUTES))) $(PYTHON) -m pytest tests/fuzz -m long -k "not sanitized" -n 8 \
+		--timeout 0 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 lint: venv-check packages-check
 	@$(PYTHON) -m ruff check .

@@ -91,6 +91,17 @@ static void plan(uint8_t manner)
 	must(ne_aggregator_plan(aggregator, manner & OPTIMIZER ? ADAM : SUM, 0, CHUNKS, &place) == 0);
 }
 
+/* libFuzzer's alarm interrupts every wait. */
+static int wait_for(struct pollfd *ready)
+{
+	int got;
+
+	do
+		got = poll(ready, 1, WAIT_MS);
+	while (got < 0 && errno == EINTR);
+	return got;
+}
+
 static bool is_end(const struct ne_aggregator_event *event)
 {
 	return event->kind == NE_AGGREGATOR_LANE_ENDED || event->kind == NE_AGGREGATOR_NEXT_ENDED ||
@@ -105,7 +116,7 @@ static void wait_for_its_end(uint8_t manner)
 	bool has_ended = false;
 
 	while (!has_ended) {
-		must(poll(&ready, 1, WAIT_MS) == 1);
+		must(wait_for(&ready) == 1);
 		while (ne_aggregator_next_event(aggregator, &event)) {
 			has_ended = has_ended || is_end(&event);
 			must(!is_end(&event) || !(manner & CODED) || event.error == EBADMSG || event.error == EPIPE ||

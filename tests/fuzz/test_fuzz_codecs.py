@@ -1,4 +1,4 @@
-"""Both codecs against random bytes, guided by coverage: the targets `fuzz_*.py` in a process of their own, shortly.
+"""Three codecs against random bytes, guided by coverage: the targets `fuzz_*.py` in a process of their own, shortly.
 
 The seeds are whole conversations, made by the codecs themselves.
 """
@@ -12,12 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from farside.agent import messages as agent_messages
+from farside.agent.mutual_proof import key_of, offer
+from farside.agent.protocol import encode
 from farside.blockdev.client.handshake import IHAVEOPT, Option
 from farside.daemon.control import messages as m
+from tests.agent.frames import HELLO, report, start
+from tests.fuzz.test_fuzz_nbd import FUZZ_S
 
 ROOT = Path(__file__).parents[2]
-FUZZ_S = 5
-RUN_TIMEOUT_S = 90
+RUN_TIMEOUT_S = 90 + FUZZ_S
 KEY_ID = bytes(8)
 
 
@@ -72,9 +76,21 @@ def controls() -> list[bytes]:
     return [bytes([script | role | stage, 1]) + talk for script, talk in talks for role in (0, 1) for stage in (0, 2)]
 
 
+def agents() -> list[bytes]:
+    """What an agent and its manager say, in the order of a connection, to each end; and an offer of proof."""
+    told = (agent_messages.Welcome(generation=3), start(generation=3), agent_messages.Ack(seq=1))
+    frames = [[encode(one) for one in ones] for ones in ((HELLO, report(1), report(2)), told, (report(1),), told[1:])]
+    talks = ["\0".join(words).encode() for words in frames]
+    header = offer(key_of("token"), bytes(32)).text.encode()
+    return [bytes([script]) + talk for script in range(8) for talk in talks] + [bytes([8]) + header]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("target", "seeds"), [("fuzz_handshake", handshakes()), ("fuzz_control", controls())],
-    ids=["handshake", "control"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "seeds"),
+    [("fuzz_handshake", handshakes()), ("fuzz_control", controls()), ("fuzz_agent", agents())],
+    ids=["handshake", "control", "agent"],
+)
 def test_random_bytes_are_events_or_the_peers_fault(target: str, seeds: list[bytes], tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is missing (it has no wheel for every Python); pip install -r requirements/dev.txt")

@@ -3,6 +3,7 @@
 The seeds and words are made here: whole connections, and the numbers that mean something.
 """
 
+import os
 import random
 import shutil
 import struct
@@ -24,9 +25,10 @@ SANITIZERS = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=unde
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-g", "-O1", "-fno-strict-aliasing", *SANITIZERS)
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread")
 
-COMPILE_TIMEOUT_S = 120
-FUZZ_S = 5
-RUN_TIMEOUT_S = 120
+COMPILE_TIMEOUT_S = 600
+FUZZ_S = int(os.environ.get("FARSIDE_FUZZ_S", "5"))
+"""How long each target runs; `make fuzz` says more."""
+RUN_TIMEOUT_S = 120 + FUZZ_S
 LENGTH_MAX = 1 << 14  # room for a few payloads as they are; what records stand for is larger
 
 PAGE_BYTES = 4096

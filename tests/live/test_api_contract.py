@@ -56,21 +56,25 @@ def operations_of(manager: Manager) -> int:
     return sum(map(len, paths.values()))
 
 
-@pytest.mark.timeout(420)
-def test_whatever_schemathesis_asks_is_answered_as_the_document_says(manager: Manager, tmp_path: Path) -> None:
-    (tmp_path / "schemathesis.toml").write_text(SETTINGS)
+def asked(manager: Manager, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
+    """Schemathesis, as an operator; ``how``: how many requests, and which."""
+    (folder / "schemathesis.toml").write_text(SETTINGS)
     token = add_token(manager.tokens, "carl", Role.OPERATOR)
-
-    done = subprocess.run(
+    return subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{manager.port}/v1/openapi.json",
-            "--header", f"Authorization: Bearer {token}", "--max-examples", str(EXAMPLES), "--generation-deterministic",
+            "--header", f"Authorization: Bearer {token}", *how,
             "--exclude-path", "/v1/overview/stream",  # it never ends; test_page.py reads it
             "--exclude-checks", "positive_data_acceptance",  # a job that is well told may be larger than the cluster
             "--continue-on-failure", "--no-color", "--warnings", "off", "--request-timeout", "60",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.timeout(420)
+def test_whatever_schemathesis_asks_is_answered_as_the_document_says(manager: Manager, tmp_path: Path) -> None:
+    done = asked(manager, tmp_path, "--max-examples", str(EXAMPLES), "--generation-deterministic")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Tested: {operations_of(manager) - 1}" in done.stdout  # none was left out that could not be understood
