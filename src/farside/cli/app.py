@@ -227,11 +227,9 @@ def sandbox(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=16, help="Maximum number of NBD connections.")] = None,
     restart_donors: Annotated[bool, typer.Option("--restart-donors", help="Restart a donor that ends.")] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="NODESxGPUS", help="Also run a manager and agents with declared GPUs, such as 4x8."),
-    ] = None,
+    cluster: options.Cluster = None,
     aggregators: options.Aggregators = 0,
+    executors: options.Executors = 0,
 ) -> None:
     """Run donors and a borrower, and with --cluster a manager and agents, on this machine.
 
@@ -256,6 +254,7 @@ def sandbox(
             restart_donors=restart_donors,
             cluster=cluster,
             aggregators=aggregators,
+            executors=executors,
             # An option that is not given is not passed on, so that the default is stated once, in the sandbox.
             **given,
         )

@@ -25,6 +25,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Aggregators = Annotated[
     int, typer.Option(min=0, help="With --cluster: number of nodes with an Aggregator for shared aggregation.")
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(metavar="NODESxGPUS", help="Also run a manager and agents with declared GPUs, such as 4x8."),
+]
+Executors = Annotated[
+    int, typer.Option(min=0, help="With --cluster: number of nodes, the last ones, for co-located jobs, without GPUs.")
+]
 ClearPages = Annotated[
     bool, typer.Option("--clear-pages", help="Do not encrypt pages at donors, to see what encryption costs.")
 ]

@@ -4,6 +4,7 @@ DIR/manager.sock     where `farside submit`, `queue` and the others reach the ma
 DIR/manager/         its config, store and log
 DIR/agents/nN/       config, admin socket and log of each agent, and state/: its tasks
 DIR/aggregators/aN/  the same of the Aggregator on node nN, where --aggregators asks for it
+DIR/executors/xN/    sockets and log of the executor on node nN, where --executors asks for it
 
 The manager starts first and ends last. Agents end with their tasks, so that nothing of a sandbox is left; an agent that
 is killed leaves its tasks running, and finds them when it is started again.
@@ -14,6 +15,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -39,6 +41,7 @@ MIN_RUN_S = 5.0
 # Two queues, and a job of eight GPUs falls into the second within ten seconds instead of the paper's seven minutes.
 POLICY_SETTINGS = "limits_gpu_s=60"
 AGGREGATOR_BYTES = 512 * MIB
+EXECUTOR_SOCKET = "x.sock"
 
 
 def parse_shape(text: str) -> Shape:
@@ -67,6 +70,8 @@ class Cluster:
         self.aggregators = tuple(f"a{number}" for number in range(1, shape.aggregators + 1))
         posts = {name: post_in(agent_folder(state, name), "agent") for name in self.names}
         posts |= {name: post_in(state / "aggregators" / name, "aggregator") for name in self.aggregators}
+        self.executors = tuple(f"x{name.removeprefix('n')}" for name in self.names[shape.nodes - shape.executors :])
+        posts |= {name: _executor_post(state, name) for name in self.executors}
         posts[MANAGER] = Post(subcommand="manager", folder=state / MANAGER, admin=state / "manager.sock")
         self._crew = Crew(posts, changed=changed, ended=self._on_end)
         self._changed = changed
@@ -85,6 +90,7 @@ class Cluster:
             manager=self._crew.record(MANAGER),
             agents=tuple(self._crew.record(name) for name in self.names),
             aggregators=tuple(self._crew.record(name) for name in self.aggregators),
+            executors=tuple(self._crew.record(name) for name in self.executors),
         )
 
     def write_files(self) -> None:
@@ -98,6 +104,8 @@ class Cluster:
         for name in self.aggregators:
             self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
             self._crew.posts[name].config.write_text(settings.toml_text(self._aggregator_settings(name)))
+        for name in self.executors:
+            self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
         self._crew.posts[MANAGER].config.write_text(settings.toml_text(self._manager_settings(port)))
 
     # --- processes
@@ -112,9 +120,10 @@ class Cluster:
         await self._crew.start(MANAGER)
         await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
         # Before the agents, which tell the manager at once what is offered.
-        for name in self.aggregators:
+        beside = (*self.aggregators, *self.executors)
+        for name in beside:
             await self._crew.start(name)
-        for name in self.aggregators:
+        for name in beside:
             await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
         for name in self.names:
             await self._crew.start(name)
@@ -128,6 +137,15 @@ class Cluster:
             ConfigError: there is no such Aggregator, or it is running.
         """
         await self._crew.start_again(name, "Aggregator", self.aggregators)
+        await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
+
+    async def start_executor(self, name: str) -> None:
+        """Starts an executor that has ended, and returns when it answers.
+
+        Raises:
+            ConfigError: there is no such executor, or it is running.
+        """
+        await self._crew.start_again(name, "executor", self.executors)
         await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
 
     async def start_agent(self, name: str) -> None:
@@ -160,14 +178,15 @@ class Cluster:
         self._ending = True
         await self._crew.end(self.names)
         await asyncio.to_thread(end_tasks, self.state)  # of agents that had been killed before
-        await self._crew.end(self.aggregators)
+        await self._crew.end((*self.aggregators, *self.executors))
         await self._crew.end([MANAGER])
 
     async def _on_end(self, name: str, status: int) -> None:
         if self._ending:
             return
         self._changed()
-        what = "aggregator" if name in self.aggregators else "agent"
+        kinds = {"aggregator": self.aggregators, "executor": self.executors}
+        what = next((kind for kind, names in kinds.items() if name in names), "agent")
         command = "start_manager" if name == MANAGER else f"start_{what} name={name}"
         socket_path = shlex.quote(os.fspath(self.state / "sandbox.sock"))
         self._crew.tell_of_end(name, status, f"farside admin --socket {socket_path} {command}")
@@ -199,11 +218,12 @@ class Cluster:
             "run_as": "starter",
             "policy_settings": POLICY_SETTINGS,
             "min_run_s": MIN_RUN_S,
+            "colocation_nodes": ",".join(f"n{name.removeprefix('x')}" for name in self.executors),
             "node_timeout_s": NODE_TIMEOUT_S,
         }
 
     def _agent_settings(self, name: str) -> dict[str, settings.Value]:
-        folder = self._crew.posts[name].folder
+        folder, executor = self._crew.posts[name].folder, self._crew.posts.get(f"x{name.removeprefix('n')}")
         return {
             "node": name,
             "manager": self.endpoint,
@@ -211,7 +231,7 @@ class Cluster:
             "state_dir": os.fspath(folder / "state"),
             "run_as": "starter",
             "on_stop": "end",
-            "declared_gpus": self.shape.gpus_per_node,
+            "declared_gpus": 0 if executor is not None else self.shape.gpus_per_node,
             "gpu_model": "sandbox",
             # The machine's memory is there once: each node is said to have its part of it.
             "memory_total_bytes": psutil.virtual_memory().total // self.shape.nodes,
@@ -220,8 +240,8 @@ class Cluster:
             "peers_file": os.fspath(folder / "peers.toml"),
             "aggregator_socket": self._aggregator_socket(name),
             "aggregation_socket": os.fspath(folder / "aggregation.sock"),
-            "executor_socket": "",
-            "executor_admin_socket": "",
+            "executor_socket": os.fspath(executor.folder / EXECUTOR_SOCKET) if executor is not None else "",
+            "executor_admin_socket": os.fspath(executor.admin) if executor is not None else "",
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,
             "admin_socket": os.fspath(self._crew.posts[name].admin),
@@ -241,6 +261,12 @@ class Cluster:
             "memory_bytes": AGGREGATOR_BYTES,
             "admin_socket": os.fspath(post.admin),
         }
+
+
+def _executor_post(state: Path, name: str) -> Post:
+    post = post_in(state / "executors" / name, "executor")
+    words = ("--socket", os.fspath(post.folder / EXECUTOR_SOCKET), "--admin-socket", os.fspath(post.admin))
+    return replace(post, words=words)
 
 
 def agent_folder(state: Path, name: str) -> Path:

@@ -21,11 +21,15 @@ from farside.sandbox.process import Child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """The place of a child process: its ``farside`` subcommand, its folder, and its admin socket."""
+    """The place of a child process: its ``farside`` subcommand, its folder, and its admin socket.
+
+    ``words``: of one that takes options instead of a config.
+    """
 
     subcommand: str
     folder: Path
     admin: Path
+    words: tuple[str, ...] = ()
 
     @property
     def config(self) -> Path:
@@ -69,7 +73,8 @@ class Crew:
         """Starts it."""
         assert self._tasks is not None
         post = self.posts[name]
-        child = await process.start(name, (post.subcommand, "--config", os.fspath(post.config)), log=post.log)
+        words = post.words or ("--config", os.fspath(post.config))
+        child = await process.start(name, (post.subcommand, *words), log=post.log)
         self._children[name] = child
         self._tasks.create_task(self._watch(child))
         self._changed()

@@ -131,7 +131,8 @@ def _clear(state: Path) -> None:
         record = read_record(state)
         cluster: tuple[ProcessRecord, ...] = ()
         if record.cluster is not None:
-            cluster = (record.cluster.manager, *record.cluster.agents, *record.cluster.aggregators)
+            told = record.cluster
+            cluster = (told.manager, *told.agents, *told.aggregators, *told.executors)
         for process in (record.blockdev, *record.donors, *cluster):
             kill_leftover(process.pid, state)
         if cluster:

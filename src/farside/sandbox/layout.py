@@ -26,7 +26,7 @@ LOCK_NAME = "sandbox.lock"
 RECORD_NAME = "sandbox.json"
 # What a sandbox makes in its folder beside the lock.
 FILES = (RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk", "manager.sock")
-FOLDERS = ("donors", "blockdev", "agents", "aggregators", "manager")
+FOLDERS = ("donors", "blockdev", "agents", "aggregators", "executors", "manager")
 BORROWER = "borrower"
 RUN_FOLDER = "run"
 """Of the manager, in its folder: its ``state_dir``."""
@@ -41,11 +41,15 @@ HEADROOM_SHARE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many nodes, how many GPUs each is said to have, and how many of the nodes have an Aggregator."""
+    """How many nodes, how many GPUs each is said to have, and how many of the nodes have an Aggregator.
+
+    ``executors``: how many, the last ones, are set aside for co-located jobs; these have no GPUs.
+    """
 
     nodes: int
     gpus_per_node: int
     aggregators: int = 0
+    executors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,7 @@ class ClusterRecord:
     manager: ProcessRecord
     agents: tuple[ProcessRecord, ...]
     aggregators: tuple[ProcessRecord, ...] = ()
+    executors: tuple[ProcessRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

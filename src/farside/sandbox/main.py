@@ -42,11 +42,13 @@ def run(
     restart_donors: bool = False,
     cluster: str | None = None,
     aggregators: int = 0,
+    executors: int = 0,
 ) -> int:
     """Runs a sandbox until SIGTERM, SIGHUP or Ctrl-C, and returns the exit code.
 
     Prints ``ready URI`` for each listener on standard output when clients may connect, and with `cluster` (NODESxGPUS)
-    ``ready unix:PATH`` of the manager after them; so many of its nodes as `aggregators` says have one. `slab_bytes` is
+    ``ready unix:PATH`` of the manager after them; so many of its nodes as `aggregators` says have one, and the
+    last `executors` are set aside for co-located jobs. `slab_bytes` is
     16 MiB when not given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder.
     Without `state` the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder,
     listener or file that another made, but for a `disk` that is named.
@@ -72,7 +74,7 @@ def run(
                 slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
                 workers=workers,
                 restart_donors=restart_donors,
-                cluster=_shape(cluster, aggregators),
+                cluster=_shape(cluster, aggregators, executors),
             )
         )
         stack.enter_context(claimed(folder))
@@ -83,15 +85,19 @@ def run(
         return _run_to_the_end(Plane(plan, folder))
 
 
-def _shape(cluster: str | None, aggregators: int) -> Shape | None:
+def _shape(cluster: str | None, aggregators: int, executors: int) -> Shape | None:
     if cluster is None:
+        if executors:
+            raise ConfigError("--executors: there are no nodes for them", hint="add --cluster, such as 3x2")
         if aggregators:
             raise ConfigError("--aggregators: there are no nodes for them", hint="add --cluster, such as 3x2")
         return None
     shape = parse_shape(cluster)
     if aggregators > shape.nodes:
         raise ConfigError(f"--aggregators {aggregators}: a node has one, and there are {shape.nodes} nodes")
-    return replace(shape, aggregators=aggregators)
+    if executors > shape.nodes:
+        raise ConfigError(f"--executors {executors}: a node has one, and there are {shape.nodes} nodes")
+    return replace(shape, aggregators=aggregators, executors=executors)
 
 
 def checked(plan: Plan) -> Plan:
@@ -210,6 +216,7 @@ async def _start_and_tell(plane: Plane, tasks: asyncio.TaskGroup) -> None:
     if cluster is not None:
         handlers["start_agent"] = _starting(cluster.start_agent)
         handlers["start_aggregator"] = _starting(cluster.start_aggregator)
+        handlers["start_executor"] = _starting(cluster.start_executor)
         handlers["start_manager"] = _starting(lambda _: cluster.start_manager())
     async with admin.serve(plane.state / "sandbox.sock", handlers):
         for listener in plane.plan.listen:

@@ -1,0 +1,80 @@
+"""A program of `farside train` as co-located jobs of a sandbox: grouped, moved or not, with the model it has alone."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farside.sandbox.control import kill_manager, start_manager
+from farside.sandbox.session import Session, open_sandbox
+from tests.support.job_commands import asked, farside, until_job
+from tests.support.waiting import until
+from tests.train.programs import ended, train
+
+DEADLINE_S = 150.0
+# Each iteration takes as long as it is told, without using a processor for it. It ends once there is a file, or after
+# as many iterations as it is told.
+PROGRAM = """
+import pathlib, sys, time
+import numpy as np
+from farside import training
+
+out, pause_s, last = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+rows = np.arange(800.0).reshape(8, -1, 20) / 7
+with training.begin(rows, keys={"sum": (20,)}, iterations=100_000) as job:
+    centre = job.model.setdefault("centre", np.zeros(20))
+    while job.goes_on():
+        centre += 0.1 * job.pull()["sum"] / rows.size
+        time.sleep(pause_s)
+        job.push({"sum": sum((block.data - centre).sum(axis=0) for block in job.blocks())})
+        done = job.iteration
+        if done == last or out.with_name("end").exists():
+            job.finish()
+    job.pull()
+    np.savez(out, centre=centre, last=done)
+"""
+
+
+def submit(session: Session, folder: Path, name: str) -> str:
+    home, file = folder / name, folder / f"{name}.toml"
+    home.mkdir()
+    words = ["train", str(folder / "program.py"), str(home / "model.npz"), "0.1", "100001"]
+    command = [sys.executable, "-m", "farside", *words]
+    keys = {"command": command, "colocate": True, "memory": "256MiB", "checkpoint_dir": str(home), "cwd": str(home)}
+    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    return farside(session, "submit", "--quiet", str(file))
+
+
+def test_programs_are_grouped_by_a_manager_that_is_killed_and_end_with_the_model_of_each_alone(tmp_path: Path) -> None:
+    def plan() -> tuple[Any, Any] | None:
+        """Groups and who waits, once both are measured: whether the second stays follows from what it was measured."""
+        told = asked(session, "groups")
+        plans = [group["plan"] for group in told["groups"] if group["plan"]]
+        is_measured = plans and plans[0]["predicted_s"] is not None and len(plans[0]["jobs"] + told["waiting"]) == 2
+        return (plans, told["waiting"]) if is_measured else None
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with open_sandbox(("--cluster", "1x1", "--executors", "1", "--donors", "1", "--size", "64MiB")) as session:
+        jobs = {name: submit(session, tmp_path, name) for name in ("first", "second")}
+        before = until(plan, what="two measured jobs", deadline_s=DEADLINE_S, every_s=0.2)
+        table = farside(session, "groups")
+        kill_manager(session.state)
+        start_manager(session.state)
+        after = plan()
+        for name, job in jobs.items():
+            until_job(session, job, "running", deadline_s=DEADLINE_S)
+            (tmp_path / name / "end").touch()
+            found = until_job(session, job, "done", "failed", deadline_s=DEADLINE_S)
+            assert found["state"] == "done"
+
+    assert before == after
+    assert "iteration as decided" in table
+    for name in jobs:
+        with np.load(tmp_path / name / "model.npz") as model:
+            alone = tmp_path / f"{name}.npz"
+            assert ended(train(tmp_path / "program.py", alone, "0", int(model["last"])))[0] == 0
+            with np.load(alone) as expected:
+                assert model["last"] == expected["last"]
+                assert model["centre"].tobytes() == expected["centre"].tobytes()
