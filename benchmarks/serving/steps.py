@@ -10,7 +10,7 @@ from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, at_most, bars
 from benchmarks.serving.deployed import VIOLATED_MAX, machine_note, outcomes, prepared
 from benchmarks.serving.machine_noise import noise, snapshot
-from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result, poisson
+from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Outcome, Result, poisson
 from farside.cli.demo.serving_rig import Running
 from farside.errors import PeerError
 
@@ -20,7 +20,7 @@ QUICK_STEP_S, QUICK_STEPS = 30.0, 3
 KILLS, KILL_EVERY_S, QUICK_KILLS = 20, 25.0, 3
 BACK_STEP_S, BACK_KILL_S = 10.0, 5.0
 PLANS_MIN = 4
-_NEVER = ("failed", "lost", "doubled", "wrong")
+_NEVER: tuple[Outcome, ...] = ("failed", "lost", "doubled", "wrong")
 
 
 def measure_steps(*, quick: bool) -> Figure:

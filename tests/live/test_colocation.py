@@ -180,7 +180,8 @@ def test_another_leader_has_the_same_groups_and_changes_nothing() -> None:
 
 def test_a_leader_that_takes_over_between_plan_and_stop_goes_on_with_the_plan() -> None:
     world = a_world(nodes=1)
-    runs_measured(world, 2.0, 1.0), runs_measured(world, 2.0, 1.0)
+    runs_measured(world, 2.0, 1.0)
+    runs_measured(world, 2.0, 1.0)
     third = submit(world)
     world.runs(third)
     place = world.job(third)
