@@ -116,7 +116,8 @@ class ScriptedDonor:
             channel.close()
 
     async def _converse(self, channel: Channel) -> None:
-        async with asyncio.TaskGroup() as later:
+        later: list[asyncio.Task[None]] = []
+        try:
             while True:
                 event = await channel.next_event()
                 if isinstance(event, PeerClosed):
@@ -124,9 +125,13 @@ class ScriptedDonor:
                 assert isinstance(event, Received)
                 self.heard.append(event.message)
                 if not self.is_mute:
-                    answer = later.create_task(self._answer(channel, event.seq, event.message))
+                    later.append(asyncio.create_task(self._answer(channel, event.seq, event.message)))
                     if self.keeps_order:
-                        await answer
+                        await later[-1]
+        finally:
+            for task in later:
+                task.cancel()
+            await asyncio.gather(*later, return_exceptions=True)
 
     async def _answer(self, channel: Channel, seq: int, message: m.Message) -> None:
         match message:
