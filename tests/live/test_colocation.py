@@ -14,7 +14,9 @@ from rich.console import Console
 from farside.agent import messages as m
 from farside.agent.messages import EXECUTOR
 from farside.cli.cluster_table import plan_table
+from farside.scheduler.manager.colocation import news
 from farside.scheduler.manager.colocation.plan import ColocationRules
+from farside.scheduler.manager.colocation.state import JobTimes
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
     CancelRequested,
@@ -459,18 +461,18 @@ def test_a_node_is_told_memory_and_threads_of_a_colocated_job() -> None:
     assert {told.env[name] for name in THREADS} == {"3"}
 
 
-def test_news_of_a_colocated_job_s_times_come_when_they_change_by_a_twentieth() -> None:
+def test_news_of_a_colocated_job_s_times_come_when_they_change_by_a_twentieth_of_an_iteration() -> None:
     world = a_world()
     line = connected(world, services=turns())
     job = submit(world)
     world.runs(job)
-    (news,) = line.reported(world.state, report(services=turns(taker(job, 1.0))))
-    world.does(news)
+    (told,) = line.reported(world.state, report(services=turns(taker(job, 1.0))))
+    world.does(told)
     assert world.state.colocation.times[job].comp_s == 1.0
 
     near, far = ([*line.reported(world.state, report(20 * at, services=turns(taker(job, comp_s))))]
-                 for at, comp_s in ((1, 1.04), (2, 1.06)))  # fmt: skip
-    assert (near, [getattr(one, "comp_s", None) for one in far]) == ([], [1.06])
+                 for at, comp_s in ((1, 1.07), (2, 1.08)))  # fmt: skip
+    assert (near, [getattr(one, "comp_s", None) for one in far]) == ([], [1.08])
     others = turns(taker(job, 2.0, start=9), taker("77", 2.0))
     assert line.reported(world.state, report(60, services=others)) == []
 
@@ -519,3 +521,18 @@ def test_shared_aggregation_takes_no_aggregator_of_a_node_that_is_set_aside() ->
     assert {place.node for place in world.job(job).tasks} == {"n1", "n2"}
     assert "n0" not in world.state.aggregation.pool
     assert world.phase(waits) is Phase.WAITING
+
+
+def test_a_job_whose_times_are_noise_writes_a_bounded_number_of_entries() -> None:
+    world = a_world(nodes=1)
+    job = submit(world)
+    world.runs(job)
+    state, written, entries = world.state.colocation, dict[str, news.Written](), 0
+    for at_s in range(0, 24 * 3600, 10):
+        took_s = 1.0 + at_s // 10 % 2
+        taker = m.TurnTaker(job=job, start=1, rank=0, comp_s=took_s, net_s=took_s / 10, iteration_s=took_s)
+        for event in news.timed(state, "n0", [taker], float(at_s), written):
+            entries += 1
+            state.times[job] = JobTimes(start=1, comp_s=event.comp_s, net_s=event.net_s, iteration_s=event.iteration_s)
+
+    assert 1 < entries <= 33

@@ -1,41 +1,60 @@
 """What a node's report of its turns means for the log: times of co-located jobs that are news. PURE."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from farside.agent.messages import TurnTaker
-from farside.scheduler.manager.colocation.state import Colocation, TaskTimed
+from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
 
 # Decisions do not change for less (RegroupRules.like), and each entry of the log stays.
 STEP = 0.05
+# The least time between two entries of a job. It doubles with each entry, so that noise writes few of them.
 PERIOD_S = 10.0
+PERIOD_MOST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The last entry of a job. ``group``: who was on its node then; ``period_s``: none follows before that is over."""
+
+    start: int
+    group: tuple[str, ...]
+    at_s: float
+    period_s: float
 
 
 def timed(
-    state: Colocation, node: str, takers: Iterable[TurnTaker], at_s: float, written_s: dict[str, float]
+    state: Colocation, node: str, takers: Iterable[TurnTaker], at_s: float, written: dict[str, Written]
 ) -> Iterator[TaskTimed]:
-    """News of the jobs that take turns on a node.
+    """News of the jobs that take turns on a node: at most 32 a day of a job that stays in its group.
 
     Args:
         state: What the log has.
         node: Its name.
         takers: Of its tasks alone; those that are no co-located jobs are passed over.
         at_s: When it was said, by the node's clock.
-        written_s: By job, when news of it was written; kept up here.
+        written: By job, the last news of it; kept up here.
     """
-    here = {job for job, at in state.node_of.items() if at == node}
+    here = {job: group.jobs for group in state.groups if group.node == node for job in group.jobs}
+    for job in written.keys() - here.keys():
+        del written[job]
     for one in takers:
-        known = state.times.get(one.job)
+        known, last = state.times.get(one.job), written.get(one.job)
         if one.job not in state.jobs or one.comp_s <= 0 or one.job not in here:
             continue
+        is_same = last is not None and (last.start, last.group) == (one.start, here[one.job])
         if known is not None:
-            is_near = _is_near(one.comp_s, known.comp_s) and _is_near(one.net_s, known.net_s)
-            if is_near or abs(at_s - written_s.get(one.job, -PERIOD_S)) < PERIOD_S:
+            is_early = last is not None and is_same and abs(at_s - last.at_s) < last.period_s
+            if is_early or _is_near(one, known):
                 continue
-        written_s[one.job] = at_s
+        period_s = min(2 * last.period_s, PERIOD_MOST_S) if last is not None and is_same else PERIOD_S
+        written[one.job] = Written(start=one.start, group=here[one.job], at_s=at_s, period_s=period_s)
         yield TaskTimed(
             node=node, job_id=one.job, start=one.start, comp_s=one.comp_s, net_s=one.net_s, iteration_s=one.iteration_s
         )
 
 
-def _is_near(now_s: float, then_s: float) -> bool:
-    return abs(now_s - then_s) < STEP * then_s
+def _is_near(now: TurnTaker, then: JobTimes) -> bool:
+    """Whether neither time has changed by more than a share of both: a small one may be noise alone."""
+    step_s = STEP * (then.comp_s + then.net_s)
+    return abs(now.comp_s - then.comp_s) <= step_s and abs(now.net_s - then.net_s) <= step_s

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct, json, structs
 from farside.agent import messages as m
 from farside.scheduler.manager.aggregation import orders as aggregation
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
-from farside.scheduler.manager.colocation.news import timed
+from farside.scheduler.manager.colocation.news import Written, timed
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey, members_of
@@ -53,7 +53,7 @@ class AgentLine:
         self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
         self._secret = secret
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
-        self._timed_s: dict[str, float] = {}  # the same of its turns
+        self._timed: dict[str, Written] = {}  # the same of its turns
         self._planned = -1  # the version of shared aggregation that this connection was told
         self.hello, self._read = found.said, found
         self.report: m.Report | None = None  # the last, with what its services say in its own fields
@@ -120,7 +120,7 @@ class AgentLine:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if self.executor is not None and state.colocation.jobs:
             here = (one for one in self.executor.takers if _runs(state, self.node, one))
-            events += timed(state.colocation, self.node, here, report.at_s, self._timed_s)
+            events += timed(state.colocation, self.node, here, report.at_s, self._timed)
         if node is not None:
             drains = any(isinstance(event, log.DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
