@@ -19,6 +19,8 @@ from farside.log import get_log
 KEPT_S = 30.0
 # What the last front had asked for may take so long; an executor that takes longer is not handed over.
 IDLE_S = 1.0
+# Of a device, all that are kept: a front has the plan that runs, and one that it gets ready. Beyond it the oldest end.
+KEPT_PCT_MAX = 200
 
 _log = get_log("agent.serving")
 
@@ -27,6 +29,8 @@ _log = get_log("agent.serving")
 class _Kept:
     executor: ExecutorHandle
     wanted: Open
+    # A front has come since: its time has begun, and no other front gives it more.
+    is_offered: bool = False
     timer: asyncio.TimerHandle | None = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -39,7 +43,7 @@ class KeptExecutors:
     """Those of one worker.
 
     Args:
-        has_front: Whether a front is connected. While none is, they are kept: the worker itself ends some time.
+        has_front: Whether a front is connected. Until one has come they are kept: the worker itself ends some time.
         kept_s: See KEPT_S.
     """
 
@@ -50,7 +54,10 @@ class KeptExecutors:
         self._is_over = False
 
     def keep(self, executor: ExecutorHandle, wanted: Open) -> None:
-        """Takes one whose front is gone; ``wanted``: what that had asked for. One that has ended is let go."""
+        """Takes one whose front is gone; ``wanted``: what that had asked for. One that has ended is let go.
+
+        Where those that are kept then have more than KEPT_PCT_MAX of the device, the oldest end.
+        """
         if self._is_over or not executor.is_ready:
             self._close(executor)
             return
@@ -60,6 +67,11 @@ class KeptExecutors:
         self._look(one)
         self._arm(one)
         _log.info("an executor is kept for its front", pid=executor.pid)
+        while len(self._kept) > 1 and sum(each.executor.part_pct for each in self._kept) > KEPT_PCT_MAX:
+            oldest = self._kept[0]
+            _log.info("more executors are kept than a front has; the oldest ends", pid=oldest.executor.pid)
+            self._forget(oldest)
+            self._close(oldest.executor)
 
     async def take(self, wanted: Open) -> ExecutorHandle | None:
         """One that is what ``wanted`` says, with nothing under way; None: there is none, a new one has to be started.
@@ -82,9 +94,11 @@ class KeptExecutors:
         return None
 
     def front_came(self) -> None:
-        """The first front after a time without one: from now on they are kept for ``kept_s``."""
+        """The first front after a time without one: those that it is the first for are kept for ``kept_s`` from now."""
         for one in self._kept:
-            self._arm(one)
+            if not one.is_offered:
+                one.is_offered = True
+                self._arm(one)
 
     async def end(self) -> None:
         """Ends all, and from now on each that comes."""
@@ -112,7 +126,7 @@ class KeptExecutors:
         one.timer = asyncio.get_running_loop().call_later(self._kept_s, self._is_due, one)
 
     def _is_due(self, one: _Kept) -> None:
-        if not self._has_front():
+        if not one.is_offered and not self._has_front():
             self._arm(one)
             return
         _log.info("no front has asked for an executor again; it ends", pid=one.executor.pid)

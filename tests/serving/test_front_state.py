@@ -1,5 +1,6 @@
 """What a killed front leaves for the next one, and what of it is of no use."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -53,3 +54,22 @@ def test_a_folder_that_can_t_be_written_costs_one_line(tmp_path: Path, capfd: py
     state.remove()
 
     assert state.read() is None
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "writable", "of another user"])
+def test_a_file_that_others_may_have_written_is_none(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "f"
+    StateFile(path, "t").write(PLAN, {}, {})
+    if what == "link":
+        path.symlink_to(path.rename(tmp_path / "there"))
+    elif what == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif what == "writable":
+        path.chmod(0o622)
+    elif os.geteuid() != 0:
+        pytest.skip("only root gives files to another user")
+    else:
+        os.chown(path, 65534, -1)
+
+    assert StateFile(path, "t").read() is None

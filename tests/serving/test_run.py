@@ -168,3 +168,28 @@ def test_rates_that_do_not_fit_end_before_anything_starts(tmp_path: Path) -> Non
 
     assert running.process.wait(60) == 2
     assert "does not fit on 1 device" in text_of(running.log)
+
+
+def test_a_check_beside_the_front_that_runs_tells_a_mistake_and_ends_nothing(deployed: Deployed) -> None:
+    def checked() -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, "-m", "farside", "serve", "run", "--check", str(deployed.folder)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    pid = deployed.status().glets[0].pid
+    file = deployed.folder / "serving.toml"
+    sound = file.read_text()
+    found = checked()
+    assert found.returncode == 0, found.stderr
+    for was, now, line in (
+        ("slo_ms = 5000", "slo_ms = ", "serving.toml"),
+        ("rate = 20", "rate = 900000", "does not fit on 1 device"),
+        ('file = "mlp.onnx"', 'file = "absent.onnx"', "absent.onnx"),
+    ):
+        file.write_text(sound.replace(was, now))
+        found = checked()
+        assert found.returncode == 2, found.stderr
+        assert line in found.stderr
+    file.write_text(sound)
+
+    assert deployed.status().glets[0].pid == pid
+    assert deployed.end() == 0

@@ -239,6 +239,35 @@ def test_a_kept_executor_that_the_front_does_not_ask_for_ends_in_time(models: tu
     tried(test, kept_s=0.1)
 
 
+def test_fronts_that_come_and_die_again_give_a_kept_executor_no_more_time(models: tuple[ModelFile, ...]) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        front = Front()
+        await front.start(address, models)
+        kept_by(front, others)
+        while children() != others:  # more often than an executor's time is long
+            (await connect_worker(address)).close()
+            await asyncio.sleep(0.01)
+
+    tried(test, kept_s=1.0)
+
+
+def test_of_executors_that_are_more_than_a_front_has_the_oldest_end(models: tuple[ModelFile, ...]) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        pids = list[str]()
+        for wanted in (models, models[:1], models[1:]):
+            front = Front()
+            await front.start(address, wanted)
+            pids.append(kept_by(front, others | set(pids)))
+        while children() != others | set(pids[1:]):
+            await asyncio.sleep(0.01)
+
+    tried(test)
+
+
 def test_a_front_with_another_key_gets_no_executor(models: tuple[ModelFile, ...]) -> None:
     others = children()
 

@@ -131,3 +131,36 @@ def test_what_answers_users_tasks_may_not_read_the_clusters_key(name: str) -> No
     assert unit["User"] in USERS
     assert unit["Group"] == unit["User"]
     assert unit["CapabilityBoundingSet"] == ""
+
+
+def test_a_reload_of_a_deployment_checks_it_before_its_front_is_killed() -> None:
+    lines = [line.partition("=") for line in (UNITS / "farside-serve@.service").read_text().splitlines()]
+    start = next(value for name, _, value in lines if name == "ExecStart")
+    reload = [value for name, _, value in lines if name == "ExecReload"]
+
+    # systemd runs them in order, up to the first that fails.
+    assert reload == [start.replace("serve run", "serve run --check"), "/usr/bin/kill -HUP $MAINPID"]
+
+
+def test_an_update_of_the_package_reloads_deployments_and_stops_none(tmp_path: Path) -> None:
+    script = (UNITS.parent / "debian/postinst").read_text().replace("/run/systemd/system", str(tmp_path))
+    called = tmp_path / "called"
+    (tmp_path / "bin").mkdir()
+    for name in ("systemctl", "systemd-sysusers", "systemd-tmpfiles"):
+        program = tmp_path / "bin" / name
+        program.write_text(
+            f'#!/bin/sh\necho "$@" >>{called}\ncase "$*" in\n'
+            "list-units*farside-serve@*) echo farside-serve@a.service loaded active running A; "
+            "echo farside-serve@b.service loaded active running B ;;\n"
+            "reload*@a*|is-active*|*is-active*) exit 1 ;;\nesac\n"
+        )
+        program.chmod(0o755)
+    (tmp_path / "postinst").write_text(script)
+
+    done = outcome(
+        ["env", f"PATH={tmp_path / 'bin'}:/usr/bin:/bin", "sh", str(tmp_path / "postinst"), "configure", "0.0.9"]
+    )
+
+    told = [line for line in called.read_text().splitlines() if "farside-serve@" in line and "list-units" not in line]
+    assert told == ["reload farside-serve@a.service", "reload farside-serve@b.service"]
+    assert (done.status, done.stderr.count("farside-serve@a.service was not reloaded")) == (0, 1)

@@ -216,6 +216,9 @@ def run_deployment(
         Path | None, typer.Option(metavar="FOLDER", help="As --manager, that of the sandbox in this folder.")
     ] = None,
     log_level: _LogLevel = "info",
+    is_check: Annotated[
+        bool, typer.Option("--check", help="Look whether the deployment would start, and end; nothing is served.")
+    ] = False,
 ) -> None:
     """Serve the models of a deployment over HTTP and gRPC, on this machine or on a manager's nodes.
 
@@ -223,7 +226,7 @@ def run_deployment(
     """
     from farside.cli.serving.deploy import run
 
-    raise typer.Exit(run(place, plan_file, manager, state, log_level))
+    raise typer.Exit(run(place, plan_file, manager, state, log_level, is_check=is_check))
 
 
 @serve_app.command()

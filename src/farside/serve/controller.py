@@ -86,10 +86,7 @@ class Controller:
         wanted = self._wanted()
         if plan is None:
             assert self._planner is not None
-            answer = await self._planner.plan(wanted, self._devices.most, {}, is_explained=True)
-            if isinstance(answer.found, Refusal):
-                raise _no_plan(answer.found, wanted, self._devices.most, answer.enough)
-            plan = answer.found
+            plan = await first_plan(self._planner, wanted, self._devices.most)
             self._scale = Scale(plan=plan, gpus=plan.gpus)
             if self._devices.may_change:
                 self._devices.want(plan.gpus)
@@ -243,7 +240,7 @@ class Controller:
         return None
 
     def _wanted(self) -> dict[str, float]:
-        return {name: planned_rate(max(RATE_MIN, rate)) for name, rate in self.rates.items()}
+        return wanted_of(self.rates)
 
     def _record(
         self, cause: str, plan: Plan, plan_s: float, phases: Phases = NOTHING_CHANGED, *, problem: str = ""
@@ -265,6 +262,24 @@ class Controller:
 def _is_less(plan: Plan, current: Plan, wanted: Mapping[str, float]) -> bool:
     """Whether a plan takes less of the devices than one that nearly suffices: no answer to requests being dropped."""
     return plan.part_pct < current.part_pct and served_share(current, wanted) >= NEARLY
+
+
+def wanted_of(rates: Mapping[str, float]) -> dict[str, float]:
+    """Requests a second to plan for, by model; ``rates`` are those measured or expected."""
+    return {name: planned_rate(max(RATE_MIN, rate)) for name, rate in rates.items()}
+
+
+async def first_plan(planner: Planner, wanted: Mapping[str, float], gpus: int) -> Plan:
+    """The plan of a start, for ``wanted`` requests a second on at most ``gpus`` devices.
+
+    Raises:
+        ConfigError: There is none; with how many devices would do.
+        PlannerError: The planner did not answer.
+    """
+    answer = await planner.plan(wanted, gpus, {}, is_explained=True)
+    if isinstance(answer.found, Refusal):
+        raise _no_plan(answer.found, wanted, gpus, answer.enough)
+    return answer.found
 
 
 def _no_plan(refusal: Refusal, wanted: Mapping[str, float], gpus: int, enough: int) -> ConfigError:

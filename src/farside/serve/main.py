@@ -35,7 +35,7 @@ from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.plan import Glet, Plan
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile
 from farside.scrape import serve_metrics
-from farside.serve.controller import Controller
+from farside.serve.controller import Controller, first_plan, wanted_of
 from farside.serve.deployment import Deployment, check_for_machine, check_for_manager, profiles_of
 from farside.serve.fleet import Fleet
 from farside.serve.http_door import HttpDoor, counted_listener, door_connections, http_server
@@ -91,17 +91,36 @@ class _Grounds:
 
 
 def run(
-    deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None = None, *, log_level: str = "info"
-) -> int:
+    deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None = None, *, log_level: str = "info",
+    is_check: bool = False,
+) -> int:  # fmt: skip
     """Serves until it is asked to end; the exit code. ``manager``: whose nodes have the devices; None: this machine.
+
+    With ``is_check`` it looks whether the deployment would start, beside the one that runs: files, models, profile and
+    rates, and neither addresses nor groups, which that one has.
 
     Raises:
         FarsideError: Something is wrong with the deployment, or could not be started.
     """
     start_logging(log_level)
     allow_many_connections()
-    asyncio.run(_run(deployment, plan_file, manager))
+    asyncio.run((_check_start if is_check else _run)(deployment, plan_file, manager))
     return 0
+
+
+async def _check_start(deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None) -> None:
+    grounds = await _grounds(deployment, plan_file, manager, is_check=True)
+    if deployment.is_secure:
+        server_tls(TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key))
+    if manager is not None:
+        read_keys(deployment.file.parent / deployment.terms.key_file)
+    if grounds.plan is None:
+        planner = Planner(grounds.profiles, grounds.device)
+        try:
+            rates = {name: model.rate for name, model in deployment.models.items()}
+            await first_plan(planner, wanted_of(rates), grounds.gpus)
+        finally:
+            await planner.close()
 
 
 async def _run(deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None) -> None:
@@ -117,7 +136,9 @@ async def _run(deployment: Deployment, plan_file: Path | None, manager: ManagerA
             notify_systemd("STOPPING=1")
 
 
-async def _grounds(deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None) -> _Grounds:
+async def _grounds(
+    deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None, *, is_check: bool = False
+) -> _Grounds:
     if manager is None:
         check_for_machine(deployment)
     else:
@@ -129,7 +150,10 @@ async def _grounds(deployment: Deployment, plan_file: Path | None, manager: Mana
         )
     tables = read_tables(deployment.profile)
     profiles, device = profiles_of(deployment, deployment.profile, tables.models, tables.device)
-    driver_name, driver = _driver(deployment) if manager is None else (deployment.driver, None)
+    if manager is not None:
+        driver_name, driver = deployment.driver, None
+    else:
+        driver_name, driver = _driver_of_profile(deployment, deployment.profile) if is_check else _driver(deployment)
     if driver_name == "whole":
         device = replace(device, cuts=((WHOLE_PCT,),))
     devices = [
@@ -197,6 +221,15 @@ def _driver(deployment: Deployment) -> tuple[str, Driver]:
         raise ConfigError(f"{deployment.file}: prepare_pct holds executors to a part of the cores: {problem}")
     _log.warning("devices are not cut: each serves as a whole", why=problem)
     return "whole", WholeDriver()
+
+
+def _driver_of_profile(deployment: Deployment, profile: Path) -> tuple[str, Driver]:
+    """The driver that a start is to take, without a try: groups are the running front's, and a check is not in them."""
+    header = read_header(profile)
+    is_whole = deployment.driver == "auto" and header is not None and header.device.driver == "whole"
+    if is_whole or deployment.driver == "whole":
+        return "whole", WholeDriver()
+    return "cpu", CpuDriver(deployment.capacity_pct)
 
 
 def _given_plan(path: Path, grounds: _Grounds) -> Plan:

@@ -18,8 +18,12 @@ _PACKAGES = ("onnxruntime", "hpack", "tritonclient")
 _CHANGES_SHOWN = 10
 
 
-def run(place: Path, plan_file: Path | None, manager: str | None, state: Path | None, log_level: str) -> int:
+def run(
+    place: Path, plan_file: Path | None, manager: str | None, state: Path | None, log_level: str, *, is_check: bool
+) -> int:
     """Serves until SIGTERM; the exit code. ``manager``, ``state``: whose nodes have the devices; None: this machine.
+
+    With ``is_check`` it looks whether the deployment would start, and serves nothing.
 
     Raises:
         FarsideError: The deployment is wrong, or could not be started.
@@ -41,7 +45,7 @@ def run(place: Path, plan_file: Path | None, manager: str | None, state: Path | 
         from farside.client.manager_client import find_manager
 
         address = find_manager(manager, state)
-    return run_deployment(deployment, plan_file, address, log_level=log_level)
+    return run_deployment(deployment, plan_file, address, log_level=log_level, is_check=is_check)
 
 
 def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level: str) -> int:

@@ -5,6 +5,8 @@ leases back. Jobs are named in it: where these still run, their workers keep the
 executors that the plan tells of.
 """
 
+import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -52,8 +54,7 @@ class StateFile:
     def read(self) -> FrontState | None:
         """What the front before has left; None: nothing, or nothing of use, which the log names."""
         try:
-            with self._path.open("rb") as file:
-                content = file.read(BYTES_MAX + 1)
+            content = _own_content(self._path)
             if len(content) > BYTES_MAX:
                 raise FarsideError(f"has more than {BYTES_MAX} bytes")
             found = msgspec.json.decode(content, type=FrontState)
@@ -84,3 +85,23 @@ class StateFile:
         """The leases are given back: there is nothing to take over."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+
+def _own_content(path: Path) -> bytes:
+    """The first BYTES_MAX + 1 bytes of a file that nobody but this user and root can have written.
+
+    Others may be able to write in the folder: no link is followed, and no pipe waited for.
+
+    Raises:
+        OSError: It can't be read, or is a link.
+        FarsideError: It is no regular file, another user's, or others may write it.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise FarsideError("is no regular file")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise FarsideError(f"belongs to user {status.st_uid}, who is neither this one nor root")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise FarsideError("may be written by others than its user")
+        return file.read(BYTES_MAX + 1)
