@@ -128,6 +128,47 @@ async def test_a_client_that_hangs_up_takes_its_calls_with_it() -> None:
 
 
 @in_loop
+async def test_a_call_without_a_token_is_answered_before_its_message_comes() -> None:
+    async with grpc_front([MODEL], ("sesame",)) as (address, _, _):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(HELLO + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEADS))
+        told = b""
+        async with asyncio.timeout(30):
+            while b"token is missing" not in told or h2.reset_frame(1, h2.NO_ERROR) not in told:
+                told += await reader.read(4096)
+        writer.close()
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                await infer(channel, request())
+            assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            token = (("authorization", "Bearer sesame"),)
+            assert (await infer(channel, request(), metadata=token)).model_name == "twice"
+
+
+@in_loop
+async def test_a_client_in_its_handshake_is_not_served_after_the_door_closes(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    made = authority.make("front", says=SERVER)
+    trusted = client_tls(TlsFiles(ca=authority.cert))
+    trusted.set_alpn_protocols(["h2"])
+    async with grpc_front([MODEL], secure=TlsFiles(cert=made.cert, key=made.key), grace_s=0) as (address, _, _):
+        host, port = address.split(":")
+        late = socket.create_connection((host, int(port)))
+        late.setblocking(False)
+        async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority.cert.read_bytes())) as one:
+            assert (await infer(one, request())).model_name == "twice"  # so that the other is accepted
+    reader, writer = await asyncio.wait_for(
+        asyncio.open_connection(sock=late, ssl=trusted, server_hostname=host), 30
+    )  # fmt: skip
+    body = written(request().SerializeToString())
+    writer.write(HELLO + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEADS) + h2.frame(h2.DATA, h2.END_STREAM, 1, body))
+    told = await until_closed(reader)
+    assert b"the server ends" in told
+    assert b"twice" not in told
+    writer.close()
+
+
+@in_loop
 async def test_a_door_that_closes_answers_what_is_under_way() -> None:
     async with grpc_front([MODEL], grace_s=30) as (address, pool, executor):
         executor.is_hung = True
@@ -187,6 +228,34 @@ async def test_connections_beyond_an_addresss_number_take_the_place_of_idle_ones
             await until_closed(reader)
         for _, writer in idle:
             writer.close()
+
+
+@in_loop
+async def test_who_uploads_or_is_sent_an_answer_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_door, "CONNECTIONS_MAX", 4)
+    async with grpc_front([MODEL, WIDE]) as (address, _, _):
+        body = written(request("wide", 8, 100_000).SerializeToString())
+        frames = [body[at : at + h2.FRAME_BYTES] for at in range(0, len(body), h2.FRAME_BYTES)]
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(HELLO + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEADS) + h2.frame(h2.DATA, 0, 1, frames[0]))
+        assert await is_served(address)  # the upload has begun
+        others = [await asyncio.open_connection(*address.split(":")) for _ in range(5)]
+        assert await is_served(address)
+        for at, part in enumerate(frames[1:], 2):
+            writer.write(h2.frame(h2.DATA, h2.END_STREAM if at == len(frames) else 0, 1, part))
+        got = 0
+        async with asyncio.timeout(60):
+            while got < h2.WINDOW_BYTES:  # its answer is more than its windows
+                got += len(await reader.read(65_536))
+            others += [await asyncio.open_connection(*address.split(":")) for _ in range(5)]
+            assert await is_served(address)
+            writer.write(h2.window_frame(0, 1 << 22) + h2.window_frame(1, 1 << 22))
+            while got < 3_200_000:
+                more = await reader.read(65_536)
+                assert more
+                got += len(more)
+        for _, one in ((reader, writer), *others):
+            one.close()
 
 
 @in_loop

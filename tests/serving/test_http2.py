@@ -12,6 +12,7 @@ from hpack import Decoder, Encoder
 
 from farside.serve.http2 import connection as subject
 from farside.serve.http2 import frame as h2
+from farside.serve.http2.budget import Share
 from farside.serve.http2.call import ANSWER_END, ANSWER_HEAD, CallError, failed, read_call, read_message, written
 from farside.serve.http2.connection import Bounds, Early, Gone, Http2Connection, Whole
 from farside.serve.http2.head import Head, HeadReader
@@ -27,9 +28,14 @@ def read(head: Head) -> Any:
     return read_call(head, frozenset((b"/a",)))
 
 
-def connection(hello: bytes = HELLO) -> Http2Connection:
+def fresh(share: Share | None = None) -> Http2Connection:
+    """One on which nothing came."""
+    return Http2Connection(BOUNDS, read, 0.0, share or Share(1 << 30))
+
+
+def connection(hello: bytes = HELLO, share: Share | None = None) -> Http2Connection:
     """One on which the client has begun."""
-    made = Http2Connection(BOUNDS, read, 0.0)
+    made = fresh(share)
     made.receive(hello, 0.0)
     made.sender.take(0.0)
     return made
@@ -124,6 +130,9 @@ WRONG: dict[str, tuple[int, bytes]] = {
     "rapid reset": (
         h2.ENHANCE_YOUR_CALM, b"".join(headers(one) + h2.reset_frame(one, 8) for one in range(1, 2003, 2)),
     ),
+    "resets that the server is made to send": (
+        h2.ENHANCE_YOUR_CALM, b"".join(headers(one) + h2.window_frame(one, 0) for one in range(1, 2003, 2)),
+    ),
 }  # fmt: skip
 
 
@@ -146,7 +155,7 @@ def test_what_no_client_may_do_ends_its_connection_with_the_code_for_it(what: st
 
 @pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n\r\n", h2.PREFACE + h2.frame(h2.PING, 0, 0, bytes(8))])
 def test_who_does_not_begin_as_http2_does_is_told_so(hello: bytes) -> None:
-    one = Http2Connection(BOUNDS, read, 0.0)
+    one = fresh()
     one.receive(hello, 0.0)
     assert ended_with(one) == h2.PROTOCOL_ERROR
 
@@ -251,8 +260,18 @@ def test_what_is_slow_idle_or_dead_is_ended_in_its_time() -> None:
     dead.receive(headers(1), 0.0)
     dead.look(31.0)
     dead.look(41.0)
+    assert not dead.is_closed
+    dead.look(41.5)
     assert ended_with(dead) == h2.NO_ERROR
-    silent = Http2Connection(BOUNDS, read, 0.0)
+    late = connection()
+    late.receive(headers(1), 0.0)
+    late.look(60.0)  # the loop was away: nothing has been asked yet
+    assert [kind for kind, *_ in sent(late)] == [h2.PING]
+    late.look(70.0)
+    assert not late.is_closed
+    late.look(70.5)
+    assert ended_with(late) == h2.NO_ERROR
+    silent = fresh()
     silent.look(11.0)
     assert ended_with(silent) == h2.NO_ERROR
     halved = connection()
@@ -266,6 +285,85 @@ def test_what_is_slow_idle_or_dead_is_ended_in_its_time() -> None:
     unread.receive(h2.frame(h2.PING, 0, 0, bytes(8)), 31.0)
     unread.look(31.0)
     assert ended_with(unread) == h2.ENHANCE_YOUR_CALM
+
+
+def test_bodies_that_are_not_whole_are_bounded_on_all_connections() -> None:
+    share, part = Share(40_000), h2.frame(h2.DATA, 0, 1, bytes(16_000))
+    first, second = connection(share=share), connection(share=share)
+    assert finish(first, OPEN + 2 * part) == []
+    assert finish(second, OPEN + part) == [Early(1, one_call(), "full")]
+    ended = h2.frame(h2.DATA, h2.END_STREAM, 3, bytes(16_000))
+    assert finish(second, headers(3, h2.END_HEADERS) + ended) == [Whole(3, one_call(), bytes(16_000))]
+    first.lost()
+    assert share.held == 0
+    assert finish(second, headers(5, h2.END_HEADERS) + h2.frame(h2.DATA, 0, 5, bytes(16_000))) == []
+    second.receive(h2.reset_frame(5, h2.CANCEL), 0.0)
+    assert share.held == 0
+
+
+def test_a_large_body_ends_the_turn() -> None:
+    bounds = Bounds(head_bytes=4096, body_bytes=1 << 20, held_bytes=1 << 21, unsent_bytes=1, streams=4, idle_s=75.0)
+    one = Http2Connection(bounds, read, 0.0, Share(1 << 30))
+    finish(one, HELLO + headers(1, h2.END_HEADERS) + headers(3, h2.END_HEADERS))
+    finish(one, b"".join(5 * h2.frame(h2.DATA, 0, at, bytes(16_000)) for at in (1, 3)))
+    ends = h2.frame(h2.DATA, h2.END_STREAM, 1) + h2.frame(h2.DATA, h2.END_STREAM, 3)
+    assert [event.stream for event in one.receive(ends, 0.0)] == [1]
+    assert one.has_more
+    assert [event.stream for event in one.go_on(0.0)] == [3]
+
+
+@pytest.mark.parametrize("part", [16_384, 32_768])
+def test_a_client_that_reads_fast_keeps_its_connection(part: int) -> None:
+    one = connection()
+    body, taken, of_all = bytes(190_000), 0, 0
+    for at in range(1200):  # 228 MB within a second
+        stream, of_one = 2 * at + 1, 0
+        finish(one, headers(stream))
+        assert one.answer(stream, ANSWER_HEAD, body, ANSWER_END)
+        while data := [len(payload) for kind, _, _, payload in sent(one) if kind == h2.DATA]:
+            for size in data:
+                taken, of_all, of_one = taken + size, of_all + size, of_one + size
+                if of_all >= part - 1:
+                    finish(one, h2.window_frame(0, of_all))
+                    of_all = 0
+                if of_one >= part - 1:
+                    finish(one, h2.window_frame(stream, of_one))
+                    of_one = 0
+        assert not one.is_closed
+    assert taken == 1200 * len(body)
+
+
+def test_windows_of_a_byte_earn_nothing() -> None:
+    one = connection(HELLO + h2.settings_frame([(h2.INITIAL_WINDOW, 0)]))
+    finish(one, headers(1))
+    one.answer(1, ANSWER_HEAD, bytes(90_000), ANSWER_END)
+    for _ in range(6000):
+        finish(one, h2.window_frame(1, 1))
+        one.sender.take(0.0)
+    assert one.is_closed
+
+
+def test_a_client_that_trickles_its_answers_loses_its_connection() -> None:
+    slow, steady = connection(), connection()
+    for one in (slow, steady):
+        finish(one, headers(1) + headers(3))
+        one.answer(1, ANSWER_HEAD, bytes(150_000), ANSWER_END)
+        one.answer(3, ANSWER_HEAD, bytes(40_000), ANSWER_END)
+        sent(one)
+    for now_s in range(1, 30):
+        for one in (slow, steady):
+            one.receive(h2.window_frame(0, 1), now_s)
+            sent(one, now_s)
+            one.look(now_s)
+            assert not one.is_closed
+    steady.receive(h2.window_frame(0, 1 << 20) + h2.window_frame(1, 1 << 20), 30.0)
+    sent(steady, 30.0)
+    assert steady.sender.unsent == 0
+    for now_s in (31, 32, 33, 34):
+        slow.receive(h2.window_frame(0, 1), now_s)
+        sent(slow, now_s)
+        slow.look(now_s)
+    assert slow.is_closed
 
 
 def test_answers_that_a_client_does_not_take_are_bounded() -> None:
@@ -323,7 +421,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 @settings(max_examples=300, deadline=None)
 @given(data=hostile(), cuts=st.lists(st.integers(1, 60), max_size=12), hello=st.booleans())
 def test_no_bytes_raise_and_cuts_between_them_change_nothing(data: bytes, cuts: list[int], hello: bool) -> None:
-    whole, parted = Http2Connection(BOUNDS, read, 0.0), Http2Connection(BOUNDS, read, 0.0)
+    whole, parted = fresh(), fresh()
     data = HELLO + data if hello else data
     told = finish(whole, data)
     found, at = [], 0
@@ -343,7 +441,7 @@ def test_no_bytes_raise_and_cuts_between_them_change_nothing(data: bytes, cuts: 
     grants=st.lists(st.tuples(st.integers(-1, 4), st.integers(1, 60_000)), max_size=30),
 )
 def test_answers_keep_to_the_clients_windows_and_come_whole(sizes: list[int], grants: list[tuple[int, int]]) -> None:
-    one = Http2Connection(BOUNDS, read, 0.0)
+    one = fresh()
     initial = 1000
     finish(one, HELLO + h2.settings_frame([(h2.INITIAL_WINDOW, initial)]))
     streams = [2 * at + 1 for at in range(len(sizes))]
@@ -401,6 +499,16 @@ def test_heads_that_are_kept_are_what_the_table_says_now(lists: list[list[tuple[
         assert reader.request(data)[0].fields == expected or expected.get(b"te") not in (None, b"trailers")
 
 
+def test_a_change_of_the_tables_size_ends_what_is_kept_of_blocks() -> None:
+    reader = HeadReader(4096, lambda head: head)
+    adds = block() + b"\x40\x01a\x01x"  # a field that the table gets, where it has room
+    reader.request(b"\x20" + block())  # it has none
+    reader.request(adds)
+    reader.request(b"\x3f\xe1\x1f" + block())  # 4,096 bytes
+    reader.request(adds)
+    assert reader.request(block() + b"\xbe")[0].fields[b"a"] == b"x"
+
+
 def test_a_calls_head_says_whether_it_is_served_and_by_when() -> None:
     def call(method: bytes = b"POST", path: bytes = b"/a", **fields: str) -> Any:
         given = {b"content-type": b"application/grpc"} | {
@@ -454,5 +562,7 @@ def test_a_message_that_swells_is_refused_before_it_is_large() -> None:
     )
     with pytest.raises(CallError, match="larger"):
         read_message(call, b"\x01" + len(packed).to_bytes(4, "big") + packed, 4096)
+    with pytest.raises(CallError, match="16 times"):
+        read_message(call, b"\x01" + len(packed).to_bytes(4, "big") + packed, 1 << 20)
     small = zlib.compress(b"hello")
     assert read_message(call, b"\x01" + len(small).to_bytes(4, "big") + small, 4096) == b"hello"

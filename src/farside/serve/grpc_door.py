@@ -47,6 +47,14 @@ class GrpcDoor:
         self._service = service
         self._loop = asyncio.get_running_loop()
 
+    def barred(self, authorization: bytes) -> str:
+        """Why a call does not pass; empty: it does. Its message is not there yet, so no model counts it."""
+        try:
+            self._service.check_token(authorization)
+        except InferenceError as error:
+            return str(error)
+        return ""
+
     def calls(self) -> dict[bytes, Serve]:
         """The calls by their path."""
         described = service_pb2.DESCRIPTOR.services_by_name[_SERVICE]
@@ -71,9 +79,7 @@ class GrpcDoor:
                     raise malformed(what) from None
                 if method.name == _INFER:
                     name = request.model_name
-                    self._service.check_token(call.authorization)
                     return self._infer(call, request, reply)
-                self._service.check_token(call.authorization)
                 reply.ok(tell(request).SerializeToString())
             except InferenceError as error:
                 if name and error.kind.counted == "refused":
@@ -155,8 +161,9 @@ def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> GrpcSe
     if tls is not None:
         tls.set_alpn_protocols(["h2"])
         listener = counted_listener(listener, connections)
+    door = GrpcDoor(service)
     return GrpcServer(
-        GrpcDoor(service).calls(), message_bytes_max=max(body_bytes_max(model) for model in service.models.values()),
+        door.calls(), door.barred, message_bytes_max=max(body_bytes_max(model) for model in service.models.values()),
         head_bytes_max=HEAD_BYTES_MAX, listener=listener, tls=tls, connections=connections,
         address_max=CONNECTIONS_MAX,
     )  # fmt: skip

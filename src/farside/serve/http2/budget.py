@@ -1,4 +1,4 @@
-"""A limit on how many frames of a kind a client may send at once, and a second. PURE."""
+"""Limits: how many frames of a kind a client may send at once and a second, and what all hold together. PURE."""
 
 from dataclasses import dataclass
 
@@ -34,3 +34,11 @@ class Budget:
         """Gives some more."""
         if self._left >= 0:
             self._left = min(self.most, self._left + count)
+
+
+@dataclass(slots=True)
+class Share:
+    """Bytes that all connections hold together. ``most``: beyond it who holds more is refused. ``held``: now."""
+
+    most: int
+    held: int = 0

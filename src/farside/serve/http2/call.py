@@ -5,6 +5,7 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, for calls of one
 
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,6 +25,8 @@ _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
 # zlib's window, by what gRPC calls it: zlib's own format, and gzip's.
 _WINDOW_BITS = {b"deflate": zlib.MAX_WBITS, b"gzip": 16 + zlib.MAX_WBITS}
 _TEXT_BYTES_MAX = 1024
+# A compressed message may become so many times larger, or so large: what it costs is in proportion to what was sent.
+_SWELLS_MAX, _SWOLLEN_BYTES = 16, 64 << 10
 
 _KIND = field(b"content-type", b"application/grpc")
 ANSWER_HEAD = status(200) + _KIND + field(b"grpc-accept-encoding", b"identity,deflate,gzip")
@@ -49,7 +52,6 @@ class Call:
     path: bytes
     within_s: float = float("inf")
     encoding: bytes = b"identity"
-    authorization: bytes = b""
     refusal: bytes = b""
 
     @property
@@ -58,8 +60,14 @@ class Call:
         return bool(self.refusal)
 
 
-def read_call(head: Head, known: frozenset[bytes]) -> Call:
-    """The call in a head; ``known`` are the paths that are served."""
+def read_call(head: Head, known: frozenset[bytes], barred: Callable[[bytes], str] = lambda _: "") -> Call:
+    """The call in a head.
+
+    Args:
+        head: The head.
+        known: The paths that are served.
+        barred: Why an authorization does not let a call pass; empty: it does.
+    """
     fields = head.fields
     refusal, within_s = b"", float("inf")
     timeout = fields.get(b"grpc-timeout")
@@ -68,6 +76,8 @@ def read_call(head: Head, known: frozenset[bytes]) -> Call:
         refusal = status(405)
     elif not re.match(rb"application/grpc([+;]|\Z)", fields.get(b"content-type", b"")):
         refusal = status(415)
+    elif line := barred(fields.get(b"authorization", b"")):
+        refusal = failed("UNAUTHENTICATED", line)
     elif head.path not in known:
         refusal = failed("UNIMPLEMENTED", "there is no such method")
     elif encoding != b"identity" and encoding not in _WINDOW_BITS:
@@ -78,17 +88,14 @@ def read_call(head: Head, known: frozenset[bytes]) -> Call:
             refusal = failed("INVALID_ARGUMENT", "grpc-timeout is no number with a unit")
         else:
             within_s = int(found[1]) * _UNIT_S[found[2]]
-    return Call(
-        path=head.path, within_s=within_s, encoding=encoding, authorization=fields.get(b"authorization", b""),
-        refusal=refusal,
-    )  # fmt: skip
+    return Call(path=head.path, within_s=within_s, encoding=encoding, refusal=refusal)
 
 
 def read_message(call: Call, body: bytes, bytes_max: int) -> bytes:
     """The one message of a call.
 
     Raises:
-        CallError: There is none, more than one, or it is too large.
+        CallError: There is none, more than one, it is too large, or it swells too much.
     """
     if len(body) < PREFIX_BYTES:
         raise CallError("INVALID_ARGUMENT", "the call has no message")
@@ -103,12 +110,16 @@ def read_message(call: Call, body: bytes, bytes_max: int) -> bytes:
     if body[0] != 1 or call.encoding == b"identity":
         raise CallError("INTERNAL", "the message is marked as compressed, and grpc-encoding does not say by what")
     unpack = zlib.decompressobj(_WINDOW_BITS[call.encoding])
+    swollen_max = max(_SWOLLEN_BYTES, _SWELLS_MAX * size)
     try:
-        data = unpack.decompress(body[PREFIX_BYTES:], bytes_max + 1)
+        data = unpack.decompress(body[PREFIX_BYTES:], min(bytes_max, swollen_max) + 1)
     except zlib.error as error:
         raise CallError("INTERNAL", "the message can not be decompressed") from error
     if len(data) > bytes_max:
         raise too_large(bytes_max)
+    if len(data) > swollen_max:
+        line = f"the message becomes more than {_SWELLS_MAX} times larger when it is decompressed; send it as it is"
+        raise CallError("RESOURCE_EXHAUSTED", line)
     if not unpack.eof or unpack.unused_data:
         raise CallError("INTERNAL", "the message can not be decompressed")
     return data

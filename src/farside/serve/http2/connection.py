@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from farside.serve.http2 import frame as h2
-from farside.serve.http2.budget import Budget
+from farside.serve.http2.budget import Budget, Share
 from farside.serve.http2.frame import Fault
 from farside.serve.http2.head import Head, HeadReader
-from farside.serve.http2.sender import Sender
+from farside.serve.http2.sender import LEAST_BYTES_A_S, SMALL_BYTES, WRITE_LIMIT_S, Sender
 
 # So many frames, then others' connections have their turn.
 FRAMES_A_TURN = 64
-OPEN_LIMIT_S, BODY_LIMIT_S, WRITE_LIMIT_S = 10.0, 30.0, 30.0
+# A body of so much ends the turn: it takes time to read.
+LARGE_BYTES = 64 << 10
+OPEN_LIMIT_S, BODY_LIMIT_S = 10.0, 30.0
 PING_EVERY_S, PING_LIMIT_S = 30.0, 10.0
 _WINDOW_BYTES = 16 << 20
 _BLOCK_FRAMES_MAX = 64
@@ -56,7 +58,10 @@ class Whole(NamedTuple):
 
 
 class Early(NamedTuple):
-    """A request to be answered now, though the rest of it may come. ``why``: refused, large, crowded or slow."""
+    """A request to be answered now, though the rest of it may come.
+
+    ``why``: refused, large, slow, crowded (its connection holds too much) or full (all of them do).
+    """
 
     stream: int
     head: Any
@@ -93,6 +98,7 @@ class Http2Connection:
         bounds: Its bounds.
         read: Makes of a request's head what events have; it has an ``is_refused``.
         now_s: When it was opened.
+        share: What bodies that are not whole hold on all connections; `lost` gives back what this one has.
 
     Attributes:
         sender: What is to be sent.
@@ -100,13 +106,15 @@ class Http2Connection:
         has_more: More frames are here: `go_on`.
     """
 
-    def __init__(self, bounds: Bounds, read: Callable[[Head], Any], now_s: float) -> None:
+    def __init__(self, bounds: Bounds, read: Callable[[Head], Any], now_s: float, share: Share) -> None:
         self.is_closed = self.has_more = False
-        self.sender = Sender(bounds.unsent_bytes, self._sent, now_s)
+        # A client gives back its two windows for what it is sent.
+        self.sender = Sender(bounds.unsent_bytes, self._sent, lambda: self._frames.earn(2), now_s)
+        self._share = share
         self._bounds, self._heads = bounds, HeadReader(bounds.head_bytes, read)
-        self._now_s = self._opened_s = self._heard_s = self._busy_s = now_s
+        self._now_s = self._opened_s = self._heard_s = self._busy_s = self._pinged_s = now_s
         self._buffer, self._at = b"", 0
-        self._is_greeted = self._is_settled = self._is_leaving = self._is_pinged = False
+        self._is_greeted = self._is_settled = self._is_leaving = self._is_turn_over = False
         self._streams: dict[int, _Stream] = {}
         self._dropped: dict[int, None] = {}
         self._last = 0
@@ -143,7 +151,7 @@ class Http2Connection:
 
     def go_on(self, now_s: float) -> list[Event]:
         """What the next frames of those bytes bring."""
-        self._now_s, self._events, self.has_more = now_s, [], False
+        self._now_s, self._events, self.has_more, self._is_turn_over = now_s, [], False, False
         if not self.is_closed:
             try:
                 if self._is_greeted or self._greeted():
@@ -183,6 +191,8 @@ class Http2Connection:
                 self._frames.spend(1, self._now_s)
             else:
                 reader(flags, stream, buffer[start : self._at])
+            if self._is_turn_over:
+                break
         self.has_more = end - self._at >= h2.HEAD_BYTES
 
     # ---- requests
@@ -275,15 +285,19 @@ class Http2Connection:
             known.credit += size - len(payload)
             self.sender.write(h2.window_frame(stream, size - len(payload)))
         is_end = bool(flags & h2.END_STREAM)
-        if len(payload) < 256 and not is_end:
+        if len(payload) < SMALL_BYTES and not is_end:
             self._frames.spend(1, self._now_s)
         if payload and not known.is_told:
             known.parts.append(payload)
             known.size += len(payload)
-            self._held += len(payload)
-            if known.size > self._bounds.body_bytes or self._held > self._bounds.held_bytes:
-                is_large = known.size > self._bounds.body_bytes
-                self._tell_early(stream, known, "large" if is_large else "crowded")
+            self._hold(len(payload))
+            if known.size > self._bounds.body_bytes:
+                self._tell_early(stream, known, "large")
+            # One that is whole now goes on at once, and holds nothing.
+            elif not is_end and self._held > self._bounds.held_bytes:
+                self._tell_early(stream, known, "crowded")
+            elif not is_end and self._share.held > self._share.most:
+                self._tell_early(stream, known, "full")
         if is_end:
             self._ended(stream, known)
 
@@ -296,11 +310,16 @@ class Http2Connection:
             return
         known.is_told = True
         parts, known.parts = known.parts, []
-        self._held -= known.size
+        self._hold(-known.size)
+        self._is_turn_over = known.size >= LARGE_BYTES
         self._events.append(Whole(stream, known.head, parts[0] if len(parts) == 1 else b"".join(parts)))
 
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._share.held += size
+
     def _tell_early(self, stream: int, known: _Stream, why: str) -> None:
-        self._held -= known.size
+        self._hold(-known.size)
         known.parts, known.is_told = [], True
         self._events.append(Early(stream, known.head, why))
 
@@ -310,6 +329,9 @@ class Http2Connection:
         self._dropped[stream] = None
         if len(self._dropped) > _DROPPED_MAX:
             del self._dropped[next(iter(self._dropped))]
+        # Whoever has us reset streams pays as who resets them; what is refused is paid for as a frame.
+        if code not in (h2.NO_ERROR, h2.REFUSED_STREAM):
+            self._resets.spend(1, self._now_s)
 
     def _forget(self, stream: int) -> _Stream | None:
         self.sender.forget(stream)
@@ -317,7 +339,7 @@ class Http2Connection:
         if known is not None:
             self._busy_s = self._now_s
             if not known.is_told:
-                self._held -= known.size
+                self._hold(-known.size)
         return known
 
     # ---- frames beside requests
@@ -434,13 +456,14 @@ class Http2Connection:
             self.close(h2.NO_ERROR, f"no call for {self._bounds.idle_s:g} s")
         elif self.sender.unsent and now_s - self.sender.sent_s > WRITE_LIMIT_S:
             self.close(h2.ENHANCE_YOUR_CALM, f"no answer was taken within {WRITE_LIMIT_S:g} s")
-        elif now_s - self._heard_s > PING_EVERY_S + PING_LIMIT_S:
-            self.close(h2.NO_ERROR, f"no answer to a ping within {PING_LIMIT_S:g} s")
-        elif now_s - self._heard_s > PING_EVERY_S and not self._is_pinged:
-            self._is_pinged = True
+        elif self.sender.unsent and now_s > self.sender.due_s:
+            self.close(h2.ENHANCE_YOUR_CALM, f"answers were taken at less than {LEAST_BYTES_A_S >> 10} KiB a second")
+        elif self._pinged_s > self._heard_s:
+            if now_s - self._pinged_s > PING_LIMIT_S:
+                self.close(h2.NO_ERROR, f"no answer to a ping within {PING_LIMIT_S:g} s")
+        elif now_s - self._heard_s > PING_EVERY_S:
+            self._pinged_s = now_s
             self.sender.write(h2.frame(h2.PING, 0, 0, bytes(8)))
-        elif now_s - self._heard_s <= PING_EVERY_S:
-            self._is_pinged = False
         for stream, known in self._streams.items():
             if not known.is_told and now_s - known.opened_s > BODY_LIMIT_S:
                 self._tell_early(stream, known, "slow")
@@ -451,6 +474,12 @@ class Http2Connection:
         if not self.is_closed and not self._is_leaving:
             self._is_leaving = True
             self.sender.write(h2.goaway_frame(self._last, h2.NO_ERROR, "the server ends"))
+
+    def lost(self) -> None:
+        """There is no connection any more: gives back what it held."""
+        self._hold(-self._held)
+        self._streams.clear()
+        self.is_closed = True
 
     def close(self, code: int, line: str) -> None:
         """Sends the reason; nothing is read after it."""

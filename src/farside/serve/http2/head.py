@@ -1,7 +1,7 @@
 """Header blocks of requests: decompressed by the package hpack, within bounds, and checked. PURE.
 
 A client sends the same few blocks again and again: those that leave the table of the decompression as it is are read
-once.
+once. A change of the table's size may change what any block does, so none is kept across one.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,7 +61,8 @@ class HeadReader:
         entries = self._decoder.header_table.dynamic_entries
         # An entry that comes is a new first one, an entry that goes makes fewer: else the table is what it was.
         first, count = entries[0] if entries else None, len(entries)
-        if first is not self._first or count != self._count or len(self._kept) >= _KEPT_MAX:
+        is_resized = bool(block) and block[0] & 0xE0 == 0x20
+        if first is not self._first or count != self._count or is_resized or len(self._kept) >= _KEPT_MAX:
             self._kept.clear()
         elif len(block) <= _KEPT_BYTES_MAX:
             self._kept[block] = made

@@ -13,6 +13,7 @@ from typing import Any
 
 from farside.log import get_log
 from farside.scheduler.manager.api.limit.connections import Connections
+from farside.serve.http2.budget import Share
 from farside.serve.http2.call import (
     ANSWER_END,
     ANSWER_HEAD,
@@ -28,7 +29,6 @@ from farside.serve.http2.call import (
 from farside.serve.http2.connection import (
     BODY_LIMIT_S,
     OPEN_LIMIT_S,
-    WRITE_LIMIT_S,
     Bounds,
     Early,
     Event,
@@ -36,6 +36,7 @@ from farside.serve.http2.connection import (
     Http2Connection,
 )
 from farside.serve.http2.head import Head
+from farside.serve.http2.sender import WRITE_LIMIT_S
 
 CALLS_MAX = 1024
 IDLE_LIMIT_S = 75.0  # as HTTP's
@@ -43,6 +44,8 @@ _LOOK_EVERY_S = 1.0
 # Of bodies that are not whole, and of answers that a client does not take: beside each other on one connection.
 _HELD_AT_ONCE = 4
 _HELD_BYTES_MIN, _UNSENT_BYTES_MAX = 1 << 20, 64 << 20
+# Of bodies that are not whole, on all connections; the largest body is 64 MiB.
+_HELD_BYTES_ALL = 512 << 20
 
 _log = get_log("serve.grpc")
 
@@ -74,6 +77,7 @@ class GrpcServer:
 
     Args:
         calls: What serves each.
+        barred: Why an authorization does not let a call pass; empty: it does.
         message_bytes_max: Of a call.
         listener: Listens already.
         tls: Context that speaks TLS; it has to offer h2.
@@ -82,13 +86,15 @@ class GrpcServer:
     """
 
     def __init__(
-        self, calls: Mapping[bytes, Serve], *, message_bytes_max: int, head_bytes_max: int, listener: socket.socket,
-        tls: ssl.SSLContext | None, connections: Connections, address_max: int,
+        self, calls: Mapping[bytes, Serve], barred: Callable[[bytes], str], *, message_bytes_max: int,
+        head_bytes_max: int, listener: socket.socket, tls: ssl.SSLContext | None, connections: Connections,
+        address_max: int,
     ) -> None:  # fmt: skip
         self.calls, self.message_bytes_max, self.under_way = calls, message_bytes_max, 0
         self.connections, self.address_max, self.is_tls = connections, address_max, tls is not None
         self.open: set[_Connection] = set()
-        self.read: Callable[[Head], Call] = partial(read_call, known=frozenset(calls))
+        self.read: Callable[[Head], Call] = partial(read_call, known=frozenset(calls), barred=barred)
+        self.share, self.is_stopping = Share(_HELD_BYTES_ALL), False
         self.bounds = Bounds(
             head_bytes=head_bytes_max, body_bytes=message_bytes_max + PREFIX_BYTES,
             held_bytes=max(_HELD_BYTES_MIN, _HELD_AT_ONCE * message_bytes_max), unsent_bytes=_UNSENT_BYTES_MAX,
@@ -109,6 +115,7 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, and ends once those under way are answered, or after ``grace_s`` seconds."""
+        self.is_stopping = True  # whoever is in a TLS handshake comes later
         if self._server is not None:
             self._server.close()
         for one in tuple(self.open):
@@ -133,11 +140,12 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: GrpcServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server, self._loop = server, loop
-        self._state = Http2Connection(server.bounds, server.read, loop.time())
+        self._state = Http2Connection(server.bounds, server.read, loop.time(), server.share)
         self._transport: Any = None
         self._owner = ""  # empty: it does not count
         self._cancels: dict[int, Cancel | None] = {}
         self._is_flushing = self._is_leaving = False
+        self._is_waiting = True  # for its client: it may be closed for another
         self._stalled_s, self._closes_s = 0.0, loop.time()
 
     # ---- the socket
@@ -156,11 +164,14 @@ class _Connection(asyncio.Protocol):
         self._owner = owner
         connections.waits(owner, self, self._evict)
         self._server.open.add(self)
+        if self._server.is_stopping:
+            self.leave()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels what its client waits for."""
         self._leave()
+        self._state.lost()
         self._server.open.discard(self)
         for stream in tuple(self._cancels):
             self._gone(stream)
@@ -255,6 +266,9 @@ class _Connection(asyncio.Protocol):
         elif event.why == "crowded":
             line = f"the messages that are under way on this connection are over {self._server.bounds.held_bytes} bytes"
             self.fail(event.stream, "RESOURCE_EXHAUSTED", line)
+        elif event.why == "full":
+            line = f"the messages that are under way are over {self._server.share.most} bytes; try again later"
+            self.fail(event.stream, "RESOURCE_EXHAUSTED", line)
         else:
             self.fail(event.stream, "DEADLINE_EXCEEDED", f"the message did not come within {BODY_LIMIT_S:g} s")
 
@@ -270,8 +284,6 @@ class _Connection(asyncio.Protocol):
             return
         self._cancels[stream] = None
         server.under_way += 1
-        if len(self._cancels) == 1 and self._owner:
-            server.connections.is_answered(self._owner, self)
         try:
             cancel = server.calls[call.path](call, message, reply)
         except Exception as error:  # the top of a call: a fault of ours is recorded, and the door stays open
@@ -291,8 +303,6 @@ class _Connection(asyncio.Protocol):
             return None
         cancel = self._cancels.pop(stream)
         self._server.under_way -= 1
-        if not self._cancels and self._owner:
-            self._server.connections.waits(self._owner, self, self._evict)
         return cancel
 
     # ---- bytes out
@@ -311,6 +321,14 @@ class _Connection(asyncio.Protocol):
             self._transport.write(data)
         if state.is_closed or (self._is_leaving and not state.calls):
             self._transport.close()
+        # With a call's message or answer in between, it is not idle.
+        is_waiting = not state.calls and not self._transport.get_write_buffer_size()
+        if self._owner and is_waiting != self._is_waiting:
+            self._is_waiting = is_waiting
+            if is_waiting:
+                self._server.connections.waits(self._owner, self, self._evict)
+            else:
+                self._server.connections.is_answered(self._owner, self)
 
     def _evict(self) -> None:
         self._owner = ""
