@@ -54,6 +54,14 @@ class Stage:
         names = [donor.name for donor in control.record(self.state).donors if donor.pid and donor.name not in apart]
         return max(names, key=self.slabs_at)
 
+    def until_up(self) -> None:
+        """Returns when every donor is up: what is written before that goes to the others alone.
+
+        Raises:
+            PeerError: one did not come in time.
+        """
+        self.until(lambda: all(donor["state"] == "up" for donor in self.status()["donors"]), "every donor to be up")
+
     def until(self, look: Callable[[], bool], what: str) -> None:
         """Returns when `look` says yes.
 

@@ -119,9 +119,11 @@ def _memory(console: Console, state: Path | None) -> int:
         with Show(console, lambda: _verified(fio[0].tally if fio else Tally())) as show:
             show.begin("three donors and a borrower start")
             with open_sandbox(SANDBOX, state=state or folder / "state") as sandbox:
+                stage = Stage(sandbox.state)
+                stage.until_up()
                 show.end(f"clients connect to {sandbox.uri}")
                 fio.append(FioLoad(sandbox.uri, folder))
-                found = _play(show, Stage(sandbox.state), fio[0], data)
+                found = _play(show, stage, fio[0], data)
     print_outcome(console, found)
     return 1 if faults(found) else 0
 
