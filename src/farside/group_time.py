@@ -4,11 +4,17 @@ The jobs of a group have the same machines and take turns there, step by step: o
 are on the network. Both the simulator and whoever plans or measures groups use these equations [harmony §IV-B2].
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Bound = Literal["cpu", "network", "job"]
+BOUND_WORDS: Mapping[Bound, str] = {
+    "cpu": "computing",
+    "network": "communicating",
+    "job": "the longest of its jobs",
+}
+"""What a shorter iteration would need less of, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

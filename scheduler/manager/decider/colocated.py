@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from farside.agent.messages import EXECUTOR, ExecutorFacts
+from farside.group_time import BOUND_WORDS
 from farside.scheduler.manager.colocation.plan import Candidate, ColocationRules, Outlook, Site, replan, why_waiting
 from farside.scheduler.manager.decider.adapter import is_holding, may_wait
 from farside.scheduler.manager.model import event as log
@@ -19,7 +20,6 @@ from farside.scheduler.manager.model.maintenance import words_of
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
 
-_BOUND_WORDS = {"cpu": "computing", "network": "communicating", "job": "the longest of its jobs"}
 _PLAN_WORDS = "co-located jobs were grouped anew"
 Step = log.GroupsPlanned | log.JobAllocated | log.AllocationReleased | log.JobStopping
 
@@ -140,4 +140,4 @@ def group_lines(state: LiveState, job: LiveJob) -> Iterator[str]:
     if group.predicted_s is None or group.bound is None:
         yield line + "; not all of them are measured"
     else:
-        yield f"{line}; an iteration of all was to take {group.predicted_s:.3g} s, bound by {_BOUND_WORDS[group.bound]}"
+        yield f"{line}; an iteration of all was to take {group.predicted_s:.3g} s, bound by {BOUND_WORDS[group.bound]}"

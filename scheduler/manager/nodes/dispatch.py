@@ -421,7 +421,7 @@ def _is_wanted(job: LiveJob, task: LiveTask) -> bool:
 
 
 def _runs(state: LiveState, node: str, one: m.TurnTaker) -> bool:
-    """Whether who takes turns is a process that the log has on that node now."""
+    """Whether what takes turns is a process that the log has on that node now."""
     task = state.task((one.job, one.start, one.rank))
     return task is not None and task.node == node and not task.is_gone
 

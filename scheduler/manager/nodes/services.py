@@ -63,7 +63,7 @@ def _offer(facts: m.AggregatorFacts) -> m.AggregatorOffer | None:
 
 
 def _presence(facts: m.ExecutorFacts) -> m.ExecutorFacts | None:
-    """That it is there: who takes turns moves all the time, and what of that is news has entries of its own."""
+    """That it is there: its turns change all the time, and what of them is news has entries of its own."""
     return m.ExecutorFacts(is_there=True) if facts.is_there else None
 
 

@@ -5,14 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct, field, structs
 
 from farside.agent.messages import ExecutorFacts, TurnTaker
-from farside.group_time import Bound, GroupTime, WorkProfile, group_time
+from farside.group_time import BOUND_WORDS, Bound, GroupTime, WorkProfile, group_time
 from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup
-
-BOUNDS: Mapping[Bound, str] = {
-    "cpu": "computing",
-    "network": "communicating",
-    "job": "the longest of its jobs",
-}
 
 
 class GroupJob(Struct, frozen=True, kw_only=True):
@@ -163,7 +157,8 @@ def explain(facts: Mapping[str, ExecutorFacts], job_id: str) -> Iterator[str]:
         line = f"turns: on {node} {with_whom}"
         time = _time(said)
         if time is not None:
-            line += f"; an iteration of all takes {time.iteration_s:.3g} s by prediction, bound by {BOUNDS[time.bound]}"
+            bound = BOUND_WORDS[time.bound]
+            line += f"; an iteration of all takes {time.iteration_s:.3g} s by prediction, bound by {bound}"
         measured = [one.iteration_s for one in said.takers if one.job == job_id and one.iteration_s]
         if measured:
             line += f"; its own takes {measured[0]:.3g} s"

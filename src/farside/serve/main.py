@@ -369,7 +369,7 @@ def _taken_over(state: StateFile, grounds: _Grounds) -> FrontState | None:
 
 
 def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontState | None]:
-    """Who keeps the leases, and what the front before has left."""
+    """The keeper of the leases, and what the front before has left."""
     deployment, terms = grounds.deployment, grounds.deployment.terms
     before = _taken_over(state, grounds)
     folder = deployment.file.parent
