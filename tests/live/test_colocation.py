@@ -14,9 +14,11 @@ from rich.console import Console
 from farside.agent import messages as m
 from farside.agent.messages import EXECUTOR
 from farside.cli.cluster_table import plan_table
+from farside.errors import ConfigError
 from farside.scheduler.manager.colocation import news
 from farside.scheduler.manager.colocation.plan import ColocationRules
 from farside.scheduler.manager.colocation.state import JobTimes
+from farside.scheduler.manager.model.accounts import charged
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
     CancelRequested,
@@ -36,6 +38,7 @@ from farside.scheduler.manager.model.spec import spec_problems
 from farside.scheduler.manager.nodes.dispatch import THREADS, start_of
 from farside.scheduler.manager.power.nodes_needed import nodes_needed
 from farside.scheduler.manager.view import groups as view
+from farside.scheduler.tenancy import Qos, Tenancy
 from tests.agent.process import agent, until_connected, write_config
 from tests.live.manager import running_manager
 from tests.live.test_node_services import connected, report
@@ -284,6 +287,7 @@ def test_a_failed_job_starts_again_in_its_group_until_its_retries_are_used_up() 
         ({"threads": 0}, "threads"),
         ({"preemptible": False}, "preemptible"),
         ({"aggregation": "shared"}, "aggregation"),
+        ({"model": "vgg16"}, "model"),
         ({"roles": [{"name": "w", "argv": ["true"]}]}, "roles"),
     ],
 )
@@ -292,6 +296,16 @@ def test_what_a_colocated_job_can_t_have_is_refused_in_one_line(told: dict[str, 
 
     assert [*spec_problems(submitted_spec(good))] == []
     assert any(problem.startswith(f"{key}: ") for problem in spec_problems(submitted_spec(good | told)))
+
+
+def test_a_colocated_job_names_no_qos_and_gets_the_default_one() -> None:
+    qualities = {name: Qos(name=name) for name in ("normal", "urgent")}
+    tenancy = Tenancy(qualities=qualities, default_qos="normal")
+    spec = submitted_spec({"argv": ["true"], "colocate": True, "checkpoint_dir": "/scratch"})
+
+    assert charged(spec, "u", tenancy).qos == "normal"
+    with pytest.raises(ConfigError, match="qos: co-located jobs wait in the order"):
+        charged(msgspec.structs.replace(spec, qos="urgent"), "u", tenancy)
 
 
 def test_a_job_without_gpus_has_to_be_colocated_and_its_keys_are_no_other_s() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from farside.errors import ConfigError
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.state import Job
 from farside.scheduler.tenancy import Tenancy
@@ -14,8 +15,12 @@ def charged(spec: JobSpec, user: str, tenancy: Tenancy | None) -> JobSpec:
     """A job with the account and QOS that it gets: the log keeps these, whatever the settings say later.
 
     Raises:
-        ConfigError: It names one that is not there, or is not for this user.
+        ConfigError: It names one that is not there, or is not for this user; or a QOS for a co-located job, which has
+            no use for it.
     """
+    # Here and not among the job's problems: what it gets without naming any is no fault of its.
+    if spec.colocate and spec.qos:
+        raise ConfigError("qos: co-located jobs wait in the order in which they came", hint="leave it out")
     account, qos = (tenancy or Tenancy()).membership(user=user, account=spec.account, qos=spec.qos)
     return replace(spec, account=account, qos=qos)
 

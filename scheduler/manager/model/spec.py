@@ -222,6 +222,7 @@ _NOT_COLOCATED: Mapping[str, str] = {
     "aggregation": "a co-located job sums at Aggregators that its program names; leave it out",
     "deployment": "a co-located job serves no models; leave it out",
     "profile": "a co-located job is measured by its node's executor; leave it out",
+    "model": "a co-located job is measured by its node's executor; leave it out",
 }
 _PLAIN = JobSpec(argv=())
 
