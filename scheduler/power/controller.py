@@ -50,8 +50,7 @@ class PowerController:
         drivers: One a node.
         inventory: Who knows what stands on nodes, and empties them.
         demand: How many nodes are wanted.
-        lacking: Nodes that waiting jobs need besides those that are busy; the scheduler knows.
-        called: Nodes that it knows by name, on or off, that waiting jobs are about to fill.
+        called: Nodes, on or off, that waiting jobs are about to fill, besides those that are busy; the scheduler knows.
         known: Nodes as they were left, by name; the others are adopted.
         record: Keeps what is known; None: nobody does.
         clock: For turns and limits.
@@ -70,7 +69,6 @@ class PowerController:
     _: KW_ONLY
     inventory: Inventory
     demand: Demand
-    lacking: Callable[[], int] = lambda: 0
     called: Callable[[], frozenset[str]] = frozenset
     known: InitVar[Mapping[str, NodePower] | None] = None
     record: Record | None = None
@@ -138,8 +136,10 @@ class PowerController:
             self._apply(Tick(node=name, now_s=self.clock.now_s()))
         # 3. Decide: how many are wanted, and so which change.
         nodes, now_s = tuple(self._nodes.values()), self.clock.now_s()
-        wish = self.demand.wish(occupancy(nodes, now_s, lacking=self.lacking()))
+        # Asked once: were it asked again for the number, a job that is looked at in between would be woken for by name,
+        # with the reason of a wish that knows nothing of it.
         called = self.called()
+        wish = self.demand.wish(occupancy(nodes, now_s, lacking=len(called)))
         found = plan(nodes, wish.nodes, now_s=now_s, rules=self.rules, reason=wish.reason, called=called)
         self.stays = found.stays
         if found.short:

@@ -7,6 +7,7 @@ from farside.scheduler.power.state import NodePower, Phase, Wanted
 
 HOUR_S = 3600.0
 DAY_S = 86400.0
+CALLED = "a job waits for it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,10 @@ def plan(
     """
     target = max(wanted_on, rules.floor)
     awake = sum(_is_awake(node) for node in nodes)
-    missing = max(target - awake, sum(node.name in called and not _is_awake(node) for node in nodes))
+    called_up = sum(node.name in called and not _is_awake(node) for node in nodes)
+    missing = max(target - awake, called_up)
     if missing > 0:
+        reason = reason if target - awake >= called_up else CALLED
         is_floor = awake < rules.floor
         return _wake(nodes, missing, now_s=now_s, rules=rules, reason=reason, is_floor=is_floor, called=called)
     serving = sum(node.phase is Phase.ON for node in nodes)
@@ -118,7 +121,7 @@ def _sleep(
     for node in nodes:
         if node.phase is not Phase.ON:
             continue
-        why_not = "a job waits for it" if node.name in called else may_not_sleep(node, now_s=now_s, rules=rules)
+        why_not = CALLED if node.name in called else may_not_sleep(node, now_s=now_s, rules=rules)
         if why_not:
             stays[node.name] = why_not
         else:

@@ -27,11 +27,11 @@ class Plant:
         self.demand = Wanted(wanted)
         self.rests: list[tuple[str, RestCommand]] = []
         self.is_rest_possible = True
-        self.lacking = 0
+        self.called: frozenset[str] = frozenset()
         drivers: dict[str, PowerDriver] = dict(self.bmcs)
         self.controller = PowerController(
             drivers, inventory=self.inventory, demand=self.demand, clock=self.clock, rules=rules,
-            lacking=lambda: self.lacking, patience=Patience(), rest_hand=self.rest,
+            called=lambda: self.called, patience=Patience(), rest_hand=self.rest,
             rest_rules=RestRules(after_s=60.0, between_s=0.0),
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_a_bmc_that_hangs_holds_up_nobody_else() -> None:
 def test_the_demand_is_told_how_many_nodes_jobs_have_and_lack() -> None:
     plant = Plant("abc", wanted=3)
     plant.inventory.held["a"] = Holdings(jobs=2)
-    plant.lacking = 2
+    plant.called = frozenset("bc")
 
     async def story() -> None:
         await plant.turns(2)

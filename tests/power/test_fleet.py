@@ -141,7 +141,7 @@ def test_nodes_that_jobs_call_are_woken_first_and_though_enough_others_are_on() 
 
     found = plan(nodes, 4, now_s=NOW_S, rules=RULES, reason="jobs", called=frozenset({"s2"}))
 
-    assert [(wish.node, wish.is_on) for wish in found.wishes] == [("s2", True)]
+    assert [(wish.node, wish.is_on, wish.reason) for wish in found.wishes] == [("s2", True, "a job waits for it")]
 
 
 def test_an_idle_node_that_a_job_is_about_to_fill_stays_on() -> None:

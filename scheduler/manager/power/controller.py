@@ -119,9 +119,8 @@ class LivePower:
             inventory = LiveInventory(self._live, self._agents, setup, generation, demand)
         self.controller = controller = PowerController(
             drivers, inventory=inventory, demand=demand,
-            lacking=lambda: len(inventory.called()), called=inventory.called,
-            clock=_LogClock(self._live), rules=setup.rules, patience=setup.patience, every_s=setup.every_s,
-            known=inventory.known(state, names, now_s), record=inventory.record,
+            called=inventory.called, clock=_LogClock(self._live), rules=setup.rules, patience=setup.patience,
+            every_s=setup.every_s, known=inventory.known(state, names, now_s), record=inventory.record,
         )  # fmt: skip
         log.info("the power controller started", generation=generation, nodes=len(names), dry_run=setup.is_dry_run)
         try:
