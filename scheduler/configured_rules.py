@@ -8,6 +8,10 @@ from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
 from farside.scheduler.admission.rules import Rules, reserve_after
 from farside.scheduler.order.catalog import Needs, make_order, needs_of
+from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.timeshare import Timeshare
+from farside.scheduler.order.yarn import YarnCs
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.settings import named_settings
 from farside.scheduler.tenancy import Account, Qos, Tenancy
@@ -29,11 +33,7 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     order = make_order(config.policy, told)
-    if isinstance(config, ManagerConfig) and needs_of(order) is Needs.EXPECTATION:
-        raise ConfigError(
-            f"policy: {config.policy} needs {Needs.EXPECTATION.value}, and the manager has none",
-            hint="take las or gittins, or srsf, which goes by time limits; farside sim and farside slurm have it",
-        )
+    _refuse_half_a_policy(config, order)
     return Rules(
         order=order,
         placement=placement,
@@ -41,6 +41,44 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         reserve_after_s=reserve_after_s,
         tenancy=tenancy_of(config) if isinstance(config, ManagerConfig) else None,
     )
+
+
+def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolicy) -> None:
+    """Refuse a policy that would do something else than its name says, with what to do instead."""
+    if isinstance(order, Gittins) and not order.is_learning and not len(order.distribution):
+        raise ConfigError(
+            "policy: gittins has no distribution of past jobs, as is_learning is off and nothing else tells it one",
+            hint="take las, or leave is_learning on",
+        )
+    if isinstance(config, ManagerConfig):
+        if needs_of(order) is Needs.EXPECTATION:
+            raise ConfigError(
+                f"policy: {config.policy} needs {Needs.EXPECTATION.value}, and the manager has none",
+                hint="take las or gittins, or srsf, which goes by time limits; farside sim and farside slurm have it",
+            )
+        if isinstance(order, YarnCs) and config.placement != "yarn":
+            raise ConfigError(
+                f"policy: yarn-cs is the order of a scheduler whose placement is yarn, not {config.placement}",
+                hint='set placement = "yarn", or take fifo, which goes with any placement',
+            )
+        return
+    if isinstance(order, YarnCs):
+        raise ConfigError("policy: yarn-cs includes a placement, and Slurm itself chooses the nodes", hint="take fifo")
+    if isinstance(order, Timeshare) and not config.preempt:
+        raise ConfigError(
+            "policy: timeshare takes turns by preemption, and preempt is off",
+            hint="set preempt = true, which requeues jobs at the end of their slices, or take fifo",
+        )
+
+
+def left_out_over_slurm(config: SlurmConfig, order: OrderPolicy) -> tuple[str, ...]:
+    """Parts of a policy that the settings keep from Slurm's jobs, a line each; none: Slurm's jobs get all of it."""
+    found: list[str] = []
+    if order.traits.is_preemptive and not config.preempt:
+        found.append(f"preempt is off: {config.policy} orders waiting jobs, and running jobs keep their GPUs")
+    if order.traits.is_strict and not config.gate:
+        found.append(f"gate is off: Slurm starts jobs that have room past the first of {config.policy}'s order")
+    return tuple(found)
 
 
 def tenancy_of(config: ManagerConfig) -> Tenancy | None:

@@ -130,9 +130,10 @@ def _is_aged(jobs: JobColumns) -> Flags:
 def short_up_to_gpu_s(expected_gpu_s: Floats, true_gpu_s: Floats, share: float) -> float:
     """The greatest expectation up to which all jobs together were at most a share of the work; 0: not even the least.
 
-    Jobs of one expectation count together: nobody could tell them apart. Jobs without any count to the work.
+    Jobs of one expectation count together: nobody could tell them apart. Jobs without any, or with an infinite one,
+    count to the work.
     """
-    is_known = ~np.isnan(expected_gpu_s)
+    is_known = np.isfinite(expected_gpu_s)
     values, at = np.unique(expected_gpu_s[is_known], return_inverse=True)
     work = np.cumsum(np.bincount(at.reshape(-1), weights=true_gpu_s[is_known], minlength=len(values)))
     fits = np.flatnonzero(work <= share * float(np.sum(true_gpu_s)))

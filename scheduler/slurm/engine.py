@@ -20,7 +20,7 @@ from farside.ending import on_end_signals
 from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
-from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
 from farside.scheduler.slurm.action import (
     JobAction,
     Line,
@@ -143,6 +143,8 @@ class Engine:
         # Before the first turn, so that status answers also while slurmctld does not.
         async with admin.serve(self._config.admin_socket, {"status": self.status}):
             _log.info("ready", mode=self._mode, policy=self._rules.order.name, partitions=self._config.partitions)
+            for reason in left_out_over_slurm(self._config, self._rules.order):
+                _log.warning("a part of the policy is left out", reason=reason)
             notify_systemd("READY=1")
             while not stop.is_set():
                 await self.turn()

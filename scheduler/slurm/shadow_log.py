@@ -1,19 +1,21 @@
 """The shadow log: what we would have done, what Slurm did instead, and the expected gain."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from farside.config import SlurmConfig
 from farside.log import get_log
 from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Rules
+from farside.scheduler.order.catalog import Needs, needs_of
 from farside.scheduler.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
 from farside.scheduler.slurm.decide import Decision
-from farside.scheduler.slurm.domain import Group
-from farside.scheduler.slurm.expected_time import ExpectedTimes
+from farside.scheduler.slurm.domain import Group, is_managed, job_of
+from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
 from farside.scheduler.slurm.shadow_job import Ended, fact_of
-from farside.scheduler.slurm.snapshot import Snapshot
+from farside.scheduler.slurm.snapshot import JobPhase, Snapshot
 from farside.scheduler.slurm.state_file import DONE, ENDED, MOST_ENDED, StateFiles
 from farside.units import format_count
 
@@ -33,6 +35,7 @@ class ShadowLog:
         self._now_s = now_s
         self._ended = state_files.ended()
         self._histories: dict[frozenset[str], History] = {}  # by the partitions of a group
+        self._expected_gpu_s: dict[str, float] = {}  # of each job that has not ended, when it was seen first
         self._relearn(self._ended.values())
         self._said: set[str] = set()
         self._gain_at_s = 0.0
@@ -49,10 +52,24 @@ class ShadowLog:
         self._ended = kept(self._ended, new, MOST_ENDED)
         self._state_files.add(ENDED, new)
         for one in new:
+            expected_gpu_s = self._expected_gpu_s.get(one.job_id, math.nan)
             self.estimator.learn(fact_of(one))
             for partitions, history in self._histories.items():
                 if one.partition in partitions:
-                    history.add(one.held_s * one.gpus)
+                    history.add(one.held_s * one.gpus, expected_gpu_s)
+        self._note_expectations(snapshot, groups)
+
+    def _note_expectations(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
+        """Keeps what is expected of each job when it is seen first; policies learn how good that was at its end."""
+        known, self._expected_gpu_s = self._expected_gpu_s, {}
+        for job in snapshot.jobs:
+            if job.phase is JobPhase.OVER or not any(is_managed(job, group) for group in groups):
+                continue
+            expected_gpu_s = known.get(job.job_id)
+            if expected_gpu_s is None:
+                seen = job_of(job, may_preempt=False, is_counting_memory=False)
+                expected_gpu_s = self.estimator.predicted_gpu_s(seen, snapshot.at_s)
+            self._expected_gpu_s[job.job_id] = expected_gpu_s
 
     def learn(self, history: Iterable[Ended]) -> int:
         """Takes jobs that ended before anybody looked, the first to end first; how many of them are new."""
@@ -73,9 +90,11 @@ class ShadowLog:
         known = self._histories.get(group.partitions)
         if known is None:
             known = self._histories[group.partitions] = History(self._rules.order, self._rules.placement)
+            is_expecting = needs_of(self._rules.order) is Needs.EXPECTATION
+            expected = expected_gpu_s(list(self._ended.values())) if is_expecting else {}
             for one in sorted(self._ended.values(), key=lambda one: one.end_s):
                 if one.partition in group.partitions:
-                    known.add(one.held_s * one.gpus)
+                    known.add(one.held_s * one.gpus, expected.get(one.job_id, math.nan))
         return known
 
     def compare(self, before: Memory, then: Decision | None, snapshot: Snapshot) -> None:

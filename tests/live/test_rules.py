@@ -1,13 +1,15 @@
 """What a manager's config says of scheduling is refused where it can't be meant."""
 
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farside.config import ManagerConfig, SlurmConfig
 from farside.errors import ConfigError
-from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
 from farside.scheduler.order.catalog import ORDERS
 
 
@@ -33,23 +35,76 @@ def test_a_policy_that_needs_an_estimator_is_refused_with_what_to_take_instead()
     assert "take las or gittins" in refused.value.hint
 
 
-@pytest.mark.parametrize("policy", sorted(ORDERS.keys() - {"qssf"}))
-def test_every_other_policy_is_taken(policy: str) -> None:
-    assert rules_of(ManagerConfig(policy=policy)).order.name == policy
-
-
 def test_over_slurm_there_is_an_estimator() -> None:
     assert rules_of(SlurmConfig(policy="qssf")).order.name == "qssf"
 
 
-def test_the_table_in_the_documents_has_every_policy_and_says_which_the_manager_refuses() -> None:
-    manual = Path(__file__).parents[2] / "docs" / "manager.md"
-    table = manual.read_text().partition("| policy | what it must know about jobs |")[2].partition("\n\n")[0]
-    manager_says = {
-        policy: cells[4].strip()
-        for cells in (line.split("|") for line in table.splitlines()[2:])
-        for policy in re.findall("`([a-z-]+)`", cells[1])
-    }
+def test_yarn_cs_without_its_placement_is_refused() -> None:
+    with pytest.raises(ConfigError, match="whose placement is yarn, not consolidate"):
+        rules_of(ManagerConfig(policy="yarn-cs"))
 
-    assert manager_says.keys() == ORDERS.keys()
-    assert {policy for policy, says in manager_says.items() if says == "refused"} == {"qssf"}
+
+@pytest.mark.parametrize("config", [ManagerConfig, SlurmConfig])
+def test_gittins_that_would_never_have_a_distribution_is_refused(
+    config: type[ManagerConfig] | type[SlurmConfig],
+) -> None:
+    with pytest.raises(ConfigError, match="gittins has no distribution of past jobs"):
+        rules_of(config(policy="gittins", policy_settings="is_learning=false"))
+
+
+def test_slices_over_slurm_are_refused_where_nothing_may_be_preempted() -> None:
+    with pytest.raises(ConfigError, match="timeshare takes turns by preemption, and preempt is off"):
+        rules_of(SlurmConfig(policy="timeshare"))
+
+
+def table_of_policies() -> dict[str, list[str]]:
+    """By policy the cells of its row in the documents."""
+    manual = (Path(__file__).parents[2] / "docs" / "manager.md").read_text()
+    table = manual.partition("| policy | what it must know about jobs |")[2].partition("\n\n")[0]
+    rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:])
+    return {policy: row for row in rows for policy in re.findall("`([a-z-]+)`", row[1])}
+
+
+POLICIES = table_of_policies()
+
+
+def settings_in(cell: str) -> dict[str, Any]:
+    """The settings with which a cell says that a policy is whole; none: with the defaults."""
+    return tomllib.loads("\n".join(re.findall("`([a-z_]+ = [^`]+)`", cell)))
+
+
+def is_taken(config: ManagerConfig | SlurmConfig) -> bool:
+    why = ""
+    try:
+        rules_of(config)
+    except ConfigError as error:
+        why = str(error)
+    assert not why or (why.startswith("policy: ") and "\n" not in why)
+    return not why
+
+
+def test_the_table_in_the_documents_has_every_policy() -> None:
+    assert POLICIES.keys() == ORDERS.keys()
+
+
+@pytest.mark.parametrize("policy", ORDERS)
+def test_the_manager_takes_and_refuses_what_the_documents_say(policy: str) -> None:
+    cell = POLICIES[policy][4]
+    is_refused = cell.startswith("refused")
+
+    assert is_taken(ManagerConfig(policy=policy)) == ("refused" not in cell)
+    assert is_taken(ManagerConfig(policy=policy, **settings_in(cell))) == (not is_refused)
+
+
+@pytest.mark.parametrize("policy", ORDERS)
+def test_farside_slurm_takes_refuses_and_says_what_it_leaves_out_as_the_documents_say(policy: str) -> None:
+    cell = POLICIES[policy][5]
+    default, whole = SlurmConfig(policy=policy), SlurmConfig(policy=policy, **settings_in(cell))
+
+    assert is_taken(default) == ("refused" not in cell)
+    if cell.startswith("refused"):
+        assert not is_taken(SlurmConfig(policy=policy, preempt=True, gate=True))
+        return
+    assert left_out_over_slurm(whole, rules_of(whole).order) == ()
+    if is_taken(default):
+        assert bool(left_out_over_slurm(default, rules_of(default).order)) == ("in part" in cell)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from farside.config import SlurmConfig, load_config
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.order.qssf import Cut, Qssf
 from farside.scheduler.slurm.domain import SlurmDomain
 from farside.scheduler.slurm.engine import Engine, Mode
 from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s
@@ -22,8 +23,9 @@ from farside.scheduler.slurm.job_memory import Memory, Past, recall
 from farside.scheduler.slurm.read_sacct import FIELDS, ended_of
 from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.slurm.shadow_log import ShadowLog
+from farside.scheduler.slurm.snapshot import Snapshot
 from farside.scheduler.slurm.state_file import MEMORY, StateFiles
-from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, running, snapshot, waiting
+from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, over, running, snapshot, waiting
 
 # As Debian's 22.05 prints it.
 TOLD = """\
@@ -191,3 +193,44 @@ def test_a_turn_of_the_engine_goes_by_what_gittins_learned(config: Callable[...,
     asyncio.run(one.turn())
 
     assert order(slurm) == ["3", "4"]
+
+
+def cut_of(watcher: ShadowLog, seen: Snapshot) -> Cut:
+    (group,) = groups(seen)
+    order = watcher.history(group).order
+    assert isinstance(order, Qssf)
+    return order.cut
+
+
+def test_the_guard_of_qssf_learns_from_sacct_which_jobs_are_short(config: Callable[..., SlurmConfig]) -> None:
+    settings = config()
+    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    seen = snapshot(*FULL)
+    assert cut_of(watcher, seen).short_gpu_s == 0.0
+
+    watcher.learn(
+        ended(at, 1000.0 if at % 2 else 10.0, name="train" if at % 2 else "test", submit_s=2000.0 * at)
+        for at in range(1, 121)
+    )
+
+    assert 10.0 <= cut_of(watcher, seen).short_gpu_s < 1000.0
+
+
+def test_the_guard_of_qssf_learns_from_jobs_that_end_while_it_looks(config: Callable[..., SlurmConfig]) -> None:
+    settings = config()
+    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher.learn(
+        ended(at, 1000.0 if at % 2 else 10.0, name="train" if at % 2 else "test", submit_s=2000.0 * at)
+        for at in range(1, 31)
+    )
+    jobs = [running(at, ("gn1", 1), name="train", since_s=10.0) for at in (200, 201)]
+    first, then = snapshot(*jobs), snapshot(*(over(job, NOW_S + 990.0) for job in jobs), at_s=NOW_S + 1000.0)
+    (group,) = groups(first)
+
+    watcher.note(Memory(), first, (group,))
+    watcher.history(group)
+    watcher.note(recall(Memory(), first.jobs, first.at_s), then, (group,))
+
+    history = watcher.history(group)
+    assert history.ended_gpu_s[-2:] == [1000.0, 1000.0]
+    assert history.expected_gpu_s[-2:] == pytest.approx([1000.0, 1000.0], rel=0.3)
