@@ -15,6 +15,7 @@ from farside.agent import messages as m
 from farside.agent.messages import EXECUTOR
 from farside.cli.cluster_table import plan_table
 from farside.errors import ConfigError
+from farside.scheduler.manager.api.jobs import cluster_problems
 from farside.scheduler.manager.colocation import news
 from farside.scheduler.manager.colocation.plan import ColocationRules
 from farside.scheduler.manager.colocation.state import JobTimes
@@ -34,12 +35,13 @@ from farside.scheduler.manager.model.event import (
 )
 from farside.scheduler.manager.model.record import ACTIVE, Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
-from farside.scheduler.manager.model.spec import spec_problems
+from farside.scheduler.manager.model.spec import JobSpec, spec_problems
 from farside.scheduler.manager.nodes.dispatch import THREADS, start_of
 from farside.scheduler.manager.power.nodes_needed import nodes_needed
 from farside.scheduler.manager.view import groups as view
 from farside.scheduler.tenancy import Qos, Tenancy
 from tests.agent.process import agent, until_connected, write_config
+from tests.live.facts import joined
 from tests.live.manager import running_manager
 from tests.live.test_node_services import connected, report
 from tests.live.test_sleeping_nodes import asleep
@@ -550,3 +552,58 @@ def test_a_job_whose_times_are_noise_writes_a_bounded_number_of_entries() -> Non
             state.times[job] = JobTimes(start=1, comp_s=event.comp_s, net_s=event.net_s, iteration_s=event.iteration_s)
 
     assert 1 < entries <= 33
+
+
+def a_world_of(*sizes: tuple[int, int]) -> World:
+    """Nodes n0, n1 and so on with so many CPUs and GiB of memory."""
+    names = frozenset(f"n{at}" for at in range(len(sizes)))
+    world = World(rules(), nodes=0, colocation=ColocationRules(nodes=names, min_run_s=0.0))
+    for at, (cpus, memory_gib) in enumerate(sizes):
+        joins(world, f"n{at}", cpus, memory_gib)
+    return world
+
+
+def joins(world: World, node: str, cpus: int, memory_gib: int) -> None:
+    world.does(joined(node, cpus=cpus, memory_bytes=memory_gib << 30))
+    world.does(ServiceChanged(node=node, name=EXECUTOR, raw=THERE))
+
+
+SIZES = st.lists(st.tuples(st.sampled_from([4, 16]), st.sampled_from([28, 30, 32, 60, 64])), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.sampled_from([1, 4, 5, 16, 17]), st.sampled_from([0, 28, 29, 32, 33, 61, 64, 65]))
+def test_a_job_is_taken_if_and_only_if_an_empty_cluster_starts_it(
+    sizes: list[tuple[int, int]], threads: int, memory_gib: int
+) -> None:
+    world = a_world_of(*sizes)
+    asked = {"threads": threads, "memory_bytes": float(memory_gib << 30)}
+    spec = JobSpec(argv=("true",), gpus=0, colocate=True, checkpoint_dir="/scratch", **asked)
+
+    problems = cluster_problems(spec, world.state, user="ann", set_aside=world.colocation.nodes)
+    job = submit(world, **asked)
+
+    assert (world.phase(job) is Phase.STARTING) == (not problems)
+    assert all(problem.split(":")[0] in ("threads", "memory_bytes") for problem in problems)
+
+
+def test_a_node_with_much_less_memory_than_most_is_left_out_and_named() -> None:
+    world = a_world_of((16, 64), (16, 32), (16, 64))
+    world.does(DrainRequested(node="n0", reason="disks", by="root"))
+    world.does(DrainRequested(node="n2", reason="disks", by="root"))
+
+    (why,) = world.decider.why(submit(world), world.now_s, str)
+
+    assert "n1: it has 32 GiB of memory, and the others have at least 64 GiB" in why
+
+
+def test_why_a_job_waits_for_memory_says_so() -> None:
+    world = a_world_of((16, 64))
+    runs_measured(world, 1.0, 1.0, memory_bytes=float(40 << 30))
+    beside, whole = submit(world, memory_bytes=float(30 << 30)), submit(world, memory_bytes=float(64 << 30))
+    (why,) = world.decider.why(beside, world.now_s, str)
+    assert "it asks for 30 GiB of memory, and no node has more than 24 GiB left" in why
+
+    joins(world, "n0", 16, 48)  # after a repair
+
+    assert "a node for co-located jobs has 48 GiB" in world.decider.why(whole, world.now_s, str)[0]

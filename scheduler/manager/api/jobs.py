@@ -20,6 +20,7 @@ from farside.scheduler.manager.api.idempotency import Key
 from farside.scheduler.manager.api.openapi_document import lists, says, takes
 from farside.scheduler.manager.api.route_arguments import OwnJob, Person, Shared
 from farside.scheduler.manager.auth.caller import Caller
+from farside.scheduler.manager.decider.colocated import size_of
 from farside.scheduler.manager.decider.launch import FIRST_PORT
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.model.accounts import charged, quota_problems
@@ -256,13 +257,8 @@ def colocation_problems(spec: JobSpec, state: LiveState, set_aside: frozenset[st
     nodes = [state.nodes[name] for name in sorted(set_aside) if name in state.nodes]
     if not nodes:
         return ["colocate: no node that is set aside for such jobs has joined; an operator starts an agent there"]
-    problems = []
-    cpus, memory_bytes = max(node.cpus for node in nodes), max(node.memory_bytes for node in nodes)
-    if spec.threads > cpus:
-        problems.append(f"threads: it asks for {spec.threads:,}, and no node for such jobs has more than {cpus} CPUs")
-    if spec.memory_bytes > memory_bytes:
-        asked, has = format_bytes(int(spec.memory_bytes)), format_bytes(memory_bytes)
-        problems.append(f"memory_bytes: it asks for {asked}, and no node for such jobs has more than {has}")
+    too_large = size_of(state, set_aside).problems(spec.threads, spec.memory_bytes)
+    problems = [f"{key}: {why}; ask for less" for key, why in too_large]
     if not any(node.services.get(EXECUTOR) for node in nodes):
         problems.append("colocate: no node for such jobs has an executor; an operator starts `farside executor` there")
     return problems

@@ -13,13 +13,15 @@ How it works
   Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farside.group_time import WorkProfile
+from farside.scheduler.manager.colocation.node_size import NodeSize
 from farside.scheduler.manager.colocation.state import Colocation, GroupsPlanned, PlannedGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
+from farside.units import format_bytes
 
 NO_GAIN = "it would keep no more machines busy beside the jobs that run"
 
@@ -48,8 +50,6 @@ NO_RULES = ColocationRules()
 class Site:
     """A node that is set aside. ``why_not``: why no co-located job may start there now; empty: one may."""
 
-    cpus: int
-    memory_bytes: int
     why_not: str = ""
 
 
@@ -72,13 +72,19 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What groups are decided by. ``jobs`` are in the order of submission."""
+    """What groups are decided by. ``jobs`` are in the order of submission; ``size`` is that of each usable site."""
 
     state: Colocation
+    size: NodeSize
     sites: Mapping[str, Site]
     jobs: Mapping[str, Candidate]
     now_s: float
     rules: ColocationRules = NO_RULES
+
+    def problems(self, job_id: str) -> tuple[str, ...]:
+        """Why no node takes a job, also if nothing runs there."""
+        found = self.size.problems(self.jobs[job_id].threads, self.state.jobs[job_id])
+        return tuple(why for _, why in found)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,9 +120,7 @@ class _Planning:
         self._names = sorted(outlook.sites)
         self._order = {job: at for at, job in enumerate(outlook.jobs)}
         self._sorted = self._sort()
-        usable = [site for site in outlook.sites.values() if not site.why_not]
-        memory_bytes = min((site.memory_bytes for site in usable if site.memory_bytes), default=1 << 62)
-        self._grouping = GroupingRules(memory_bytes=memory_bytes)
+        self._grouping = GroupingRules(memory_bytes=outlook.size.memory_bytes or 1 << 62)
         self._regrouping = Regrouping(self._grouping, decide, outlook.rules.events)
         self._reasons: list[str] = []
 
@@ -134,16 +138,13 @@ class _Planning:
             is_measured = job in self._state.times
             if job in planned and job not in gone:
                 found.timed += [job] if is_measured and job in self._state.measuring else []
-            elif one.may_start and self._fits(one):
+            elif one.may_start and any(map(self._is_usable, self._names)) and not self._outlook.problems(job):
                 (found.waiting if is_measured else found.new).append(job)
         return found
 
     def _is_usable(self, node: str) -> bool:
         site = self._outlook.sites.get(node)
         return site is not None and not site.why_not
-
-    def _fits(self, job: Candidate) -> bool:
-        return any(not site.why_not and job.threads <= site.cpus for site in self._outlook.sites.values())
 
     def plan(self) -> GroupsPlanned | None:
         """See `replan`."""
@@ -259,12 +260,11 @@ class _Planning:
         """Places jobs that nobody has measured, one a group; returns all that are being measured."""
         measuring = [job for jobs in groups.values() for job in jobs if job not in self._state.times]
         for job in self._sorted.new:
-            threads, memory_bytes = self._outlook.jobs[job].threads, self._state.jobs[job]
+            memory_bytes = self._state.jobs[job]
             open_nodes = [
                 node
                 for node in self._names
                 if self._is_usable(node)
-                and threads <= self._outlook.sites[node].cpus
                 and all(one in self._state.times for one in groups.get(node, ()))
                 and memory_bytes + sum(self._state.jobs[one] for one in groups.get(node, ()))
                 <= self._grouping.memory_bytes
@@ -299,15 +299,26 @@ class _Planning:
 
 def why_waiting(outlook: Outlook, job_id: str) -> str:
     """Why a job that may start has no node."""
-    rules, job = outlook.rules, outlook.jobs[job_id]
-    if not rules.nodes:
+    if not outlook.rules.nodes:
         return "no node is set aside for co-located jobs: an operator names some in colocation_nodes of manager.toml"
     closed = {name: site.why_not for name, site in sorted(outlook.sites.items()) if site.why_not}
     if len(closed) == len(outlook.sites):
         told = "; ".join(f"{name}: {why}" for name, why in closed.items()) or "none of them has joined"
         return f"no node that is set aside for co-located jobs takes one now: {told}"
-    if all(job.threads > site.cpus for site in outlook.sites.values() if not site.why_not):
-        return f"no node that takes co-located jobs now has the {job.threads} CPUs of its threads"
-    if job_id in outlook.state.times:
+    too_large = outlook.problems(job_id)
+    if too_large:
+        return f"{'; '.join(too_large)}: cancel it and ask for less, or an operator sets larger nodes aside"
+    return _why_beside(outlook, job_id, [name for name in outlook.sites if name not in closed])
+
+
+def _why_beside(outlook: Outlook, job_id: str, nodes: Sequence[str]) -> str:
+    """Why a job that a node would take has no place beside those that run on these nodes."""
+    state, asked = outlook.state, outlook.state.jobs[job_id]
+    taken = {group.node: sum(state.jobs.get(job, 0) for job in group.jobs) for group in state.groups}
+    free_bytes = max(outlook.size.memory_bytes - taken.get(node, 0) for node in nodes)
+    if asked > free_bytes and outlook.size.memory_bytes:
+        has = f"more than {format_bytes(free_bytes)} left" if free_bytes > 0 else "any left"
+        return f"it asks for {format_bytes(asked)} of memory, and no node has {has} beside the jobs that run there"
+    if job_id in state.times:
         return NO_GAIN
-    return "it has to be measured first, and each node measures another job or has no memory left"
+    return "it has to be measured first, and each node that has memory for it measures another job"

@@ -6,13 +6,13 @@ process has gone. The cycle knows neither these jobs nor the GPUs of their nodes
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from farside.agent.messages import EXECUTOR, ExecutorFacts
 from farside.group_time import BOUND_WORDS
+from farside.scheduler.manager.colocation.node_size import NodeSize, common_size
 from farside.scheduler.manager.colocation.plan import Candidate, ColocationRules, Outlook, Site, replan, why_waiting
 from farside.scheduler.manager.decider.adapter import is_holding, may_wait
 from farside.scheduler.manager.model import event as log
@@ -29,27 +29,22 @@ def outlook_of(state: LiveState, now_s: float, rules: ColocationRules) -> Outloo
     pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
     reserved = {name: words_of(one) for one in pending for name in one.nodes}
     nodes = [state.nodes[name] for name in sorted(rules.nodes) if name in state.nodes]
-    cpus = _usual_cpus(nodes)
+    size = size_of(state, rules.nodes)
     sites = {
-        node.name: Site(
-            cpus=node.cpus,
-            memory_bytes=node.memory_bytes,
-            why_not=_why_not(state, node) or reserved.get(node.name, "") or _unlike(node, cpus),
-        )
+        node.name: Site(why_not=_why_not(state, node) or reserved.get(node.name, "") or size.unlike(_size(node)))
         for node in nodes
     }
     jobs = {job_id: _candidate(state, state.jobs[job_id]) for job_id in state.colocation.jobs}
-    return Outlook(state=state.colocation, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
+    return Outlook(state=state.colocation, size=size, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
 
 
-def _usual_cpus(nodes: Sequence[LiveNode]) -> int:
-    """Profiles are measured on one node and believed of another, so nodes have to be alike: as most of them are."""
-    counts = Counter(node.cpus for node in nodes)
-    return max(counts, key=lambda cpus: (counts[cpus], cpus), default=0)
+def size_of(state: LiveState, set_aside: frozenset[str]) -> NodeSize:
+    """What each node for co-located jobs has, of all that have joined, whether they take jobs now or not."""
+    return common_size([_size(state.nodes[name]) for name in sorted(set_aside) if name in state.nodes])
 
 
-def _unlike(node: LiveNode, cpus: int) -> str:
-    return f"it has {node.cpus} CPUs, and the others have {cpus}" if node.cpus != cpus else ""
+def _size(node: LiveNode) -> NodeSize:
+    return NodeSize(cpus=node.cpus, memory_bytes=node.memory_bytes)
 
 
 def _why_not(state: LiveState, node: LiveNode) -> str:
