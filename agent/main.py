@@ -28,6 +28,7 @@ from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fence import HeardRecord
 from farside.agent.run.fork_server import ForkServer
+from farside.agent.run.gpu_fence import why_no_fence
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import key_of, over_below, shares_in, state_of
 from farside.agent.run.probe import Prober
@@ -99,9 +100,11 @@ class Agent:
         self._hooks = hooks_of(config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s)
         self._users = users_here(run_as=config.run_as, allowed=names_in(config.users))
         self._gpus = open_gpus(
-            declared=config.declared_gpus, model=config.gpu_model, nvlink_errors_per_hour=config.nvlink_errors_per_hour
-        )
+            declared=config.declared_gpus, model=config.gpu_model, nvlink_errors_per_hour=config.nvlink_errors_per_hour,
+            files=[names.split("+") for names in names_in(config.declared_gpu_files)],
+        )  # fmt: skip
         self._cgroup = cgroup_root(config.cgroup)
+        self._unfenced = self._why_no_gpu_fence()
         self._lock = self._claim_state()
         self._identity = _identity_in(self._lock)
         self._fence = self._open_fence()
@@ -186,6 +189,8 @@ class Agent:
         _log.info("agent ready", node=self.node, gpus=len(self._gpus.read()), tasks=live, containment=held)
         if self._cgroup is None:
             _log.warning("no cgroup v2 that this agent may write: tasks have no limits on memory and CPUs")
+        if self._unfenced and self._gpus.read():
+            _log.warning("tasks can open GPUs that are not theirs", why=self._unfenced)
         if self._config.run_as == "starter":
             _log.warning("every task runs as the user of this agent, whoever submitted it", uid=os.geteuid())
         notify_systemd("READY=1")
@@ -313,6 +318,7 @@ class Agent:
             run_as=self._config.run_as,
             containment="cgroup" if self._cgroup is not None else "process tree",
             memory_bytes=self.sense.total_bytes,
+            gpu_fence=self._unfenced or "on",
             headroom_bytes=latest.headroom_bytes,
             donor=latest.donor,
             swap=latest.swap,
@@ -359,6 +365,16 @@ class Agent:
         except OSError as error:
             raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
 
+    def _why_no_gpu_fence(self) -> str:
+        """Why other GPUs are not closed to tasks; empty: they are."""
+        mode, files = self._config.gpu_fence, self._gpus.files
+        if mode == "off":
+            return "gpu_fence is off"
+        problem = "tasks have no cgroup v2 here" if self._cgroup is None else files.problem or why_no_fence()
+        if problem and mode == "on":
+            raise ConfigError(f"gpu_fence: is on; {problem}", hint='gpu_fence = "auto" goes without')
+        return problem
+
     def _open_runner(self) -> Runner:
         config = self._config
         policy = Policy(
@@ -370,6 +386,7 @@ class Agent:
             processes=config.task_processes,
             hooks=self._hooks,
             fence=os.fspath(config.state_dir / FENCE),
+            gpu_files=None if self._unfenced else self._gpus.files,
         )
         try:
             return Runner(

@@ -98,6 +98,8 @@ class Gpu(Part, frozen=True, kw_only=True, omit_defaults=True):
     model: Text
     healthy: bool
     reason: Text = ""  # why it is not healthy: XID, ECC, not found
+    uuid: Text | None = None
+    """What its driver calls it on this machine and any other; None: of a declared GPU."""
     parts: Annotated[tuple[PartName, ...], Meta(max_length=PARTS_MAX)] = ()
     """What its driver calls the parts that it is cut into; empty: it is whole."""
     memory_bytes: U63 | None = None

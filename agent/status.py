@@ -20,6 +20,7 @@ class AgentStatus:
     generation: int
     run_as: str
     containment: str  # "cgroup" or "process tree"
+    gpu_fence: str  # "on", or why tasks can open others' GPUs
     memory_bytes: int
     headroom_bytes: int
     donor: m.Donor | None

@@ -56,6 +56,7 @@ SCHEDULER_SHELL = (
 )
 PURE = (
     *(f"farside.agent.aggregator.{name}" for name in ("door", "layout", "plan")),
+    "farside.agent.gpu_files",
     "farside.agent.gpu_share",
     "farside.agent.messages",
     "farside.agent.protocol",

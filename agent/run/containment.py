@@ -15,6 +15,8 @@ from typing import TypeAlias
 import psutil
 
 from farside.agent import messages as m
+from farside.agent.gpu_files import NO_RULES, DeviceRules
+from farside.agent.run.gpu_fence import close_gpus
 from farside.log import get_log
 
 CPU_PERIOD_US = 100_000  # the kernel's default for cpu.max
@@ -30,12 +32,22 @@ _log = get_log("agent.run")
 class Cgroup:
     """A cgroup v2 folder of the task's own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rules: DeviceRules = NO_RULES) -> None:
         self.folder = folder
+        self._rules = rules
 
     def enter(self) -> None:
-        """Move the calling process in, and with it all that it starts."""
+        """Move the calling process in, and with it all that it starts.
+
+        Raises:
+            OSError: It can't, or others' GPUs can't be closed to it.
+        """
         self.folder.mkdir(exist_ok=True)  # in a scope only the supervisor can: systemd makes the rest at its start
+        if self._rules.closed:
+            try:
+                close_gpus(self.folder, self._rules)
+            except OSError as error:
+                raise OSError(error.errno, f"others' GPUs cannot be closed to it: {error.strerror}") from error
         # 0 is the process that writes.
         (self.folder / "cgroup.procs").write_text("0")
 
@@ -116,9 +128,9 @@ def send(pids: Sequence[int], number: int) -> None:
             pass
 
 
-def containment(cgroup: str) -> Containment:
-    """The task's cgroup, or the task supervisor's tree where the text is empty."""
-    return Cgroup(Path(cgroup)) if cgroup else Tree()
+def containment(cgroup: str, rules: DeviceRules = NO_RULES) -> Containment:
+    """The task's cgroup, or the task supervisor's tree, which closes nothing, where the text is empty."""
+    return Cgroup(Path(cgroup), rules) if cgroup else Tree()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

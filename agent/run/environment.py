@@ -1,20 +1,25 @@
 """Environment variables of a task. PURE."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from farside.agent import messages as m
 
 PRELOAD_VARIABLE = "LD_PRELOAD"
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
+NO_NAMES: Mapping[int, str] = MappingProxyType({})
 _OF_SOME = frozenset({"FARSIDE_RESUME", "FARSIDE_ARRAY_INDEX"})
 
 
-def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: int) -> Mapping[str, str]:
+def environment(
+    start: m.Start, *, user: str, home: str, shell: str, ready_fd: int, gpu_names: Mapping[int, str] = NO_NAMES
+) -> Mapping[str, str]:
     """The account's variables, then the job's own, then ours, which nobody overrides.
 
     MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are what `torch.distributed` reads with ``env://``. A task without
     GPUs has CUDA_VISIBLE_DEVICES empty, which hides them all; indexes are those of NVML, hence the order by bus. A part
-    of a GPU stands there by its driver's name.
+    of a GPU stands there by its driver's name, and so does a whole one of ``gpu_names``: behind a fence CUDA counts
+    only the GPUs that it can open, so that an index would name another.
     FARSIDE_RESUME is there only where the job was started before, and FARSIDE_ARRAY_INDEX only in an array.
     FARSIDE_READY is a file: a program may write a line to it when it has loaded all it needs and makes progress, and
     Farside learns how long that took.
@@ -24,7 +29,7 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
     account = {"PATH": PATH_DEFAULT, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "LANG": "C.UTF-8"}
     ours = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(part or str(gpu) for gpu, part in spec.devices),
+        "CUDA_VISIBLE_DEVICES": ",".join(part or gpu_names.get(gpu, str(gpu)) for gpu, part in spec.devices),
         "MASTER_ADDR": spec.master_addr,
         "MASTER_PORT": str(spec.master_port),
         "RANK": str(spec.rank),

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from farside.agent import messages as m
 from farside.agent.profile.library import Preload
 from farside.agent.run.account import Account, become
 from farside.agent.run.containment import Containment
-from farside.agent.run.environment import environment, with_library
+from farside.agent.run.environment import NO_NAMES, environment, with_library
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -64,6 +64,7 @@ def launch(
     ready_fd: int,
     given_up: Callable[[], str],
     profiled_by: Preload | None = None,
+    gpu_names: Mapping[int, str] = NO_NAMES,
 ) -> Launched:
     """Starts the task's program.
 
@@ -74,7 +75,7 @@ def launch(
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _run(partial(_become_the_program, start, account, held_by, mark, ready_fd, profiled_by), theirs)
+        _run(partial(_become_the_program, start, account, held_by, mark, ready_fd, profiled_by, gpu_names), theirs)
     # Our copy must go, or the end of the pipe would never be seen.
     os.close(theirs)
     os.close(ready_fd)
@@ -108,7 +109,13 @@ def _run(become_the_program: Callable[[], None], report: int) -> None:
 
 
 def _become_the_program(
-    start: m.Start, account: Account, held_by: Containment, mark: str, ready_fd: int, profiled_by: Preload | None
+    start: m.Start,
+    account: Account,
+    held_by: Containment,
+    mark: str,
+    ready_fd: int,
+    profiled_by: Preload | None,
+    gpu_names: Mapping[int, str],
 ) -> None:
     spec = start.spec
     # A session of its own: what signals the supervisor's process group does not reach the task.
@@ -126,7 +133,9 @@ def _become_the_program(
     _check_checkpoint_folder(spec.checkpoint_dir)
     _connect_output(spec)
     _plain_signals()
-    told = environment(start, user=account.name, home=account.home, shell=account.shell, ready_fd=ready_fd)
+    told = environment(
+        start, user=account.name, home=account.home, shell=account.shell, ready_fd=ready_fd, gpu_names=gpu_names
+    )
     # One that the user may not read would make the loader complain in the job's own output.
     if profiled_by is not None and os.access(profiled_by.library, os.R_OK):
         told = with_library(told, profiled_by.library, profiled_by.variables)

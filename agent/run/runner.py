@@ -16,10 +16,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from farside.agent import messages as m
+from farside.agent.gpu_files import GpuFiles
 from farside.agent.gpu_share import Device
 from farside.agent.profile import ring_file
 from farside.agent.run import ledger as rules
@@ -55,6 +57,7 @@ class Policy:
         processes: The most of one task, threads among them; 0: any number.
         hooks: What is run before and after each task.
         fence: Record of when the manager was last heard; empty: none is kept.
+        gpu_files: What a task's cgroup is closed to but for its own; None: tasks are not fenced from others' GPUs.
     """
 
     run_as: str
@@ -65,6 +68,7 @@ class Policy:
     processes: int = 0
     hooks: Hooks = NO_HOOKS
     fence: str = ""
+    gpu_files: GpuFiles | None = None
 
 
 class _Kept(Struct, frozen=True, kw_only=True):
@@ -264,6 +268,7 @@ class Runner:
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
                 hooks=self.policy.hooks,
+                **_gpu_fence(self.policy.gpu_files, start.spec),
                 fence=self.policy.fence,
                 profile=os.fspath(ring_file.new_path()) if start.spec.profile else "",
             )
@@ -409,6 +414,14 @@ class Runner:
 
 def _worth_keeping(ledger: Ledger) -> _Kept:
     return _Kept(generation=ledger.generation, proved_generation=ledger.proved_generation, forgotten=ledger.forgotten)
+
+
+def _gpu_fence(files: GpuFiles | None, spec: m.TaskSpec) -> dict[str, Any]:
+    gpus = [device.gpu for device in spec.devices]
+    if files is None:
+        return {}
+    named = {gpu: files.names[gpu] for gpu in gpus if gpu in files.names}
+    return {"devices": files.rules(gpus), "gpu_names": named}
 
 
 def _kill_all(recipe: files.Recipe) -> None:

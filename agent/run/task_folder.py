@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from farside.agent import messages as m
+from farside.agent.gpu_files import NO_RULES, DeviceRules
 from farside.agent.run.account import Account
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import Key
@@ -26,6 +27,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     notify: str  # datagram socket of the agent; empty: it looks by itself
     hooks: Hooks = Hooks()
     profile: str = ""  # file for what its processes send; empty: they are not profiled
+    devices: DeviceRules = NO_RULES  # what its cgroup may open
+    gpu_names: dict[int, str] = {}  # what CUDA calls its GPUs behind these rules, by index
     fence: str = ""  # record of when the manager was last heard; empty: there is no fence
 
 

@@ -59,7 +59,7 @@ class TaskSupervisor:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self._folder = folder
         self._recipe = recipe
-        self._held = containment(recipe.cgroup)
+        self._held = containment(recipe.cgroup, recipe.devices)
         self._pid = 0
         self._given_up = ""  # why the prolog was, or the start
         self._kind = m.EndKind.OTHER  # of its end, as far as it is known
@@ -94,6 +94,7 @@ class TaskSupervisor:
             ready_fd=ready_fd,
             given_up=lambda: self._why_give_up(time.monotonic() - begun_s),
             profiled_by=self._profiler.preload if self._profiler is not None else None,
+            gpu_names=self._recipe.gpu_names,
         )
         self._pid = launched.pid
         if launched.fault:

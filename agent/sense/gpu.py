@@ -5,17 +5,26 @@ critical error (XID) that is not a program's own fault, or when its NVLinks fail
 agent starts anew: what is wrong with it a person finds out.
 """
 
+import os
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from farside.agent import messages as m
+from farside.agent.gpu_files import DeviceRange, GpuFiles
 from farside.agent.sense.nvlink import NvLinkSense, asked
-from farside.errors import Unavailable
+from farside.errors import ConfigError, Unavailable
 from farside.log import get_log
 
 # NVIDIA, "XID Errors": a program's own faults (graphics exception, page fault, stopped, preemptive clean-up, ...).
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+
+NVIDIA_MAJOR = 195  # linux/Documentation/admin-guide/devices.txt
+NVIDIA_GPU_LAST = 253  # above are nvidia-modeset and nvidiactl, which are every GPU's
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 _log = get_log("agent.sense")
 
@@ -23,8 +32,14 @@ _log = get_log("agent.sense")
 class DeclaredGpus:
     """GPUs that the settings name: for trying and testing, and for devices that nothing here can ask."""
 
-    def __init__(self, count: int, model: str) -> None:
+    def __init__(self, count: int, model: str, files: Sequence[Sequence[str]] = ()) -> None:
+        """``files``: those of each; empty: nobody has named any.
+
+        Raises:
+            ConfigError: There is no such device, or the number of GPUs is another.
+        """
         self._gpus = tuple(m.Gpu(index=index, model=model, healthy=True) for index in range(count))
+        self.files = _declared_files(count, files)
 
     def read(self) -> tuple[m.Gpu, ...]:
         """The declared GPUs."""
@@ -38,7 +53,12 @@ class NvmlGpus:
     """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop."""
 
     def __init__(
-        self, nvml: Any, *, nvlink_errors_per_hour: int = 0, now_s: Callable[[], float] = time.monotonic
+        self,
+        nvml: Any,
+        *,
+        nvlink_errors_per_hour: int = 0,
+        now_s: Callable[[], float] = time.monotonic,
+        devices_root: Path = PCI_DEVICES,
     ) -> None:
         """``nvml`` is the module ``pynvml``; with more NVLink errors a GPU is not healthy, 0: whatever its links do.
 
@@ -57,6 +77,12 @@ class NvmlGpus:
         )
         self._broken: dict[int, str] = {}
         self._events = self._watched()
+        self._uuids = {
+            index: str(uuid)[: m.CAUSE_CHARS_MAX]
+            for index, handle in enumerate(self._handles)
+            if (uuid := asked(nvml, nvml.nvmlDeviceGetUUID, handle))
+        }
+        self.files = self._device_files(devices_root)
 
     def read(self) -> tuple[m.Gpu, ...]:
         """Every GPU as it is now."""
@@ -78,6 +104,7 @@ class NvmlGpus:
             model=str(asked(nvml, nvml.nvmlDeviceGetName, handle) or "unknown")[: m.CAUSE_CHARS_MAX],
             healthy=index not in self._broken,
             reason=self._broken.get(index, ""),
+            uuid=self._uuids.get(index),
             memory_bytes=int(memory.total) if memory is not None else None,
             memory_used_bytes=int(memory.used) if memory is not None else None,
             busy_pct=float(busy.gpu) if busy is not None else None,
@@ -100,6 +127,21 @@ class NvmlGpus:
             self._blame(index, f"{errors} uncorrectable memory errors")
         if problem := self._links[index].read():
             self._blame(index, problem[: m.CAUSE_CHARS_MAX])
+
+    def _device_files(self, devices_root: Path) -> GpuFiles:
+        nvml = self._nvml
+        own: dict[int, tuple[DeviceRange, ...]] = {}
+        for index, handle in enumerate(self._handles):
+            minor = asked(nvml, nvml.nvmlDeviceGetMinorNumber, handle)
+            pci = asked(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+            if minor is None or pci is None or index not in self._uuids:
+                # Without its UUID a task could not be told which of the GPUs that it can open is its own.
+                return GpuFiles(own={}, names={}, problem=f"NVML does not tell the device file and UUID of GPU {index}")
+            bus = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+            own[index] = (DeviceRange(NVIDIA_MAJOR, minor, minor), *_drm(devices_root / bus / "drm"))
+        # All that the driver may call a GPU: one that NVML does not list, or lists later, is closed as well.
+        drawn = tuple(one for files in own.values() for one in files if one.major != NVIDIA_MAJOR)
+        return GpuFiles(own=own, closed=(DeviceRange(NVIDIA_MAJOR, 0, NVIDIA_GPU_LAST), *drawn), names=self._uuids)
 
     def _note_events(self) -> None:
         nvml = self._nvml
@@ -133,10 +175,16 @@ GpuSense: TypeAlias = DeclaredGpus | NvmlGpus
 """Reader of GPUs."""
 
 
-def open_gpus(*, declared: int, model: str, nvlink_errors_per_hour: int = 0) -> GpuSense:
-    """The declared GPUs, or with -1 those that NVML finds; none where there is no driver."""
+def open_gpus(
+    *, declared: int, model: str, files: Sequence[Sequence[str]] = (), nvlink_errors_per_hour: int = 0
+) -> GpuSense:
+    """The declared GPUs with their files, or with -1 those that NVML finds; none where there is no driver.
+
+    Raises:
+        ConfigError: The files are none, or not those of so many GPUs.
+    """
     if declared >= 0:
-        return DeclaredGpus(declared, model)
+        return DeclaredGpus(declared, model, files)
     try:
         import pynvml
 
@@ -146,3 +194,36 @@ def open_gpus(*, declared: int, model: str, nvlink_errors_per_hour: int = 0) -> 
     except Unavailable as error:
         _log.info("no GPUs found", why=error)
     return DeclaredGpus(0, "")
+
+
+def _declared_files(count: int, files: Sequence[Sequence[str]]) -> GpuFiles:
+    if not files:
+        return GpuFiles(
+            own={}, names={}, problem="declared_gpu_files names no files of the declared GPUs" if count else ""
+        )
+    if len(files) != count:
+        raise ConfigError(
+            f"declared_gpu_files: names files of {len(files)} GPUs, and declared_gpus is {count}",
+            hint="a comma between GPUs, a + between files of one",
+        )
+    own = {index: tuple(map(_number_of, paths)) for index, paths in enumerate(files)}
+    return GpuFiles(own=own, closed=tuple(one for ranges in own.values() for one in ranges), names={})
+
+
+def _number_of(path: str) -> DeviceRange:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise ConfigError(f"declared_gpu_files: {path}: {error.strerror}") from error
+    if not stat.S_ISCHR(found.st_mode):
+        raise ConfigError(f"declared_gpu_files: {path} is no character device", hint="/dev/dri/renderD128 is one")
+    major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
+    return DeviceRange(major, minor, minor)
+
+
+def _drm(folder: Path) -> Iterator[DeviceRange]:
+    """The GPU's files for graphics, by which programs can use it as well; none where no such driver is loaded."""
+    for file in sorted(folder.glob("*/dev")):
+        with suppress(OSError, ValueError):  # it goes with its driver
+            major, minor = map(int, file.read_text().split(":"))
+            yield DeviceRange(major, minor, minor)

@@ -14,6 +14,7 @@ from farside.agent.service.executor import VARIABLE, ExecutorService, TaskName
 from farside.agent.training.subtask import INIT_COMP, position_of
 from farside.training.loop.turns import EXECUTOR, SharedNode
 from tests.agent.frames import start as a_start
+from tests.support.waiting import until
 from tests.train.executors import executor
 
 
@@ -38,7 +39,10 @@ def test_a_worker_is_the_task_whose_supervisor_is_its_parent(tmp_path: Path) -> 
         turns = SharedNode(str(tmp_path / "x.sock"), job="whatever it says", worker=0, workers=1)
         play(turns, 9)
 
-        ours = said(service(tmp_path, {("7", 2, 3): os.getppid()}))
+        by = service(tmp_path, {("7", 2, 3): os.getppid()})
+        # The executor may answer this connection before it has read the last word of the other.
+        until(lambda: [one.turns for one in said(by).takers] == [29], what="every turn is over")
+        ours = said(by)
         nobodys = said(service(tmp_path, {("7", 2, 3): 1 << 22}))
         turns.close()
 

@@ -58,6 +58,7 @@ class FakeNvml:
         self.ecc: dict[int, int | FakeNvmlError] = {0: 0, 1: 0}
         self.xids: list[tuple[int, int]] = []
         self.has_power = True
+        self.tells_files = True
         self.is_open = False
 
     def nvmlInit(self) -> None:  # noqa: N802
@@ -74,6 +75,17 @@ class FakeNvml:
 
     def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
         return handle
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetMinorNumber(self, handle: int) -> int:  # noqa: N802
+        if not self.tells_files:
+            raise FakeNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        return 1 - handle
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(domain=0, bus=0x3B + handle, device=0)
 
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
         return "NVIDIA H200"
@@ -129,7 +141,36 @@ def test_gpus_are_read_by_nvml() -> None:
         memory_used_bytes=GIB,
         busy_pct=37.0,
         power_w=71.5,
+        uuid="GPU-1",
     )
+
+
+def test_a_gpus_files_are_nvidias_and_those_for_graphics(tmp_path: Path) -> None:
+    for bus, names in (("0000:3b:00.0", {"card0": "226:0", "renderD128": "226:128"}), ("0000:3c:00.0", {})):
+        for name, number in names.items():
+            (tmp_path / bus / "drm" / name).mkdir(parents=True)
+            (tmp_path / bus / "drm" / name / "dev").write_text(f"{number}\n")
+
+    files = NvmlGpus(FakeNvml(), devices_root=tmp_path).files
+    first, second, none = files.rules([0]), files.rules([1]), files.rules([])
+
+    assert not files.problem
+    assert files.names == {0: "GPU-0", 1: "GPU-1"}
+    # Each has its own alone; nvidiactl (255) and other drivers are everybody's.
+    numbers = [(195, 0), (195, 1), (195, 7), (195, 255), (226, 0), (226, 128), (226, 1), (1, 3)]
+    told = [[rules.allows(*number) for number in numbers] for rules in (first, second, none)]
+    assert told == [
+        [False, True, False, True, True, True, True, True],
+        [True, False, False, True, False, False, True, True],
+        [False, False, False, True, False, False, True, True],
+    ]
+
+
+def test_gpus_whose_files_are_not_told_cannot_be_fenced() -> None:
+    nvml = FakeNvml()
+    nvml.tells_files = False
+
+    assert "device file and UUID of GPU 0" in NvmlGpus(nvml).files.problem
 
 
 def test_what_a_gpu_does_not_tell_is_left_open() -> None:

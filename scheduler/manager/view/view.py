@@ -116,10 +116,11 @@ class GpuShare(Struct, frozen=True, kw_only=True):
 
 
 class NodeGpu(Struct, frozen=True, kw_only=True):
-    """A GPU, and the job that has it, or the first of those that have parts of it."""
+    """A GPU, and the job that has it, or the first of those that have parts of it; ``uuid`` None: it was declared."""
 
     index: int
     model: str
+    uuid: str | None
     healthy: bool
     reason: str
     job: str | None
@@ -234,6 +235,7 @@ def show_node(node: LiveNode, reserved: str = "") -> Node:
             NodeGpu(
                 index=gpu.index,
                 model=gpu.model,
+                uuid=gpu.uuid,
                 healthy=gpu.healthy,
                 reason=gpu.reason,
                 job=held[gpu.index][0].job if gpu.index in held else None,

@@ -47,6 +47,10 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     rdma_errors_per_hour: int = count(1000, 0, 10**9,
         "RDMA port errors within an hour above which the node drains, or after it was down; 0: only while it is down")
     gpu_model: str = text("declared", "Model of the GPUs of declared_gpus")
+    declared_gpu_files: str = text("",
+        "Device files of declared_gpus for their tasks alone: comma between GPUs, + between files of one; empty: none")
+    gpu_fence: str = choice("auto", "auto on off",
+        "The kernel closes other GPUs to a task. auto: where it can; on: the agent ends where it cannot; off: never")
     memory_total_bytes: int = size(0, 0, 1024 * TIB, "Memory to report; 0: that of the machine")
     memory_reserve_bytes: int = size(0, 0, 1024 * TIB, "Memory that jobs never get; 0: 1/16 of memory_total_bytes")
     daemon_socket: Path = path("/run/farside/daemon.sock",

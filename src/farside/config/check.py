@@ -86,6 +86,8 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
         yield from _socket_problems("state_dir", f"{config.state_dir}/agent.notify")
     if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
         yield "cgroup", f"'{config.cgroup:.70}' is neither auto, off nor a path from the root"
+    if config.declared_gpu_files and config.declared_gpus < 0:
+        yield "declared_gpu_files", "names files of GPUs, and declared_gpus none; name their number there"
     if config.donor_control and not is_on_network(config.donor_control):
         yield "donor_control", f"'{config.donor_control:.70}' is no address on a network; write tcp:HOST:PORT"
     for user in filter(None, config.users.split(",")):
