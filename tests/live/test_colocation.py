@@ -1,6 +1,7 @@
 """Co-located jobs in the manager: where they run, what groups follow, and what the log says of them."""
 
 import io
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ from farside.scheduler.manager.model.event import (
     DrainRequested,
     GroupsPlanned,
     HoldRequested,
+    JobAllocated,
     JobStopping,
     NodeLost,
+    NodesReserved,
+    ReservationCancelled,
     ServiceChanged,
     StopCause,
     TaskTimed,
@@ -332,7 +336,23 @@ def test_the_checker_finds_a_job_that_is_not_where_its_group_is() -> None:
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["come", "time", "end", "fail", "cancel", "hold", "lose", "drain", "undrain", "lead", "rest"]),
+        st.sampled_from(
+            [
+                "come",
+                "time",
+                "end",
+                "fail",
+                "cancel",
+                "hold",
+                "lose",
+                "drain",
+                "undrain",
+                "reserve",
+                "unreserve",
+                "lead",
+                "rest",
+            ]
+        ),
         st.integers(0, 7),
         st.sampled_from([(1.0, 1.0), (3.0, 0.5), (0.5, 3.0), (2.0, 1.0)]),
     ),
@@ -346,8 +366,11 @@ def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(steps: list[tuple[st
     world = a_world(nodes=3)
     for what, which, (comp_s, net_s) in steps:
         world.now_s += 1.0
+        entries = len(world.log)
         _do(world, what, which, comp_s, net_s)
-        _is_sound(world)
+        _is_sound(world, entries)
+    for reservation in [*world.state.maintenance]:
+        world.does(ReservationCancelled(reservation_id=reservation, by="root"))
     for node in ("n0", "n1", "n2"):
         if not world.state.nodes[node].is_up:
             world.join(node, gpus=0)
@@ -372,7 +395,7 @@ def _do(world: World, what: str, which: int, comp_s: float, net_s: float) -> Non
     live = [one.job_id for one in world.state.live_jobs()]
     node = f"n{which % 3}"
     if what == "come":
-        submit(world)
+        submit(world, time_limit_s=(0.0, 20.0, 1000.0)[which % 3])
     elif what == "rest":
         let_go(world)
     elif what == "lead":
@@ -381,6 +404,10 @@ def _do(world: World, what: str, which: int, comp_s: float, net_s: float) -> Non
         world.does(NodeLost(node=node, reason="silent"))
     elif what == "drain":
         world.does(DrainRequested(node=node, reason="disks", by="root"))
+    elif what == "reserve":
+        reserve(world, node, world.now_s + (0.0, 15.0, 500.0)[which % 3])
+    elif what == "unreserve" and world.state.maintenance:
+        world.does(ReservationCancelled(reservation_id=min(world.state.maintenance), by="root"))
     elif what == "undrain":
         world.does(UndrainRequested(node=node, by="root"))
     elif running and what == "time":
@@ -392,8 +419,14 @@ def _do(world: World, what: str, which: int, comp_s: float, net_s: float) -> Non
         world.does(kind(job_id=live[which % len(live)], by="ann"))
 
 
-def _is_sound(world: World) -> None:
+def _is_sound(world: World, entries: int) -> None:
+    """``entries``: of the log, before the last step."""
     planned = world.state.colocation.node_of
+    for entry in world.log[entries:]:
+        if isinstance(entry.event, JobAllocated):
+            limit_s = world.state.jobs[entry.event.job_id].spec.time_limit_s or math.inf
+            reserved = [one for one in world.state.maintenance.values() if entry.event.places[0].node in one.nodes]
+            assert all(one.end_s <= world.now_s or world.now_s + limit_s <= one.begin_s for one in reserved)
     for job in world.state.live_jobs():
         if job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING):
             assert planned.get(job.job_id) == job.nodes[0]
@@ -607,3 +640,65 @@ def test_why_a_job_waits_for_memory_says_so() -> None:
     joins(world, "n0", 16, 48)  # after a repair
 
     assert "a node for co-located jobs has 48 GiB" in world.decider.why(whole, world.now_s, str)[0]
+
+
+HOUR_S, MONTH_S = 3600.0, 30 * 86400.0
+
+
+def reserve(world: World, node: str, begin_s: float) -> None:
+    event = NodesReserved(nodes=(node,), begin_s=begin_s, end_s=begin_s + HOUR_S, reason="disks", by="root")
+    world.does(event)
+
+
+def test_a_reservation_of_next_month_keeps_out_only_who_could_run_until_then() -> None:
+    world = a_world(nodes=1)
+    reserve(world, "n0", world.now_s + MONTH_S)
+
+    short, endless = submit(world, time_limit_s=HOUR_S), submit(world)
+    world.runs(short)
+    timed(world, short, 1.0, 1.0)
+
+    assert (world.phase(short), world.phase(endless)) == (Phase.RUNNING, Phase.WAITING)
+    (why,) = world.decider.why(endless, world.now_s, str)
+    assert "n0 reserved from" in why
+    assert "a job whose time_limit is over before that may start" in why
+    beside = runs_measured(world, 1.0, 1.0, time_limit_s=HOUR_S)
+    assert groups(world) == {"n0": (short, beside)}
+
+    world.exits(short)
+    world.pass_s(MONTH_S + HOUR_S + 1.0)
+    assert world.phase(endless) is Phase.STARTING
+    assert not [*violations(world.log)]
+
+
+def test_who_runs_where_a_reservation_comes_stays_and_does_not_move_among_such_nodes() -> None:
+    world = a_world(nodes=2)
+    first, second = runs_measured(world, 1.0, 3.0), runs_measured(world, 1.0, 3.0)
+    third, fourth = runs_measured(world, 3.0, 1.0), runs_measured(world, 1.0, 3.0)
+    fifth = runs_measured(world, 3.0, 1.0)
+    assert groups(world) == {"n0": (first, third), "n1": (second, fourth, fifth)}
+    let_go(world)
+    for node in ("n0", "n1"):
+        reserve(world, node, world.now_s + HOUR_S)
+
+    world.exits(first)
+
+    assert groups(world) == {"n0": (third,), "n1": (second, fourth, fifth)}
+    assert {world.phase(job) for job in (second, third, fourth, fifth)} == {Phase.RUNNING}
+    short = runs_measured(world, 1.0, 3.0, time_limit_s=HOUR_S / 2)
+    assert groups(world)["n0"] == (third, short)
+
+
+def test_a_job_that_was_to_start_where_it_is_too_late_now_goes_elsewhere() -> None:
+    world = a_world(nodes=2)
+    first, second = runs_measured(world, 2.0, 1.0), runs_measured(world, 2.0, 1.0)
+    assert groups(world) == {"n0": (first,), "n1": (second,)}
+    world.does(NodeLost(node="n1", reason="silent"))
+    world.join("n1", gpus=0, boot_id="boot-2")
+    world.does(ServiceChanged(node="n1", name=EXECUTOR, raw=THERE))
+    reserve(world, "n1", world.now_s + HOUR_S)
+
+    let_go(world)
+
+    assert world.state.colocation.node_of.get(second) in (None, "n0")
+    assert not [*violations(world.log)]

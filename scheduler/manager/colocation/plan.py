@@ -10,9 +10,11 @@ How it works
     than `RegroupRules.near_best`, and waits where it would keep none busier.
   * When a job ends, one like it takes its place, or one that waits joins, or jobs move, by the rules for that event.
 
-  Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others.
+  Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others. Those that
+  will be closed get only jobs that are over by then; so jobs change places only among nodes that close together.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -47,13 +49,6 @@ NO_RULES = ColocationRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A node that is set aside. ``why_not``: why no co-located job may start there now; empty: one may."""
-
-    why_not: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A job that is not over.
 
@@ -62,12 +57,33 @@ class Candidate:
         may_start: It may be given a node.
         threads: CPUs that it computes with.
         since_s: Since when it waits, or runs.
+        ends_s: When it is over at the latest if it starts now; infinite: it may run for ever.
     """
 
     node: str = ""
     may_start: bool = False
     threads: int = 1
     since_s: float = 0.0
+    ends_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A node that is set aside.
+
+    Attributes:
+        why_not: Why no co-located job may start there now; empty: one may.
+        closes_s: Jobs that start there have to be over by then; infinite: it stays open.
+        closes_why: Why it closes.
+    """
+
+    why_not: str = ""
+    closes_s: float = math.inf
+    closes_why: str = ""
+
+    def takes(self, job: Candidate) -> bool:
+        """Whether a job may start there now."""
+        return not self.why_not and job.ends_s <= self.closes_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +144,7 @@ class _Planning:
         found, planned = _Sorted(), self._state.node_of
         for job, node in planned.items():
             one = self._outlook.jobs.get(job)
-            may_start = one is not None and one.may_start and self._is_usable(node)
+            may_start = one is not None and one.may_start and self._takes(node, one)
             if one is not None and (one.node == node or may_start):
                 found.groups.setdefault(node, []).append(job)
             else:
@@ -138,58 +154,93 @@ class _Planning:
             is_measured = job in self._state.times
             if job in planned and job not in gone:
                 found.timed += [job] if is_measured and job in self._state.measuring else []
-            elif one.may_start and any(map(self._is_usable, self._names)) and not self._outlook.problems(job):
+            elif self._may_be_placed(job, one):
                 (found.waiting if is_measured else found.new).append(job)
         return found
 
-    def _is_usable(self, node: str) -> bool:
+    def _takes(self, node: str, job: Candidate) -> bool:
         site = self._outlook.sites.get(node)
-        return site is not None and not site.why_not
+        return site is not None and site.takes(job)
+
+    def _may_be_placed(self, job_id: str, job: Candidate) -> bool:
+        is_taken = any(self._takes(node, job) for node in self._names)
+        return job.may_start and is_taken and not self._outlook.problems(job_id)
 
     def plan(self) -> GroupsPlanned | None:
         """See `replan`."""
-        cluster = self._cluster()
+        groups = {node: jobs for node, jobs in self._sorted.groups.items() if not self._is_open(node)}
+        waiting = self._sorted.waiting
+        for closes_s, nodes in self._pools():
+            fitting = [job for job in waiting if self._outlook.jobs[job].ends_s <= closes_s]
+            cluster = self._settled(self._cluster(nodes, fitting), nodes, is_first=math.isinf(closes_s))
+            groups |= self._named(cluster, nodes)
+            waiting = [*cluster.waiting, *(job for job in waiting if job not in fitting)]
+        measuring = self._measure(groups)
+        return self._differs(groups, measuring, tuple(waiting))
+
+    def _pools(self) -> list[tuple[float, list[str]]]:
+        """Open nodes by when they close, those first that stay open for as long as any job may run."""
+        latest_s = max((job.ends_s for job in self._outlook.jobs.values()), default=0.0)
+        found: dict[float, list[str]] = {math.inf: []}
+        for node in filter(self._is_open, self._names):
+            closes_s = self._outlook.sites[node].closes_s
+            found.setdefault(closes_s if closes_s < latest_s else math.inf, []).append(node)
+        return sorted(found.items(), reverse=True)
+
+    def _settled(self, cluster: Cluster, nodes: Sequence[str], *, is_first: bool) -> Cluster:
+        """What follows on nodes of one pool for those that have left, were measured or wait."""
         for node, job in self._sorted.left:
-            cluster = self._ended(cluster, node, job)
+            if node in nodes or (is_first and not self._is_open(node)):
+                cluster = self._ended(cluster, node, job)
         for job in self._sorted.timed:
-            cluster = self._measured(cluster, job)
+            node = self._state.node_of[job]
+            if node in nodes or (is_first and not self._is_open(node)):
+                cluster = self._measured(cluster, job)
         fresh = [job for job in cluster.waiting if job not in self._state.waiting]
         if cluster.waiting and (fresh or cluster.free):
             change = self._regrouping.arrived(cluster, fresh or cluster.waiting)
             if change.cluster != cluster:
                 self._reasons.append(f"job {', '.join(fresh or cluster.waiting)} waited")
             cluster = change.cluster
-        groups = self._named(cluster)
-        measuring = self._measure(groups)
-        return self._differs(groups, measuring, cluster.waiting)
+        return cluster
 
     # ---- what the rules are asked with
 
     def _is_open(self, node: str) -> bool:
         """Whether the rules may change the group of a node: jobs may start there, and all that run are measured."""
-        return self._is_usable(node) and all(job in self._state.times for job in self._sorted.groups.get(node, ()))
+        site = self._outlook.sites.get(node)
+        is_closed = site is None or bool(site.why_not) or site.closes_s <= self._outlook.now_s
+        return not is_closed and all(job in self._state.times for job in self._sorted.groups.get(node, ()))
 
-    def _cluster(self) -> Cluster:
-        nodes = [(number, node) for number, node in enumerate(self._names, 1) if self._is_open(node)]
+    def _cluster(self, nodes: Sequence[str], waiting: Sequence[str]) -> Cluster:
+        """What the rules decide by: nodes of one pool, and the jobs that wait and that these would take."""
         left = {node for node, _ in self._sorted.left}
         groups = [
             RunningGroup(number=number, machines=1, jobs=tuple(jobs))
-            for number, node in nodes
+            for number, node in enumerate(self._names, 1)
+            if node in nodes
             # That of a job that has left is there though it is empty: the rules for its end look at it.
-            if (jobs := self._sorted.groups.get(node, [])) or node in left
+            and ((jobs := self._sorted.groups.get(node, [])) or node in left)
         ]
-        jobs = [*(job for group in groups for job in group.jobs), *self._sorted.waiting]
+        jobs = [*(job for group in groups for job in group.jobs), *waiting]
         outlook, rules = self._outlook, self._outlook.rules
         old_s, young_s = outlook.now_s - rules.age_limit_s, outlook.now_s - rules.min_run_s
         return Cluster(
             machines=len(nodes),
             groups=tuple(groups),
-            waiting=tuple(self._sorted.waiting),
+            waiting=tuple(waiting),
             profiles={job: profile for job in jobs if (profile := self._profile(job)) is not None},
-            required=frozenset(job for job in self._sorted.waiting if outlook.jobs[job].since_s <= old_s),
-            fixed=frozenset(job for group in groups for job in group.jobs if outlook.jobs[job].since_s > young_s),
+            required=frozenset(job for job in waiting if outlook.jobs[job].since_s <= old_s),
+            fixed=frozenset(job for group in groups for job in group.jobs if outlook.jobs[job].since_s > young_s)
+            | self._staying(nodes),
             next_number=len(self._names) + 1,
         )
+
+    def _staying(self, nodes: Sequence[str]) -> frozenset[str]:
+        """Jobs that run on nodes of one pool, and that none of these would take again."""
+        here = {node: self._sorted.groups.get(node, []) for node in nodes}
+        jobs = self._outlook.jobs
+        return frozenset(job for node, found in here.items() for job in found if not self._takes(node, jobs[job]))
 
     def _profile(self, job: str) -> WorkProfile | None:
         return self._state.profile(job)
@@ -215,7 +266,9 @@ class _Planning:
     def _measured(self, cluster: Cluster, job: str) -> Cluster:
         """Where a job belongs now that its times are known."""
         group = next((one for one in cluster.groups if job in one.jobs), None)
-        if group is None:  # another job of its group is being measured, or nothing may start on its node
+        node, one = self._state.node_of[job], self._outlook.jobs[job]
+        # Another job of its group is being measured, or the job could not start anew on its node.
+        if group is None or not self._takes(node, one):
             self._reasons.append(f"job {job} was measured")
             return cluster
         rest = tuple(one for one in group.jobs if one != job)
@@ -240,13 +293,11 @@ class _Planning:
 
     # ---- the plan
 
-    def _named(self, cluster: Cluster) -> dict[str, list[str]]:
+    def _named(self, cluster: Cluster, nodes: Sequence[str]) -> dict[str, list[str]]:
         """By node, the jobs of each group; a new group gets a free node, that of its jobs if it can."""
-        taken = {node: jobs for node, jobs in self._sorted.groups.items() if not self._is_open(node)}
         known = [group for group in cluster.groups if group.jobs and group.number <= len(self._names)]
-        for group in known:
-            taken[self._names[group.number - 1]] = list(group.jobs)
-        free = [node for node in self._names if self._is_open(node) and node not in taken]
+        taken = {self._names[group.number - 1]: list(group.jobs) for group in known}
+        free = [node for node in nodes if node not in taken]
         was = self._state.node_of
         for group in sorted(cluster.groups, key=lambda one: one.number):
             if not group.jobs or group in known:
@@ -264,7 +315,7 @@ class _Planning:
             open_nodes = [
                 node
                 for node in self._names
-                if self._is_usable(node)
+                if self._takes(node, self._outlook.jobs[job])
                 and all(one in self._state.times for one in groups.get(node, ()))
                 and memory_bytes + sum(self._state.jobs[one] for one in groups.get(node, ()))
                 <= self._grouping.memory_bytes
@@ -301,10 +352,15 @@ def why_waiting(outlook: Outlook, job_id: str) -> str:
     """Why a job that may start has no node."""
     if not outlook.rules.nodes:
         return "no node is set aside for co-located jobs: an operator names some in colocation_nodes of manager.toml"
-    closed = {name: site.why_not for name, site in sorted(outlook.sites.items()) if site.why_not}
-    if len(closed) == len(outlook.sites):
+    job, sites = outlook.jobs[job_id], sorted(outlook.sites.items())
+    closed = {name: site.why_not or site.closes_why for name, site in sites if not site.takes(job)}
+    if len(closed) == len(sites):
         told = "; ".join(f"{name}: {why}" for name, why in closed.items()) or "none of them has joined"
-        return f"no node that is set aside for co-located jobs takes one now: {told}"
+        is_endless = math.isinf(job.ends_s) and any(
+            site.closes_s > outlook.now_s for _, site in sites if not site.why_not
+        )
+        advice = "; a job whose time_limit is over before that may start" if is_endless else ""
+        return f"no node that is set aside for co-located jobs takes it now: {told}{advice}"
     too_large = outlook.problems(job_id)
     if too_large:
         return f"{'; '.join(too_large)}: cancel it and ask for less, or an operator sets larger nodes aside"

@@ -16,8 +16,8 @@ from farside.scheduler.manager.colocation.node_size import NodeSize, common_size
 from farside.scheduler.manager.colocation.plan import Candidate, ColocationRules, Outlook, Site, replan, why_waiting
 from farside.scheduler.manager.decider.adapter import is_holding, may_wait
 from farside.scheduler.manager.model import event as log
-from farside.scheduler.manager.model.maintenance import words_of
-from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
+from farside.scheduler.manager.model.maintenance import first_reservations, latest_end_s, words_of
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenance, Phase
 from farside.scheduler.manager.model.state import LiveState
 
 _PLAN_WORDS = "co-located jobs were grouped anew"
@@ -26,15 +26,12 @@ Step = log.GroupsPlanned | log.JobAllocated | log.AllocationReleased | log.JobSt
 
 def outlook_of(state: LiveState, now_s: float, rules: ColocationRules) -> Outlook:
     """What groups are decided by."""
-    pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
-    reserved = {name: words_of(one) for one in pending for name in one.nodes}
     nodes = [state.nodes[name] for name in sorted(rules.nodes) if name in state.nodes]
-    size = size_of(state, rules.nodes)
+    size, reserved = size_of(state, rules.nodes), first_reservations(state, now_s)
     sites = {
-        node.name: Site(why_not=_why_not(state, node) or reserved.get(node.name, "") or size.unlike(_size(node)))
-        for node in nodes
+        node.name: _site(_why_not(state, node) or size.unlike(_size(node)), reserved.get(node.name)) for node in nodes
     }
-    jobs = {job_id: _candidate(state, state.jobs[job_id]) for job_id in state.colocation.jobs}
+    jobs = {job_id: _candidate(state, state.jobs[job_id], now_s) for job_id in state.colocation.jobs}
     return Outlook(state=state.colocation, size=size, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
 
 
@@ -45,6 +42,12 @@ def size_of(state: LiveState, set_aside: frozenset[str]) -> NodeSize:
 
 def _size(node: LiveNode) -> NodeSize:
     return NodeSize(cpus=node.cpus, memory_bytes=node.memory_bytes)
+
+
+def _site(why_not: str, reserved: Maintenance | None) -> Site:
+    if reserved is None:
+        return Site(why_not=why_not)
+    return Site(why_not=why_not, closes_s=reserved.begin_s, closes_why=words_of(reserved))
 
 
 def _why_not(state: LiveState, node: LiveNode) -> str:
@@ -65,12 +68,13 @@ def has_executor(node: LiveNode) -> bool:
     return bool(raw) and msgspec.json.decode(raw, type=ExecutorFacts).is_there
 
 
-def _candidate(state: LiveState, job: LiveJob) -> Candidate:
+def _candidate(state: LiveState, job: LiveJob, now_s: float) -> Candidate:
     return Candidate(
         node=job.nodes[0] if is_holding(job) and job.nodes else "",
         may_start=may_wait(state, job),
         threads=job.spec.threads,
         since_s=job.since_s,
+        ends_s=latest_end_s(job, now_s),
     )
 
 

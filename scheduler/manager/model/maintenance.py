@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.manager.model.event import AllocationReleased
-from farside.scheduler.manager.model.record import ACTIVE, Maintenance
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Maintenance
 from farside.scheduler.manager.model.state import LiveState
 from farside.units import format_moment
 
@@ -41,6 +41,17 @@ def words_of(one: Maintenance) -> str:
     return f"{', '.join(one.nodes)} reserved {span}{reason}"
 
 
+def latest_end_s(job: LiveJob, now_s: float) -> float:
+    """When a job that starts now is over at the latest; infinite: it may run for ever."""
+    return now_s + (job.spec.time_limit_s or math.inf)
+
+
+def first_reservations(state: LiveState, now_s: float) -> dict[str, Maintenance]:
+    """By node, of its reservations that are not over the one that begins first."""
+    pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
+    return {node: one for one in sorted(pending, key=lambda one: -one.begin_s) for node in one.nodes}
+
+
 def late_allocations(state: LiveState, now_s: float) -> Iterator[AllocationReleased]:
     """Allocated jobs that waited so long for others to go that they could still run when their nodes are reserved."""
     pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
@@ -49,7 +60,7 @@ def late_allocations(state: LiveState, now_s: float) -> Iterator[AllocationRelea
     for job_id in state.allocated:
         job = state.jobs[job_id]
         for one in pending:
-            if now_s + (job.spec.time_limit_s or math.inf) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
+            if latest_end_s(job, now_s) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
                 yield AllocationReleased(
                     job_id=job_id, reason=f"it lost its allocation before it started: {words_of(one)}"
                 )
