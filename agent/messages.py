@@ -392,6 +392,10 @@ class AggregatorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 EXECUTOR = "executor"
 """The node service of turns that jobs take on a node."""
+LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Variables that set how many threads numeric libraries start: sums differ with their number."""
+THREADS = ("FARSIDE_THREADS", *LIBRARY_THREADS)
+"""Those, and the one that `farside train` reads: a co-located job's are set by its key ``threads`` alone."""
 
 
 class TurnTaker(Part, frozen=True, kw_only=True):

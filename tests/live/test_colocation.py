@@ -40,7 +40,7 @@ from farside.scheduler.manager.model.event import (
 from farside.scheduler.manager.model.record import ACTIVE, Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.spec import JobSpec, spec_problems
-from farside.scheduler.manager.nodes.dispatch import THREADS, start_of
+from farside.scheduler.manager.nodes.dispatch import start_of
 from farside.scheduler.manager.power.nodes_needed import nodes_needed
 from farside.scheduler.manager.view import groups as view
 from farside.scheduler.tenancy import Qos, Tenancy
@@ -291,6 +291,8 @@ def test_a_failed_job_starts_again_in_its_group_until_its_retries_are_used_up() 
         ({"checkpoint_dir": ""}, "checkpoint_dir"),
         ({"swap_bytes_per_gpu": 1, "memory_bytes_per_gpu": 1}, "memory_bytes_per_gpu"),
         ({"threads": 0}, "threads"),
+        ({"env": {"OMP_NUM_THREADS": "2"}}, "env.OMP_NUM_THREADS"),
+        ({"env": {"FARSIDE_THREADS": "2"}}, "env.FARSIDE_THREADS"),
         ({"preemptible": False}, "preemptible"),
         ({"aggregation": "shared"}, "aggregation"),
         ({"model": "vgg16"}, "model"),
@@ -502,12 +504,12 @@ def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp
 
 def test_a_node_is_told_memory_and_threads_of_a_colocated_job() -> None:
     world = a_world()
-    job = world.job(submit(world, threads=3, memory_bytes=float(1 << 30), env={"OMP_NUM_THREADS": "64"}))
+    job = world.job(submit(world, threads=3, memory_bytes=float(1 << 30)))
 
     told = start_of(job, job.tasks[0], 1).spec
 
     assert (told.gpus, told.cpus, told.memory_bytes) == ((), 0.0, 1 << 30)
-    assert {told.env[name] for name in THREADS} == {"3"}
+    assert {told.env[name] for name in m.THREADS} == {"3"}
 
 
 def test_news_of_a_colocated_job_s_times_come_when_they_change_by_a_twentieth_of_an_iteration() -> None:

@@ -36,6 +36,19 @@ def test_a_job_does_not_get_what_belongs_to_a_terminal() -> None:
     assert passed_on(environment) == {"PATH": "/bin"}
 
 
+@pytest.mark.parametrize("colocate", [False, True])
+def test_a_co_located_job_does_not_get_numbers_of_threads_of_a_shell(colocate: bool) -> None:
+    environment = {"PATH": "/bin", "OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8"}
+
+    env = read_job(["true"], {"colocate": colocate}, "/", environment).body["env"]
+    told = read_job(["true"], {"colocate": colocate, "env.OMP_NUM_THREADS": "2"}, "/", environment)
+
+    assert env == ({"PATH": "/bin"} if colocate else environment)
+    assert "OMP_NUM_THREADS" in told.body["env"]  # type: ignore[operator] # for the manager to refuse
+    refusal = "env.OMP_NUM_THREADS: is set by a co-located job's key threads; write that instead"
+    assert told.in_own_words(refusal) == f"--set {refusal}"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, DEFAULT_UMASK, VARIABLES_MAX
+from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, DEFAULT_UMASK, THREADS, VARIABLES_MAX
 from farside.scheduler.manager.aggregation.state import OWNERS_MAX
 from farside.scheduler.manager.field_limit import items, limit_problems, line, number, path
 from farside.scheduler.manager.model.role import (
@@ -241,6 +241,9 @@ def _colocation_problems(spec: JobSpec) -> Iterator[str]:
     for key, advice in _NOT_COLOCATED.items():
         if getattr(spec, key) != getattr(_PLAIN, key):
             yield f"{key}: {advice}"
+    for name in THREADS:
+        if name in spec.env:
+            yield f"env.{name}: is set by a co-located job's key threads; write that instead"
     if not spec.checkpoint_dir:
         yield "checkpoint_dir: a co-located job may be moved to another node and goes on from there; name a folder"
     if not spec.preemptible:

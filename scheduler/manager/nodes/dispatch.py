@@ -30,8 +30,6 @@ from farside.scheduler.manager.nodes.energy_meter import PowerMeter
 HEADROOM_STEP = 1 / 8
 SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
 ENDED = ("exited", "lost")
-# By which numeric libraries and `farside train` are told how many threads to start: sums differ with their number.
-THREADS = ("FARSIDE_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 SaidT = TypeVar("SaidT", bound=m.ChangingFacts)
 
 
@@ -395,7 +393,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
 
 def _environment(spec: JobSpec) -> dict[str, str]:
     """The variables of a process without a role: libraries of a co-located one start the threads that it asked for."""
-    return {**spec.env, **(dict.fromkeys(THREADS, str(spec.threads)) if spec.colocate else {})}
+    return {**spec.env, **(dict.fromkeys(m.THREADS, str(spec.threads)) if spec.colocate else {})}
 
 
 def _membership(job: LiveJob, task: LiveTask) -> m.Membership | None:

@@ -35,6 +35,7 @@ from datetime import date, time
 from functools import cache
 from pathlib import Path
 
+from farside.agent.messages import THREADS
 from farside.errors import ConfigError
 from farside.units import parse_bytes, parse_seconds
 
@@ -189,7 +190,7 @@ def read_job(
     umask = _own_umask() if umask is None else umask
     if umask != USUAL_UMASK:  # a manager of before knows no other, and refuses the key
         body.setdefault("umask", umask)
-    env = body.setdefault("env", passed_on(environment))
+    env = body.setdefault("env", passed_on(environment, without=THREADS if body.get("colocate") else ()))
     if variables and isinstance(env, Mapping):
         body["env"] = {**env, **{key.removeprefix(_VARIABLE): value for key, value in variables.items()}}
         names.setdefault("env", "--set env")
@@ -238,12 +239,15 @@ def _refuse_text(where: str, body: Mapping[str, object]) -> None:
         raise ConfigError(f"{where}command: must be a list of words", hint='such as ["python", "train.py"]')
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment a job gets: without what belongs to a terminal, and names that no shell would take."""
+def passed_on(environment: Mapping[str, str], *, without: Sequence[str] = ()) -> dict[str, str]:
+    """What of an environment a job gets: without what belongs to a terminal, and names that no shell would take.
+
+    ``without``: names that the job may not have.
+    """
     return {
         name: value
         for name, value in environment.items()
-        if name.isascii() and name.isidentifier() and not name.startswith(_NOT_PASSED_ON)
+        if name.isascii() and name.isidentifier() and not name.startswith(_NOT_PASSED_ON) and name not in without
     }
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from farside.agent.messages import LIBRARY_THREADS
 from farside.errors import ConfigError, PeerError
 from farside.log import get_log
 from farside.training.loop.ended import Paused
@@ -28,7 +29,6 @@ _log = get_log("training")
 
 AGREE_LIMIT_S = 20.0
 """For the others to end by themselves, once one has said that it fails."""
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _AGGREGATOR = """\
 node = "train"
 listen = ["unix:{folder}/members.sock"]
@@ -84,7 +84,7 @@ def launch(wanted: Launch) -> int:
         told = _Told()
         stack.enter_context(told.signals())
         aggregator: subprocess.Popen[bytes] | None = None
-        variables = {**os.environ, **dict.fromkeys(THREADS, str(wanted.threads)), **wanted.environment}
+        variables = {**os.environ, **dict.fromkeys(LIBRARY_THREADS, str(wanted.threads)), **wanted.environment}
         if wanted.executor:
             variables[EXECUTOR] = wanted.executor
         elif wanted.workers > 1:

@@ -22,11 +22,11 @@ from typing import Any, Self
 import msgspec
 
 from farside import admin
+from farside.agent.messages import LIBRARY_THREADS
 from farside.cli.demo.serving_rig import free_ports
 from farside.errors import PeerError, Unavailable
 from farside.sandbox.waiting import wait_until
 from farside.training.app.program import Options
-from farside.training.launch import THREADS
 from farside.training.loop.ended import Paused
 from farside.training.loop.job import CHECKPOINT_DIR
 from farside.training.loop.turns import EXECUTOR
@@ -223,8 +223,8 @@ class Node(AbstractContextManager["Node"]):
             checkpoints: Its folder for them; it goes on from what is there.
         """
         variables: Mapping[str, str] = {
-            **os.environ, **dict.fromkeys(THREADS, "1"), SERVICE: f"tcp:{self._address}", JOB: start, "RANK": "0",
-            KEY_FILE: f"{self._folder}/key", "WORLD_SIZE": "1", EXECUTOR: f"{self._folder}/x.sock",
+            **os.environ, **dict.fromkeys(LIBRARY_THREADS, "1"), SERVICE: f"tcp:{self._address}", JOB: start,
+            KEY_FILE: f"{self._folder}/key", "RANK": "0", "WORLD_SIZE": "1", EXECUTOR: f"{self._folder}/x.sock",
             CHECKPOINT_DIR: str(checkpoints),
         }  # fmt: skip
         where = [*self._inside(), "taskset", "--cpu-list", str(self._processor), *_DIES_WITH_US]
