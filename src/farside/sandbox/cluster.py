@@ -35,7 +35,7 @@ START_LIMIT_S = 60.0 * settings.PATIENCE
 ANSWER_LIMIT_S = 5.0
 REPORT_PERIOD_S = 1.0
 RECONNECT_S = 1.0
-NODE_TIMEOUT_S = 5.0 * settings.PATIENCE
+NODE_TIMEOUT_S = 20.0 * settings.PATIENCE
 # A person who tries preemption should not have to wait the minute of production.
 MIN_RUN_S = 5.0
 # Two queues, and a job of eight GPUs falls into the second within ten seconds instead of the paper's seven minutes.
