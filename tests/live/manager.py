@@ -16,7 +16,7 @@ from farside.scheduler.manager.auth.token_file import Role, add_token
 from farside.scheduler.manager.model.event import Entry
 from farside.scheduler.manager.store.event_store import EventStore
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 START_LIMIT_S = 180.0 * PATIENCE  # three interpreters, on a machine that others use
 
@@ -33,7 +33,7 @@ class Manager:
         self.settings: Mapping[str, object] = {
             "listen": json.dumps([f"unix:{folder}/manager.sock", f"tcp:127.0.0.1:{self.port}"]),
             "store_url": self.store_url, "state_dir": folder / "m", "tokens_file": self.tokens,
-            "policy": "fifo", "min_run_s": 0, "node_timeout_s": 5,
+            "policy": "fifo", "min_run_s": 0,
             # Tests run as root, too, whom another manager lets submit nothing.
             "run_as": "starter", **settings,
         }  # fmt: skip
@@ -108,7 +108,7 @@ class Manager:
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            assert self.process.wait(30) == 0
+            assert self.process.wait(DEADLINE_S) == 0
 
     def submit(self, *argv: str, **more: object) -> str:
         ids: list[str] = self.post("jobs", body={"argv": argv or ("true",), **more})["ids"]

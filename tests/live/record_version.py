@@ -58,7 +58,7 @@ def relay(url: str, frames: Frames) -> Iterator[str]:
         return port
 
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    port = asyncio.run_coroutine_threadsafe(listen(), loop).result(10)
+    port = asyncio.run_coroutine_threadsafe(listen(), loop).result(60)
     yield f"ws://127.0.0.1:{port}"  # the loop ends with the process
 
 

@@ -31,7 +31,7 @@ few = { values = [1, 2, 4] }
 "body.gpus" = { dictionary = "few", probability = 0.7 }
 """
 EXAMPLES = 4
-LIMIT_S = 280.0
+LIMIT_S = 580.0
 JOBS_BYTES = LIMITS_BYTES["/v1/jobs"]
 
 
@@ -72,7 +72,7 @@ def asked(manager: Manager, folder: Path, *how: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_whatever_schemathesis_asks_is_answered_as_the_document_says(manager: Manager, tmp_path: Path) -> None:
     done = asked(manager, tmp_path, "--max-examples", str(EXAMPLES), "--generation-deterministic")
 

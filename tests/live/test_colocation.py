@@ -484,7 +484,8 @@ def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp
             manager.kill_all()
             manager.start()
             until(is_back, what="the manager's successor", deadline_s=120)
-            assert plan() == before
+            after = until(plan, what="the group as it was", deadline_s=120)
+            assert after is not None
             assert [manager.job(job)["starts"] for job in (first, second, third)] == starts
 
             (node / "first").touch()
@@ -497,6 +498,8 @@ def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp
 
     assert (before["jobs"], before["bound"], before["measuring"]) == ([first, second], "cpu", None)
     assert before["predicted_s"] >= 0.2
+    # Their times go on being measured: a busy machine may have changed the prediction by a little meanwhile.
+    assert after == before | {"predicted_s": pytest.approx(before["predicted_s"], rel=0.5)}
     assert "no more machines busy" in why[0]
     assert group["jobs"] == [second, third]
     assert [*violations(log, is_complete=True)] == []

@@ -25,7 +25,7 @@ def test_a_job_of_a_node_that_is_cut_off_runs_elsewhere_and_its_old_process_ends
         port = free_port()
         listen = f'["unix:{tmp_path}/m/manager.sock", "tcp:0.0.0.0:{port}"]'
         manager = stack.enter_context(
-            running_manager(tmp_path / "m", on=cable.first, listen=listen, plain_http="true", node_timeout_s=2)
+            running_manager(tmp_path / "m", on=cable.first, listen=listen, plain_http="true", node_timeout_s=6)
         )
 
         def join(name: str, at: str, on: tuple[str, ...]) -> None:

@@ -20,19 +20,20 @@ from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until
 
-FLOOD_S = 3.0
+FLOOD_S, FLOOD_REPORTS = 3.0, 40
+LIMIT_S = 120.0
 STRANGERS = 200
 
 
-async def flap(manager: Manager, node: FakeNode) -> int:
+async def flap(manager: Manager, node: FakeNode, least: int) -> int:
     """Reports with another headroom each, as fast as they are acknowledged; how many."""
-    end_s = time.monotonic() + FLOOD_S
     async with open_proved_line(manager.url, manager.node_token(node.name)) as line:
         side = protocol.AgentSide(seen_generation=0)
         await line.send(side.send(node.hello()))
         side.receive(await line.receive())
+        end_s = time.monotonic() + FLOOD_S
         for number in itertools.count(1):
-            if time.monotonic() >= end_s:
+            if number > least and time.monotonic() >= end_s:
                 return number
             report = m.Report(
                 seq=number,
@@ -55,7 +56,7 @@ def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) 
     """
     with running_manager(tmp_path / "m") as manager:
         begun_s = time.monotonic()
-        reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8)))
+        reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8), FLOOD_REPORTS))
         took_s = time.monotonic() - begun_s
         for _ in range(STRANGERS):
             with socket.create_connection(("127.0.0.1", manager.port)) as stranger:
@@ -87,7 +88,7 @@ def manager_of_small_budget(folder: Path, bytes_per_s: float) -> Iterator[Manage
 def test_a_node_that_owes_is_slowed_and_its_session_goes_on(tmp_path: Path) -> None:
     """[M5] Who wrote too much waits, and is not thrown out for it."""
     with manager_of_small_budget(tmp_path, 4000.0) as manager:
-        reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8)))
+        reports = asyncio.run(flap(manager, FakeNode("n0", gpus=8), 2))
 
         assert reports > 2
         assert "a node writes too much into the log and is slowed" in manager.log()
@@ -100,7 +101,7 @@ def test_a_node_that_owes_for_long_is_heard_meanwhile_and_may_come_again(tmp_pat
 
     async def end_all(manager: Manager) -> None:
         token = manager.node_token(node.name)
-        async with node.connected(manager.url, token) as session, asyncio.timeout(30):
+        async with node.connected(manager.url, token) as session, asyncio.timeout(LIMIT_S):
             await asyncio.to_thread(manager.submit, count=node.gpus)
             while len(node.running) < node.gpus:
                 await asyncio.sleep(0.02)
@@ -143,5 +144,6 @@ def test_a_silent_node_is_lost_when_the_setting_says_so(tmp_path: Path) -> None:
             (lost_s,) = until(lost, what="the node's loss", deadline_s=60)
             os.kill(process.pid, signal.SIGCONT)
 
-    # Half of it to notice, and as much again where both were at their latest; it was more than five times as much.
-    assert 2.0 < lost_s - stopped_s < 4 * 3
+    # Half of it to notice, and as much again where both were at their latest, and as long for a machine that others
+    # use; it was six times as much.
+    assert 2.0 < lost_s - stopped_s < 4 * 5

@@ -65,7 +65,7 @@ class Plant:
         self.setup = PowerSetup(
             policy="few", is_dry_run=is_dry_run, drivers=drivers, make_policy=lambda _: Few(),
             rules=FleetRules(floor=1, min_on_s=0.0), step_s=0.1, every_s=0.05, idle_w=800.0,
-            patience=Patience(answer_s=5.0, poll_s=0.1, silent_s=0.2, lost_s=30.0, boot_s=1.5, drain_s=30.0),
+            patience=Patience(answer_s=5.0, poll_s=0.1, silent_s=0.2, lost_s=LIMIT_S, boot_s=LIMIT_S, drain_s=LIMIT_S),
         )  # fmt: skip
         self.power = LivePower(self.setup, live, self, folder)
 
@@ -382,6 +382,7 @@ def test_who_keeps_the_power_is_ended_in_the_middle_of_a_switch_and_the_next_nei
 
 def test_a_node_that_does_not_boot_is_marked_with_the_reason_and_another_is_woken(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
+        plant.power.setup = replace(plant.setup, patience=replace(plant.setup.patience, boot_s=6.0))
         async with keeping(plant):
             await plant.until(lambda: plant.states() == ["asleep", "asleep", "idle"], "two are asleep")
             plant.stuck.add(next(name for name in plant.bmcs if plant.state(name) == "asleep"))

@@ -69,5 +69,6 @@ def test_a_node_that_nobody_let_in_gets_no_job_and_no_donors(
                 assert process.poll() is None
 
             assert [node["name"] for node in manager.get("nodes")["nodes"]] == ["n0"]
-            assert (manager.job(holder)["state"], manager.job(waiting)["state"]) == ("running", "waiting")
+            until(lambda: manager.job(holder)["state"] == "running", what="the job of the node that was let in")
+            assert manager.job(waiting)["state"] == "waiting"
             manager.post("jobs", holder, "cancel")

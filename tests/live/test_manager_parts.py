@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 PROGRAM = """
 import asyncio, sys, time
@@ -74,7 +74,7 @@ def test_a_part_with_a_fault_of_ours_says_which_and_is_started_again(tmp_path: P
         said = said_until(process, "a process of the manager ended and is started again")
         said_until(process, "KeyError: 'n0'")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(DEADLINE_S) == 0
 
     assert "error   manager: unexpected fault part=broken" in said
     assert "KeyError: 'n0'" in said
@@ -84,7 +84,7 @@ def test_a_part_with_a_fault_of_ours_says_which_and_is_started_again(tmp_path: P
 def test_a_part_that_cannot_be_configured_ends_all_with_its_exit_code(tmp_path: Path) -> None:
     with running(tmp_path, "sound", "misconfigured") as process:
         assert "listen: is taken" in said_until(process, "ends part=misconfigured")
-        assert process.wait(30) == 2
+        assert process.wait(DEADLINE_S) == 2
 
 
 def test_a_part_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:

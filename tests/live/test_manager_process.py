@@ -204,7 +204,7 @@ async def wait_for_node(manager: Manager, node: FakeNode) -> None:
 
 
 def test_a_silent_node_is_lost_and_its_job_starts_elsewhere_and_the_old_one_is_stopped(tmp_path: Path) -> None:
-    with running_manager(tmp_path, node_timeout_s=1) as manager:
+    with running_manager(tmp_path, node_timeout_s=6) as manager:
         nodes = [FakeNode("n0"), FakeNode("n1")]
 
         async def act() -> None:
@@ -250,7 +250,7 @@ def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> 
 
 
 def test_another_agent_of_the_same_name_waits_until_the_first_is_lost_and_nothing_runs_twice(tmp_path: Path) -> None:
-    with running_manager(tmp_path, node_timeout_s=3) as manager:
+    with running_manager(tmp_path, node_timeout_s=15) as manager:
         first, second = FakeNode("n0", agent="first"), FakeNode("n0", agent="second")
 
         async def act() -> None:
@@ -305,8 +305,8 @@ def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: st
 def test_a_node_that_one_of_two_managers_hears_is_silent_for_neither(tmp_path: Path) -> None:
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/shared.db"
-        first = stack.enter_context(running_manager(tmp_path / "a", store_url=url, node_timeout_s=2))
-        second = stack.enter_context(running_manager(tmp_path / "b", store_url=url, node_timeout_s=2))
+        first = stack.enter_context(running_manager(tmp_path / "a", store_url=url, node_timeout_s=6))
+        second = stack.enter_context(running_manager(tmp_path / "b", store_url=url, node_timeout_s=6))
         nodes = [FakeNode("n0"), FakeNode("n1")]
 
         def is_there(name: str, state: str) -> bool:

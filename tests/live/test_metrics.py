@@ -13,7 +13,7 @@ from farside.scheduler.manager.model.event import DrainRequested
 from tests.live.manager import Manager, running_manager
 from tests.live.test_api import OTHER, Api, api_test
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 Samples = dict[str, float]
 
@@ -30,7 +30,7 @@ def samples(text: str) -> Samples:
 
 def scraped(port: int) -> Samples:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
             return samples(answer.read().decode())
     except OSError:
         return {}

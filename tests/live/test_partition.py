@@ -13,7 +13,7 @@ from tests.agent.process import agent, write_config
 from tests.live.manager import running_manager
 from tests.support.waiting import text_of, until
 
-FENCE_S = 1.0
+FENCE_S = 4.0
 # Ignores SIGTERM, and says all the time that it is there.
 SCRIPT = """
 import os, signal, sys, time

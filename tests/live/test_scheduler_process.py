@@ -171,9 +171,12 @@ def test_a_cycle_that_fails_is_told_in_one_line_and_tried_again_and_nothing_is_l
     async def story(one: Led) -> None:
         one.tell(NODE, JOB, JOB)
         await one.until(lambda: one.has(JobStarted, "1"))
-        told = await one.ask("status")
+        while (told := await one.ask("status"))[
+            "cycle_failures_in_a_row"
+        ]:  # it is in the log a moment before it counts
+            await asyncio.sleep(0.01)
 
-        assert (told["cycle_failures"], told["cycle_failures_in_a_row"]) == (3, 0)
+        assert told["cycle_failures"] == 3
         assert told["cycle_failure"] == "ZeroDivisionError: a policy's fault"
         assert told["cycle_failed_s"] > 0
         assert [type(event) for event in one.events()].count(JobAllocated) == 1  # there is one GPU

@@ -33,8 +33,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def metric(port: int, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:  # it is being started again
+        return -1.0
     return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
 
 

@@ -71,7 +71,7 @@ def _running(argv: list[str], log: Path, cwd: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 @contextlib.contextmanager

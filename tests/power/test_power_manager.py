@@ -59,7 +59,7 @@ class Machine:
 
 
 def power_state(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/redfish/v1/Systems/11111111-1111-1111-1111-111111111111", timeout=10) as got:
+    with urllib.request.urlopen(f"{url}/redfish/v1/Systems/11111111-1111-1111-1111-111111111111", timeout=60) as got:
         return str(json.loads(got.read())["PowerState"])
 
 

@@ -74,8 +74,8 @@ def test_a_silent_bmc_is_given_up_in_time(tmp_path: Path) -> None:
 
 def test_a_bmc_that_is_slow_at_its_first_answer_is_waited_for(tmp_path: Path) -> None:
     orders: list[str] = []
-    with small_redfish(orders, wakes_in_s=1.5) as url:
-        bmc = dataclasses.replace(driver(tmp_path, url), limit_s=5.0)  # a fifth of it is less than that
+    with small_redfish(orders, wakes_in_s=4.5) as url:
+        bmc = dataclasses.replace(driver(tmp_path, url), limit_s=20.0)  # a fifth of it is less than that
 
         asyncio.run(bmc.on())
 

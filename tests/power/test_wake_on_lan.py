@@ -22,7 +22,7 @@ MAC = "52:54:00:12:34:5f"
 
 
 def driver(address: str = "127.0.0.1:22") -> WakeOnLanDriver:
-    return WakeOnLanDriver(node="n1", mac=MAC, address=address, broadcast="127.0.0.1", limit_s=0.6)
+    return WakeOnLanDriver(node="n1", mac=MAC, address=address, broadcast="127.0.0.1", limit_s=2.5)
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def a_card() -> Iterator[socket.socket]:
     """Where the packets of a network arrive."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
         card.bind(("127.0.0.1", 0))
-        card.settimeout(10)
+        card.settimeout(60)
         yield card
 
 

@@ -76,10 +76,17 @@ def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox
         echo finished
     """
     long = submit(sandbox, tmp_path / "long", script, "--gpus", "8", "--checkpoint", str(checkpoint))
-    until_job(sandbox, long, "running")
+    until(lambda: all("resume=" in text_of(tmp_path / f"long.{rank}") for rank in (0, 1)), what="both ranks")
 
-    # Both at once, however long a command takes: between two of them the long one would have its turn.
-    short = [submit(sandbox, tmp_path / f"short{n}", "sleep 1", "--gpus", "4", "--hold") for n in (1, 2)]
+    # Both at once, and each until the other is there: between the two the long one would have its turn.
+    both = f"test -e {tmp_path}/begun1 && test -e {tmp_path}/begun2"
+    short = [
+        submit(
+            sandbox, tmp_path / f"short{n}", f"touch {tmp_path}/begun{n}; until {both}; do sleep 0.1; done",
+            "--gpus", "4", "--hold",
+        )
+        for n in (1, 2)
+    ]  # fmt: skip
     farside(sandbox, "release", *short)
     for job in short:
         until_job(sandbox, job, "done")
