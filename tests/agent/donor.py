@@ -27,11 +27,11 @@ def serving(path: Path, status: object) -> Iterator[None]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     served = AsyncExitStack()
-    asyncio.run_coroutine_threadsafe(served.enter_async_context(admin.serve(path, {"status": told})), loop).result(10)
+    asyncio.run_coroutine_threadsafe(served.enter_async_context(admin.serve(path, {"status": told})), loop).result(60)
     try:
         yield
     finally:
-        asyncio.run_coroutine_threadsafe(served.aclose(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(served.aclose(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -84,7 +84,7 @@ class FakeManager:
                 compression=None,
             )
 
-        self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result(10)
+        self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result(60)
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     def vanish(self) -> None:
@@ -97,7 +97,7 @@ class FakeManager:
                 self._server.close()
                 await self._server.wait_closed()
 
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(60)
         self._server = None
 
     def send(self, message: m.ManagerMessage) -> None:
@@ -107,7 +107,7 @@ class FakeManager:
             for connection, side in self._open.items():
                 await self._say(connection, side.send(message))
 
-        asyncio.run_coroutine_threadsafe(do(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(do(), self._loop).result(60)
 
     # ---- looking
 

@@ -71,6 +71,6 @@ def session(
 
 
 async def until_connected(made: Session) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not made.is_connected:
             await asyncio.sleep(0.005)

@@ -138,7 +138,7 @@ def test_a_record_that_cannot_be_read_counts_as_it_was_before(tmp_path: Path) ->
 )
 def test_a_fence_that_could_not_hold_is_refused_in_one_line(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
     with agent(write_config(tmp_path, "ws://127.0.0.1:1", **settings)) as process:
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
 
     assert process.returncode == 2
     assert why in said

@@ -52,7 +52,7 @@ def test_it_says_what_it_is_runs_a_task_and_ends_cleanly(tmp_path: Path, manager
         end = manager.until_state("exited")
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
     assert (hello.node, len(hello.gpus), hello.tasks) == ("n1", 8, ())
     assert hello.headroom_bytes > 0
     assert (end.exit_code, (tmp_path / "out").read_text()) == (3, "0\n")
@@ -145,7 +145,7 @@ def test_sigterm_leaves_tasks_running(tmp_path: Path, manager: FakeManager) -> N
         start(manager, tmp_path, "sleep 600")
         manager.until_state("running")
         first.terminate()
-        first.wait(10)
+        first.wait(60)
         with agent(config):
             manager.until_hellos(2)
 
@@ -160,7 +160,7 @@ def test_sigterm_ends_tasks_where_that_is_asked_for(tmp_path: Path, manager: Fak
         until(lambda: "ready" in text_of(tmp_path / "out"), what="ready")
         first.terminate()
 
-        assert first.wait(10) == 0
+        assert first.wait(60) == 0
     assert (tmp_path / "out").read_text().endswith("saved\n")
 
 
@@ -204,7 +204,7 @@ def test_a_wrong_token_is_one_clear_line_and_tried_again(tmp_path: Path, manager
 )
 def test_a_wrong_setting_is_one_clear_line(tmp_path: Path, more: dict[str, Any], says: str) -> None:
     with agent(write_config(tmp_path, "ws://127.0.0.1:1", **more)) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
 
         assert process.returncode == 2
     assert errors.count("\n") == 1
@@ -217,7 +217,7 @@ def test_a_second_agent_in_one_state_folder_is_refused(tmp_path: Path, manager: 
         other = tmp_path / "other"
         other.mkdir()
         with agent(write_config(other, manager.url, state_dir=str(tmp_path / "state"))) as second:
-            _, errors = second.communicate(timeout=20)
+            _, errors = second.communicate(timeout=60)
 
     assert errors == f"farside: state_dir {tmp_path}/state: another agent works in it; end that agent\n"
 
@@ -226,7 +226,7 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     config = write_config(tmp_path, "ws://127.0.0.1:1")
     (tmp_path / "agent.token").chmod(0o644)
     with agent(config) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
 
     assert "others may read it; chmod 600" in errors
 
@@ -341,23 +341,25 @@ time.sleep(60)
 """
 
 
+TURNS = 42
+
+
 def test_a_task_takes_turns_at_the_executor_of_its_node_and_the_manager_hears_of_it(
     tmp_path: Path, manager: FakeManager
 ) -> None:
     def takers() -> tuple[m.TurnTaker, ...]:
         said = manager.reports[-1].services["executor"] if manager.reports else b"{}"
         found = msgspec.json.decode(said, type=m.ExecutorFacts).takers
-        return tuple(one for one in found if one.iteration_s)
+        return tuple(one for one in found if one.iteration_s and one.turns + one.let_through == TURNS)
 
     with executor(tmp_path), agent(write_config(tmp_path, manager.url)):
         manager.until_hellos(1)
         start(manager, tmp_path, f"{sys.executable} -c '{WORKER}'; exit 5")
-        (taker,) = until(takers, what="a task that takes turns", deadline_s=30)
+        (taker,) = until(takers, what="a task that has taken all its turns", deadline_s=30)
         stop(manager)
         manager.until_state("exited")
 
     assert (taker.job, taker.rank, taker.start) == ("1", 0, 1)
-    assert taker.turns + taker.let_through == 42
 
 
 def test_a_node_is_shut_down_by_the_order_that_closed_it_and_not_while_it_has_a_task(

@@ -59,7 +59,7 @@ class Served:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(60)
 
     async def _serve(self) -> None:
         async with self.relay.serving():
@@ -109,7 +109,7 @@ def test_members_declare_once_and_get_the_plan_when_there_is_one(tmp_path: Path)
         until(lambda: relay.told, what="the declaration")
         relay.take(plan())
         for thread, _ in asked:
-            thread.join(30)
+            thread.join(60)
 
     assert [found for _, found in asked] == [[plan()], [plan()]]
     (told,) = relay.told
@@ -126,7 +126,7 @@ def test_a_member_that_has_a_plan_hears_of_the_next_one(tmp_path: Path) -> None:
         first = source.plan(LAYOUT, rule="mean", after_epoch=0)
         thread, found = in_thread(lambda: source.plan(LAYOUT, rule="mean", after_epoch=first.epoch))
         relay.take(plan(9))
-        thread.join(30)
+        thread.join(60)
 
     assert (first.epoch, found[0].epoch) == (5, 9)
 
@@ -137,7 +137,7 @@ def test_another_model_on_the_same_node_is_refused_with_the_tensor_that_differs(
         thread, found = in_thread(lambda: relay.source(0).plan(LAYOUT, rule="mean", after_epoch=0))
         until(lambda: relay.told, what="the declaration")
         relay.take(plan())
-        thread.join(30)
+        thread.join(60)
 
         with pytest.raises(PeerError) as refused:
             relay.source(1).plan(other, rule="mean", after_epoch=0)
@@ -153,7 +153,7 @@ def test_another_model_than_that_of_members_on_other_nodes_is_left_to_the_aggreg
         thread, found = in_thread(lambda: relay.source(0).plan(other, rule="mean", after_epoch=0))
         until(lambda: relay.told, what="the declaration, which is the second one")
         relay.take(plan())
-        thread.join(30)
+        thread.join(60)
         again = relay.source(0).plan(other, rule="mean", after_epoch=0)
 
         right = relay.source(1).plan(LAYOUT, rule="mean", after_epoch=0)
@@ -166,7 +166,7 @@ def test_a_members_rule_and_number_must_be_the_jobs(tmp_path: Path) -> None:
         thread, _ = in_thread(lambda: relay.source(0).plan(LAYOUT, rule="mean", after_epoch=0))
         until(lambda: relay.told, what="the declaration")
         relay.take(plan())
-        thread.join(30)
+        thread.join(60)
         with pytest.raises(PeerError, match="wants 'sum', and another member on this node 'mean'"):
             relay.source(1).plan(LAYOUT, rule="sum", after_epoch=0)
         relay.take(plan(6, members=3))
@@ -190,7 +190,7 @@ def test_a_start_that_is_over_ends_whoever_waits_for_its_plan(tmp_path: Path) ->
         thread, found = in_thread(lambda: relay.source().plan(LAYOUT, rule="mean", after_epoch=5))
         until(lambda: relay.relay.waiting, what="the question")
         relay.take()
-        thread.join(30)
+        thread.join(60)
 
     assert isinstance(found[0], PeerError)
     assert "is over" in str(found[0])
@@ -204,7 +204,7 @@ def test_an_agent_that_comes_again_answers_who_has_waited(tmp_path: Path) -> Non
     with served(tmp_path) as relay:
         until(lambda: relay.told, what="the declaration to the next agent")
         relay.take(plan())
-        thread.join(30)
+        thread.join(60)
 
     assert found == [plan()]
 
@@ -214,7 +214,7 @@ def test_a_source_that_is_closed_waits_no_more(tmp_path: Path) -> None:
     thread, found = in_thread(lambda: source.plan(LAYOUT, rule="mean", after_epoch=0))
 
     source.close()
-    thread.join(30)
+    thread.join(60)
 
     assert isinstance(found[0], Unavailable)
 

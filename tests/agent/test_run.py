@@ -282,11 +282,11 @@ def test_a_stop_right_after_the_start_ends_it(held: Node) -> None:
 
 
 def test_a_time_limit_ends_it_and_is_the_cause(held: Node) -> None:
-    held.start("echo ready; sleep 600", time_limit_s=0.3, grace_s=5)
+    held.start("echo ready; sleep 600", time_limit_s=2.0, grace_s=5)
 
     end = held.ended()
 
-    assert (end.signal, end.cause, end.kind) == (signal.SIGTERM, "time limit of 0.3 s", m.EndKind.TIME_LIMIT)
+    assert (end.signal, end.cause, end.kind) == (signal.SIGTERM, "time limit of 2 s", m.EndKind.TIME_LIMIT)
 
 
 def test_a_supervisor_whose_folder_is_taken_away_ends_with_its_task(held: Node) -> None:
@@ -358,7 +358,12 @@ def test_a_resumed_task_is_told_so(held: Node) -> None:
 
 
 def test_a_program_says_when_it_is_ready(held: Node) -> None:
-    held.start('sleep 0.1; echo ready >"$FARSIDE_READY"; echo again >"$FARSIDE_READY"; sleep 600')
+    held.start(
+        f"until test -e {held.out}.go; do sleep 0.02; done; "
+        'echo ready >"$FARSIDE_READY"; echo again >"$FARSIDE_READY"; sleep 600'
+    )
+    held.until("running")
+    held.out.with_name("log.go").touch()
 
     until(lambda: held.state().ready_at_s is not None, what="a ready program")
     ready = held.state()

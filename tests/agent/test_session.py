@@ -22,7 +22,7 @@ def test_a_session_that_is_told_to_end_right_after_news_ends(tmp_path: Path, tur
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
-        done, _ = await asyncio.wait({running}, timeout=20)
+        done, _ = await asyncio.wait({running}, timeout=60)
         if not done:
             running.cancel()
         return bool(done)
@@ -36,7 +36,7 @@ def test_a_manager_that_is_not_there_is_told_and_tried_again(tmp_path: Path) -> 
         made = session(tmp_path, manager.url)
         await asyncio.to_thread(manager.vanish)
         running = asyncio.ensure_future(made.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while made.last_problem == "not tried yet":
                 await asyncio.sleep(0.005)
         problem = made.last_problem
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_asked_about_costs_no_connection(tmp_path: Path)
 
     async def scene(manager: FakeManager) -> int:
         running = asyncio.ensure_future(session(tmp_path, manager.url, probe=failing).run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.to_thread(manager.until_hellos, 1)
             await asyncio.to_thread(manager.send, m.Probe(probe_id="7", step="see", user="a", path="/a", mark="m"))
             while not manager.probed:

@@ -77,7 +77,7 @@ def test_a_limit_that_would_be_none_has_a_reason(changes: dict[str, int], is_lim
 def test_a_limit_without_cgroups_is_refused_in_one_line(tmp_path: Path) -> None:
     """[M3] It was taken, and limited nothing."""
     with agent(write_config(tmp_path, "ws://127.0.0.1:1", task_memory="limit")) as process:
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
 
     assert process.returncode == 2
     assert "task_memory: is limit; no cgroup v2 that limits memory is here" in said
@@ -105,7 +105,7 @@ def run_one(folder: Path, **settings: Any) -> tuple[int, str]:
             assert recipe is not None
             until(lambda: reports_of_it(manager) >= 3, what="reports that have it", deadline_s=30)
             process.terminate()
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=60)
     return recipe.start.spec.memory_bytes, said
 
 

@@ -218,7 +218,7 @@ def test_jobs_on_several_threads_share_one_budget_and_one_list_of_events() -> No
     for member in members.values():
         member.push(0, 2, 1)
     for member in members.values():
-        member.wait(0, 2, 1, 30)
+        member.wait(0, 2, 1, 60)
         member.close()
 
     events = [until(aggregator.next_event, what="two ends of lanes") for _ in members]
@@ -284,7 +284,7 @@ def test_nonsense_ends_its_own_lane_and_no_others(sent: bytes) -> None:
         aggregator.attach(8, 1, theirs.detach(), None)
 
         ours.sendall(sent)
-        ours.settimeout(30)
+        ours.settimeout(60)
         while ours.recv(4096):
             pass
         event = aggregator.next_event()
@@ -329,7 +329,7 @@ def test_what_nobody_can_go_on_from_is_told_to_all_members() -> None:
         rig.replace(1)
         for member in rig.members:
             with pytest.raises(EngineError) as caught:
-                member.wait(0, 5, 2, 30)
+                member.wait(0, 5, 2, 60)
             assert caught.value.errno == errno.ESTALE
         events = list(iter(rig.aggregators[0].next_event, None))
         assert AggregatorEventKind.LOST in {event.kind for event in events}
@@ -468,7 +468,7 @@ def test_a_lane_begins_with_its_greeting_unless_it_is_refused() -> None:
     aggregator.add_job(JOB, job)
     aggregator.own(JOB, 0, 5, 1)
     theirs, ours = socket.socketpair()
-    ours.settimeout(30)
+    ours.settimeout(60)
     short = Member(Job(2, Rule.SUM, (Chunk(1),)), 0)
     with pytest.raises(EngineError):
         aggregator.attach(JOB, 0, theirs.fileno(), short.region, b"welcome")

@@ -67,7 +67,7 @@ def test_a_killed_member_is_seen_at_once_though_its_forked_children_live() -> No
 
 def test_a_member_goes_on_after_it_has_forked() -> None:
     code = MEMBER.replace("sys.stdin.read()", "").replace("Rule.SUM", "Rule.SUM, members=1")
-    code += "member.push(0, 5, 1)\nmember.wait(0, 5, 1, 30)\nprint('done')"
+    code += "member.push(0, 5, 1)\nmember.wait(0, 5, 1, 60)\nprint('done')"
     aggregator = Aggregator(1 << 24)
     job = make_job(Rule.SUM, members=1)
     aggregator.add_job(JOB, job)

@@ -42,7 +42,7 @@ def test_metrics_count_what_jobs_did(tmp_path: Path) -> None:
     with service(tmp_path, metrics_listen=f"127.0.0.1:{port}") as one:
         with training([source(tmp_path, [one.unix], 0, members=1)], "sgd") as job:
             job.step(2)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
 
     found = {

@@ -107,7 +107,7 @@ class Load:
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
         if self.trouble is not None:
             raise self.trouble
 
@@ -158,7 +158,7 @@ def test_keep_counts_for_a_signal_that_comes_with_it_and_with_news_before_it(ser
         os.kill(main, signal.SIGCONT)
 
     assert service.process.child is not None
-    assert service.process.child.wait(20) == 0
+    assert service.process.child.wait(60) == 0
     assert client.read(0, PAGE) == b"x" * PAGE
 
 
@@ -220,7 +220,7 @@ def test_a_stop_waits_for_the_clients_and_ends_the_server(service: Service) -> N
 
     client.disconnect()
 
-    assert service.process.child.wait(30) == 0
+    assert service.process.child.wait(60) == 0
     assert not Path(f"/proc/{server}").exists()
 
 
@@ -242,7 +242,7 @@ def test_a_stop_that_comes_while_nobody_serves_waits_for_the_clients_all_the_sam
 
     assert client.read(0, PAGE) == b"x" * PAGE
     client.disconnect()
-    assert service.process.child.wait(30) == 0
+    assert service.process.child.wait(60) == 0
 
 
 def test_a_server_that_dies_while_its_clients_are_waited_for_is_succeeded(service: Service) -> None:
@@ -258,7 +258,7 @@ def test_a_server_that_dies_while_its_clients_are_waited_for_is_succeeded(servic
 
     assert client.read(0, PAGE) == b"x" * PAGE
     client.disconnect()
-    assert service.process.child.wait(30) == 0
+    assert service.process.child.wait(60) == 0
 
 
 def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None:

@@ -44,7 +44,7 @@ def play(body: Callable[[Line, Wire], Coroutine[object, object, None]]) -> Wire:
         line = Line(
             cast(Channel, wire), has_fds=True, on_notice=lambda *_: None, is_known=lambda lease: False
         )  # fmt: skip
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await body(line, wire)
 
     asyncio.run(live())

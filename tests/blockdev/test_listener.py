@@ -247,7 +247,7 @@ def test_another_users_connection_is_closed_without_a_word(door: Door, monkeypat
                 listener.open(sock)
                 script = (
                     "import os, socket, sys; os.setuid(9); "
-                    f"s = socket.create_connection(('127.0.0.1', {sock.getsockname()[1]}), timeout=20); "
+                    f"s = socket.create_connection(('127.0.0.1', {sock.getsockname()[1]}), timeout=60); "
                     "sys.stdout.write(repr(s.recv(18)))"
                 )
                 told = await asyncio.create_subprocess_exec(

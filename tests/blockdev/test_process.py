@@ -61,8 +61,12 @@ class Process:
     def command(self, *more: str) -> list[str]:
         return [sys.executable, "-m", "farside", "blockdev", "--config", str(self.folder / "config.toml"), *more]
 
-    def start(self) -> "Process":
-        self.child = subprocess.Popen(self.command(), stderr=self.log, stdin=subprocess.DEVNULL)
+    def start(self, first: str = "") -> "Process":
+        """Starts it; ``first``: Python that its process runs before, to change its constants."""
+        command = self.command()
+        if first:
+            command[1:3] = ["-c", f"{first}\nfrom farside.cli import main\nmain()"]
+        self.child = subprocess.Popen(command, stderr=self.log, stdin=subprocess.DEVNULL)
         until(lambda: self.status_or_none(), what="the device is up", deadline_s=30)
         return self
 
@@ -130,7 +134,7 @@ class Process:
 
 def _connected(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(30)
+    sock.settimeout(60)
     sock.connect(str(path))
     return sock
 
@@ -222,7 +226,7 @@ def test_a_server_is_replaced_under_load_without_an_error(process: Process) -> N
     load = Load(process.client())
     until(lambda: load.requests > 100, what="the load runs")
 
-    answer = admin.call(process.admin, "replace", timeout_s=30)
+    answer = admin.call(process.admin, "replace", timeout_s=60)
     seen = load.requests
     until(lambda: load.requests > seen + 100, what="the load goes on")
     load.end()
@@ -278,7 +282,7 @@ def test_what_prometheus_has_seen_no_takeover_takes_back(tmp_path: Path) -> None
     process = Process(tmp_path, metrics_listen=f"127.0.0.1:{port}").start()
 
     def scraped() -> Mapping[str, float]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         counted = ("_total", "_bucket", "_count", "_sum")
         return {f"{s.name} {s.labels}": s.value for f in families for s in f.samples if s.name.endswith(counted)}
@@ -304,7 +308,7 @@ def test_the_metrics_of_the_manual_and_of_late_donors_are_told(tmp_path: Path) -
     (tmp_path / "peers.toml").write_text(f'[[donor]]\nnode = "d1"\ncontrol = "tcp:127.0.0.1:{nobody}"\n')
     process.start()
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     donors = process.status()["donors"]
     process.close()
@@ -360,7 +364,7 @@ def test_sigterm_waits_for_clients_and_lets_no_new_one_in(process: Process) -> N
     client.write(0, bytes(PAGE))
     client.disconnect()
 
-    assert process.child.wait(20) == 0
+    assert process.child.wait(60) == 0
 
 
 def test_a_second_sigterm_ends_at_once(process: Process) -> None:
@@ -372,11 +376,12 @@ def test_a_second_sigterm_ends_at_once(process: Process) -> None:
     until(lambda: b"waiting for clients" in (process.folder / "log").read_bytes(), what="it waits")
     process.child.send_signal(signal.SIGTERM)
 
-    assert process.child.wait(20) == 0
+    assert process.child.wait(60) == 0
 
 
 def test_a_server_that_dies_again_and_again_is_started_again_after_a_pause(process: Process) -> None:
-    process.start()
+    # However long a busy machine takes for five servers, they died one after another.
+    process.start("from farside.blockdev import supervisor\nsupervisor.CRASH_WINDOW_S = 3600.0")
     for _ in range(5):
         pid = process.status()["server_pid"]
         os.kill(pid, signal.SIGKILL)
@@ -426,7 +431,7 @@ def test_a_replacement_that_can_not_be_started_leaves_the_old_server_serving(pro
         process.until_said("a server process could not be started")
 
     assert process.status()["server_pid"] == pid
-    admin.call(process.admin, "replace", timeout_s=30)
+    admin.call(process.admin, "replace", timeout_s=60)
     load.end()
 
 
@@ -467,7 +472,7 @@ def test_a_spare_that_is_stuck_holds_up_no_replacement(process: Process) -> None
     process.start()
     os.kill(process.until_spare(), signal.SIGSTOP)
 
-    admin.call(process.admin, "replace", timeout_s=30)
+    admin.call(process.admin, "replace", timeout_s=60)
 
 
 def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_serving(process: Process) -> None:
@@ -484,7 +489,7 @@ def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_s
         file.seek(8)
         file.write((99).to_bytes(4, "little"))
     with pytest.raises(PeerError, match="the old server stays"):  # said when it is known, not at a deadline
-        admin.call(process.admin, "replace", timeout_s=30)
+        admin.call(process.admin, "replace", timeout_s=60)
     process.until_said("this version can't go on with the running device")
     process.until_said("the old server stays")
 
@@ -597,14 +602,14 @@ def test_one_client_is_served_on_standard_input(process: Process) -> None:
     ours, theirs = socket.socketpair()
     process.child = subprocess.Popen(process.command("-s"), stdin=theirs.fileno(), stderr=process.log)
     theirs.close()
-    ours.settimeout(30)
+    ours.settimeout(60)
 
     client = process.adopt(ours)
     client.write(0, b"x" * PAGE)
     assert client.read(0, PAGE) == b"x" * PAGE
     client.disconnect()
 
-    assert process.child.wait(20) == 0
+    assert process.child.wait(60) == 0
 
 
 @pytest.mark.parametrize("end", ["signal", "client"])
@@ -620,7 +625,7 @@ def test_who_waits_on_standard_input_for_donors_that_do_not_come_can_end_it(tmp_
     else:
         ours.close()
 
-    assert process.child.wait(20) == 1
+    assert process.child.wait(60) == 1
     ours.close()
     process.close()
 
@@ -650,7 +655,7 @@ def test_a_second_device_on_the_same_disk_is_refused_also_after_a_replacement(pr
 
     for replaced in (False, True):
         if replaced:
-            pids.add(admin.call(process.admin, "replace", timeout_s=30)["server_pid"])
+            pids.add(admin.call(process.admin, "replace", timeout_s=60)["server_pid"])
         ended = subprocess.run(second.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 2
         named = re.search(r"is in use by process (\d+);", ended.stderr.splitlines()[-1])
@@ -663,7 +668,7 @@ def test_a_second_device_on_the_same_disk_is_refused_also_after_a_replacement(pr
 def test_ready_is_said_to_the_service_manager(process: Process) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(process.folder / "notify"))
-        manager.settimeout(30)
+        manager.settimeout(60)
         process.child = subprocess.Popen(
             process.command(),
             env=dict(os.environ) | {"NOTIFY_SOCKET": str(process.folder / "notify")},

@@ -207,7 +207,7 @@ class World:
 
     async def event(self, kind: EventKind, about: int | None = None) -> EngineEvent:
         """The next event of a kind; the others are kept."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 while (event := self.engine.event_next()) is not None:
                     self.events.append(event)
@@ -219,7 +219,7 @@ class World:
 
     async def until(self, look: Callable[[], object]) -> None:
         """Returns when it is true."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not look():
                 await asyncio.sleep(0.002)
 

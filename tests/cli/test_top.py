@@ -117,10 +117,10 @@ def test_it_prints_once_into_a_pipe_and_draws_on_a_terminal_until_ctrl_c(tmp_pat
         env = {**os.environ, "TERM": "xterm-256color"}
         with subprocess.Popen(argv, stdin=ours, stdout=ours, stderr=ours, env=env, start_new_session=True) as process:
             os.close(ours)
-            seen = read_until(screen, b"nodes up", 30)
+            seen = read_until(screen, b"nodes up", 60)
             process.send_signal(signal.SIGINT)
-            seen += read_until(screen, b"\x1b[?1049l", 30)
-            assert process.wait(30) == 0
+            seen += read_until(screen, b"\x1b[?1049l", 60)
+            assert process.wait(60) == 0
         os.close(screen)
 
     assert (done.status, "0 of 0 nodes up" in done.stdout) == (0, True)

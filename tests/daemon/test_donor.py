@@ -127,7 +127,7 @@ def memory_is_slow(plane: Plane) -> Iterator[threading.Event]:
     go, make = threading.Event(), plane.memory.map
 
     def wait_and_make(fd: int, length_bytes: int, /) -> int:
-        assert go.wait(10)
+        assert go.wait(60)
         return make(fd, length_bytes)
 
     plane.memory.map = wait_and_make  # type: ignore[method-assign]

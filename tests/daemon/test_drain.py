@@ -9,7 +9,7 @@ import pytest
 from farside import admin
 from farside.daemon.control import messages as m
 from farside.errors import PeerError
-from tests.daemon.plane import SLAB, Plane, running, settled
+from tests.daemon.plane import SLAB, Plane, running
 from tests.support.programs import outcome
 from tests.support.sandbox import farside
 
@@ -31,7 +31,7 @@ def scenario(plane: Plane, body: Callable[[Plane], Awaitable[None]]) -> None:
 
 async def drain(plane: Plane) -> dict[str, object]:
     told: dict[str, object] = await admin.ask(plane.folder / "admin.sock", "drain", deadline_s=DEADLINE_S)
-    await settled()
+    await plane.at_rest()
     return told
 
 

@@ -93,7 +93,7 @@ def test_one_address_opens_no_session_without_end() -> None:
 
 
 async def let_in(port: int, node: str) -> m.Welcome:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
     connection = Connection(
         side=Side.BORROWER, keys=(KEY,), nonce=os.urandom(m.NONCE_BYTES), node=node, features=m.Feature.NONE
     )

@@ -105,7 +105,7 @@ def test_a_job_of_the_demo_that_is_told_to_stop_keeps_its_place(tmp_path: Path) 
     with subprocess.Popen(["/bin/sh", "-c", cluster_jobs.SCRIPT, "job", "600000"], env=environment) as job:
         until((tmp_path / "ready").exists, what="a job that works")
         job.terminate()
-        assert job.wait(30) == 0
+        assert job.wait(60) == 0
 
     assert 0 < int((tmp_path / "7.0").read_text()) <= 600_000
 

@@ -112,4 +112,4 @@ async def test_an_answer_to_another_request_is_wrong() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         assert (await OpenLoop("127.0.0.1", port, TARGETS).run([(0.0, "net")])).counts() == {"wrong": 1}
-        await asyncio.wait_for(closed.wait(), 30)
+        await asyncio.wait_for(closed.wait(), 60)

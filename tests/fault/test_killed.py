@@ -125,7 +125,7 @@ def _kill_again_and_again(inherited: engine_process.Inherited, loads: list[Load]
         _wait_for_answers(loads, [load.answered for load in loads])
         for load in loads:
             load.enough.set()
-            load.thread.join(30)
+            load.thread.join(60)
     finally:
         _end(process)
 
@@ -143,7 +143,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        process.wait(10)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()

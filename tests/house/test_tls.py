@@ -55,7 +55,7 @@ async def serving(context: ssl.SSLContext | None) -> AsyncIterator[int]:
 
 
 def ask(port: int, tls: TlsFiles, host: str = "127.0.0.1") -> http.client.HTTPSConnection:
-    connection = http.client.HTTPSConnection(host, port, context=client_tls(tls), timeout=10)
+    connection = http.client.HTTPSConnection(host, port, context=client_tls(tls), timeout=60)
     try:
         connection.request("GET", "/")
         assert connection.getresponse().status == 200

@@ -54,12 +54,12 @@ def running(program: str, folder: Path, port: int) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 def scraped(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
             return text
     except (TimeoutError, urllib.error.URLError, ConnectionError):

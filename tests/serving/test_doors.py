@@ -35,7 +35,7 @@ async def ask(
     told = {"Host": "h", "Connection": "close", **({"Content-Length": str(len(body))} if body is not None else {})}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (told | dict(headers or {})).items())
     writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + (body or b""))
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     head, _, rest = answer.partition(b"\r\n\r\n")
     status, *fields = head.decode().split("\r\n")
@@ -71,7 +71,7 @@ async def test_http_tells_of_server_and_models_and_infers() -> None:
 async def test_each_error_has_its_status_and_one_line() -> None:
     port, good = free_port(), msgspec.json.encode(ONE)
     infer = "/v2/models/twice/infer"
-    async with http_front([MODEL], port, slo_s=0.4, latency_s=0.05) as (pool, executor):
+    async with http_front([MODEL], port, latency_s=0.05) as (pool, executor):
         for path, body, headers, status in (
             ("/", None, {}, 404),
             ("/v2/models/nope", None, {}, 404),
@@ -120,7 +120,7 @@ async def test_a_client_that_hangs_up_takes_its_request_with_it() -> None:
         writer.write(
             b"POST /v2/models/twice/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not pool.turns[0].batches:
                 await asyncio.sleep(0.005)
             writer.transport.abort()
@@ -130,8 +130,8 @@ async def test_a_client_that_hangs_up_takes_its_request_with_it() -> None:
 
 @in_loop
 async def test_slow_clients_are_closed_and_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEADER_LIMIT_S", 0.2)
-    monkeypatch.setattr(limits, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(limits, "HEADER_LIMIT_S", 1.0)
+    monkeypatch.setattr(limits, "BODY_LIMIT_S", 1.0)
     monkeypatch.setattr(http_door.DoorProtocol, "address_max", 4)
     port = free_port()
     async with http_front([MODEL], port):
@@ -144,7 +144,7 @@ async def test_slow_clients_are_closed_and_cost_others_nothing(monkeypatch: pyte
         assert (await ask(port, "/v2/models/twice/infer", msgspec.json.encode(ONE)))[0] == 200
         for reader, writer in slow:
             try:
-                assert await asyncio.wait_for(reader.read(), 30) == b""
+                assert await asyncio.wait_for(reader.read(), 60) == b""
             except ConnectionResetError:
                 pass
             writer.close()
@@ -272,10 +272,11 @@ async def test_a_grpc_deadline_asks_for_less_than_the_slo() -> None:
         tensor = {"name": "input", "shape": [1, 2], "datatype": "FP32"}
         request = service_pb2.ModelInferRequest(model_name="twice", inputs=[tensor], raw_input_contents=[bytes(8)])
         async with grpc.aio.insecure_channel(address) as channel:
-            with pytest.raises(grpc.RpcError):
-                await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=0.1)
-            async with asyncio.timeout(30):
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+            async with asyncio.timeout(60):
                 while not pool.counts["twice"].cancelled and not pool.counts["twice"].dropped:
+                    with pytest.raises(grpc.RpcError):  # on a busy machine it may be over before it was sent
+                        await call(request, timeout=0.1)
                     await asyncio.sleep(0.005)
 
 

@@ -38,10 +38,10 @@ async def takes_fronts(address: Address) -> bool:
 async def test_a_worker_that_no_front_needs_ends_and_one_with_a_front_stays() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = Address("127.0.0.1", listener.getsockname()[1], KEY)
-    task = asyncio.ensure_future(run_lease(listener, KEY, {"whole": WholeDriver()}, alone_s=1.0))
+    task = asyncio.ensure_future(run_lease(listener, KEY, {"whole": WholeDriver()}, alone_s=2.5))
     line = await connect_worker(address)
 
-    done, _ = await asyncio.wait([task], timeout=2.0)
+    done, _ = await asyncio.wait([task], timeout=4.0)
     assert not done
     assert line.is_up
     line.close()

@@ -37,7 +37,7 @@ class Client:
         return one
 
     async def all(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.ends) < count:
                 await asyncio.sleep(0.001)
 

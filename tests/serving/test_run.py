@@ -80,7 +80,7 @@ class Deployed:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 def write_profile(folder: Path, slo_ms: int, latency_ms: float = 20.0) -> None:

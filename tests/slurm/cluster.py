@@ -188,7 +188,7 @@ class SlurmCluster:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

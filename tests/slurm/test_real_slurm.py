@@ -265,7 +265,7 @@ def test_a_shadow_changes_nothing_and_says_what_it_would_do(
             ).stdout
         finally:
             process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
     assert {one.job_id: one.priority for one in look(slurm).jobs if one.job_id in before} == before
     assert slurm.state(long) == slurm.state(short) == "PENDING"

@@ -40,7 +40,7 @@ def process_at(path: Path, status: Mapping[str, object]) -> Iterator[None]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield
     finally:

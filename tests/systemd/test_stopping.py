@@ -26,7 +26,7 @@ class Blockdev:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._served = AsyncExitStack()
-        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(60)
 
     async def _serve(self) -> None:
         await self._served.enter_async_context(admin.serve(self.path, {"keep": self._keep}))
@@ -36,7 +36,7 @@ class Blockdev:
         return {}
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._served.aclose(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._served.aclose(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -67,7 +67,7 @@ def executor(folder: Path, *words: object, name: str = "x") -> Iterator[Executor
     finally:
         made.process.terminate()
         try:
-            made.process.wait(timeout=30)
+            made.process.wait(timeout=60)
         finally:
             made.process.kill()
             made.process.wait()

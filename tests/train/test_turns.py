@@ -212,7 +212,7 @@ def test_nonsense_at_the_socket_is_refused_and_others_go_on(tmp_path: Path) -> N
     with executor(tmp_path) as shared:
         here = packet_of(Here(VERSION, "a", 0, 1, -2, True))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as good:
-            good.settimeout(30)
+            good.settimeout(60)
             good.connect(str(shared.socket))
             good.send(packet_of(Here(VERSION, "good", 0, 1, -2, True)))
             cases: list[tuple[tuple[bytes, ...], str]] = [
