@@ -2,11 +2,9 @@
 
 import asyncio
 import functools
-import socket
-import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
 from farside.scheduler.sharing.glet.plan import Glet, Portion
 from farside.scheduler.sharing.glet.round import GletRound, Slot
-from farside.serve.http_door import HttpDoor, counted_listener, door_connections, http_server
+from farside.serve.http_door import open_http
 from farside.serve.inference import Array
 from farside.serve.pool import Pool, Turns
 from farside.serve.service import Service
@@ -136,7 +134,7 @@ def pool_of(models: Sequence[ModelFile], slo_s: float = 60.0) -> Pool:
 @asynccontextmanager
 async def http_front(
     models: Sequence[ModelFile], port: int, *, tokens: Sequence[str] = (), slo_s: float = 60.0,
-    latency_s: float = 0.001, tls: ssl.SSLContext | None = None,
+    latency_s: float = 0.001, secure: TlsFiles | None = None, grace_s: float = 0,
 ) -> AsyncIterator[tuple[Pool, LocalExecutor]]:  # fmt: skip
     """An HTTP door on a loopback port, with one glet."""
     pool = pool_of(models, slo_s)
@@ -145,18 +143,12 @@ async def http_front(
     service = Service(
         "1.0", {one.name: one for one in models}, dict.fromkeys((m.name for m in models), slo_s), pool, tokens
     )
-    connections = door_connections()
-    server = http_server(HttpDoor(service), tls, connections)
-    listener = socket.create_server(("127.0.0.1", port))
-    if tls is not None:
-        listener = counted_listener(listener, connections)
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    server = open_http(service, f"127.0.0.1:{port}", secure)
+    await server.start()
     try:
         yield pool, executor
     finally:
-        server.should_exit = True
-        with suppress(asyncio.CancelledError):
-            await serving
+        await server.stop(grace_s)
 
 
 @asynccontextmanager

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.scheduler.manager.api.limit import connections as limits
-from farside.serve import http_door
+from farside.serve import door_server
+from farside.serve.http1 import connection
 from farside.serve.service import Service
-from farside.tls import TlsFiles, client_tls, server_tls
+from farside.tls import TlsFiles, client_tls
 from tests.serving.front import grpc_front, http_front, in_loop, model_file, pool_of
 from tests.support.certificates import SERVER, Authority
 from tests.support.ports import free_port
@@ -130,9 +130,9 @@ async def test_a_client_that_hangs_up_takes_its_request_with_it() -> None:
 
 @in_loop
 async def test_slow_clients_are_closed_and_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEADER_LIMIT_S", 1.0)
-    monkeypatch.setattr(limits, "BODY_LIMIT_S", 1.0)
-    monkeypatch.setattr(http_door.DoorProtocol, "address_max", 4)
+    monkeypatch.setattr(connection, "HEAD_LIMIT_S", 1.0)
+    monkeypatch.setattr(connection, "BODY_LIMIT_S", 1.0)
+    monkeypatch.setattr(door_server, "CONNECTIONS_MAX", 4)
     port = free_port()
     async with http_front([MODEL], port):
         slow = []
@@ -242,12 +242,12 @@ async def test_each_error_of_grpc_has_its_status() -> None:
 async def test_connections_that_never_speak_tls_give_way_to_one_that_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(door_server, "CONNECTIONS_MAX", 4)
     authority = Authority(tmp_path)
     made = authority.make("front", says=SERVER)
-    tls = server_tls(TlsFiles(ca=Path(), cert=made.cert, key=made.key))
     port = free_port()
-    async with http_front([MODEL], port, tls=tls), asyncio.timeout(60):
+    secure = TlsFiles(cert=made.cert, key=made.key)
+    async with http_front([MODEL], port, secure=secure), asyncio.timeout(60):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
         for reader, _ in silent[:8]:
             assert await reader.read() == b""

@@ -16,9 +16,9 @@ pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirement
 
 import grpc
 
-from farside.serve import grpc_door
+from farside.serve import door_server
 from farside.serve.grpc_message import service_pb2
-from farside.serve.http2 import connection, server
+from farside.serve.http2 import connection
 from farside.serve.http2 import frame as h2
 from farside.serve.http2.call import written
 from farside.tls import TlsFiles, client_tls
@@ -203,8 +203,8 @@ async def _ping_without_reading(address: str) -> None:
 @in_loop
 async def test_who_is_slow_or_does_not_read_is_closed_and_costs_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_LIMIT_S", 1.0)
-    monkeypatch.setattr(server, "WRITE_LIMIT_S", 1.0)
-    monkeypatch.setattr(server, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(door_server, "WRITE_LIMIT_S", 1.0)
+    monkeypatch.setattr(door_server, "_LOOK_EVERY_S", 0.05)
     async with grpc_front([MODEL]) as (address, _, _):
         slow, writer = await asyncio.open_connection(*address.split(":"))
         writer.write(HELLO + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEADS) + h2.frame(h2.DATA, 0, 1, b"\x00"))
@@ -220,7 +220,7 @@ async def test_who_is_slow_or_does_not_read_is_closed_and_costs_others_nothing(m
 async def test_connections_beyond_an_addresss_number_take_the_place_of_idle_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grpc_door, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(door_server, "CONNECTIONS_MAX", 4)
     async with grpc_front([MODEL]) as (address, _, _):
         idle = [await asyncio.open_connection(*address.split(":")) for _ in range(8)]
         assert await is_served(address)
@@ -232,7 +232,7 @@ async def test_connections_beyond_an_addresss_number_take_the_place_of_idle_ones
 
 @in_loop
 async def test_who_uploads_or_is_sent_an_answer_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_door, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(door_server, "CONNECTIONS_MAX", 4)
     async with grpc_front([MODEL, WIDE]) as (address, _, _):
         body = written(request("wide", 8, 100_000).SerializeToString())
         frames = [body[at : at + h2.FRAME_BYTES] for at in range(0, len(body), h2.FRAME_BYTES)]

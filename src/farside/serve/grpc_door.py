@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError, Message
 from farside.listen import open_listener
 from farside.log import get_log
 from farside.serve.description import model_metadata
+from farside.serve.door_server import Cancel, door_connections
 from farside.serve.grpc_message import read_message, service_pb2, told, written_message
 from farside.serve.http2.call import Call
-from farside.serve.http2.server import Cancel, GrpcServer, Reply, Serve
-from farside.serve.http_door import CONNECTIONS_MAX, counted_listener, door_connections
+from farside.serve.http2.server import GrpcServer, Reply, Serve
 from farside.serve.inference import HEAD_BYTES_MAX, InferenceError, Kind, body_bytes_max, malformed
 from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
@@ -156,14 +156,11 @@ def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> GrpcSe
         ConfigError: The address can't be listened on, or a file of TLS is wrong.
     """
     tls = server_tls(secure) if secure is not None else None
-    connections = door_connections()
     listener = open_listener(f"tcp:{address}", setting="grpc_listen")
     if tls is not None:
         tls.set_alpn_protocols(["h2"])
-        listener = counted_listener(listener, connections)
     door = GrpcDoor(service)
     return GrpcServer(
         door.calls(), door.barred, message_bytes_max=max(body_bytes_max(model) for model in service.models.values()),
-        head_bytes_max=HEAD_BYTES_MAX, listener=listener, tls=tls, connections=connections,
-        address_max=CONNECTIONS_MAX,
+        head_bytes_max=HEAD_BYTES_MAX, listener=listener, tls=tls, connections=door_connections(),
     )  # fmt: skip

@@ -1,59 +1,70 @@
-"""HTTP door: the Open Inference Protocol as a bare ASGI application, and limits on its connections."""
+"""HTTP door: the Open Inference Protocol over a server of HTTP/1.1 (`http1/`).
+
+uvicorn and an ASGI application made a task, a dict and some timers of each request, and took twice the processor time
+of all else that a request needs.
+"""
 
 import asyncio
-import socket
-import ssl
-from asyncio import constants
+import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from urllib.parse import quote, unquote
 
 import msgspec
-import uvicorn
 
-from farside.log import get_log
-from farside.scheduler.manager.api.limit.connections import (
-    HEADER_BYTES_MAX,
-    HEADER_LIMIT_S,
-    Connections,
-    say_rarely,
-)
-from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
-from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
+from farside.agent.serving.model_file import ModelFile
+from farside.listen import open_listener
 from farside.serve.description import model_metadata
+from farside.serve.door_server import Cancel, door_connections
+from farside.serve.http1.answer import JSON, error_body
+from farside.serve.http1.connection import Head, Whole
+from farside.serve.http1.server import HttpServer, Reply
 from farside.serve.inference import (
     BODY_BYTES_MAX,
+    HEAD_BYTES_MAX,
     InferenceError,
     Kind,
     body_bytes_max,
     head_bytes,
     read_request,
+    version_of,
     written_answer,
-    written_error,
 )
 from farside.serve.service import Service
+from farside.tls import TlsFiles, server_tls
 
-CONNECTIONS_MAX = 1024
-# Clients keep connections for their next request, and see a reset where one that they use is closed.
-KEEP_ALIVE_S = 75
-WRITE_LIMIT_S = 30.0
-_HEAD_LENGTH = b"inference-header-content-length"
-_JSON, _BINARY = (b"content-type", b"application/json"), (b"content-type", b"application/octet-stream")
+_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 _UNSERVED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
 
-_log = get_log("serve.http")
-
-Headers = tuple[tuple[bytes, bytes], ...]
-Answer = tuple[int, Headers, bytes]
+# Status, lines of the head, body.
+Answer = tuple[int, bytes, bytes]
 
 
-class Gone(Exception):
-    """The client has hung up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request by its head.
+
+    ``model``: the one to infer with; None: something else is asked. ``name``: of the model that it names, or empty.
+    ``refusal``: why it is not served.
+    """
+
+    method: bytes = b"GET"
+    path: str = ""
+    fields: Mapping[bytes, bytes]
+    model: ModelFile | None = None
+    name: str = ""
+    body_bytes_max: int = 0
+    refusal: InferenceError | None = None
+
+    @property
+    def wants_body(self) -> bool:
+        """Whether anything of its body is kept."""
+        return self.model is not None
 
 
 class HttpDoor:
-    """The ASGI application.
+    """What is asked by HTTP.
 
     Args:
         service: What it serves.
@@ -63,53 +74,71 @@ class HttpDoor:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._largest = {name: body_bytes_max(model) for name, model in service.models.items()}
+        # What nearly all requests ask for, as clients write it.
+        self._infer_targets: dict[bytes, ModelFile] = {}
+        for name, model in service.models.items():
+            for version in ("", f"/versions/{version_of(model)}"):
+                self._infer_targets[f"/v2/models/{quote(name)}{version}/infer".encode()] = model
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answers one request."""
-        model = ""
+    def read(self, head: Head) -> Asked:
+        """Judges a request before its body is there."""
+        path, name = "", ""
         try:
-            headers: Mapping[bytes, bytes] = dict(scope["headers"])
-            parts = scope["path"].strip("/").split("/")
-            model = parts[2] if len(parts) > 2 and parts[1] == "models" else ""
-            self._service.check_token(headers.get(b"authorization"))
-            status, extra, body = await self._answer(scope, headers, parts, receive)
+            model = self._infer_targets.get(head.target) if head.method == b"POST" else None
+            if model is not None:
+                name = model.name
+                self._service.check_token(head.fields.get(b"authorization"))
+            else:
+                path = unquote(head.target.partition(b"?")[0].decode("latin-1"))
+                parts = _parts(path)
+                name = parts[2] if len(parts) > 2 and parts[1] == "models" else ""
+                self._service.check_token(head.fields.get(b"authorization"))
+                model = self._model_to_infer(head.method, parts)
+            if model is not None and head.fields.get(b"content-encoding", b"identity") != b"identity":
+                raise InferenceError(Kind.COMPRESSED, "compressed bodies are not taken")
         except InferenceError as error:
-            if error.kind.counted == "refused":
-                self._service.pool.refuse(model)
-            status, extra, body = error.kind.http, _error_headers(error), written_error(error)
-        except Gone:
-            return
-        except Exception as error:  # the top of this task: a fault of ours is recorded, and the door stays open
-            _log.error("a request failed", path=scope["path"], cause=error)
-            fault = InferenceError(Kind.RAISED, "the server failed on this request; its log says why")
-            status, extra, body = 500, (_JSON,), written_error(fault)
-        length = (b"content-length", str(len(body)).encode())
-        await send({"type": "http.response.start", "status": status, "headers": [*extra, length]})
-        await send({"type": "http.response.body", "body": body})
+            return Asked(fields=head.fields, name=name, refusal=error)
+        most = self._largest[model.name] if model is not None else 0
+        return Asked(method=head.method, path=path, fields=head.fields, model=model, name=name, body_bytes_max=most)
 
-    async def _answer(
-        self, scope: dict[str, Any], headers: Mapping[bytes, bytes], parts: list[str], receive: Any
-    ) -> Answer:
-        service, method = self._service, scope["method"]
+    def _model_to_infer(self, method: bytes, parts: list[str]) -> ModelFile | None:
         match parts:
             case ["v2", "models", name, *rest] if rest and rest[-1] == "infer":
                 version = _version(rest[:-1])
-                _only(method, "POST")
-                return await self._infer(scope, headers, name, version, receive)
+                _only(method, b"POST")
+                return self._service.model(name, version)
+        return None
+
+    def serve(self, whole: Whole, reply: Reply) -> Cancel | None:
+        """Answers a request, now or later."""
+        asked: Asked = whole.head
+        try:
+            if asked.refusal is not None:
+                raise asked.refusal
+            if asked.model is not None:
+                return self._infer(asked, asked.model, whole, reply)
+            reply.answer(*self._told(asked.method, _parts(asked.path), asked.path))
+        except InferenceError as error:
+            self._fail(reply, asked.name, error)
+        return None
+
+    def _told(self, method: bytes, parts: list[str], path: str) -> Answer:
+        service = self._service
+        match parts:
             case ["v2"]:
-                _only(method, "GET")
+                _only(method, b"GET")
                 return _said(service.metadata())
             case ["v2", "health", "live"]:
-                return 200, (), b""
+                return 200, b"", b""
             case ["v2", "health", "ready"]:
-                return (200 if service.is_ready() else 503), (), b""
+                return (200 if service.is_ready() else 503), b"", b""
             case ["v2", "models", "stats"]:
                 return _said(service.statistics(list(service.models.values())))
             case ["v2", "models", name, *rest]:
-                _only(method, "GET")
+                _only(method, b"GET")
                 return self._of_model(name, rest)
             case ["v2", "repository", "index"]:
-                _only(method, "POST")
+                _only(method, b"POST")
                 return _said(service.index())
             case ["v2", "repository", *_]:
                 raise InferenceError(
@@ -117,74 +146,53 @@ class HttpDoor:
                 )
             case ["v2", first, *_] if first in _UNSERVED:
                 raise InferenceError(Kind.UNSUPPORTED, f"{first} is not served")
-        raise InferenceError(Kind.UNKNOWN, f"no path {scope['path']!r:.100}")
+        raise InferenceError(Kind.UNKNOWN, f"no path {path!r:.100}")
 
     def _of_model(self, name: str, rest: list[str]) -> Answer:
         what = rest[-1] if rest and rest[-1] in ("ready", "config", "stats") else ""
         model = self._service.model(name, _version(rest[:-1] if what else rest))
         if what == "ready":
-            return (200 if self._service.pool.is_ready(name) else 503), (), b""
+            return (200 if self._service.pool.is_ready(name) else 503), b"", b""
         if what == "config":
             return _said(self._service.config(model))
         return _said(self._service.statistics([model]) if what else model_metadata(model))
 
-    async def _infer(
-        self, scope: dict[str, Any], headers: Mapping[bytes, bytes], name: str, version: str, receive: Any
-    ) -> Answer:
-        service = self._service
-        model = service.model(name, version)
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise InferenceError(Kind.COMPRESSED, "compressed bodies are not taken")
-        body = await _body(receive, self._largest[name])
+    def _infer(self, asked: Asked, model: ModelFile, whole: Whole, reply: Reply) -> Cancel:
         arrived_s = self._loop.time()
-        length = headers.get(_HEAD_LENGTH)
+        if whole.why == "large":
+            raise InferenceError(
+                Kind.TOO_LARGE, f"the body is larger than {asked.body_bytes_max} bytes, the model's largest"
+            )
+        if whole.why:
+            raise InferenceError(Kind.FULL, "the bodies that are under way are too large together", hint="try later")
+        body = whole.body
+        length = asked.fields.get(b"inference-header-content-length")
         head = head_bytes(length.decode("latin-1") if length is not None else None, len(body))
         request = read_request(model, body, head)
-        task = asyncio.current_task()
-        assert task is not None
-        # Told by the connection when it is lost.
-        scope["farside.gone"] = task.cancel
-        try:
-            answer, head = await service.infer(model, request, partial(written_answer, model, request), arrived_s)
-        except asyncio.CancelledError as error:
-            if task.uncancel():
-                raise
-            raise Gone from error
-        finally:
-            scope.pop("farside.gone", None)
-        if head is None:
-            return 200, (_JSON,), answer
-        return 200, (_BINARY, (_HEAD_LENGTH, str(head).encode())), answer
+        one = self._service.submit(
+            model, request, partial(written_answer, model, request), arrived_s, math.inf, partial(_answer, reply),
+            partial(self._fail, reply, model.name),
+        )  # fmt: skip
+        return partial(self._service.pool.cancel, one)
+
+    def _fail(self, reply: Reply, name: str, error: InferenceError) -> None:
+        if error.kind.counted == "refused":
+            self._service.pool.refuse(name)
+        reply.answer(error.kind.http, _error_fields(error), error_body(str(error)))
 
 
-async def _body(receive: Any, bytes_max: int) -> bytes:
-    """The body of a request, without a copy where it comes in one piece.
-
-    Raises:
-        InferenceError: It is larger than the model's largest request.
-        Gone: Its client hung up.
-    """
-    parts: list[bytes] = []
-    size, is_more = 0, True
-    while is_more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise Gone
-        part, is_more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
-        # What is too much is read and dropped, up to the connection's own limit: else its client would not hear why.
-        if size <= bytes_max:
-            parts.append(part)
-        else:
-            parts.clear()
-    if size > bytes_max:
-        raise InferenceError(Kind.TOO_LARGE, f"the body is larger than {bytes_max} bytes, the model's largest")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _answer(reply: Reply, written: tuple[bytes, int | None]) -> None:
+    body, head = written
+    reply.answer(200, JSON if head is None else _BINARY % head, body)
 
 
-def _only(method: str, wanted: str) -> None:
-    if method != wanted and not (wanted == "GET" and method == "HEAD"):
-        raise InferenceError(Kind.METHOD, f"{method} is not taken here; use {wanted}")
+def _parts(path: str) -> list[str]:
+    return path.strip("/").split("/")
+
+
+def _only(method: bytes, wanted: bytes) -> None:
+    if method != wanted and not (wanted == b"GET" and method == b"HEAD"):
+        raise InferenceError(Kind.METHOD, f"{method.decode('latin-1'):.20} is not taken here; use {wanted.decode()}")
 
 
 def _version(rest: list[str]) -> str:
@@ -197,111 +205,27 @@ def _version(rest: list[str]) -> str:
 
 
 def _said(value: object) -> Answer:
-    return 200, (_JSON,), msgspec.json.encode(value)
+    return 200, JSON, msgspec.json.encode(value)
 
 
-def _error_headers(error: InferenceError) -> Headers:
-    headers: list[tuple[bytes, bytes]] = [_JSON]
+def _error_fields(error: InferenceError) -> bytes:
     if error.kind in (Kind.FULL, Kind.DIED):
-        headers.append((b"retry-after", b"1"))
-    elif error.kind is Kind.UNAUTHENTICATED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    return tuple(headers)
+        return JSON + b"retry-after: 1\r\n"
+    if error.kind is Kind.UNAUTHENTICATED:
+        return JSON + b"www-authenticate: Bearer\r\n"
+    return JSON
 
 
-class _OneWrite:
-    """A transport that sends the head of an answer with its body: one system call, and one packet where they fit."""
+def open_http(service: Service, address: str, secure: TlsFiles | None) -> HttpServer:
+    """A server of a service that has HOST:PORT, and answers once it is started.
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Holds what begins an answer until more is written, or this turn of the loop is over."""
-        if not self._head and data.startswith(b"HTTP/1.1 "):
-            self._head = data
-            self._loop.call_soon(self._flush)
-            return
-        head, self._head = self._head, b""
-        self._transport.write(head + data if head else data)
-
-    def close(self) -> None:
-        """Sends what is held, then closes."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head:
-            self._transport.write(head)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class DoorProtocol(LimitedProtocol):
-    """A connection of the door, with limits of time and size; it cancels the request of a client that has gone."""
-
-    address_max = CONNECTIONS_MAX
-    body_bytes_max = BODY_BYTES_MAX + HEADER_BYTES_MAX
-    _unread: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Counts it."""
-        super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the request that nobody waits for."""
-        gone: Any = self.scope.get("farside.gone") if self.scope is not None else None
-        if gone is not None:
-            gone()
-        self._read_again()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Its client does not read what it is sent."""
-        super().pause_writing()
-        self._read_again()
-        self._unread = self.loop.call_later(WRITE_LIMIT_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Its client reads on."""
-        self._read_again()
-        super().resume_writing()
-
-    def _read_again(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-
-def door_connections() -> Connections:
-    """Connections of the door, with its limit for an address."""
-    return Connections(address_max=CONNECTIONS_MAX)
-
-
-def counted_listener(listener: socket.socket, connections: Connections) -> socket.socket:
-    """The listener of a door that speaks TLS: handshakes count as connections, and have a limit of time."""
-    # Comes before a header; uvicorn passes no other on.
-    constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
-    forget_failed(asyncio.get_running_loop())
-    return CountedListener(listener, connections)
-
-
-class _Server(uvicorn.Server):
-    """One that leaves signals to us."""
-
-    capture_signals = nullcontext  # type: ignore[assignment]
-
-
-def http_server(door: HttpDoor, secure: ssl.SSLContext | None, connections: Connections) -> uvicorn.Server:
-    """What serves the door on sockets given to its `serve`; it ends when its ``should_exit`` is set."""
-    say_rarely(asyncio.get_running_loop())
-    return _Server(
-        uvicorn.Config(
-            door, http=partial(DoorProtocol, connections=connections),  # type: ignore[arg-type]
-            ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False,
-            date_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=2,
-            ssl_context_factory=None if secure is None else lambda *_: secure,
-        )
+    Raises:
+        ConfigError: The address can't be listened on, or a file of TLS is wrong.
+    """
+    tls = server_tls(secure) if secure is not None else None
+    listener = open_listener(f"tcp:{address}", setting="http_listen")
+    door = HttpDoor(service)
+    return HttpServer(
+        door.read, door.serve, head_bytes_max=HEAD_BYTES_MAX, wire_bytes_max=BODY_BYTES_MAX + HEAD_BYTES_MAX,
+        listener=listener, tls=tls, connections=door_connections(),
     )  # fmt: skip

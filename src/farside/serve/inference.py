@@ -143,7 +143,7 @@ def head_bytes(text: str | None, body: int) -> int | None:
     return int(text)
 
 
-def read_request(model: ModelFile, body: bytes, head: int | None) -> InferRequest:
+def read_request(model: ModelFile, body: bytes | bytearray, head: int | None) -> InferRequest:
     """The request in a body.
 
     Args:

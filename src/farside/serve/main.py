@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from farside import admin
 from farside.agent.serving.describe import describe_models
@@ -27,7 +26,7 @@ from farside.client.manager_client import ManagerAddress
 from farside.daemon.control.keys import read_keys
 from farside.ending import on_end_signals
 from farside.errors import ConfigError
-from farside.listen import allow_many_connections, close_listener, open_listener
+from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.manager.garbage_collection import keep_aside
@@ -37,8 +36,9 @@ from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Mod
 from farside.scrape import serve_metrics
 from farside.serve.controller import Controller, first_plan, wanted_of
 from farside.serve.deployment import Deployment, check_for_machine, check_for_manager, profiles_of
+from farside.serve.door_server import DoorServer
 from farside.serve.fleet import Fleet
-from farside.serve.http_door import HttpDoor, counted_listener, door_connections, http_server
+from farside.serve.http_door import open_http
 from farside.serve.lease.front_state import FrontState, StateFile
 from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
 from farside.serve.lease.report import report_of
@@ -267,20 +267,16 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     pool = Pool(loop, grounds.models, slo_s, lambda: time.time_ns() // 1_000_000)
     service = Service(importlib.metadata.version("farside"), grounds.models, slo_s, pool, deployment.tokens)
     # Addresses come first: one that is taken ends the start before any model is loaded.
-    listener = open_listener(f"tcp:{deployment.http}", setting="http_listen") if deployment.http else None
-    if listener is not None:
-        stack.callback(close_listener, listener)
     secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
-    tls = server_tls(secure) if secure is not None else None
-    connections = door_connections()
-    if listener is not None and tls is not None:
-        listener = counted_listener(listener, connections)
-        stack.callback(close_listener, listener)
-    grpc_server = None
+    doors: list[DoorServer] = []
+    if deployment.http:
+        doors.append(open_http(service, deployment.http, secure))
+        stack.callback(doors[-1].close)
     if deployment.grpc:
         from farside.serve.grpc_door import open_grpc
 
-        grpc_server = open_grpc(service, deployment.grpc, secure)
+        doors.append(open_grpc(service, deployment.grpc, secure))
+        stack.callback(doors[-1].close)
     state = StateFile(deployment.admin_socket.with_name(f"{deployment.admin_socket.name}.state"), deployment.name)
     keeper, before = _keeper(grounds, state) if grounds.manager is not None else (None, None)
     if keeper is not None:
@@ -308,12 +304,9 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
     await stack.enter_async_context(_background(controller.run()))
     await stack.enter_async_context(_background(keep_aside()))
-    if listener is not None:
-        server = http_server(HttpDoor(service), tls, connections)
-        await stack.enter_async_context(_http(server, listener))
-    if grpc_server is not None:
-        await grpc_server.start()
-        stack.push_async_callback(grpc_server.stop, _GRACE_S)
+    for door in doors:
+        await door.start()
+        stack.push_async_callback(door.stop, _GRACE_S)
 
 
 def _controller(
@@ -401,16 +394,6 @@ async def _background(work: Coroutine[object, object, object]) -> AsyncIterator[
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-@asynccontextmanager
-async def _http(server: uvicorn.Server, listener: socket.socket) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await task
 
 
 class _Told:

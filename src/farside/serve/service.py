@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -107,26 +106,3 @@ class Service:
         )  # fmt: skip
         self.pool.submit(one)
         return one
-
-    async def infer(self, model: ModelFile, request: InferRequest, encode: Encode, arrived_s: float) -> Any:
-        """Waits for what `submit` brings; a caller that is cancelled takes the request with it.
-
-        Raises:
-            InferenceError: It has no outputs.
-        """
-        settled: asyncio.Future[Any] = self._loop.create_future()
-
-        def answer(result: Any) -> None:
-            if not settled.done():
-                settled.set_result(result)
-
-        def fail(error: InferenceError) -> None:
-            if not settled.done():
-                settled.set_exception(error)
-
-        one = self.submit(model, request, encode, arrived_s, math.inf, answer, fail)
-        try:
-            return await settled
-        except asyncio.CancelledError:
-            self.pool.cancel(one)
-            raise

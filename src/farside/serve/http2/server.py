@@ -9,10 +9,10 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from farside.log import get_log
 from farside.scheduler.manager.api.limit.connections import Connections
+from farside.serve.door_server import Cancel, DoorConnection, DoorServer
 from farside.serve.http2.budget import Share
 from farside.serve.http2.call import (
     ANSWER_END,
@@ -28,7 +28,6 @@ from farside.serve.http2.call import (
 )
 from farside.serve.http2.connection import (
     BODY_LIMIT_S,
-    OPEN_LIMIT_S,
     Bounds,
     Early,
     Event,
@@ -36,11 +35,9 @@ from farside.serve.http2.connection import (
     Http2Connection,
 )
 from farside.serve.http2.head import Head
-from farside.serve.http2.sender import WRITE_LIMIT_S
 
 CALLS_MAX = 1024
 IDLE_LIMIT_S = 75.0  # as HTTP's
-_LOOK_EVERY_S = 1.0
 # Of bodies that are not whole, and of answers that a client does not take: beside each other on one connection.
 _HELD_AT_ONCE = 4
 _HELD_BYTES_MIN, _UNSENT_BYTES_MAX = 1 << 20, 64 << 20
@@ -67,12 +64,11 @@ class Reply:
         self._connection.fail(self._stream, code, line)
 
 
-Cancel = Callable[[], None]
 # Takes call, message and reply; what it gives back is called where the client gives the call up before its answer.
 Serve = Callable[[Call, bytes, Reply], Cancel | None]
 
 
-class GrpcServer:
+class GrpcServer(DoorServer):
     """Calls by their path.
 
     Args:
@@ -82,97 +78,43 @@ class GrpcServer:
         listener: Listens already.
         tls: Context that speaks TLS; it has to offer h2.
         connections: Counts the connections of each address.
-        address_max: Connections of an address.
     """
 
     def __init__(
         self, calls: Mapping[bytes, Serve], barred: Callable[[bytes], str], *, message_bytes_max: int,
         head_bytes_max: int, listener: socket.socket, tls: ssl.SSLContext | None, connections: Connections,
-        address_max: int,
     ) -> None:  # fmt: skip
+        super().__init__(
+            lambda: _Connection(self, self._loop), listener=listener, tls=tls, connections=connections, alpn="h2"
+        )
         self.calls, self.message_bytes_max, self.under_way = calls, message_bytes_max, 0
-        self.connections, self.address_max, self.is_tls = connections, address_max, tls is not None
-        self.open: set[_Connection] = set()
         self.read: Callable[[Head], Call] = partial(read_call, known=frozenset(calls), barred=barred)
-        self.share, self.is_stopping = Share(_HELD_BYTES_ALL), False
+        self.share = Share(_HELD_BYTES_ALL)
         self.bounds = Bounds(
             head_bytes=head_bytes_max, body_bytes=message_bytes_max + PREFIX_BYTES,
             held_bytes=max(_HELD_BYTES_MIN, _HELD_AT_ONCE * message_bytes_max), unsent_bytes=_UNSENT_BYTES_MAX,
             streams=CALLS_MAX, idle_s=IDLE_LIMIT_S,
         )  # fmt: skip
-        self._listener, self._tls = listener, tls
-        self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def start(self) -> None:
-        """Takes connections from now on."""
-        options: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": OPEN_LIMIT_S}
-        self._server = await self._loop.create_server(
-            lambda: _Connection(self, self._loop), sock=self._listener, ssl=self._tls, **options
-        )
-        self._look()
-
-    async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and ends once those under way are answered, or after ``grace_s`` seconds."""
-        self.is_stopping = True  # whoever is in a TLS handshake comes later
-        if self._server is not None:
-            self._server.close()
-        for one in tuple(self.open):
-            one.leave()
-        end_s = self._loop.time() + grace_s
-        while self.open and self._loop.time() < end_s:
-            await asyncio.sleep(0.01)
-        if self._timer is not None:
-            self._timer.cancel()
-        for one in tuple(self.open):
-            one.end()
-        await asyncio.sleep(0)
-
-    def _look(self) -> None:
-        for one in tuple(self.open):
-            one.look()
-        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(DoorConnection):
     """One connection: bytes from its socket, calls to the server."""
 
     def __init__(self, server: GrpcServer, loop: asyncio.AbstractEventLoop) -> None:
-        self._server, self._loop = server, loop
+        self._server = server
         self._state = Http2Connection(server.bounds, server.read, loop.time(), server.share)
-        self._transport: Any = None
-        self._owner = ""  # empty: it does not count
+        super().__init__(server, loop, self._state)
         self._cancels: dict[int, Cancel | None] = {}
-        self._is_flushing = self._is_leaving = False
-        self._is_waiting = True  # for its client: it may be closed for another
-        self._stalled_s, self._closes_s = 0.0, loop.time()
+        self._is_flushing = False
 
     # ---- the socket
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Counts it."""
-        self._transport = transport
-        owner = (transport.get_extra_info("peername") or ("nobody",))[0]
-        connections = self._server.connections
-        connections.shaken(transport.get_extra_info("socket").fileno())
-        spoken = transport.get_extra_info("ssl_object")
-        is_wrong = self._server.is_tls and (spoken is None or spoken.selected_alpn_protocol() != "h2")
-        if is_wrong or not connections.admit(owner, self._server.address_max):
-            self._transport.abort()
-            return
-        self._owner = owner
-        connections.waits(owner, self, self._evict)
-        self._server.open.add(self)
-        if self._server.is_stopping:
-            self.leave()
+    def opened(self) -> None:
+        """Sends its settings."""
         self._flush()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def gone(self) -> None:
         """Cancels what its client waits for."""
-        self._leave()
-        self._state.lost()
-        self._server.open.discard(self)
         for stream in tuple(self._cancels):
             self._gone(stream)
 
@@ -194,10 +136,6 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._flush()
 
-    def eof_received(self) -> bool:
-        """Closes: a client that has ended its side has gone."""
-        return False
-
     def pause_writing(self) -> None:
         """Its client does not read what it is sent, so nothing more is read of it."""
         self._stalled_s = self._loop.time()
@@ -212,26 +150,16 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._flush_soon()
 
-    def look(self) -> None:
-        """About once a second: whether it is still worth its place."""
-        now_s = self._loop.time()
-        if not self._transport.is_closing():
-            self._closes_s = now_s
-            self._handle(self._state.look(now_s))
-            self._flush()
-        # What was written last before it closed may find no reader either.
-        if now_s - min(self._closes_s, self._stalled_s or now_s) > WRITE_LIMIT_S:
-            self._transport.abort()
+    def due(self, now_s: float) -> None:
+        """Ends calls and connections whose client is late."""
+        self._handle(self._state.look(now_s))
+        self._flush()
 
     def leave(self) -> None:
         """Takes no new calls, and closes once those under way are answered."""
-        self._is_leaving = True
+        super().leave()
         self._state.leave()
         self._flush()
-
-    def end(self) -> None:
-        """Closes now."""
-        self._transport.abort()
 
     # ---- calls
 
@@ -320,21 +248,6 @@ class _Connection(asyncio.Protocol):
         while not self._stalled_s and (data := state.sender.take(self._loop.time())):
             self._transport.write(data)
         if state.is_closed or (self._is_leaving and not state.calls):
-            self._transport.close()
+            self.finish()
         # With a call's message or answer in between, it is not idle.
-        is_waiting = not state.calls and not self._transport.get_write_buffer_size()
-        if self._owner and is_waiting != self._is_waiting:
-            self._is_waiting = is_waiting
-            if is_waiting:
-                self._server.connections.waits(self._owner, self, self._evict)
-            else:
-                self._server.connections.is_answered(self._owner, self)
-
-    def _evict(self) -> None:
-        self._owner = ""
-        self._transport.abort()
-
-    def _leave(self) -> None:
-        if self._owner:
-            self._server.connections.leave(self._owner, self)
-            self._owner = ""
+        self.count(is_waiting=not state.calls and not self._transport.get_write_buffer_size())

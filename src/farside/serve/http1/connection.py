@@ -1,0 +1,310 @@
+"""One connection of HTTP/1.1 as its server sees it, sans-I/O: bytes in, requests out, answers in, bytes out. PURE.
+
+How it works
+  httptools takes messages apart. A request is told of once it is whole; the next one of its connection once that is
+  answered. What comes before stays here, and no more is read than `HELD_BYTES_MAX` of it.
+
+  `read` judges a request by its head. A body that is not wanted, or too large, is read and dropped up to a bound, else
+  its client would not hear why; one that asks first (Expect: 100-continue) is answered at once.
+
+  Bodies that are not whole are bounded: each by what its head allows, and all connections' together by a `Share`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import httptools
+
+from farside.serve.http1.answer import JSON, error_body, written
+from farside.serve.http2.budget import Share
+
+HEAD_LIMIT_S, BODY_LIMIT_S = 10.0, 30.0
+# Of what comes behind a request that is not answered.
+HELD_BYTES_MAX = 64 << 10
+# So much that is no body, then others' connections have their turn.
+_TURN_BYTES = 16 << 10
+
+
+class Judged(Protocol):
+    """What `read` makes of a head."""
+
+    @property
+    def body_bytes_max(self) -> int:
+        """The largest body; nothing is kept of one that is larger."""
+        ...
+
+    @property
+    def wants_body(self) -> bool:
+        """Whether anything of its body is kept."""
+        ...
+
+
+class Head(NamedTuple):
+    """A request's head. ``fields``: values by name in lower case, the last of several."""
+
+    method: bytes
+    target: bytes
+    fields: Mapping[bytes, bytes]
+
+
+class Whole(NamedTuple):
+    """A request is here; ``why``: empty, large (its body is) or full (all connections' bodies are)."""
+
+    head: Any
+    body: bytes | bytearray
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Limits of one connection.
+
+    ``head_bytes``: a request's head. ``wire_bytes``: of its body, with what frames it. ``idle_s``: between requests.
+    """
+
+    head_bytes: int
+    wire_bytes: int
+    idle_s: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Message:
+    """``left``: of its content-length; -1 without one."""
+
+    method: bytes
+    head: Any
+    is_kept: bool
+    left: int
+    body: bytes | bytearray = b""
+    why: str = ""
+
+
+class Http1Connection:
+    """State of one connection. Nothing raises: what a client does wrong ends in `is_closed`.
+
+    Args:
+        bounds: Its bounds.
+        read: Judges a request's head.
+        now_s: When it was opened.
+        share: What bodies that are not whole hold on all connections; `lost` gives back what this one has.
+
+    Attributes:
+        out: What is to be sent before any answer; the caller empties it.
+        is_closed: No more is read; the connection closes once ``out`` and what is under way are sent.
+        is_busy: A request is under way: `take` gave it, and `answered` was not called.
+        late_s: When what its client owes has to be there; infinity: it owes nothing.
+    """
+
+    def __init__(self, bounds: Bounds, read: Callable[[Head], Judged], now_s: float, share: Share) -> None:
+        self.out = b""
+        self.is_closed = self.is_busy = False
+        self.late_s = now_s + HEAD_LIMIT_S
+        self._bounds, self._read, self._share, self._now_s = bounds, read, share, now_s
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._whole: deque[_Message] = deque()
+        self._message: _Message | None = None  # None: its head is not whole
+        self._under_way: _Message | None = None
+        self._target, self._fields = b"", dict[bytes, bytes]()
+        self._bytes = self._shared = 0
+        self._is_idle, self._is_deaf = True, False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to `go_on` with now."""
+        return bool(self._waiting) and not self._whole and not self.is_busy and not self.is_closed
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether something of its client waits here: `go_on`, then `take`."""
+        return bool(self._whole or self._waiting) and not self.is_closed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be read from its socket now."""
+        return self._waiting_bytes > HELD_BYTES_MAX
+
+    # ---- bytes in
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        """Takes bytes: `take` has what came of them."""
+        if self._is_deaf:
+            return
+        if self._is_idle and not self.is_busy:
+            self._expect_head(now_s)
+        self._waiting.append(memoryview(data))
+        self._waiting_bytes += len(data)
+        self.go_on(now_s)
+
+    def go_on(self, now_s: float) -> None:
+        """Takes apart what is here, for a turn at most, up to the end of a request."""
+        self._now_s, spent = now_s, 0
+        while self.has_more and spent < _TURN_BYTES:
+            data = self._waiting.popleft()
+            bulk = self._message.left if self._message is not None else 0
+            size = min(len(data), max(bulk, _TURN_BYTES))
+            if size < len(data):
+                self._waiting.appendleft(data[size:])
+            self._waiting_bytes -= size
+            self._bytes += size
+            if size > bulk:
+                spent += size
+            self._feed(data[:size])
+
+    def take(self) -> Whole | None:
+        """The next request; the connection is busy with it until `answered`."""
+        if self.is_busy or not self._whole:
+            return None
+        message = self._under_way = self._whole.popleft()
+        self.is_busy, self.late_s = True, float("inf")
+        return Whole(message.head, message.body, message.why)
+
+    def answers(self) -> tuple[bool, bool]:
+        """The request under way is answered now: whether with a body, and whether the connection stays open."""
+        message = self._under_way
+        assert message is not None, "a request is under way"
+        return message.method != b"HEAD", message.is_kept and not self.is_closed
+
+    def answered(self, now_s: float) -> None:
+        """The request under way has its answer; the connection closes where it does not stay open."""
+        message, self._under_way = self._under_way, None
+        self.is_busy = False
+        if message is None or not message.is_kept:
+            self._close()
+        elif self._is_idle and not self._waiting:
+            self.late_s = now_s + self._bounds.idle_s
+        elif self._is_idle:
+            self._expect_head(now_s)
+        else:  # some of the next is here; the time that it waited for us is not its client's
+            self.late_s = now_s + (HEAD_LIMIT_S if self._message is None else BODY_LIMIT_S)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._close()
+
+    def _expect_head(self, now_s: float) -> None:
+        # Blank lines before a request keep nobody's connection open: they are part of its head.
+        self._is_idle, self._bytes, self.late_s = False, 0, now_s + HEAD_LIMIT_S
+
+    def _feed(self, data: memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here; what comes behind such a request is not HTTP/1.1 perhaps.
+            self._whole[-1].is_kept = False
+            self._drop_input()
+        except httptools.HttpParserError as error:
+            self._refuse(400, str(error))
+        if self._is_deaf:
+            return
+        if self._message is None:
+            if not self._is_idle and self._bytes > self._bounds.head_bytes:
+                self._refuse(431, f"the head is larger than {self._bounds.head_bytes} bytes")
+        elif self._bytes > self._bounds.wire_bytes:
+            self._close()  # nobody reads on to hear a refusal
+
+    def _refuse(self, status: int, line: str) -> None:
+        """Ends what can't be read on, behind the requests before it."""
+        before = self._whole[-1] if self._whole else self._under_way
+        if before is not None:
+            before.is_kept = False
+            self._drop_input()
+            return
+        self.out += written(status, JSON, error_body(line), is_kept=False)
+        self._close()
+
+    def _drop_input(self) -> None:
+        self._is_deaf = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _close(self) -> None:
+        self.is_closed, self.late_s = True, float("inf")
+        self._whole.clear()
+        self._drop_input()
+        self._message = None
+        self._share.held -= self._shared
+        self._shared = 0
+
+    # ---- what httptools calls
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        if self._is_deaf:
+            return
+        self._target, self._fields, self._message = b"", {}, None
+        if self._is_idle:  # it came behind another one in the same piece
+            self._expect_head(self._now_s)
+
+    def on_url(self, part: bytes) -> None:
+        """Some of the target."""
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field; those behind a body are of no use."""
+        if self._message is None:
+            self._fields[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head is here."""
+        if self._is_deaf:
+            return
+        fields, parser = self._fields, self._parser
+        head = self._read(Head(parser.get_method(), self._target, fields))
+        length = fields.get(b"content-length", b"")
+        left = int(length) if length.isdigit() else 0 if b"transfer-encoding" not in fields else -1
+        message = self._message = _Message(
+            method=parser.get_method(), head=head, is_kept=parser.should_keep_alive(), left=left
+        )
+        if head.wants_body and left > head.body_bytes_max:
+            message.why = "large"
+        self._bytes, self.late_s = 0, self._now_s + BODY_LIMIT_S
+        if left and fields.get(b"expect", b"").lower() == b"100-continue":
+            if not head.wants_body or message.why:
+                message.is_kept, self._message = False, None
+                self._whole.append(message)
+                self._drop_input()
+            else:
+                self.out += b"HTTP/1.1 100 Continue\r\n\r\n"
+
+    def on_body(self, part: bytes) -> None:
+        """Some of the body: without a copy where it comes in one piece."""
+        message = self._message
+        if message is None:
+            return
+        size = len(part)
+        if message.left >= 0:
+            message.left -= size
+        if not message.head.wants_body or message.why:
+            return
+        if message.left == 0 and not message.body:
+            message.body = part
+            return
+        if len(message.body) + size > message.head.body_bytes_max:
+            self._drop_body(message, "large")
+        elif self._share.held + size > self._share.most:
+            self._drop_body(message, "full")
+        else:
+            if not message.body:
+                message.body = bytearray()
+            message.body += part
+            self._share.held += size
+            self._shared += size
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        message, self._message = self._message, None
+        if message is None:
+            return
+        self._share.held -= self._shared
+        self._shared, self._is_idle, self._bytes = 0, True, 0
+        self.late_s = float("inf")
+        self._whole.append(message)
+
+    def _drop_body(self, message: _Message, why: str) -> None:
+        message.body, message.why = b"", why
+        self._share.held -= self._shared
+        self._shared = 0

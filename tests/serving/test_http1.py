@@ -1,0 +1,310 @@
+"""HTTP/1.1 of the HTTP door: one connection's state, and what clients of its own kind get over sockets."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.serve import door_server
+from farside.serve.http1.connection import BODY_LIMIT_S, HEAD_LIMIT_S, Bounds, Head, Http1Connection, Whole
+from farside.serve.http2.budget import Share
+from tests.serving.front import http_front, in_loop, model_file
+from tests.support.ports import free_port
+
+BOUNDS = Bounds(head_bytes=300, wire_bytes=3000, idle_s=75.0)
+MODEL = model_file(shape=(2,))
+WIDE = model_file("wide", shape=(500_000,), max_batch=8)
+
+
+class Seen(NamedTuple):
+    """A head as it came."""
+
+    head: Head
+    body_bytes_max: int = 1000
+    wants_body: bool = True
+
+
+def connection(share: Share | None = None, *, wants_body: bool = True) -> Http1Connection:
+    """One that has just been opened."""
+    return Http1Connection(BOUNDS, lambda head: Seen(head, wants_body=wants_body), 0.0, share or Share(10_000))
+
+
+def told(one: Http1Connection, pieces: Sequence[bytes], now_s: float = 1.0) -> list[Whole]:
+    """All requests of these bytes, each answered before the next."""
+    found: list[Whole] = []
+    for piece in pieces:
+        one.receive(piece, now_s)
+        while True:
+            if (whole := one.take()) is not None:
+                found.append(whole)
+                one.answers()
+                one.answered(now_s)
+            elif one.has_more:
+                one.go_on(now_s)
+            else:
+                break
+    return found
+
+
+def request(body: bytes = b"", *, method: bytes = b"POST", more: bytes = b"", is_chunked: bool = False) -> bytes:
+    """A request of /x."""
+    if is_chunked:
+        framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        return b"%b /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n%b\r\n%b" % (method, more, framed)
+    return b"%b /x HTTP/1.1\r\nContent-Length: %d\r\n%b\r\n%b" % (method, len(body), more, body)
+
+
+@settings(deadline=None)
+@given(
+    bodies=st.lists(st.tuples(st.binary(max_size=900), st.booleans()), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(0, 5000), max_size=6),
+)
+def test_requests_are_the_same_wherever_their_bytes_are_cut(bodies: list[tuple[bytes, bool]], cuts: list[int]) -> None:
+    data = b"".join(request(body, is_chunked=chunked) for body, chunked in bodies)
+    at = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    share = Share(10_000)
+    one = connection(share)
+
+    found = told(one, [data[a:b] for a, b in pairwise(at)])
+
+    assert [bytes(whole.body) for whole in found] == [body for body, _ in bodies]
+    assert all(whole.head.head[:2] == (b"POST", b"/x") and not whole.why for whole in found)
+    assert (share.held, one.is_closed, one.out) == (0, False, b"")
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.one_of(st.binary(max_size=200), st.just(request(b"abc"))), max_size=8), cut=st.integers(0, 90)
+)
+def test_no_bytes_raise_or_leave_anything_behind(pieces: list[bytes], cut: int) -> None:
+    share = Share(10_000)
+    one = connection(share)
+    told(one, [request(b"abcd" * 20)[:cut], *pieces])
+    one.lost()
+    assert share.held == 0
+    assert one.late_s == math.inf
+
+
+def test_what_is_no_http_gets_400_behind_the_answers_before_it() -> None:
+    one = connection()
+    assert told(one, [b"\x16\x03\x01junk"]) == []
+    assert one.out.startswith(b"HTTP/1.1 400 ")
+    assert one.is_closed
+    two = connection()
+    two.receive(request(b"a") + b"junk\r\n\r\n", 1.0)
+    assert two.take() is not None
+    assert two.answers() == (True, False)
+    two.answered(1.0)
+    assert (two.is_closed, two.out) == (True, b"")
+
+
+def test_heads_and_bodies_beyond_their_bounds_end_the_connection() -> None:
+    one = connection()
+    told(one, [b"GET /x HTTP/1.1\r\n", *(b"a: b\r\n" for _ in range(60))])
+    assert one.out.startswith(b"HTTP/1.1 431 ")
+    assert one.is_closed
+    blank = connection()
+    told(blank, [b"\r\n" * 200])
+    assert blank.is_closed
+    endless = connection()
+    told(endless, [b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", *(b"1\r\nx\r\n" for _ in range(600))])
+    assert endless.is_closed
+
+
+def test_a_body_that_is_too_large_is_dropped_and_told_of() -> None:
+    for chunked in (False, True):
+        share = Share(10_000)
+        one = connection(share)
+        data = request(bytes(1500), is_chunked=chunked)
+        (whole,) = told(one, [data[:700], data[700:]])
+        assert (whole.why, whole.body, share.held, one.is_closed) == ("large", b"", 0, False)
+
+
+def test_bodies_of_all_connections_together_are_bounded() -> None:
+    share = Share(1000)
+    first, second = connection(share), connection(share)
+    first.receive(request(bytes(900))[:700], 1.0)
+    assert 600 < share.held < 700
+    (whole,) = told(second, [request(bytes(800))[:500], request(bytes(800))[500:]])
+    assert whole.why == "full"
+    first.lost()
+    assert share.held == 0
+
+
+def test_who_asks_before_the_body_is_answered_before_it() -> None:
+    asks = request(b"abc", more=b"Expect: 100-continue\r\n")
+    one = connection()
+    one.receive(asks[:-3], 1.0)
+    assert one.out == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert [whole.body for whole in told(one, [b"abc"])] == [b"abc"]
+    barred = connection(wants_body=False)
+    barred.receive(asks[:-3], 1.0)
+    assert barred.take() is not None
+    assert barred.out == b""
+    assert barred.answers() == (True, False)
+
+
+def test_a_client_owes_a_head_and_a_body_in_time_but_nothing_while_it_is_answered() -> None:
+    one = connection()
+    assert one.late_s == HEAD_LIMIT_S
+    one.receive(b"\r\n", 5.0)
+    one.receive(b"POST /x HTTP/1.1\r\n", 9.0)
+    assert one.late_s == 5.0 + HEAD_LIMIT_S
+    one.receive(b"Content-Length: 2\r\n\r\na", 12.0)
+    assert one.late_s == 12.0 + BODY_LIMIT_S
+    one.receive(b"b" + b"GET /x", 13.0)
+    assert one.take() is not None
+    assert one.late_s == math.inf
+    one.answered(50.0)
+    assert one.late_s == 50.0 + HEAD_LIMIT_S
+    assert len(told(one, [b" HTTP/1.1\r\n\r\n"], 51.0)) == 1
+    assert one.late_s == 51.0 + BOUNDS.idle_s
+
+
+def test_an_old_client_and_one_that_asks_for_it_are_answered_once() -> None:
+    for data in (
+        b"GET /x HTTP/1.0\r\n\r\n",
+        request(more=b"Connection: close\r\n"),
+        request(more=b"Upgrade: h2c\r\nConnection: upgrade\r\n"),
+    ):
+        one = connection()
+        one.receive(data + request(), 1.0)
+        assert one.take() is not None
+        assert one.answers() == (True, False)
+        one.answered(1.0)
+        assert one.is_closed
+        assert one.take() is None
+    kept = connection()
+    kept.receive(request(method=b"HEAD"), 1.0)
+    assert kept.take() is not None
+    assert kept.answers() == (False, True)
+
+
+def test_what_comes_behind_a_request_waits_within_a_bound() -> None:
+    one = connection()
+    one.receive(request(), 1.0)
+    assert one.take() is not None
+    one.receive(request() * 3000, 1.0)
+    assert one.is_full
+    assert one.take() is None
+    one.answered(1.0)
+    assert len(told(one, [b""])) == 3000
+    assert not one.is_full
+
+
+# ---- over sockets
+
+
+def infer(model: str, items: int, rows: int = 1) -> bytes:
+    """A request of ones, with binary tensors both ways."""
+    data = np.ones(rows * items, "f4").tobytes()
+    tensor = {
+        "name": "input",
+        "shape": [rows, items],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": len(data)},
+    }
+    head = msgspec.json.encode({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+    lines = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(head) + len(data)}\r\n"
+        f"Inference-Header-Content-Length: {len(head)}\r\n\r\n"
+    )
+    return lines.encode() + head + data
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body of the next answer."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.split("\r\ncontent-length: ")[1].split("\r\n")[0])
+    return int(head.split()[1]), await reader.readexactly(length)
+
+
+@in_loop
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    port = free_port()
+    async with http_front([MODEL], port), asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        live = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+        writer.write(
+            infer("twice", 2) + live + infer("twice", 2, rows=3) + b"GET /nope HTTP/1.1\r\nHost: h\r\n\r\n" + live
+        )
+        found = [await answer(reader) for _ in range(5)]
+        assert [status for status, _ in found] == [200, 200, 200, 404, 200]
+        assert found[2][1].endswith(np.full(6, 2, "f4").tobytes())
+        writer.close()
+
+
+@in_loop
+async def test_tensors_of_megabytes_go_both_ways_beside_small_ones() -> None:
+    port = free_port()
+    async with http_front([MODEL, WIDE], port), asyncio.timeout(60):
+        wide, small = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        wide[1].write(infer("wide", 500_000, rows=8))
+        for _ in range(20):
+            small[1].write(infer("twice", 2))
+            assert (await answer(small[0]))[0] == 200
+        status, body = await answer(wide[0])
+        assert status == 200
+        assert body.endswith(np.full(4_000_000, 2, "f4").tobytes())
+        for _, writer in (wide, small):
+            writer.close()
+
+
+@in_loop
+async def test_who_does_not_read_its_answers_is_closed_and_costs_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door_server, "WRITE_LIMIT_S", 1.0)
+    monkeypatch.setattr(door_server, "_LOOK_EVERY_S", 0.05)
+    port = free_port()
+    async with http_front([MODEL, WIDE], port) as (pool, _), asyncio.timeout(60):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(3):
+            writer.write(infer("wide", 500_000, rows=8))
+        while not pool.counts["wide"].met:
+            await asyncio.sleep(0.01)
+        other, asks = await asyncio.open_connection("127.0.0.1", port)
+        asks.write(infer("twice", 2))
+        assert (await answer(other))[0] == 200
+        while not writer.transport.is_closing():
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.01)
+        asks.close()
+
+
+@in_loop
+async def test_a_server_that_ends_answers_what_is_under_way() -> None:
+    port = free_port()
+    async with http_front([MODEL], port, latency_s=0.2, grace_s=30) as (pool, _), asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, idle = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(infer("twice", 2))
+        while not pool.turns[0].batches:
+            await asyncio.sleep(0.005)
+        told_of = asyncio.ensure_future(reader.read())
+    assert (await told_of).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close\r\n" in told_of.result()
+    for one in (writer, idle):
+        one.close()
+
+
+@in_loop
+async def test_a_fault_of_ours_is_told_and_the_door_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    async with http_front([MODEL], port) as (pool, _), asyncio.timeout(60):
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "submit", lambda one: 1 / 0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(infer("twice", 2))
+            assert (await answer(reader))[0] == 500
+        writer.write(infer("twice", 2))
+        assert (await answer(reader))[0] == 200
+        writer.close()
