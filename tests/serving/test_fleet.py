@@ -315,7 +315,7 @@ async def test_a_burst_is_planned_for_and_a_planner_that_fails_is_asked_again(tm
 
     await pressed(pool, file, controller, records=3)
 
-    assert [(one.cause, one.problem) for one in controller.records[:3]] == [
+    assert [(one.cause, one.problem) for one in [*controller.records][:3]] == [
         ("start", ""), ("burst", "no plan within 10 s"), ("again", ""),
     ]  # fmt: skip
     assert fleet.plan == TWO
