@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.cli.doctor_key import key_check, key_checks
+from farside.cli.doctor.key import key_check, key_checks
 from farside.kmod_shim.preflight import Outcome
 
 

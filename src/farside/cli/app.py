@@ -337,7 +337,7 @@ def doctor(
 
     Each line names a finding and what to do. The exit code is 1 if something required is missing.
     """
-    from farside.cli.doctor import run
+    from farside.cli.doctor.report import run
 
     raise typer.Exit(run(config or (), program, as_json=as_json))
 

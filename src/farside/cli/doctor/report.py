@@ -8,8 +8,8 @@ import msgspec
 
 from farside.blockdev.peers_file import read_peers
 from farside.cli.config import Program, effective, groups
-from farside.cli.doctor_donors import donor_checks, transport_check
-from farside.cli.doctor_key import key_checks
+from farside.cli.doctor.donors import donor_checks, transport_check
+from farside.cli.doctor.key import key_checks
 from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
 from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError, FarsideError

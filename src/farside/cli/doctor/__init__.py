@@ -1,0 +1,1 @@
+"""The checks of `farside doctor`, by what they look at."""
