@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -28,34 +27,30 @@ from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fence import HeardRecord
 from farside.agent.run.fork_server import ForkServer
-from farside.agent.run.gpu_fence import why_no_fence
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import key_of, over_below, shares_in, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.run.task_memory import TaskMemory
-from farside.agent.sense.gpu import open_gpus
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
 from farside.agent.service.executor import ExecutorService
 from farside.agent.service.service import NodeServices
-from farside.agent.session import ManagerAddress, Node, Session, near_path
+from farside.agent.session import Node, Session
+from farside.agent.startup import check_fence, gpus_of, manager_address, why_unfenced
 from farside.agent.status import AgentStatus
-from farside.agent.token import read_token
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.ending import on_end_signals
-from farside.endpoint import is_near
 from farside.errors import ConfigError, FarsideError
 from farside.kernel_file import boot_id
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.scrape import registry_of, serve_metrics
-from farside.tls import TlsFiles, client_tls
 from farside.whole_file import lock_file
 
 PUBLISH_EVERY_S = 1.0
@@ -65,7 +60,6 @@ END_GRACE_S = 2.0
 END_LIMIT_S = 6.0
 IDENTITY_BYTES_MAX = 64
 FENCE = "manager.heard"  # in state_dir
-FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
 
 _log = get_log("agent")
 
@@ -96,15 +90,12 @@ class Agent:
         self.node = config.node or socket.gethostname()
         self.ready = asyncio.Event()
         self._config, self._clock = config, clock
-        self._manager = self._address()
+        self._manager = manager_address(config)
         self._hooks = hooks_of(config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s)
         self._users = users_here(run_as=config.run_as, allowed=names_in(config.users))
-        self._gpus = open_gpus(
-            declared=config.declared_gpus, model=config.gpu_model, nvlink_errors_per_hour=config.nvlink_errors_per_hour,
-            files=[names.split("+") for names in names_in(config.declared_gpu_files)],
-        )  # fmt: skip
+        self._gpus = gpus_of(config)
         self._cgroup = cgroup_root(config.cgroup)
-        self._unfenced = self._why_no_gpu_fence()
+        self._unfenced = why_unfenced(config, self._cgroup, self._gpus)
         self._lock = self._claim_state()
         self._identity = _identity_in(self._lock)
         self._fence = self._open_fence()
@@ -189,6 +180,8 @@ class Agent:
         _log.info("agent ready", node=self.node, gpus=len(self._gpus.read()), tasks=live, containment=held)
         if self._cgroup is None:
             _log.warning("no cgroup v2 that this agent may write: tasks have no limits on memory and CPUs")
+        if self._gpus.unseen:
+            _log.error("this node's GPUs are not found, and it joins with none", why=self._gpus.unseen)
         if self._unfenced and self._gpus.read():
             _log.warning("tasks can open GPUs that are not theirs", why=self._unfenced)
         if self._config.run_as == "starter":
@@ -329,6 +322,7 @@ class Agent:
             service_faults=dict(self.services.faults),
             psi=latest.psi,
             gpus=latest.gpus,
+            gpus_unseen=self._gpus.unseen,
             gpus_in_use=_holders(shares_in(self.runner.ledger)),
             tasks=states,
             task_counts=Counter(state.state for state in states),
@@ -351,29 +345,11 @@ class Agent:
 
     def _open_fence(self) -> HeardRecord:
         config = self._config
-        least_s = FENCE_PERIODS * config.report_period_s
-        if config.fence_s and config.accept_unproved_manager:
-            hint = "remove one of the two settings"
-            raise ConfigError("fence_s: a manager that does not prove itself does not know of it", hint=hint)
-        if config.fence_s and config.fence_s < least_s:
-            hint = f"at least {least_s:g}, {FENCE_PERIODS} times report_period_s; 0: no fence"
-            raise ConfigError(
-                f"fence_s: is {config.fence_s:g}, and tasks would end for a report that is late", hint=hint
-            )
+        check_fence(config)
         try:
             return HeardRecord(config.state_dir / FENCE, config.fence_s)
         except OSError as error:
             raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
-
-    def _why_no_gpu_fence(self) -> str:
-        """Why other GPUs are not closed to tasks; empty: they are."""
-        mode, files = self._config.gpu_fence, self._gpus.files
-        if mode == "off":
-            return "gpu_fence is off"
-        problem = "tasks have no cgroup v2 here" if self._cgroup is None else files.problem or why_no_fence()
-        if problem and mode == "on":
-            raise ConfigError(f"gpu_fence: is on; {problem}", hint='gpu_fence = "auto" goes without')
-        return problem
 
     def _open_runner(self) -> Runner:
         config = self._config
@@ -428,29 +404,6 @@ class Agent:
             job, _, rank = task_id.rpartition(".")
             found[job, int(rank), start] = pid
         return found
-
-    def _address(self) -> ManagerAddress:
-        """Address of the manager; raises now if token or certificate is wrong."""
-        config = self._config
-        tls = TlsFiles(ca=config.ca_file, cert=config.tls_cert, key=config.tls_key)
-        is_secured = urlsplit(config.manager).scheme == "wss"
-        if is_secured:
-            client_tls(tls)
-        is_near_by = bool(near_path(config.manager))
-        if config.accept_unproved_manager and (is_near_by or is_secured):
-            hint = "remove the setting: this address proves the manager"
-            raise ConfigError(f"accept_unproved_manager is for ws:// only, not for {config.manager}", hint=hint)
-        if config.token_file.is_absolute() and not (is_near_by and not config.token_file.exists()):
-            read_token(config.token_file)
-            if not (is_near_by or is_secured or is_near(urlsplit(config.manager).hostname or "")):
-                _log.warning("jobs cross the network unencrypted; write wss://", manager=config.manager)
-        elif not (is_near_by or is_secured):
-            hint = "set token_file, which proves agent and manager to each other, or write wss://"
-            raise ConfigError(f"manager {config.manager}: nothing proves who it is without a token", hint=hint)
-        return ManagerAddress(
-            url=config.manager, token_file=config.token_file, state_dir=config.state_dir, tls=tls,
-            takes_unproved=config.accept_unproved_manager,
-        )  # fmt: skip
 
     def _make_aggregator(self) -> AggregatorService:
         config = self._config

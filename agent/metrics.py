@@ -49,6 +49,8 @@ def _pressure(psi: m.Psi) -> Metric:
 
 def _gpus(status: AgentStatus) -> Iterator[Metric]:
     gpus, used = status.gpus, status.gpus_in_use
+    text = "1 if a driver has GPUs and the agent finds none."
+    yield _gauge("gpus_unseen", text, float(bool(status.gpus_unseen)))
     health = (((gpu.index, gpu.model), float(gpu.healthy)) for gpu in gpus)
     yield _gauge("gpu_healthy", "1 while tasks may have this GPU.", health, ("gpu", "model"))
     in_use = ((gpu.index, float(gpu.index in used)) for gpu in gpus)

@@ -32,6 +32,7 @@ class AgentStatus:
     service_faults: Mapping[str, int]  # how often what one said, or was told, could not be used
     psi: m.Psi
     gpus: tuple[m.Gpu, ...]
+    gpus_unseen: str  # why GPUs that a driver has are none of these; empty: there are none such
     gpus_in_use: Mapping[int, str]  # index -> task
     tasks: tuple[m.TaskState, ...]
     task_counts: Mapping[str, int]  # state -> how many

@@ -17,7 +17,9 @@ from farside.agent import messages as m
 from farside.agent.gpu_files import DeviceRange, GpuFiles
 from farside.agent.sense.nvlink import NvLinkSense, asked
 from farside.errors import ConfigError, Unavailable
+from farside.kernel_file import kernel_text
 from farside.log import get_log
+from farside.units import format_count
 
 # NVIDIA, "XID Errors": a program's own faults (graphics exception, page fault, stopped, preemptive clean-up, ...).
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
@@ -25,6 +27,7 @@ PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 NVIDIA_MAJOR = 195  # linux/Documentation/admin-guide/devices.txt
 NVIDIA_GPU_LAST = 253  # above are nvidia-modeset and nvidiactl, which are every GPU's
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"  # AMD's, linux/Documentation/ABI/testing/sysfs-class-kfd; CPUs have id 0
 
 _log = get_log("agent.sense")
 
@@ -32,14 +35,15 @@ _log = get_log("agent.sense")
 class DeclaredGpus:
     """GPUs that the settings name: for trying and testing, and for devices that nothing here can ask."""
 
-    def __init__(self, count: int, model: str, files: Sequence[Sequence[str]] = ()) -> None:
-        """``files``: those of each; empty: nobody has named any.
+    def __init__(self, count: int, model: str, files: Sequence[Sequence[str]] = (), *, unseen: str = "") -> None:
+        """``files``: those of each; empty: nobody named any. ``unseen``: why GPUs that a driver has are none of them.
 
         Raises:
             ConfigError: There is no such device, or the number of GPUs is another.
         """
         self._gpus = tuple(m.Gpu(index=index, model=model, healthy=True) for index in range(count))
         self.files = _declared_files(count, files)
+        self.unseen = unseen
 
     def read(self) -> tuple[m.Gpu, ...]:
         """The declared GPUs."""
@@ -66,6 +70,7 @@ class NvmlGpus:
             Unavailable: there is no driver, or no library of it.
         """
         self._nvml = nvml
+        self.unseen = ""
         try:
             nvml.nvmlInit()
             count = min(m.GPUS_MAX, nvml.nvmlDeviceGetCount())
@@ -176,7 +181,12 @@ GpuSense: TypeAlias = DeclaredGpus | NvmlGpus
 
 
 def open_gpus(
-    *, declared: int, model: str, files: Sequence[Sequence[str]] = (), nvlink_errors_per_hour: int = 0
+    *,
+    declared: int,
+    model: str,
+    files: Sequence[Sequence[str]] = (),
+    nvlink_errors_per_hour: int = 0,
+    root: Path = Path("/"),
 ) -> GpuSense:
     """The declared GPUs with their files, or with -1 those that NVML finds; none where there is no driver.
 
@@ -189,11 +199,23 @@ def open_gpus(
         import pynvml
 
         return NvmlGpus(pynvml, nvlink_errors_per_hour=nvlink_errors_per_hour)
-    except ImportError:  # needed by those alone who have such GPUs
-        _log.info("no GPUs found", why="the Python package nvidia-ml-py is not installed")
+    except ImportError:
+        why = "the Python package nvidia-ml-py is not installed"
     except Unavailable as error:
-        _log.info("no GPUs found", why=error)
-    return DeclaredGpus(0, "")
+        why = str(error)
+    _log.info("no GPUs found", why=why)
+    return DeclaredGpus(0, "", unseen=unseen_gpus(root, why))
+
+
+def unseen_gpus(root: Path, why: str) -> str:
+    """The GPUs that drivers on this machine have though NVML finds none, and ``why``; empty: they have none."""
+    nvidia = len([*(root / "proc/driver/nvidia/gpus").glob("*")])
+    if nvidia:
+        return f"NVIDIA's driver has {format_count(nvidia, 'GPU')}, and {why}"
+    amd = sum(kernel_text(file).strip() not in ("", "0") for file in (root / KFD_NODES).glob("*/gpu_id"))
+    if amd:
+        return f"AMD's driver has {format_count(amd, 'GPU')}, which NVML does not know; name them by declared_gpus"
+    return ""
 
 
 def _declared_files(count: int, files: Sequence[Sequence[str]]) -> GpuFiles:

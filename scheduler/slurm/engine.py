@@ -97,6 +97,17 @@ def listed(config: SlurmConfig) -> tuple[str, ...]:
     return tuple(names_in(config.partitions))
 
 
+def check_rights(config: SlurmConfig) -> None:
+    """Refuse what asks for the rights that ``order_by = "nice"`` does without: holding and requeueing.
+
+    Raises:
+        ConfigError: It asks for them.
+    """
+    if config.order_by == NICE and (config.gate or config.preempt):
+        hint = "both need an operator's rights"
+        raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
+
+
 class Engine:
     """One engine over one Slurm.
 
@@ -115,10 +126,7 @@ class Engine:
         self._slurm = slurm
         self._now_s = now_s
         self._rules = rules_of(config)
-        # Holding and requeueing ask for the rights that order_by = "nice" does without.
-        if config.order_by == NICE and (config.gate or config.preempt):
-            hint = "both need an operator's rights"
-            raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
+        check_rights(config)
         self._state_files = StateFiles(config.state_dir)
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)

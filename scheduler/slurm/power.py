@@ -24,6 +24,19 @@ WRITE_EVERY_S = 60.0
 _log = get_log("slurm")
 
 
+def check_power_saving(config: SlurmConfig, traits: Traits) -> None:
+    """Whether this Slurm can switch nodes as the settings ask.
+
+    Raises:
+        ConfigError: It is told to, and can't.
+    """
+    if config.power != "none" and not traits.has_power_saving:
+        raise ConfigError(
+            f"power: is '{config.power}', and slurm.conf has no SuspendProgram",
+            hint="give it SuspendProgram, ResumeProgram and a long SuspendTime, or set power to none",
+        )
+
+
 class SlurmPower:
     """The nodes' power, as Slurm shows it, and what to change.
 
@@ -56,11 +69,7 @@ class SlurmPower:
         Raises:
             ConfigError: It is told to, and can't.
         """
-        if self._make_policy is not None and not traits.has_power_saving:
-            raise ConfigError(
-                f"power: is '{self._config.power}', and slurm.conf has no SuspendProgram",
-                hint="give it SuspendProgram, ResumeProgram and a long SuspendTime, or set power to none",
-            )
+        check_power_saving(self._config, traits)
 
     def wishes(self, nodes: Iterable[SlurmNode], now_s: float) -> tuple[PowerAction, ...]:
         """Which nodes are to change, by the policy, the floor and the rates."""

@@ -31,12 +31,7 @@ def upgrade(store: EventStore) -> None:
     try:
         with store.engine.begin() as connection:
             config = _config()
-            # alembic itself would only report that it cannot find the revision; an older manager has to say why it
-            # refuses.
-            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-            found = MigrationContext.configure(connection).get_current_revision()
-            if found is not None and found not in known:
-                raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
+            _refuse_later(connection, config)
             # migrations/env.py takes this connection, so all steps and the check above are one transaction: all or
             # nothing.
             config.attributes["connection"] = connection
@@ -46,6 +41,31 @@ def upgrade(store: EventStore) -> None:
         raise FarsideError(f"store_url: {first}", hint="is the database there, and may this user write it?") from error
     # Tables may be unchanged while the entries in them have a later version.
     check_version(store.newest_version())
+
+
+def check_readable(store: EventStore) -> bool:
+    """Whether a Farside has made the tables already; nothing is changed.
+
+    Raises:
+        FarsideError: The store can't be read, or a newer Farside wrote it.
+    """
+    try:
+        with store.engine.connect() as connection:
+            has_tables = _refuse_later(connection, _config())
+    except SQLAlchemyError as error:
+        raise FarsideError(f"store_url: {str(error).splitlines()[0]}", hint="is the database there?") from error
+    if has_tables:
+        check_version(store.newest_version())
+    return has_tables
+
+
+def _refuse_later(connection: Connection, config: Config) -> bool:
+    # alembic itself would only report that it cannot find the revision; an older manager has to say why it refuses.
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    found = MigrationContext.configure(connection).get_current_revision()
+    if found is not None and found not in known:
+        raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
+    return found is not None
 
 
 def _config() -> Config:

@@ -10,7 +10,7 @@ from farside.blockdev.peers_file import read_peers
 from farside.cli.config import Program, effective, groups
 from farside.cli.doctor.donors import donor_checks, transport_check
 from farside.cli.doctor.key import key_checks
-from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
+from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, ManagerConfig, SlurmConfig
 from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
@@ -19,7 +19,8 @@ from farside.kmod_shim.rdma.devices import devices
 from farside.kmod_shim.swap.hibernation import hibernation_check
 from farside.units import format_count
 
-AnyConfig = DaemonConfig | BlockdevConfig | AgentConfig
+Planes = DaemonConfig | BlockdevConfig  # of memory: they have a key and slabs
+AnyConfig = Planes | AgentConfig | ManagerConfig | SlurmConfig
 
 ROOT = Path("/")
 _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
@@ -33,7 +34,7 @@ def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool)
     configs, wrong = _settings(files, program)
     borrowers = [config for config in configs if isinstance(config, BlockdevConfig)]
     # What needs settings is checked only for programs that have some; what concerns the machine always is.
-    machine = preflight(ROOT, keys=key_checks(_key_files(configs)), disk=_disk(borrowers))
+    machine = preflight(ROOT, keys=_keys(configs), disk=_disk(borrowers))
     checks = (
         *wrong,
         *machine,
@@ -41,6 +42,7 @@ def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool)
         *map(_peers, borrowers),
         *(check for config in borrowers for check in (*transport_check(config), *donor_checks(config))),
         *(check for config in borrowers for check in _guards(config)),
+        *(check for config in configs for check in _cluster(config)),
         hibernation_check(ROOT),
     )
     if as_json:
@@ -78,6 +80,23 @@ def _wrong(problem: str, *, name: str = "settings") -> Check:
     return Check(name=name, outcome=Outcome.FAILED, found=found, advice=advice)
 
 
+def _cluster(config: AnyConfig) -> Iterator[Check]:
+    """What the agent, the manager or the engine over Slurm would refuse to start over."""
+    match config:
+        case AgentConfig():
+            from farside.cli.doctor.agent import agent_checks
+
+            yield from agent_checks(config)
+        case ManagerConfig():
+            from farside.cli.doctor.manager import manager_checks
+
+            yield from manager_checks(config)
+        case SlurmConfig():
+            from farside.cli.doctor.slurm import slurm_checks
+
+            yield from slurm_checks(config)
+
+
 def _peers(config: BlockdevConfig) -> Check:
     try:
         count = len(read_peers(config.peers_file))
@@ -88,8 +107,14 @@ def _peers(config: BlockdevConfig) -> Check:
     return Check(name="peers", outcome=Outcome.WARNING if few else Outcome.OK, found=found, advice=few)
 
 
+def _keys(configs: Sequence[AnyConfig]) -> tuple[Check, ...]:
+    # The cluster's programs have none, so that nothing is missing where nothing else is set up.
+    files = _key_files(configs)
+    return () if configs and not files else key_checks(files)
+
+
 def _slab_bytes(configs: Sequence[AnyConfig]) -> int:
-    sizes = (config.slab_bytes for config in configs if not isinstance(config, AgentConfig))
+    sizes = (config.slab_bytes for config in configs if isinstance(config, Planes))
     return next(sizes, DaemonConfig().slab_bytes)
 
 
@@ -111,7 +136,7 @@ def _guards(config: BlockdevConfig) -> Iterator[Check]:
 
 
 def _key_files(configs: Sequence[AnyConfig]) -> tuple[Path, ...]:
-    return tuple(dict.fromkeys(config.key_file for config in configs if not isinstance(config, AgentConfig)))
+    return tuple(dict.fromkeys(config.key_file for config in configs if isinstance(config, Planes)))
 
 
 def _disk(borrowers: Iterable[BlockdevConfig]) -> Disk | None:

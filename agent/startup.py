@@ -1,0 +1,87 @@
+"""What an agent's settings must hold before it starts: asked by the agent itself, and by `farside doctor`."""
+
+from urllib.parse import urlsplit
+
+from farside.agent.run.containment import CgroupRoot
+from farside.agent.run.gpu_fence import why_no_fence
+from farside.agent.sense.gpu import GpuSense, open_gpus
+from farside.agent.session import ManagerAddress, near_path
+from farside.agent.token import read_token
+from farside.config import AgentConfig
+from farside.config.check import names_in
+from farside.endpoint import is_near
+from farside.errors import ConfigError
+from farside.log import get_log
+from farside.tls import TlsFiles, client_tls
+
+FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
+
+_log = get_log("agent")
+
+
+def manager_address(config: AgentConfig) -> ManagerAddress:
+    """Address of the manager.
+
+    Raises:
+        ConfigError: Token or certificate is wrong, or nothing would prove the manager.
+    """
+    tls = TlsFiles(ca=config.ca_file, cert=config.tls_cert, key=config.tls_key)
+    is_secured = urlsplit(config.manager).scheme == "wss"
+    if is_secured:
+        client_tls(tls)
+    is_near_by = bool(near_path(config.manager))
+    if config.accept_unproved_manager and (is_near_by or is_secured):
+        hint = "remove the setting: this address proves the manager"
+        raise ConfigError(f"accept_unproved_manager is for ws:// only, not for {config.manager}", hint=hint)
+    if config.token_file.is_absolute() and not (is_near_by and not config.token_file.exists()):
+        read_token(config.token_file)
+        if not (is_near_by or is_secured or is_near(urlsplit(config.manager).hostname or "")):
+            _log.warning("jobs cross the network unencrypted; write wss://", manager=config.manager)
+    elif not (is_near_by or is_secured):
+        hint = "set token_file, which proves agent and manager to each other, or write wss://"
+        raise ConfigError(f"manager {config.manager}: nothing proves who it is without a token", hint=hint)
+    return ManagerAddress(
+        url=config.manager, token_file=config.token_file, state_dir=config.state_dir, tls=tls,
+        takes_unproved=config.accept_unproved_manager,
+    )  # fmt: skip
+
+
+def check_fence(config: AgentConfig) -> None:
+    """Refuse a fence in time that would end tasks for nothing, or not at all.
+
+    Raises:
+        ConfigError: It is such a fence.
+    """
+    least_s = FENCE_PERIODS * config.report_period_s
+    if config.fence_s and config.accept_unproved_manager:
+        hint = "remove one of the two settings"
+        raise ConfigError("fence_s: a manager that does not prove itself does not know of it", hint=hint)
+    if config.fence_s and config.fence_s < least_s:
+        hint = f"at least {least_s:g}, {FENCE_PERIODS} times report_period_s; 0: no fence"
+        raise ConfigError(f"fence_s: is {config.fence_s:g}, and tasks would end for a report that is late", hint=hint)
+
+
+def gpus_of(config: AgentConfig) -> GpuSense:
+    """The GPUs that the settings declare, or that the driver has.
+
+    Raises:
+        ConfigError: The files of the declared ones are none.
+    """
+    return open_gpus(
+        declared=config.declared_gpus, model=config.gpu_model, nvlink_errors_per_hour=config.nvlink_errors_per_hour,
+        files=[names.split("+") for names in names_in(config.declared_gpu_files)],
+    )  # fmt: skip
+
+
+def why_unfenced(config: AgentConfig, cgroup: CgroupRoot | None, gpus: GpuSense) -> str:
+    """Why other GPUs are not closed to tasks; empty: they are.
+
+    Raises:
+        ConfigError: They can't be, and ``gpu_fence`` is on.
+    """
+    if config.gpu_fence == "off":
+        return "gpu_fence is off"
+    problem = "tasks have no cgroup v2 here" if cgroup is None else gpus.files.problem or why_no_fence()
+    if problem and config.gpu_fence == "on":
+        raise ConfigError(f"gpu_fence: is on; {problem}", hint='gpu_fence = "auto" goes without')
+    return problem

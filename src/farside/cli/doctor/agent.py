@@ -1,0 +1,150 @@
+"""Checks of `farside doctor` on what an agent would refuse to start over, or start without."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from farside.agent.run.account import users_here
+from farside.agent.run.containment import CgroupRoot, cgroup_root
+from farside.agent.run.hook import hooks_of
+from farside.agent.sense.gpu import GpuSense
+from farside.agent.session import near_path
+from farside.agent.startup import check_fence, gpus_of, manager_address, why_unfenced
+from farside.config import AgentConfig
+from farside.config.check import names_in
+from farside.errors import ConfigError
+from farside.kmod_shim.preflight import Check, Outcome
+from farside.units import format_count
+
+T = TypeVar("T")
+
+LIMIT_S = 3.0
+_PORTS = {"ws": 80, "wss": 443}
+
+
+def agent_checks(config: AgentConfig) -> Iterator[Check]:
+    """One line for each thing that the agent needs, with what it found."""
+    _, wrong = tried("manager", lambda: manager_address(config))
+    yield wrong or _manager(config.manager)
+    yield from _fence(config)
+    yield from _people(config)
+    yield from _state(config.state_dir)
+    cgroup = cgroup_root(config.cgroup)
+    yield _cgroup(config, cgroup)
+    gpus, wrong = tried("gpus", lambda: gpus_of(config))
+    if gpus is None:
+        assert wrong is not None
+        yield wrong
+        return
+    with closing(gpus):
+        yield _gpus(config, gpus)
+        yield from _gpu_fence(config, cgroup, gpus)
+
+
+def tried(name: str, make: Callable[[], T]) -> tuple[T | None, Check | None]:
+    """What is made, or the failed check of this name that says why it can't be."""
+    try:
+        return make(), None
+    except ConfigError as error:
+        return None, Check(name=name, outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
+
+
+def _manager(url: str) -> Check:
+    """Whether anybody answers. The agent starts without, and waits."""
+    parts = urlsplit(url)
+    near = near_path(url)
+    try:
+        if near:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(LIMIT_S)
+                sock.connect(near)
+        else:
+            where = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
+            socket.create_connection(where, timeout=LIMIT_S).close()
+    except OSError as error:
+        found = f"{url}: {error.strerror or error}; the agent waits until it answers"
+        return Check(name="manager", outcome=Outcome.WARNING, found=found, advice="is `farside manager` running there?")
+    return Check(name="manager", outcome=Outcome.OK, found=f"{url} answers")
+
+
+def _fence(config: AgentConfig) -> Iterator[Check]:
+    _, wrong = tried("fence", lambda: check_fence(config))
+    if wrong:
+        yield wrong
+
+
+def _people(config: AgentConfig) -> Iterator[Check]:
+    """Users, hooks, and the program that shuts the node down."""
+    _, wrong = tried("users", lambda: users_here(run_as=config.run_as, allowed=names_in(config.users)))
+    if wrong:
+        yield wrong
+    hooks, wrong = tried("hooks", lambda: hooks_of(
+        config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s
+    ))  # fmt: skip
+    if wrong:
+        yield wrong
+    programs = {"prolog": hooks.prolog, "epilog": hooks.epilog} if hooks is not None else {}
+    for name, argv in programs.items():
+        if argv and not os.access(argv[0], os.X_OK):
+            found = f"{name}: {argv[0]} is not there, or can't be executed: each task would drain this node"
+            yield Check(
+                name="hooks", outcome=Outcome.FAILED, found=found, advice=f"chmod +x {argv[0]}, or name another"
+            )
+
+
+def _state(folder: Path) -> Iterator[Check]:
+    """The folder can be made and written: without, no task starts."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "can't be written by this user" if there.is_dir() else "is no folder"
+        advice = "run `farside doctor` as the agent's user, or name another folder"
+        yield Check(name="state", outcome=Outcome.FAILED, found=f"state_dir {folder}: {there} {why}", advice=advice)
+
+
+def _cgroup(config: AgentConfig, cgroup: CgroupRoot | None) -> Check:
+    limits_memory = cgroup is not None and cgroup.limits_memory
+    if config.task_memory == "limit" and not limits_memory:
+        found = 'task_memory is "limit", and no cgroup v2 that limits memory is here'
+        return Check(name="cgroups", outcome=Outcome.FAILED, found=found, advice='task_memory = "warn"')
+    if cgroup is None:
+        advice = "mount cgroup v2, and run the agent by its unit" if config.cgroup != "off" else 'cgroup = "auto"'
+        found = "no cgroup v2 for tasks: they have no limits on memory and CPUs, and can open all GPUs"
+        return Check(name="cgroups", outcome=Outcome.WARNING, found=found, advice=advice)
+    kept = f"{cgroup.folder}, by systemd" if cgroup.by_systemd else str(cgroup.folder)
+    if not limits_memory:
+        found = f"{kept}: it limits no memory"
+        return Check(name="cgroups", outcome=Outcome.WARNING, found=found, advice="boot with cgroup v2 alone")
+    return Check(name="cgroups", outcome=Outcome.OK, found=kept)
+
+
+def _gpus(config: AgentConfig, gpus: GpuSense) -> Check:
+    if gpus.unseen:
+        advice = "install what is missing, or set declared_gpus"
+        return Check(name="gpus", outcome=Outcome.FAILED, found=gpus.unseen, advice=advice)
+    found = gpus.read()
+    if not found:
+        return Check(name="gpus", outcome=Outcome.OK, found="none, and no driver of any")
+    models = ", ".join(dict.fromkeys(gpu.model for gpu in found))
+    by = "declared" if config.declared_gpus >= 0 else "by NVML"
+    broken = [f"GPU {gpu.index}: {gpu.reason}" for gpu in found if not gpu.healthy]
+    text = f"{format_count(len(found), 'GPU')} {by}: {models}"
+    if broken:
+        return Check(name="gpus", outcome=Outcome.WARNING, found=f"{text}; {'; '.join(broken)}", advice="repair these")
+    return Check(name="gpus", outcome=Outcome.OK, found=text)
+
+
+def _gpu_fence(config: AgentConfig, cgroup: CgroupRoot | None, gpus: GpuSense) -> Iterator[Check]:
+    why, wrong = tried("gpu fence", lambda: why_unfenced(config, cgroup, gpus))
+    if wrong:
+        yield wrong
+    elif gpus.read():
+        if why:
+            advice = "docs/operating.md, Running jobs on a node, says what it takes"
+            found = f"tasks can open GPUs that are not theirs: {why}"
+            yield Check(name="gpu fence", outcome=Outcome.WARNING, found=found, advice=advice)
+        else:
+            yield Check(name="gpu fence", outcome=Outcome.OK, found="the kernel closes others' GPUs to a task")

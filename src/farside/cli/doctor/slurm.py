@@ -1,0 +1,53 @@
+"""Checks of `farside doctor` on what `farside slurm run` would refuse to start over; Slurm itself is only asked."""
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+
+from farside.cli.doctor.agent import tried
+from farside.config import SlurmConfig
+from farside.errors import FarsideError
+from farside.kmod_shim.preflight import Check, Outcome
+from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.power.rules import online_policy
+from farside.scheduler.slurm.commands import SlurmCommands
+from farside.scheduler.slurm.domain import groups_of
+from farside.scheduler.slurm.engine import check_rights, listed
+from farside.scheduler.slurm.power import check_power_saving
+from farside.units import format_count
+
+
+def slurm_checks(config: SlurmConfig) -> Iterator[Check]:
+    """One line for each thing that the engine needs, with what it found."""
+    try:
+        _, wrong = tried("policy", partial(_check_settings, config))
+    except FarsideError as error:  # a package that the policy needs
+        wrong = Check(name="policy", outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
+    yield wrong or Check(name="policy", outcome=Outcome.OK, found=f"{config.policy}, power {config.power}")
+    try:
+        yield from asyncio.run(_asked(config))
+    except FarsideError as error:
+        yield Check(name="slurm", outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
+
+
+def _check_settings(config: SlurmConfig) -> None:
+    rules_of(config)
+    check_rights(config)
+    online_policy(config)
+
+
+async def _asked(config: SlurmConfig) -> list[Check]:
+    slurm = SlurmCommands(config.slurm_conf, config.command_limit_s)
+    traits, snapshot = await slurm.traits(), await slurm.look()
+    found = [
+        Check(
+            name="slurm",
+            outcome=Outcome.OK,
+            found=f"Slurm {traits.version}, {format_count(len(snapshot.nodes), 'node')}",
+        )
+    ]
+    groups, wrong = tried("partitions", lambda: groups_of(snapshot.partitions, listed(config)))
+    names = ", ".join(name for group in groups or () for name in group.partitions)
+    found.append(wrong or Check(name="partitions", outcome=Outcome.OK, found=names))
+    _, wrong = tried("power", lambda: check_power_saving(config, traits))
+    return [*found, wrong] if wrong else found
