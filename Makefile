@@ -2,7 +2,7 @@
 #
 #   make demo       both planes on this machine, in two minutes, with real clients and real jobs
 #   make demo SCENE=aggregation  two PyTorch jobs share an Aggregator, which is left and killed; fetches PyTorch first
-#   make demo SCENE=colocation  four training jobs take turns on two nodes and are regrouped; two to five minutes, as root
+#   make demo SCENE=colocation  training jobs take turns on nodes and are regrouped, by hand and by a manager; four to eight minutes, as root
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
 #   make demo SCENE=serving-cluster  the same models on GPUs that a sandbox's manager leases, through a drain; five minutes
 #   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from farside.cli.demo import colocated
+from farside.cli.demo import colocated, colocated_managed
 from farside.cli.demo.colocated import KINDS, ColocationScene, JobFound, best_apart_s, play, steps_s
 from farside.cli.demo.colocated_groups import GroupFound, Regrouped, iteration_s, overlapping
+from farside.cli.demo.colocated_managed import ManagedJob, ManagedScene, pauses_s
+from farside.cli.demo.colocated_managed import play as play_managed
 from farside.cli.demo.colocated_node import Link
-from farside.cli.demo.colocated_report import print_scene, scene_faults
+from farside.cli.demo.colocated_report import managed_faults, print_managed, print_scene, scene_faults
 from farside.cli.demo.main import run
 from farside.cli.demo.show import Show
 from farside.errors import Unavailable
@@ -27,6 +29,16 @@ GOOD = ColocationScene(
     ),
     groups=(GroupFound(node="n1", jobs=("lasso", "lda"), bound="cpu", predicted_s=0.33, measured_s=0.34),),
     changes=(Regrouped(ended="lda", moved=("nmf",), why="1.4 machines busy instead of 1.1"),),
+)  # fmt: skip
+
+
+MANAGED = ManagedScene(
+    unjudged="", spread=0.05, node="n1", bound="cpu", predicted_s=0.5, measured_s=0.52, still_s=0.6, turns_s=0.3,
+    jobs=(
+        ManagedJob(name="nmf", state="done", starts=2, is_equal=True),
+        ManagedJob(name="mlr", state="done", starts=1, is_equal=True),
+    ),
+    violations=(),
 )  # fmt: skip
 
 
@@ -119,6 +131,36 @@ def test_without_root_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
         Link()
 
 
+def test_the_manager_s_half_is_judged_by_models_starts_and_times() -> None:
+    bad = replace(
+        MANAGED, measured_s=0.7, still_s=1.2, turns_s=2.5, violations=("entry 9: two leaders",),
+        jobs=(replace(MANAGED.jobs[0], starts=1, is_equal=False), replace(MANAGED.jobs[1], state="failed")),
+    )  # fmt: skip
+
+    assert managed_faults(MANAGED) == ()
+    assert managed_faults(bad) == (
+        "entry 9: two leaders",
+        "job nmf's model differs from the one that it has alone",
+        "job nmf was started 1 times, not 2",
+        "job mlr is failed",
+        "an iteration took +40 % of the predicted; 25 % may be",
+        "the other job stood still for 1.20 s; 1 s may be",
+        "turns were given again after 2.50 s; 2 s may be",
+    )
+    assert len(managed_faults(replace(bad, unjudged="no link"))) == 4
+    console = Console(file=io.StringIO(), width=160)
+    assert print_managed(console, MANAGED) == 0
+    assert "bound by computing: an iteration of both takes 0.500 s by prediction, measured 0.520 s" in (
+        console.file.getvalue()  # type: ignore[attr-defined]
+    )
+
+
+def test_a_pause_is_from_push_to_push_and_those_before_a_kill_count_not() -> None:
+    trace = [["a", at, "PUSH", 0, 0, at * 10**9, True] for at in (1, 2, 3, 7, 8)]
+
+    assert pauses_s(trace, 2 * 10**9) == [1.0, 4.0, 1.0]
+
+
 @pytest.mark.long  # ten processes that import numba; tests/train shows equal bits of jobs that share a node, too
 def test_a_small_scene_without_a_link_ends_with_equal_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_link() -> Link:
@@ -141,3 +183,19 @@ def test_a_small_scene_without_a_link_ends_with_equal_models(monkeypatch: pytest
 
     assert scene_faults(scene) == ()
     assert [job.is_equal for job in scene.jobs] == [True] * 4
+
+
+@pytest.mark.long  # four starts of programs under a manager; tests/live shows each part of it, too
+def test_the_manager_s_half_without_a_link_ends_with_equal_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link() -> Link:
+        raise Unavailable("no link here")
+
+    monkeypatch.setattr(colocated_managed, "Link", no_link)
+    with (
+        tempfile.TemporaryDirectory(prefix="farside-") as folder,
+        Show(Console(file=io.StringIO()), lambda: "") as show,
+    ):
+        scene = play_managed(show, Path(folder) / "managed")
+
+    assert managed_faults(scene) == ()
+    assert scene.unjudged == "no link here"

@@ -2,7 +2,8 @@
 
 First each job runs alone, one after the other on each node: that measures what an iteration of it needs, how long all
 of them take so, and what its model is. Then the rules for groups decide from these measurements which jobs share a
-node, and which change theirs when one ends. The manager does none of this: here the scene asks the rules and acts.
+node, and which change theirs when one ends. The manager does none of this: here the scene asks the rules and acts. Its
+other half has a manager (colocated_managed.py).
 
 An iteration of the Lasso is nearly all communicating, one of LDA nearly all computing: so these two share a node. When
 LDA ends its processor is idle, and one of the two others moves there, which both compute longer than they communicate.
@@ -277,7 +278,7 @@ def _once(show: Show, nodes: Sequence[Node], folder: Path, kinds: Mapping[str, K
     jobs = tuple(
         JobFound(
             name=name, iterations=kinds[name].options.iterations, alone_s=one.ran.took_s,
-            nodes=tuple(together.nodes_of[name]), is_equal=_is_equal(one.out, together.out(name)),
+            nodes=tuple(together.nodes_of[name]), is_equal=models_equal(one.out, together.out(name)),
         )
         for name, one in alone.items()
     )  # fmt: skip
@@ -300,7 +301,7 @@ def best_apart_s(alone_s: Sequence[float], nodes: int) -> float:
     )
 
 
-def _is_equal(one: Path, other: Path) -> bool:
+def models_equal(one: Path, other: Path) -> bool:
     """Whether both files have the same arrays, bit for bit."""
     with np.load(one) as ours, np.load(other) as theirs:
         return set(ours.files) == set(theirs.files) and all(

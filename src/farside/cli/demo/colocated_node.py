@@ -177,25 +177,16 @@ class Node(AbstractContextManager["Node"]):
         """``link``: None, and nothing slows the node's network."""
         self.name = name
         self._folder, self._processor, self._link = folder / name, processor, link
-        self._address = f"127.0.0.1:{PORT if link is not None else free_ports(1)[0]}"
+        self._address = address_of(self._inside())
         self._stack = ExitStack()
         self._workers: list[Worker] = []
 
     def __enter__(self) -> Self:
         folder = self._folder
-        folder.mkdir()
-        key = folder / "key"
-        key.touch(mode=0o600)
-        key.write_text(os.urandom(32).hex())
-        (folder / "aggregator.toml").write_text(
-            f'node = "{self.name}"\nlisten = ["tcp:{self._address}"]\nkey_file = "{key}"\n'
-            f'admin_socket = "{folder}/a.admin"\nkeep_s = 1\n'
-        )
         with self._stack as stack:
-            self._run(stack, "aggregator", "--config", str(folder / "aggregator.toml"))
-            self._run(stack, "executor", "--socket", f"{folder}/x.sock", "--admin-socket", f"{folder}/x.admin")
-            for path in (folder / "a.admin", folder / "x.admin"):
-                wait_until(partial(_answers, path), f"{self.name} to serve", limit_s=START_S)
+            serve_sums(stack, folder, self._address, self._inside())
+            words = ("executor", "--socket", f"{folder}/x.sock", "--admin-socket", f"{folder}/x.admin")
+            _serve(stack, folder, self._inside(), words, folder / "x.admin")
             self._stack = stack.pop_all()
         return self
 
@@ -203,13 +194,6 @@ class Node(AbstractContextManager["Node"]):
         for worker in self._workers:
             worker.kill()
         self._stack.close()
-
-    def _run(self, stack: ExitStack, *words: str) -> None:
-        argv = [*self._inside(), *_DIES_WITH_US, sys.executable, "-m", "farside", *words]
-        with (self._folder / "serves.log").open("ab") as log:
-            process = subprocess.Popen(argv, stderr=log)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
 
     def _inside(self) -> Sequence[str]:
         return self._link.inside() if self._link is not None else ()
@@ -249,6 +233,43 @@ class Node(AbstractContextManager["Node"]):
         while more := admin.call(self._folder / "x.admin", "trace", first=len(rows))["rows"]:
             rows += [[row[0].partition(":")[2], *row[1:]] for row in more]
         return rows
+
+
+def address_of(inside: Sequence[str]) -> str:
+    """Where an Aggregator listens that is started by these words: any port of a namespace is free."""
+    return f"127.0.0.1:{PORT if inside else free_ports(1)[0]}"
+
+
+def serve_sums(stack: ExitStack, folder: Path, address: str, inside: Sequence[str]) -> None:
+    """Starts an Aggregator, which ends with the stack; its key is FOLDER/key.
+
+    Args:
+        stack: Of what ends with it.
+        folder: Its own; it is made.
+        address: HOST:PORT that it listens on.
+        inside: Words that begin a command in its network.
+
+    Raises:
+        PeerError: It did not start in time.
+    """
+    folder.mkdir()
+    key, config = folder / "key", folder / "aggregator.toml"
+    key.touch(mode=0o600)
+    key.write_text(os.urandom(32).hex())
+    config.write_text(
+        f'node = "{folder.name}"\nlisten = ["tcp:{address}"]\nkey_file = "{key}"\n'
+        f'admin_socket = "{folder}/a.admin"\nkeep_s = 1\n'
+    )
+    _serve(stack, folder, inside, ("aggregator", "--config", str(config)), folder / "a.admin")
+
+
+def _serve(stack: ExitStack, folder: Path, inside: Sequence[str], words: Sequence[str], admin_socket: Path) -> None:
+    argv = [*inside, *_DIES_WITH_US, sys.executable, "-m", "farside", *words]
+    with (folder / "serves.log").open("ab") as log:
+        process = subprocess.Popen(argv, stderr=log)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    wait_until(partial(_answers, admin_socket), f"{folder.name} to serve", limit_s=START_S)
 
 
 def _answers(path: Path) -> bool:

@@ -89,11 +89,13 @@ def _serving_cluster(console: Console) -> int:
 def _colocation(console: Console) -> int:
     # Late: no other scene needs it.
     from farside.cli.demo.colocated import play
-    from farside.cli.demo.colocated_report import print_scene
+    from farside.cli.demo.colocated_managed import play as play_managed
+    from farside.cli.demo.colocated_report import print_managed, print_scene
 
     with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
         scene = play(show, Path(spare))
-    return print_scene(console, scene)
+        managed = play_managed(show, Path(spare) / "managed")
+    return print_scene(console, scene) | print_managed(console, managed)
 
 
 def _cluster(console: Console) -> int:
