@@ -26,3 +26,9 @@ def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
 def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
     """A rig with the default parameters, once with each transport."""
     return make_rig(transport=request.param)
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def hasty(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
+    """A rig that gives a donor half a second, for tests in which that has to pass."""
+    return make_rig(transport=request.param, deadline_ms=500)

@@ -122,7 +122,7 @@ def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(mak
     started_s = time.monotonic()
     for _ in range(10):
         assert reader.read(30 * MIB, len(seen)) == seen
-    assert time.monotonic() - started_s < 0.3
+    assert time.monotonic() - started_s < 2.0
     errors = [client.wait(cookie).error for cookie in cookies]
 
     assert errors[0] == 0
@@ -246,12 +246,12 @@ def test_pages_that_neither_the_disk_nor_a_donor_gives_are_lost_when_the_donor_i
     assert client.wait(cookie).error == errno.EIO
 
 
-def test_a_donor_that_only_refuses_does_not_hold_a_read_for_ever_where_the_disk_can_not_be_read(rig: Rig) -> None:
-    rig.donors_with_slabs(1, granules=1)
-    client = rig.connect()
+def test_a_donor_that_only_refuses_does_not_hold_a_read_for_ever_where_the_disk_can_not_be_read(hasty: Rig) -> None:
+    hasty.donors_with_slabs(1, granules=1)
+    client = hasty.connect()
     client.write(0, stamped_pages(RNG, 8))
-    rig.until_on_disk()
-    os.ftruncate(rig.disk_fd, 0)
-    rig.device.fault_set(0, Fault.ERROR, 1, 0)
+    hasty.until_on_disk()
+    os.ftruncate(hasty.disk_fd, 0)
+    hasty.device.fault_set(0, Fault.ERROR, 1, 0)
 
     assert client.error_of(Command.READ, 0, 8 * PAGE_BYTES) == errno.EIO

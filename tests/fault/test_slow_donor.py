@@ -15,6 +15,7 @@ from tests.support.shadow import Shadow, stamped_pages
 from tests.support.waiting import until
 
 RNG = random.Random(13)
+LATE_US = 2_000_000
 READS = 60  # more than the hedges that are saved up (hedge.c)
 
 
@@ -30,20 +31,20 @@ def _read_from_a_hanging_donor(rig: Rig) -> None:
     assert client.read(0, len(data)) == data
     rig.wait_event(EventKind.DONOR_SUSPECT, a=0)
 
-    assert time.monotonic() - started_s < 2.0
+    assert time.monotonic() - started_s < 20.0
 
 
-def test_a_hanging_donor_is_suspected_after_its_deadline(rig: Rig) -> None:
-    _read_from_a_hanging_donor(rig)
+def test_a_hanging_donor_is_suspected_after_its_deadline(hasty: Rig) -> None:
+    _read_from_a_hanging_donor(hasty)
 
-    assert rig.device.donor_get(0) == DonorState.SUSPECT
+    assert hasty.device.donor_get(0) == DonorState.SUSPECT
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_hanging_donor_is_suspected_after_its_deadline_where_nothing_is_hedged(
     make_rig: MakeRig, transport: str
 ) -> None:
-    rig = make_rig(transport=transport, hedge_us=NEVER_US)
+    rig = make_rig(transport=transport, deadline_ms=500, hedge_us=NEVER_US)
 
     _read_from_a_hanging_donor(rig)
 
@@ -66,7 +67,8 @@ def test_what_a_donor_owes_is_waited_for_no_longer_once_it_is_given_up(make_rig:
     assert client.wait(cookie).data == data
 
 
-def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
+def test_writes_go_round_a_suspected_donor(hasty: Rig) -> None:
+    rig = hasty
     rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 4))
@@ -80,7 +82,8 @@ def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
     assert client.read(0, len(new) + len(more)) == new + more
 
 
-def test_a_donor_that_comes_to_itself_does_not_show_what_it_missed(rig: Rig) -> None:
+def test_a_donor_that_comes_to_itself_does_not_show_what_it_missed(hasty: Rig) -> None:
+    rig = hasty
     rig.donors_with_slabs(1, granules=2)
     client = rig.connect()
     shadow = Shadow(rig.params.size_bytes)
@@ -102,12 +105,12 @@ def test_a_read_is_hedged_to_disk_when_its_donor_is_slow(rig: Rig) -> None:
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1))
     rig.until_on_disk()
-    rig.device.fault_set(0, Fault.DELAY, 1, 120_000)
+    rig.device.fault_set(0, Fault.DELAY, 1, LATE_US)
 
     started_s = time.monotonic()
     assert client.read(0, PAGE_BYTES) == data
 
-    assert time.monotonic() - started_s < 0.1
+    assert time.monotonic() - started_s < LATE_US / 1e6
     stats = rig.device.stats()
     assert stats.reads_hedged > 0
     assert 0 < stats.hedges_won <= stats.reads_hedged
@@ -177,12 +180,12 @@ def test_a_read_is_hedged_to_the_replica_when_its_donor_is_slow(make_rig: MakeRi
         rig.map(0, rig.add_slab(donor))
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1))
-    rig.device.fault_set(0, Fault.DELAY, 1, 120_000)
+    rig.device.fault_set(0, Fault.DELAY, 1, LATE_US)
 
     started_s = time.monotonic()
     assert client.read(0, PAGE_BYTES) == data
 
-    assert time.monotonic() - started_s < 0.1
+    assert time.monotonic() - started_s < LATE_US / 1e6
 
 
 def test_a_corrupting_donor_is_caught_by_the_checksum(rig: Rig) -> None:
@@ -250,4 +253,4 @@ def test_one_slow_donor_does_not_slow_the_others_pages(rig: Rig) -> None:
     started_s = time.monotonic()
     assert client.read(quick, PAGE_BYTES) == data
 
-    assert time.monotonic() - started_s < 0.1
+    assert time.monotonic() - started_s < rig.params.deadline_ms / 1000

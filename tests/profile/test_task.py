@@ -48,7 +48,7 @@ def test_both_processes_of_a_job_over_tcp_tell_its_model_and_its_skew(node: Node
         assert (found.problem, found.processes) == ("", 1)
         assert found.sent_bytes == found.portion_bytes == sum(TENSORS)
         assert found.largest_bytes == 600_000
-        assert 0.02 < found.iteration_s < 2
+        assert 0.02 < found.iteration_s < 20
         assert found.iterations >= 8
 
 
