@@ -7,7 +7,7 @@ from farside.config.manager import ManagerConfig
 from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
 from farside.scheduler.admission.rules import Rules, reserve_after
-from farside.scheduler.order.catalog import Needs, make_order, needs_of
+from farside.scheduler.order.catalog import make_order
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.timeshare import Timeshare
@@ -15,6 +15,8 @@ from farside.scheduler.order.yarn import YarnCs
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.settings import named_settings
 from farside.scheduler.tenancy import Account, Qos, Tenancy
+
+EMPTY = ManagerConfig().policy_history
 
 
 def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
@@ -45,17 +47,14 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
 
 def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolicy) -> None:
     """Refuse a policy that would do something else than its name says, with what to do instead."""
-    if isinstance(order, Gittins) and not order.is_learning and not len(order.distribution):
+    has_prior = isinstance(config, ManagerConfig) and config.policy_history != EMPTY
+    if isinstance(order, Gittins) and not (order.is_learning or has_prior):
         raise ConfigError(
             "policy: gittins has no distribution of past jobs, as is_learning is off and nothing else tells it one",
-            hint="take las, or leave is_learning on",
+            hint="take las, or leave is_learning on"
+            + ("" if isinstance(config, SlurmConfig) else ", or set policy_history"),
         )
     if isinstance(config, ManagerConfig):
-        if needs_of(order) is Needs.EXPECTATION:
-            raise ConfigError(
-                f"policy: {config.policy} needs {Needs.EXPECTATION.value}, and the manager has none",
-                hint="take las or gittins, or srsf, which goes by time limits; farside sim and farside slurm have it",
-            )
         if isinstance(order, YarnCs) and config.placement != "yarn":
             raise ConfigError(
                 f"policy: yarn-cs is the order of a scheduler whose placement is yarn, not {config.placement}",

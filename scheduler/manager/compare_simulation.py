@@ -25,6 +25,7 @@ from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.preemption_cost import make_preemption_cost
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
@@ -191,8 +192,8 @@ def _recorded(read: _Reading, job: LiveJob) -> Recorded:
     return Recorded(traced=traced, start_s=job.start_s, end_s=job.end_s, preemptions=job.preemptions)
 
 
-def simulated(found: Recording, rules: Rules) -> Fidelity:
-    """Simulates the recorded jobs by the rules that the manager had.
+def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None) -> Fidelity:
+    """Simulates the recorded jobs by the rules that the manager had, and by ``times`` as it was before the first job.
 
     Raises:
         FarsideError: There are none, or some never end there.
@@ -203,7 +204,12 @@ def simulated(found: Recording, rules: Rules) -> Fidelity:
     rules = replace(rules, preemption_cost=make_preemption_cost(settings.pop("cost", "free"), settings))
     cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=found.nodes),))
     jobs = [one.traced for one in found.jobs]
-    runs = Simulation(cluster, rules, jobs, is_in_whole_seconds=False, resizes=_needed(found)).run()
+    if times is not None:
+        rules = replace(rules, order=times.primed(rules.order))
+    simulation = Simulation(
+        cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found)
+    )  # fmt: skip
+    runs = simulation.run()
     stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]
     if stuck:
         raise FarsideError(f"job {stuck[0]} never ends in the simulation", hint="were its nodes taken away?")

@@ -9,13 +9,14 @@ import os
 from farside.config import ManagerConfig
 from farside.config.check import names_in
 from farside.ending import leave_no_core_dump
-from farside.log import start_logging
+from farside.log import get_log, start_logging
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.colocation.plan import ColocationRules
 from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
+from farside.scheduler.manager.learned_before import has_lightgbm, learned_before
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.processes import Part, Parts
 from farside.scheduler.manager.store.event_store import EventStore
@@ -26,6 +27,8 @@ from farside.scheduler.manager.store.migrate import upgrade
 HANG_S = {"brain": 60.0, "api": 60.0, "housekeeping": 60.0}
 # Both read all of the log before their loops turn.
 LOAD_S = 600.0
+
+_log = get_log("manager")
 
 
 def run(config: ManagerConfig) -> int:
@@ -38,7 +41,7 @@ def run(config: ManagerConfig) -> int:
     start_logging(config.log_level)
     leave_no_core_dump()
     # Each part would find a wrong setting as well; here it is one error, before any process is started.
-    rules_of(config)
+    learned_before(config, rules_of(config))
     power_setup(config)
     tls_of(config)
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -60,5 +63,11 @@ async def _scheduler(config: ManagerConfig) -> None:
     )
     store = EventStore(config.store_url)
     groups = ColocationRules(nodes=frozenset(names_in(config.colocation_nodes)), min_run_s=config.min_run_s)
-    rules = rules_of(config)
-    await SchedulerProcess(store, rules, config.state_dir, holder, aggregation=shared, colocation=groups).run()
+    before = learned_before(config, rules_of(config))
+    if before.is_timed and not has_lightgbm():
+        _log.warning(
+            "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"
+        )
+    await SchedulerProcess(
+        store, before.rules, config.state_dir, holder, aggregation=shared, colocation=groups, make_times=before.times
+    ).run()

@@ -55,6 +55,10 @@ _NEEDS: Mapping[type[OrderPolicy], Needs] = MappingProxyType(
 _PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType({"best-effort": {"is_strict": "false"}})
 
 
+# What an estimator of run times is of use to.
+TIMED = frozenset({Needs.RUN_TIME, Needs.EXPECTATION})
+
+
 def make_order(name: str, settings: Mapping[str, str]) -> OrderPolicy:
     """Make the order policy of a name, its fields set from text.
 

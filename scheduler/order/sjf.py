@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.format_pair import apart, in_seconds
 from farside.scheduler.order.policy import OrderTraits
@@ -26,5 +28,7 @@ class Sjf(PlainOrder):
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their run times."""
+        if np.isinf(second.remaining_s[0]):
+            return f"runs {in_seconds(first.remaining_s.item())}; nobody knows how long the other runs"
         mine, other = apart(first.remaining_s.item(), second.remaining_s.item(), in_seconds)
         return f"runs {mine}, not {other}"

@@ -28,6 +28,8 @@ class Srtf(PlainOrder):
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
+        if np.isinf(second.remaining_s[0]):
+            return f"{in_seconds(first.remaining_s.item())} left; nobody knows how long the other runs"
         mine, other = apart(first.remaining_s.item(), second.remaining_s.item(), in_seconds)
         return f"{mine} left against {other}"
 
@@ -49,6 +51,10 @@ class Srsf(Srtf):
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
         left, right = ((jobs.remaining_s * jobs.gpus).item() for jobs in (first, second))
+        if np.isinf(right) and not np.isinf(left):
+            return f"{left:.0f} GPU s left; nobody knows how long the other runs"
+        if np.isinf(right):
+            return f"needs {first.gpus[0]:.0f} GPUs, not {second.gpus[0]:.0f}, and nobody knows how long either runs"
         if left == right:
             return f"{left:.0f} GPU s left as the other, on {first.gpus[0]:.0f} GPUs, not {second.gpus[0]:.0f}"
         mine, other = apart(left, right, "{:.0f}".format, unit="")

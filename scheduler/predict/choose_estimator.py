@@ -64,9 +64,10 @@ class Judge:
         drift: By what share the model's recent median error is greater than when it was fitted.
     """
 
-    def __init__(self, *, margin: float, jobs: int) -> None:
+    def __init__(self, *, margin: float, jobs: int, first: Source = "gpus") -> None:
+        """``first``: what is believed until enough jobs have ended to judge."""
         self.margin = margin
-        self.source: Source = "gpus"
+        self.source: Source = first
         self.savings: Mapping[str, float] = {}
         self.errors: Mapping[str, float] = {}
         self.drift = 0.0

@@ -18,18 +18,19 @@ How it works
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from farside.errors import ConfigError
 from farside.scheduler.predict.choose_estimator import LEAST_JUDGED, Judge, Judged, Source
-from farside.scheduler.predict.estimate_quality import Quality, quality
-from farside.scheduler.predict.gbdt import Gbdt, fit_gbdt, gbdt_from_text
+from farside.scheduler.predict.gbdt import Gbdt, gbdt_from_text
+from farside.scheduler.predict.gpu_time_fit import Fitted, Lesson, learned_from
 from farside.scheduler.predict.job_features import CATEGORIES, FEATURES, Codes, feature_row
-from farside.scheduler.predict.mean_correction import Spread, kind_of
+from farside.scheduler.predict.mean_correction import RecentErrors, Spread, kind_of
 from farside.scheduler.predict.rolling_estimate import (
+    CASES,
     NOBODY_KNOWS_S,
     RollingEstimate,
     RollingEstimator,
@@ -44,10 +45,8 @@ from farside.scheduler.table import Floats
 NAME = "qssf"
 Choice = Literal["best", "rolling", "gpus"]
 
-HELD_SHARE = 0.2
+REMEMBERED = 10_000  # ended jobs of which what was expected is still told
 LEAST_FIT = 200  # jobs, below which trees know nothing
-BASELINES: tuple[Source, ...] = ("rolling", "gpus")
-LAMBDAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,7 @@ class GpuTimeParams:
 
     Attributes:
         use: ``best``: whatever has ranked best; ``rolling`` or ``gpus``: that alone.
+        first: What is believed until enough jobs have ended to judge: number of ``gpus`` or ``rolling`` estimate.
         margin: By how much of `queue_saving` an estimator must be better than the number of GPUs.
         judged_jobs: The newest ended jobs by which estimators are judged.
         window_jobs: The newest ended jobs to which the trees are fitted.
@@ -65,6 +65,7 @@ class GpuTimeParams:
     """
 
     use: Choice = "best"
+    first: Literal["gpus", "rolling"] = "gpus"
     margin: float = 0.03
     judged_jobs: int = 2000
     window_jobs: int = 200_000
@@ -81,10 +82,29 @@ class GpuTimeParams:
             raise ValueError(f"rolling_weight: must be at most 1, or inf, is {self.rolling_weight:g}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What one job is expected to take, for people.
+
+    Attributes:
+        run_s: The median, seconds in all; never more than its time limit.
+        error: Of the last estimates from as near jobs half were off by no more than this factor; NaN: none has ended.
+        from_jobs: Ended jobs that were most like it.
+        case: How near they are, one of `CASES`.
+        source: The estimator.
+    """
+
+    run_s: float
+    error: float
+    from_jobs: int
+    case: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A job when it came: its features, its kind, and the seconds that each estimator had as median and as mean; NaN
-    where there was no model.
+    where there was no model. ``nearest`` and ``jobs`` are those of its rolling estimate.
     """
 
     row: Floats
@@ -95,6 +115,9 @@ class _Seen:
     model_s: float
     rolling_median_s: float
     rolling_s: float
+    nearest: int
+    jobs: int
+    limit_s: float
 
     def gpu_s(self, source: Source) -> float:
         """What one of them expects in the mean, GPU seconds. By GPUs alone every job runs equally long."""
@@ -110,7 +133,7 @@ class GpuTimeService:
     def __init__(self, params: GpuTimeParams, rolling: RollingParams) -> None:
         self.params = params
         self.rolling = RollingEstimator(rolling)
-        self.judge = Judge(margin=params.margin, jobs=params.judged_jobs)
+        self.judge = Judge(margin=params.margin, jobs=params.judged_jobs, first=params.first)
         self.weight = 0.5  # lambda: what the rolling estimate counts
         self.refused = 0  # facts that made no sense
         self._spread = {"model": Spread(), "rolling": Spread()}
@@ -119,6 +142,9 @@ class GpuTimeService:
         self._pending: dict[int, _Seen] = {}
         self._ended: deque[tuple[_Seen, float]] = deque(maxlen=params.window_jobs)  # with its seconds
         self._learned = 0
+        self._errors = RecentErrors()
+        self._over: dict[int, Expectation] = {}  # of jobs that have ended, the oldest first
+        self._alike: tuple[tuple[object, ...], _Seen] | None = None  # the last that came, if nothing was learned since
         self._told_by: Source = self.source
 
     # ------------------------------------------------------------------ what a service is
@@ -146,13 +172,13 @@ class GpuTimeService:
     def observe(self, fact: Fact) -> tuple[Advice, ...]:
         """Estimate for a new job; new estimates for all waiting jobs when another estimator takes over."""
         if isinstance(fact, JobSubmitted):
-            return (*self._anew(), self._expect(fact.job))
+            return (*self.anew(), self._expect(fact.job))
         if isinstance(fact, JobEnded):
             self._learn(fact)
-        return self._anew()
+        return self.anew()
 
-    def _anew(self) -> tuple[Advice, ...]:
-        """For jobs that wait: expectations of two estimators don't compare."""
+    def anew(self) -> tuple[Advice, ...]:
+        """New estimates of all jobs, once after another estimator took over: those of two don't compare."""
         if self.source == self._told_by:
             return ()
         self._told_by = self.source
@@ -161,17 +187,35 @@ class GpuTimeService:
     def forget_pending(self) -> None:
         """Forget all pending jobs, before another log."""
         self._pending.clear()
+        self._over.clear()
+
+    def remember(self, job: Job, ran_s: float) -> None:
+        """Add an ended job to the averages of its kind alone."""
+        if 0 <= ran_s < math.inf:
+            self.rolling.add(job, bounded_s(ran_s))
+
+    def drop(self, sequence: int) -> None:
+        """Forget a job that is over and never ran: it says nothing about how long jobs of its kind run."""
+        self._pending.pop(sequence, None)
 
     # ------------------------------------------------------------------ expecting
 
     def _expect(self, job: Job) -> Expect:
+        # Tasks of an array come by the thousand, and are one to everything that is looked at here.
+        key = (job.user, job.name, job.gpus, job.cpus_per_gpu, job.vc, job.limit_s, job.submit_s)
+        seen = self._alike[1] if self._alike is not None and self._alike[0] == key else self._look_at(job)
+        self._alike = key, seen
+        self._pending[job.sequence] = seen
+        return self._told(job.sequence, seen)
+
+    def _look_at(self, job: Job) -> _Seen:
         rolling = self.rolling.expect(job)
         row = np.array(feature_row(job, rolling, self._codes_of(job, rolling)))
         kind, median_s = kind_of(rolling), math.nan
         if self._trees is not None and self.params.use == "best":
             trees_s = self._trees.duration_s(row.reshape(1, -1)).item()
             median_s = bounded_s(self.weight * rolling.duration_s + (1 - self.weight) * trees_s)
-        seen = _Seen(
+        return _Seen(
             row=row,
             submit_s=job.submit_s,
             gpus=job.gpus,
@@ -180,16 +224,50 @@ class GpuTimeService:
             model_s=median_s * self._spread["model"].factor(kind),
             rolling_median_s=rolling.duration_s,
             rolling_s=rolling.duration_s * self._spread["rolling"].factor(kind),
+            nearest=rolling.nearest,
+            jobs=rolling.jobs,
+            limit_s=job.limit_s,
         )
-        self._pending[job.sequence] = seen
-        return self._told(job.sequence, seen)
+
+    def look_again(self) -> tuple[Advice, ...]:
+        """Estimates by the model for jobs that came before it did, in one go: as after a restart."""
+        older = [(at, seen) for at, seen in self._pending.items() if math.isnan(seen.model_median_s)]
+        if self._trees is None or not older:
+            return ()
+        trees_s = self._trees.duration_s(np.array([seen.row for _, seen in older])).tolist()
+        for (at, seen), seconds in zip(older, trees_s, strict=True):
+            median_s = bounded_s(self.weight * seen.rolling_median_s + (1 - self.weight) * seconds)
+            mean_s = median_s * self._spread["model"].factor(seen.kind)
+            self._pending[at] = replace(seen, model_median_s=median_s, model_s=mean_s)
+        return tuple(self._told(at, self._pending[at]) for at, _ in older)
+
+    def _source_of(self, seen: _Seen) -> Source:
+        """The estimator in use; a job older than the model has the rolling estimate instead."""
+        source = self.source
+        return "rolling" if source == "model" and math.isnan(seen.model_s) else source
 
     def _told(self, sequence: int, seen: _Seen) -> Expect:
-        """Estimate by the estimator in use; a job older than the model gets the rolling estimate instead."""
-        source = self.source
-        if source == "model" and math.isnan(seen.model_s):
-            source = "rolling"
-        return Expect(sequence=sequence, gpu_s=seen.gpu_s(source), source=source)
+        """Estimate by the estimator in use, at most the time limit; where no job has ended yet, that limit."""
+        source = self._source_of(seen)
+        gpu_s, limit_gpu_s = seen.gpu_s(source), seen.limit_s * seen.gpus
+        if limit_gpu_s < math.inf and source not in ("gpus", "nobody"):
+            gpu_s = min(gpu_s, limit_gpu_s) if seen.nearest else limit_gpu_s
+        return Expect(sequence=sequence, gpu_s=gpu_s, source=source)
+
+    def expectation(self, sequence: int) -> Expectation | None:
+        """What was expected of a job, one that waits, runs or has ended; None: nothing was known of it."""
+        seen = self._pending.get(sequence)
+        return self._over.get(sequence) if seen is None else self._expectation(seen)
+
+    def _expectation(self, seen: _Seen) -> Expectation | None:
+        if not seen.nearest:
+            return None
+        source = self._source_of(seen)
+        run_s = seen.model_median_s if source == "model" else seen.rolling_median_s
+        return Expectation(
+            run_s=min(run_s, seen.limit_s), error=self._errors.factor(seen.nearest), from_jobs=seen.jobs,
+            case=CASES[seen.nearest], source=source,
+        )  # fmt: skip
 
     def _codes_of(self, job: Job, rolling: RollingEstimate) -> tuple[float, float, float]:
         bucket = math.nan if rolling.bucket < 0 else float(rolling.bucket)
@@ -204,8 +282,10 @@ class GpuTimeService:
             return
         ran_s = bounded_s(fact.ran_s)
         self.rolling.add(fact.job, ran_s)
+        self._alike = None
         if seen is None:  # it came before this service was made
             return
+        self._keep(fact.job.sequence, seen, ran_s)
         self._learned += 1
         self._ended.append((seen, ran_s))
         # By the estimates of its submission: what was learned since was not known then.
@@ -215,72 +295,65 @@ class GpuTimeService:
         judged = Judged(seen.gpu_s("model"), seen.gpu_s("rolling"), seen.gpu_s("gpus"), ran_s * seen.gpus)
         self.judge.add(judged, has_model=self._trees is not None)
 
-    def fit(self, now_s: float) -> ModelRecord | None:
-        """Train trees on the older part, learn lambda on the newer, then train on all."""
+    def _keep(self, sequence: int, seen: _Seen, ran_s: float) -> None:
+        expectation = self._expectation(seen)
+        if expectation is None:
+            return
+        self._errors.add(seen.nearest, math.log(ran_s / expectation.run_s))
+        self._over[sequence] = expectation
+        if len(self._over) > REMEMBERED:
+            del self._over[next(iter(self._over))]
+
+    def lesson(self) -> Lesson | None:
+        """All that a fit needs; None: no model is wanted, or too few jobs have ended."""
         if self.params.use != "best" or len(self._ended) < LEAST_FIT:
             return None
-        rows = np.array([seen.row for seen, _ in self._ended])
-        ran_s = np.array([seconds for _, seconds in self._ended])
-        # 1. Trees of the older part; the newer part says how many are enough.
-        cut = int(len(rows) * (1 - HELD_SHARE))
-        trial = fit_gbdt(rows[:cut], ran_s[:cut], held=(rows[cut:], ran_s[cut:]))
-        before, held = [seen for seen, _ in self._ended][:cut], [seen for seen, _ in self._ended][cut:]
-        of_rolling = Spread()  # until the model's own errors are seen, those of what it stands on
-        for seen, seconds in zip(before, ran_s.tolist(), strict=False):
-            of_rolling.add(seen.kind, math.log(seconds / seen.rolling_median_s))
-        # 2. Lambda by the newer part, to which these trees are not fitted.
-        found = self._learn_weight(held, trial.duration_s(rows[cut:]), ran_s[cut:], of_rolling)
-        # 3. As many trees of all jobs.
-        self._trees = fit_gbdt(rows, ran_s, rounds=max(1, trial.trees))
-        self.judge.expect_error(found.log_error)
+        seen = [one for one, _ in self._ended]
+        return Lesson(
+            rows=np.array([one.row for one in seen]),
+            ran_s=np.array([seconds for _, seconds in self._ended]),
+            gpus=np.array([float(one.gpus) for one in seen]),
+            kinds=np.array([float(one.kind) for one in seen]),
+            rolling_median_s=np.array([one.rolling_median_s for one in seen]),
+            rolling_s=np.array([one.rolling_s for one in seen]),
+            from_s=min(one.submit_s for one in seen),
+            rolling_weight=self.params.rolling_weight,
+            is_first=not self.judge.has_judged_model,
+        )
+
+    def take(self, fitted: Fitted) -> None:
+        """Use what a fit found; jobs that come from now on are expected by it."""
+        self.weight, self._trees = fitted.weight, fitted.trees
+        if fitted.spread is not None and not self.judge.has_judged_model:
+            self.judge.begin(fitted.judged)
+            self._spread["model"] = fitted.spread
+        self.judge.expect_error(fitted.found.log_error)
         self.judge.judge(has_model=True)
-        return self._record(now_s, found)
+        self._alike = None
 
-    def _learn_weight(self, held: list[_Seen], trees_s: Floats, ran_s: Floats, of_rolling: Spread) -> Quality:
-        """The lambda by which run times of the older half of what was held back are met best.
-
-        By the square of the error in logarithms; of those that can't be told from it, the one that leaves most to the
-        rolling estimate. Trees that only seem better by chance would add noise to what is known.
-
-        By the newer half the model is judged, and so are the others, if none was judged before: what something was
-        chosen by can't tell how good it is.
-        """
-        gpus = np.array([float(seen.gpus) for seen in held])
-        rolling, by_gpus = (np.array([seen.gpu_s(source) for seen in held]) for source in BASELINES)
-        medians_s = np.array([seen.rolling_median_s for seen in held])
-        true, half = ran_s * gpus, len(held) // 2
-        kinds = [seen.kind for seen in held]
-        trials: dict[float, tuple[Floats, Spread]] = {}
-        errors: dict[float, Floats] = {}
-        for weight in LAMBDAS if self.params.rolling_weight == math.inf else (self.params.rolling_weight,):
-            median_s = weight * medians_s + (1 - weight) * trees_s
-            spread, off = of_rolling.copy(), np.log(ran_s / median_s)
-            errors[weight] = off[:half] ** 2
-            for kind, error in zip(kinds[:half], off.tolist(), strict=False):
-                spread.add(kind, error)
-            trials[weight] = median_s * gpus * np.array([spread.factor(kind) for kind in kinds]), spread
-        self.weight = _most_cautious(errors)
-        model, spread = trials[self.weight]
-        if not self.judge.has_judged_model:
-            columns = (one[half:].tolist() for one in (model, rolling, by_gpus, true))
-            self.judge.begin(Judged(*values) for values in zip(*columns, strict=True))
-            self._spread["model"] = spread
-        return quality(model[half:], true[half:])
+    def fit(self, now_s: float) -> ModelRecord | None:
+        """Fit here and now, and use it; the model as text."""
+        lesson = self.lesson()
+        if lesson is None:
+            return None
+        fitted = learned_from(lesson)
+        self.take(fitted)
+        return self.record(now_s, fitted)
 
     # ------------------------------------------------------------------ as files
 
-    def _record(self, now_s: float, found: Quality) -> ModelRecord:
-        trees = self._trees
-        assert trees is not None
+    def record(self, now_s: float, fitted: Fitted) -> ModelRecord:
+        """The model of a fit that was taken, and what past jobs have taught, as text."""
+        trees, found = fitted.trees, fitted.found
         names = {"bucket": self.rolling.buckets.firsts, **{kind: codes.names for kind, codes in self._codes.items()}}
         rolling = self.rolling.params
         return ModelRecord(
             service=NAME,
             text=with_memory(trees.text, self.rolling, self._spread),
             features=FEATURES,
-            trained_from_s=min(seen.submit_s for seen, _ in self._ended),
+            trained_from_s=fitted.from_s,
             trained_to_s=now_s,
-            trained_on=len(self._ended),
+            trained_on=fitted.trained_on,
             params={
                 "lambda": self.weight, "similarity": rolling.similarity, "decay": rolling.decay,
                 "prior_jobs": rolling.prior_jobs,
@@ -319,13 +392,3 @@ class GpuTimeService:
             raise ConfigError(f"the model lacks the table of its category {kind}", hint="fit it again")
         add = self.rolling.buckets.add if kind == "bucket" else self._codes[kind].add
         return {int(add(name)): category for name, category in tables[kind].items() if name}
-
-
-def _most_cautious(errors: Mapping[float, Floats]) -> float:
-    """The greatest lambda whose errors are within a standard error of the best one's, job by job."""
-    best = min(errors, key=lambda weight: float(errors[weight].mean()))
-    for weight in sorted(errors, reverse=True):
-        more = errors[weight] - errors[best]
-        if more.mean() <= more.std() / math.sqrt(len(more)):
-            return weight
-    return best

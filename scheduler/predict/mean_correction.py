@@ -7,6 +7,8 @@ known of a job: small for a name that came often, large for one that never came.
 """
 
 import math
+from collections import deque
+from statistics import median
 
 from farside.scheduler.predict.rolling_estimate import LEVELS, RollingEstimate
 
@@ -16,6 +18,7 @@ _PRIOR_JOBS = 20.0
 _KEPT = 0.999
 # At most this: a factor of 20. Beyond it the tail is longer than that of a log-normal anyway.
 MOST_VARIANCE = 6.0
+_RECENT = 100  # jobs, by whose errors people are told how good estimates are
 _BY_NAME = LEVELS.index("bucket") + 1
 _OFTEN = (2, 5, 20)
 
@@ -67,3 +70,19 @@ class Spread:
         total, weight = self._kinds.get(kind, (0.0, 0.0))
         variance = (total + _PRIOR_JOBS * every / of_all) / (weight + _PRIOR_JOBS)
         return math.exp(min(variance, MOST_VARIANCE) / 2)
+
+
+class RecentErrors:
+    """How far the last estimates were off, by the level of the jobs that they came from."""
+
+    def __init__(self) -> None:
+        self._by_level: dict[int, deque[float]] = {}
+
+    def add(self, nearest: int, log_error: float) -> None:
+        """A job has ended, and the estimate of it was off by this, in logarithms."""
+        self._by_level.setdefault(nearest, deque(maxlen=_RECENT)).append(abs(log_error))
+
+    def factor(self, nearest: int) -> float:
+        """Half of the last estimates of a level were off by no more than this factor; NaN: there was none."""
+        errors = self._by_level.get(nearest)
+        return math.exp(median(errors)) if errors else math.nan

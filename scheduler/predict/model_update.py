@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from farside.scheduler.predict.service import Advice, Fact, ModelRecord, Service, UpdateRule
 
+MUCH_IS_NEW = "much is new"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
@@ -71,7 +73,7 @@ def due(rule: UpdateRule, *, known: int, fitted_on: int, since_fit_s: float, dri
     if since_fit_s >= rule.every_s:
         return "its time has come"
     if new >= rule.growth * fitted_on:
-        return "much is new"
+        return MUCH_IS_NEW
     if drift > rule.drift:
         return "its errors have grown"
     return ""

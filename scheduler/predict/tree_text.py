@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from farside.errors import ConfigError
+from farside.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     import lightgbm
@@ -43,9 +43,12 @@ def booster_of(text: str, features: int) -> "lightgbm.Booster":
 
     Raises:
         ConfigError: It is no such text, its trees are broken, or it is of other features.
+        Unavailable: LightGBM is not installed.
     """
-    import lightgbm  # takes a second to import, and only models from files need it here
-
+    try:
+        import lightgbm  # takes a second to import, and only models from files need it here
+    except ImportError as error:
+        raise Unavailable("a model of run times needs LightGBM", hint="pip install lightgbm") from error
     try:
         return lightgbm.Booster(model_str=checked(text, features))
     except lightgbm.basic.LightGBMError as error:

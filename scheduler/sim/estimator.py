@@ -13,11 +13,11 @@ from typing import Literal, Protocol
 import numpy as np
 
 from farside.scheduler.order.policy import OrderPolicy
-from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
 from farside.scheduler.predict.estimate_quality import Quality, quality
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.job_history import Past, learned_rolling, tell_all
+from farside.scheduler.predict.learned_times import primed, rolling_of
 from farside.scheduler.predict.model_update import Orchestrator
 from farside.scheduler.predict.rolling_estimate import RollingParams
 from farside.scheduler.predict.rolling_state import without_memory
@@ -114,7 +114,7 @@ class Learner:
         record: ModelRecord | None = None,
     ) -> None:
         if rolling == RollingParams():
-            rolling = _rolling_of(record) if record else learned_rolling(history, rolling)
+            rolling = rolling_of(record) if record else learned_rolling(history, rolling)
         self.service = GpuTimeService(params, rolling)
         self.orchestrator = Orchestrator([self.service])
         self._expected: dict[int, float] = {}
@@ -155,13 +155,7 @@ class Learner:
 
     def primed(self, order: OrderPolicy) -> OrderPolicy:
         """QSSF gets the cut that history gives."""
-        judged = self.service.judge.judged
-        if not isinstance(order, Qssf) or not judged:
-            return order
-        believed = self.service.source if self.service.source != "nobody" else "gpus"
-        expected = np.array([getattr(one, believed) for one in judged])
-        true = np.array([one.true for one in judged])
-        return replace(order, cut=Cut(short_up_to_gpu_s(expected, true, order.overtaking_share)))
+        return primed(order, self.service)
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
         """How good its expectations were when the jobs came."""
@@ -204,11 +198,6 @@ class EstimatorSpec:
 def past_of(jobs: Sequence[TraceJob], until_s: float = math.inf) -> tuple[Past, ...]:
     """History from a trace: jobs that ended by a time, as far as the trace shows."""
     return tuple((job.job, job.duration_s) for job in jobs if job.job.submit_s + job.duration_s <= until_s)
-
-
-def _rolling_of(record: ModelRecord) -> RollingParams:
-    names = ("similarity", "decay", "prior_jobs")
-    return RollingParams(**{name: record.params[name] for name in names if name in record.params})
 
 
 def _quality(jobs: Sequence[TraceJob], expected: dict[int, float]) -> Quality:

@@ -6,6 +6,7 @@ comes to more than that, a job's time limit is taken.
 """
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 
 from farside.scheduler.predict.estimator import TimeLimits
@@ -16,7 +17,7 @@ from farside.scheduler.state import Job
 
 
 class ExpectedTimes(TimeLimits):
-    """An estimator by what jobs took, by user, name and GPUs; how much is left of one, its time limit says."""
+    """An estimator by what jobs took, by user, name and GPUs."""
 
     def __init__(self) -> None:
         self._estimator = RollingEstimator(RollingParams())
@@ -25,6 +26,12 @@ class ExpectedTimes(TimeLimits):
         """A job has ended. Others are expected to take another time from now on, which the next turn asks for."""
         self._estimator.add(ended.job, ended.ran_s)
         return {}
+
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """What is left of its time limit; without one, of what is expected of it."""
+        if job.limit_s < math.inf:
+            return job.limit_s - done_s
+        return max(0.0, self.predicted_gpu_s(job, 0.0) / job.gpus - done_s)
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """GPU seconds that a job is expected to take; infinite where it has no limit and nothing is known."""

@@ -119,12 +119,14 @@ def test_config_check_refuses_a_disk_that_is_none(tmp_path: Path, disk: str) -> 
 
 def test_config_check_refuses_a_policy_that_the_manager_would_refuse(tmp_path: Path) -> None:
     path = tmp_path / "manager.toml"
-    path.write_text('policy = "qssf"\n')
+    path.write_text('policy = "yarn-cs"\n')
 
     done = farside("config", "check", str(path))
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(f"farside: {path}: policy: qssf needs an estimator")
+    assert done.stderr.startswith(
+        f"farside: {path}: policy: yarn-cs is the order of a scheduler whose placement is yarn"
+    )
 
 
 def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(

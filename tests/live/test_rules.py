@@ -27,18 +27,6 @@ def test_a_placement_that_counts_only_is_refused() -> None:
         rules_of(ManagerConfig(placement="count"))
 
 
-def test_a_policy_that_needs_an_estimator_is_refused_with_what_to_take_instead() -> None:
-    with pytest.raises(ConfigError, match="policy: qssf needs an estimator") as refused:
-        rules_of(ManagerConfig(policy="qssf"))
-
-    assert refused.value.hint is not None
-    assert "take las or gittins" in refused.value.hint
-
-
-def test_over_slurm_there_is_an_estimator() -> None:
-    assert rules_of(SlurmConfig(policy="qssf")).order.name == "qssf"
-
-
 def test_yarn_cs_without_its_placement_is_refused() -> None:
     with pytest.raises(ConfigError, match="whose placement is yarn, not consolidate"):
         rules_of(ManagerConfig(policy="yarn-cs"))

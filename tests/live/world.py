@@ -1,6 +1,6 @@
 """A small cluster without clock, store or sockets: a log in memory, the manager's mind, and nodes that obey it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -23,6 +23,7 @@ from farside.scheduler.manager.model.spec import JobBody, JobSpec, spec_of
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.predict.learned_times import LearnedTimes
 from tests.live.facts import gpus as a_node_s_gpus
 from tests.live.facts import joined
 
@@ -41,8 +42,16 @@ def submitted_spec(told: Mapping[str, object]) -> JobSpec:
 class World:
     """Entries go through their JSON, as in a store; ``now_s`` moves when a test says so."""
 
-    def __init__(self, rules: Rules, nodes: int = 2, gpus: int = 4, *, colocation: ColocationRules = NO_RULES) -> None:
-        self.rules, self.colocation = rules, colocation
+    def __init__(
+        self,
+        rules: Rules,
+        nodes: int = 2,
+        gpus: int = 4,
+        *,
+        colocation: ColocationRules = NO_RULES,
+        make_times: Callable[[], LearnedTimes | None] = lambda: None,
+    ) -> None:
+        self.rules, self.colocation, self.make_times = rules, colocation, make_times
         self.log: list[Entry] = []
         self.now_s = 1000.0
         self.generation = 0
@@ -67,7 +76,7 @@ class World:
         state = state or LiveState()
         for entry in self.log[state.seq :]:
             apply(state, entry)
-        self.decider = Decider(self.rules, state, self.now_s, colocation=self.colocation)
+        self.decider = Decider(self.rules, state, self.now_s, colocation=self.colocation, times=self.make_times())
         self.heard = len(self.log)
         self.generation += 1
         self.tell(SchedulerTookLead(generation=self.generation, holder="test"))

@@ -29,6 +29,7 @@ class Context:
         only_uid: Only this user may submit, even root, since all jobs run as this user; None: all but root may, as
             nodes run no task as root.
         colocation_nodes: Names of the nodes that are set aside for co-located jobs.
+        goes_by_run_times: The policy asks how long jobs will run, so the scheduler process can say what it expects.
         queue_limits: What one who is no operator may have in the queue, and submit within an hour.
     """
 
@@ -43,6 +44,7 @@ class Context:
     tenancy: Tenancy | None = None
     queue_limits: QueueLimits = NO_LIMITS
     colocation_nodes: frozenset[str] = frozenset()
+    goes_by_run_times: bool = False
     access_log: AccessLog = field(init=False)
     scheduler: SchedulerWatch = field(init=False)
     overviews: OverviewStreams = field(init=False)

@@ -5,6 +5,7 @@ import time
 from itertools import chain
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from msgspec import Struct, structs
 
@@ -40,10 +41,20 @@ from farside.scheduler.manager.model.state import LiveState, RequestKey
 from farside.scheduler.manager.nodes.dispatch import meeting_of, start_of
 from farside.scheduler.manager.view.groups import explain as explain_turns
 from farside.scheduler.manager.view.listing import JobListing
-from farside.scheduler.manager.view.view import History, Job, JobInFull, JobList, show_entry, show_job, show_job_in_full
+from farside.scheduler.manager.view.view import (
+    NOTHING_EXPECTED,
+    Expected,
+    History,
+    Job,
+    JobInFull,
+    JobList,
+    show_entry,
+    show_job,
+    show_job_in_full,
+)
 from farside.units import format_bytes
 
-EXPLAIN_LIMIT_S = 5.0
+EXPLAIN_LIMIT_S, EXPECTED_LIMIT_S = 5.0, 2.0
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 # What may be asked of the first job that was taken, as OpenAPI says it.
@@ -147,7 +158,17 @@ async def jobs(
 @router.get("/{job_id}", responses=says(JobInFull, 404))
 async def show(job: OwnJob, shared: Shared) -> Response:
     """One job with its processes."""
-    return answer(show_job_in_full(job, shared.log.now_s()))
+    expected = await _expected(job, shared) if shared.goes_by_run_times else NOTHING_EXPECTED
+    return answer(show_job_in_full(job, shared.log.now_s(), expected))
+
+
+async def _expected(job: LiveJob, shared: Context) -> Expected:
+    """What the scheduler process expects of a job; nothing while it does not answer."""
+    try:
+        told = await admin.ask(shared.folder / ASK, "expected", timeout_s=EXPECTED_LIMIT_S, job_id=job.job_id)
+    except FarsideError:
+        return NOTHING_EXPECTED
+    return msgspec.convert(told, Expected)
 
 
 @router.get("/{job_id}/history", responses=says(History, 404))

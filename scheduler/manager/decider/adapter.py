@@ -9,11 +9,10 @@ from farside.scheduler.manager.aggregation.decide import AggregationRules, Outlo
 from farside.scheduler.manager.model.event import NodeAllocation, StopCause
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase, members_of
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.predict.estimator import TimeLimits
+from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.state import Allocation, Job, Node
 
-# Policies that need to know more of jobs are refused (configured_rules.py).
-_ESTIMATOR = TimeLimits()
+TIME_LIMITS = TimeLimits()
 DEFAULT_RULES = AggregationRules()
 
 
@@ -108,7 +107,9 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
     )
 
 
-def figures_of(job: LiveJob, seen: Job, now_s: float, *, share_level: float | None = None) -> Figures:
+def figures_of(
+    job: LiveJob, seen: Job, now_s: float, *, estimator: Estimator = TIME_LIMITS, share_level: float | None = None
+) -> Figures:
     """What a live job, as the cycle has ``seen`` it, has behind it, but for what it holds; and what is expected of it.
 
     One that leaves its GPUs to another waits in the plan from now on, while its processes still go.
@@ -120,8 +121,8 @@ def figures_of(job: LiveJob, seen: Job, now_s: float, *, share_level: float | No
     # The first start has nothing to load; each later one begins from a checkpoint.
     is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
     return Figures(
-        remaining_s=_ESTIMATOR.remaining_s(seen, job.held_s),
-        predicted_gpu_s=_ESTIMATOR.predicted_gpu_s(seen, now_s),
+        remaining_s=estimator.remaining_s(seen, job.held_s),
+        predicted_gpu_s=estimator.predicted_gpu_s(seen, now_s),
         executed_s=executed_s,
         waited_s=job.waited_s,
         since_s=since_s,

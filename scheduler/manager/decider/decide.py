@@ -17,6 +17,7 @@ from farside.scheduler.manager.aggregation.show import explain as aggregation_li
 from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider import colocated
 from farside.scheduler.manager.decider.adapter import DEFAULT_RULES, awaited_aggregators, is_ready, outlook_of
+from farside.scheduler.manager.decider.expectation import expected_lines
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
 from farside.scheduler.manager.decider.placement_reason import why_there
@@ -30,6 +31,8 @@ from farside.scheduler.manager.model.event import Entry, Event, JobAllocated, Jo
 from farside.scheduler.manager.model.maintenance import late_allocations
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
+from farside.scheduler.predict.gpu_time_fit import Fitted
+from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.start_estimate import StartEstimate, estimate_start
 
 # Entries after which shared aggregation is looked at.
@@ -61,14 +64,17 @@ class Decider:
         *,
         aggregation: AggregationRules = DEFAULT_RULES,
         colocation: ColocationRules = NO_RULES,
+        times: LearnedTimes | None = None,
     ) -> None:
+        """``times``: for policies that go by how long jobs will run; it knows no job of this state yet."""
         self.state = state
+        self.times = times
         self._colocation = colocation
         self._reserved_until_s = math.inf  # when nodes that were reserved may be free for them
         self._is_grouping = True  # groups of co-located jobs are looked at
         self._aggregation = aggregation
         self._aggregates_s = -math.inf  # when shared aggregation is looked at; infinite: when something has happened
-        self._planner = Planner(rules, state, now_s, set_aside=colocation.nodes)
+        self._planner = Planner(rules, state, now_s, set_aside=colocation.nodes, times=times)
         # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
         # got a place since the last look at who can start.
         self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
@@ -192,6 +198,11 @@ class Decider:
             return None
         return estimate_start(self.domain, row, now_s)
 
+    def take(self, fitted: Fitted) -> None:
+        """Use a model that was fitted to a lesson of ``times``."""
+        if self.times is not None:
+            self._planner.expect(self.times.take(fitted))
+
     def why(self, job_id: str, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         """Lines that say why a job waits or where it runs, and what its place goes by; empty: there is no such job."""
         job = self.state.jobs.get(job_id)
@@ -213,7 +224,8 @@ class Decider:
             return colocated.explain(self.state, now_s, self._colocation, job)
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
-            return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
+            waits = (*explain(self.domain, row, now_s, clock), *expected_lines(self.times, job))
+            return (*waits, *out_of_service(self.state.nodes.values(), job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" if place.gpus else place.node for place in job.places)
             why = self._waits.get(job.job_id)
@@ -223,4 +235,5 @@ class Decider:
             reason = job.reason if job.reason.startswith("held") else f"held: {job.reason}"
             return (reason, f"`farside release {job.job_id}` lets it start")
         where = f" on {', '.join(job.nodes)}" if job.nodes else ""
-        return (f"{job.phase}{where}: {job.reason}",)
+        expected = () if job.is_over else expected_lines(self.times, job)
+        return (f"{job.phase}{where}: {job.reason}", *expected)

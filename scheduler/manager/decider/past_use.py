@@ -3,9 +3,12 @@
 from farside.scheduler.admission.history import History
 from farside.scheduler.admission.rules import Rules
 from farside.scheduler.fair_share import FairShare
+from farside.scheduler.manager.decider.adapter import job_of
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.catalog import Needs, needs_of
+from farside.scheduler.predict.learned_times import REPLAYED_JOBS, LearnedTimes
+from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.tenancy import Tenancy
 
 # What was used so many half-lives ago counts for less than a millionth.
@@ -27,17 +30,46 @@ def fair_share_of(tenancy: Tenancy | None, state: LiveState, now_s: float) -> Fa
     return share
 
 
-def history_of(rules: Rules, state: LiveState) -> History:
+def history_of(rules: Rules, state: LiveState, times: LearnedTimes | None = None) -> History:
     """History of the policies from the ended jobs that are still known, in the order of their ends.
 
     They are looked through only for a policy that needs them: of some hundred thousand jobs that takes a moment.
+    ``times`` hears of all jobs as they came and ended, and has what it had before the restart.
     """
+    if times is not None:
+        return _history_with(times, rules, state)
     history = History(rules.order, rules.placement)
     if needs_of(rules.order) is Needs.ENDED_JOBS:
-        ended = [job for job in state.jobs.values() if job.is_over and job.held_s > 0]
+        ended = [job for job in state.jobs.values() if has_run(job)]
         for job in sorted(ended, key=lambda job: (job.end_s, job.sequence)):
             history.add(service_gpu_s(job))
     return history
+
+
+def _history_with(times: LearnedTimes, rules: Rules, state: LiveState) -> History:
+    history = History(times.primed(rules.order), rules.placement)
+    jobs = [job for job in state.jobs.values() if not job.spec.colocate and (has_run(job) or not job.is_over)]
+    ended = sorted((job for job in jobs if job.is_over), key=lambda job: (job.end_s, job.sequence))
+    older = frozenset(job.job_id for job in ended[:-REPLAYED_JOBS])
+    for job in ended[:-REPLAYED_JOBS]:
+        times.remember(job_of(job), job.held_s)
+        history.add(service_gpu_s(job))
+    jobs = [job for job in jobs if job.job_id not in older]
+    # At one instant jobs end before others come, as everywhere.
+    facts = [(job.end_s, 0, job.sequence, job) for job in jobs if job.is_over]
+    facts += [(job.submit_s, 1, job.sequence, job) for job in jobs]
+    for at_s, is_coming, _, job in sorted(facts, key=lambda fact: fact[:3]):
+        seen = job_of(job)
+        expected_gpu_s = times.predicted_gpu_s(seen, at_s)
+        if not is_coming:
+            history.add(service_gpu_s(job), expected_gpu_s)
+            times.learn(JobEnded(at_s=at_s, job=seen, ran_s=job.held_s))
+    return history
+
+
+def has_run(job: LiveJob) -> bool:
+    """Whether a job is over and says how long jobs of its kind run: it held GPUs."""
+    return job.is_over and job.held_s > 0 and not job.spec.colocate
 
 
 def service_gpu_s(job: LiveJob) -> float:

@@ -17,14 +17,14 @@ How it works
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.manager.decider import adapter
-from farside.scheduler.manager.decider.past_use import fair_share_of, history_of, service_gpu_s
+from farside.scheduler.manager.decider.past_use import fair_share_of, has_run, history_of, service_gpu_s
 from farside.scheduler.manager.decider.pending import Pending
 from farside.scheduler.manager.decider.timers import EDGE_S, NO_ROW, Timers
 from farside.scheduler.manager.model import event as log
@@ -33,6 +33,8 @@ from farside.scheduler.manager.model.maintenance import windows_of
 from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.predict.learned_times import LearnedTimes
+from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.state import Job, Node, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
@@ -47,10 +49,17 @@ class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
     def __init__(
-        self, rules: Rules, state: LiveState, now_s: float, *, set_aside: frozenset[str] = frozenset()
+        self,
+        rules: Rules,
+        state: LiveState,
+        now_s: float,
+        *,
+        set_aside: frozenset[str] = frozenset(),
+        times: LearnedTimes | None = None,
     ) -> None:
-        """``set_aside``: names of nodes whose GPUs the cycle gives to nobody."""
+        """``set_aside``: names of nodes whose GPUs the cycle gives to nobody. ``times``: it knows no job yet."""
         self._set_aside = set_aside
+        self._times = times
         self._rules = replace(rules, preemption_cost=MeasuredCost(preemption_times=state.preemption_times))
         self._state = state
         self.domain: Domain
@@ -67,7 +76,7 @@ class Planner:
         self._asks_users = False  # some node runs jobs of some users only
         self._fair_share: FairShare | None = fair_share_of(rules.tenancy, state, now_s)
         self._compare_s = -math.inf  # when accounts will be compared; noted in `_timers`
-        self._history = history_of(rules, state)
+        self._history = history_of(rules, state, times)
         self._build(now_s)
 
     # ------------------------------------------------------------------ what happened
@@ -77,11 +86,11 @@ class Planner:
         event, self._heard = entry.event, by_entry(entry.seq)
         # Co-located jobs are not the cycle's (colocated.py).
         touched = [job_id for job_id in touched if not self._state.jobs[job_id].spec.colocate]
+        if isinstance(event, log.JobSubmitted) and self._times is not None:
+            for job_id in touched:
+                self._times.predicted_gpu_s(self._job_of(self._state.jobs[job_id]), entry.at_s)
         if isinstance(event, log.JobEnded) and touched:
-            job = self._state.jobs[event.job_id]
-            # A job that never held GPUs says nothing about how long jobs of its kind run.
-            if job.held_s > 0:  # what is learned does not depend on the domain: another may be built by then
-                self.domain.learn(service_gpu_s(job))
+            self._learn_of_end(self._state.jobs[event.job_id], entry.at_s)
         self._pending.arrive(event)
         if isinstance(event, _NodeFacts) and not self._is_stale and self._is_other_size(event.node):
             self._spoil()
@@ -99,6 +108,30 @@ class Planner:
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, log.JobStarted) and touched and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
+
+    def _learn_of_end(self, job: LiveJob, now_s: float) -> None:
+        """What is learned does not depend on the domain: another may be built by then."""
+        seen, expected_gpu_s = self._job_of(job), math.nan
+        if not has_run(job):
+            if self._times is not None:
+                self._times.drop(seen.sequence)
+            return
+        if self._times is not None:
+            expected_gpu_s = self._times.predicted_gpu_s(seen, now_s)
+        self.domain.learn(service_gpu_s(job), expected_gpu_s)
+        if self._times is not None:
+            self.expect(self._times.learn(JobEnded(at_s=now_s, job=seen, ran_s=job.held_s)))
+
+    def expect(self, predicted_gpu_s: Mapping[int, float]) -> None:
+        """Rank jobs that wait by what is now expected of them, GPU seconds by sequence."""
+        if not predicted_gpu_s:
+            return
+        id_of = {self._state.jobs[job_id].sequence: job_id for job_id in self._state.unfinished}
+        for sequence, gpu_s in predicted_gpu_s.items():
+            row = self.row(id_of.get(sequence, ""))
+            if row in self.domain.waiting:
+                self.domain.expect(row, predicted_gpu_s=gpu_s)
+        self._touch()
 
     def row(self, job_id: str) -> int:
         """The row of a job in the domain; -1: it is not there."""
@@ -275,7 +308,8 @@ class Planner:
             row, self._next_row = self._next_row, self._next_row + 1
             self._rows[job.job_id], self._ids[row] = row, job.job_id
         seen = self._job_of(job)
-        figures = adapter.figures_of(job, seen, now_s, share_level=share_level)
+        estimator = self._times or adapter.TIME_LIMITS
+        figures = adapter.figures_of(job, seen, now_s, estimator=estimator, share_level=share_level)
         if adapter.is_holding(job):
             until_s = self._alone_until_s(job, figures.since_s) if job.phase in ACTIVE else -math.inf
             if job.phase is Phase.STOPPING:

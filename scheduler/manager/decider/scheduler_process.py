@@ -14,7 +14,7 @@ import asyncio
 import math
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +29,7 @@ from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider.adapter import DEFAULT_RULES
 from farside.scheduler.manager.decider.cycle_failures import CycleFailures
 from farside.scheduler.manager.decider.decide import Decider
+from farside.scheduler.manager.decider.expectation import expected_of
 from farside.scheduler.manager.log_wakeup import sleeping_at, wake
 from farside.scheduler.manager.model.draft import Draft
 from farside.scheduler.manager.model.event import AllocationReleased, Event
@@ -37,7 +38,10 @@ from farside.scheduler.manager.store.event_store import EventStore, StoreError
 from farside.scheduler.manager.store.leadership import leading
 from farside.scheduler.manager.store.load import whole_state
 from farside.scheduler.manager.store.transaction import PAGE, LeadLost
+from farside.scheduler.manager.view.view import NOTHING_EXPECTED
 from farside.scheduler.manager.wall_clock import WallClock
+from farside.scheduler.predict.fit_process import Fitter
+from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.units import format_moment
 
 WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
@@ -67,8 +71,13 @@ class SchedulerProcess:
         *,
         aggregation: AggregationRules = DEFAULT_RULES,
         colocation: ColocationRules = NO_RULES,
+        make_times: Callable[[], LearnedTimes | None] = lambda: None,
     ) -> None:
+        """``make_times``: an estimator for policies that go by run times, which knows no live job yet."""
         self._store = store
+        self._make_times = make_times
+        self._fitter = Fitter()
+        self._taught: Decider | None = None  # whose jobs the present fit is to
         self._rules = rules
         self._aggregation, self._colocation = aggregation, colocation
         self._folder = folder
@@ -97,8 +106,11 @@ class SchedulerProcess:
         async with leading(self._store):
             with sleeping_at(self._folder / WAKE) as sleeper:
                 self._lead()
-                handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
-                async with admin.serve(self._folder / ASK, handlers):
+                handlers = {
+                    "explain": self._on_explain, "whys": self._on_whys, "status": self._on_status,
+                    "expected": self._on_expected,
+                }  # fmt: skip
+                async with self._fitter, admin.serve(self._folder / ASK, handlers):
                     while True:
                         # After a decision there may be another at once, so it sleeps only when nothing was decided.
                         if not await self._try_to_decide():
@@ -147,8 +159,9 @@ class SchedulerProcess:
             # changes it.
             state, self._read_state = self._read_state or whole_state(self._store), None
             self._decider = Decider(
-                self._rules, state, self._now_s(state), aggregation=self._aggregation, colocation=self._colocation
-            )
+                self._rules, state, self._now_s(state), aggregation=self._aggregation, colocation=self._colocation,
+                times=self._make_times(),
+            )  # fmt: skip
             self._is_spoilt = False
         return self._decider
 
@@ -156,6 +169,7 @@ class SchedulerProcess:
         """Reads on, decides, and writes that; False: there was nothing to decide."""
         begun_s, decider = time.monotonic(), self._sound_decider()
         self._read(decider)
+        self._fit(decider)
         drafts = decider.next_events(self._now_s(decider.state))
         for job_id, why in decider.take_waits().items():
             _log.warning("a job has its GPUs and waits", job=job_id, reason=why)
@@ -171,6 +185,22 @@ class SchedulerProcess:
             _log.warning("a scheduling cycle was slow", seconds=spent_s, unfinished=len(decider.state.unfinished))
         self._next_wake_s = decider.next_wake_s()
         return bool(drafts)
+
+    def _fit(self, decider: Decider) -> None:
+        """Takes the model of a fit that has ended, and begins one that is due; nothing waits for it."""
+        if decider.times is None:
+            return
+        fitted = self._fitter.take()
+        # What was learned from another decider's jobs numbers their users otherwise.
+        if fitted is not None and self._taught is decider:
+            decider.take(fitted)
+            _log.info(
+                "a model of run times was fitted", jobs=fitted.trained_on, off_by=math.exp(fitted.found.log_error),
+                goes_by=decider.times.service.source,
+            )  # fmt: skip
+        if not self._fitter.is_fitting and (lesson := decider.times.lesson(self._now_s(decider.state))) is not None:
+            self._taught = decider
+            self._fitter.begin(lesson)
 
     async def _write(self, decider: Decider, drafts: Sequence[Draft]) -> None:
         """Writes what was decided, and what follows from it."""
@@ -216,6 +246,11 @@ class SchedulerProcess:
             return {"lines": [*lines, nobody_knows(decider.domain, foreseen)], "expected_start_s": None}
         when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
         return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
+
+    async def _on_expected(self, told: Mapping[str, object]) -> object:
+        decider = self._asked_decider()
+        job = decider.state.jobs.get(str(told.get("job_id", "")))
+        return NOTHING_EXPECTED if job is None else expected_of(decider.times, job)
 
     async def _on_whys(self, told: Mapping[str, object]) -> object:
         """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""

@@ -70,6 +70,21 @@ class Profile(Struct, frozen=True, kw_only=True):
     problem: str
 
 
+class Expected(Struct, frozen=True, kw_only=True):
+    """What a job is expected to take in all, where the policy asks for that; null where nothing is known.
+
+    ``expected_error``: half of such estimates were off by no more than this factor lately. ``expected_from_jobs``: how
+    many ended jobs the estimate comes from.
+    """
+
+    expected_s: float | None = None
+    expected_error: float | None = None
+    expected_from_jobs: int | None = None
+
+
+NOTHING_EXPECTED = Expected()
+
+
 class JobInFull(Job, frozen=True, kw_only=True):
     """A job with its processes and all that was asked for."""
 
@@ -78,6 +93,9 @@ class JobInFull(Job, frozen=True, kw_only=True):
     failures: int
     pause_s: float | None
     resume_s: float | None
+    expected_s: float | None
+    expected_error: float | None
+    expected_from_jobs: int | None
     profile: Profile | None
     master_addr: str
     master_port: int
@@ -192,10 +210,11 @@ def show_job(job: LiveJob) -> Job:
     )
 
 
-def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
-    """A job with its processes and all that was asked for."""
+def show_job_in_full(job: LiveJob, now_s: float, expected: Expected = NOTHING_EXPECTED) -> JobInFull:
+    """A job with its processes, all that was asked for, and what it is expected to take."""
     return JobInFull(
         **structs.asdict(show_job(job)),
+        **structs.asdict(expected),
         held_s=job.held_until(now_s),
         gpu_s=job.held_until(now_s) * job.spec.gpus,
         failures=job.failures + _has_failed_for_good(job),

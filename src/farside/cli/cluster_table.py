@@ -206,6 +206,8 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         yield f"  role      {printable(role['name'])}, {role['count']}: {printable(' '.join(role['argv']))}"
     yield f"  folder    {printable(spec['cwd'])}"
     yield f"  GPUs      {job['gpus']}, held for {format_seconds(job['held_s'])} in all"
+    if (expected_s := job.get("expected_s")) is not None:
+        yield f"  expected  {_expected_words(job, expected_s)}"
     often = {"preempted": job["preemptions"], "failed": job["failures"]}
     counts = ", ".join(f"{what} {format_count(count, 'time')}" for what, count in often.items())
     yield f"  starts    {job['starts']}, {counts}"
@@ -228,6 +230,12 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         # Lists and tables are left out: the request is shown above, and the user's environment is for --json only.
         words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list | dict))
         yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
+
+
+def _expected_words(job: Row, expected_s: float) -> str:
+    words = f"to run {format_seconds(expected_s)} in all, from {format_count(job['expected_from_jobs'], 'job')}"
+    error = job.get("expected_error")
+    return words if error is None else f"{words}; such estimates were off by a factor of {error:.2g} lately"
 
 
 def _profile_words(profile: Row) -> str:

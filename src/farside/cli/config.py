@@ -98,10 +98,10 @@ def _hold_to_machine(loaded: "Effective[Any]") -> None:
 
 
 def _hold_to_policies(loaded: "Effective[Any]") -> None:
-    """Raises ConfigProblems for a policy or placement that the program would refuse at its start."""
+    """Raises ConfigProblems for what the program would refuse of policy, placement, past jobs or model at its start."""
     from farside.config import ManagerConfig, SlurmConfig
     from farside.config.load import ConfigProblems
-    from farside.errors import ConfigError
+    from farside.errors import FarsideError
 
     config = loaded.config
     if not isinstance(config, ManagerConfig | SlurmConfig):
@@ -111,8 +111,12 @@ def _hold_to_policies(loaded: "Effective[Any]") -> None:
     except ModuleNotFoundError:  # a machine without numpy: neither program runs there
         return
     try:
-        rules_of(config)
-    except ConfigError as error:
+        rules = rules_of(config)
+        if isinstance(config, ManagerConfig):
+            from farside.scheduler.manager.learned_before import learned_before
+
+            learned_before(config, rules)
+    except FarsideError as error:
         raise ConfigProblems([f"{loaded.sources['policy']}: {error}"]) from error
 
 

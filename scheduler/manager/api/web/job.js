@@ -81,6 +81,7 @@ function facts(job) {
     ["GPUs", `${job.gpus}${spec.gpu_model ? ` ${spec.gpu_model}` : ""}, held for ${span(job.held_s)} in all`],
     ["Nodes", job.nodes.join(", ") || "none yet"],
     ["Starts", `${job.starts}, preempted ${many(job.preemptions, "time")}, failed ${many(job.failures, "time")}`],
+    ...(job.expected_s === null ? [] : [["Expected", expected(job)]]),
     ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
     ["Memory", spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : "no limit"],
     ["Checkpoints", spec.checkpoint_dir || "none"],
@@ -90,6 +91,11 @@ function facts(job) {
   const list = make("dl", { class: "pairs" });
   for (const [name, value] of pairs) list.append(make("dt", {}, name), make("dd", {}, String(value)));
   return make("section", { "aria-label": "Request" }, make("h2", {}, "Request"), list);
+}
+
+function expected(job) {
+  const from = `${span(job.expected_s)} in all, from ${many(job.expected_from_jobs, "job")}`;
+  return job.expected_error === null ? from : `${from}; such estimates were off by a factor of ${job.expected_error.toPrecision(2)} lately`;
 }
 
 function processes(job) {

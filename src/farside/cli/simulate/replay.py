@@ -22,6 +22,7 @@ from farside.scheduler.manager.compare_simulation import (
     recording,
     simulated,
 )
+from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
@@ -41,10 +42,10 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Re
     Raises:
         FarsideError: The store can't be read, or no job has run to its end.
     """
-    rules = rules_of(config)
+    before = learned_before(config, rules_of(config))
     with closing(EventStore(config.store_url)) as store:
         found = recording(whole_log(store, archive_of(config.store_url, config.archive_dir)), only)
-    return found, simulated(found, rules)
+    return found, simulated(found, before.rules, before.times(fits_at_once=True))
 
 
 def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> None:

@@ -1,0 +1,171 @@
+"""Random days: the manager's decisions are those of the simulator, job by job, to the second.
+
+The manager's decider is driven with a virtual clock, by nodes that obey at once; so what differs could only be a rule.
+"""
+
+import heapq
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.scheduler.manager.decider.adapter import job_of
+from farside.scheduler.manager.model.event import StopCause
+from farside.scheduler.manager.model.record import LiveJob, Phase
+from farside.scheduler.order.catalog import TIMED, needs_of
+from farside.scheduler.predict.learned_times import LearnedTimes
+from farside.scheduler.sim.simulation import Simulation
+from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.state import Cluster, Node, VirtualCluster
+from tests.live.world import World, rules
+
+NODES, GPUS = 2, 4
+BEGIN_S = 1000.0
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A job of a day: after so long, for so long, by whom."""
+
+    after_s: float
+    run_s: float
+    gpus: int
+    user: str
+    name: str
+    is_limited: bool
+
+
+# Times are odd fractions, so that no two things happen at one instant, at which the two worlds may take another order.
+_SECONDS = st.integers(1, 4000).map(lambda tenths: tenths / 10)
+_COMING = st.builds(
+    Coming,
+    after_s=_SECONDS,
+    run_s=_SECONDS,
+    gpus=st.sampled_from((1, 1, 2, 4, 8)),
+    user=st.sampled_from(("ann", "bob")),
+    name=st.sampled_from(("train", "test", "sweep-1")),
+    is_limited=st.booleans(),
+)
+DAYS = st.lists(_COMING, min_size=5, max_size=25)
+
+
+class Day:
+    """The manager's side: jobs come and processes end by a heap of times."""
+
+    def __init__(self, policy: str, day: list[Coming], **more: str) -> None:
+        make = LearnedTimes if needs_of(rules(policy, **more).order) in TIMED else lambda: None
+        self.world = World(rules(policy, **more), nodes=NODES, gpus=GPUS, make_times=make)
+        self.day = day
+        self.left_s: dict[str, float] = {}
+        self.began_s: dict[str, float] = {}
+        self.first_s: dict[str, float] = {}
+        self.end_s: dict[str, float] = {}
+
+    def run(self) -> None:
+        world = self.world
+        coming = [(at_s, 1, index) for index, at_s in enumerate(arrivals(self.day))]
+        ends: list[tuple[float, int, str]] = []
+        begun: dict[str, int] = {}
+        while coming or ends:
+            # Also when the policy wants to look: what it preempts then is gone at once.
+            at_s = min(*(heap[0][0] for heap in (coming, ends) if heap), world.decider.next_wake_s())
+            world.pass_s(max(0.0, at_s - world.now_s))
+            self.obey(ends, begun)
+            if ends and ends[0][0] <= at_s:
+                _, start, job_id = heapq.heappop(ends)
+                if begun.get(job_id) == start and world.job(job_id).phase is Phase.RUNNING:
+                    self.end_s[job_id] = at_s
+                    world.exits(job_id)
+            elif coming and coming[0][0] <= at_s:
+                _, _, index = heapq.heappop(coming)
+                self.submit(self.day[index])
+            self.obey(ends, begun)
+
+    def submit(self, one: Coming) -> None:
+        limit_s = 2 * one.run_s if one.is_limited else 0.0
+        job_id = self.world.submit(one.gpus, user=one.user, name=one.name, time_limit_s=limit_s)
+        self.left_s[job_id] = one.run_s
+
+    def obey(self, ends: list[tuple[float, int, str]], begun: dict[str, int]) -> None:
+        """Nodes start and stop processes at once, until there is nothing more to do."""
+        world = self.world
+        while True:
+            jobs = [world.job(job_id) for job_id in list(world.state.unfinished)]
+            stopping = [job for job in jobs if job.phase is Phase.STOPPING]
+            starting = [job for job in jobs if job.phase is Phase.STARTING]
+            if not stopping and not starting:
+                return
+            for job in stopping:
+                self.stop(job, begun)
+            for job in starting:
+                world.runs(job.job_id)
+                self.first_s.setdefault(job.job_id, world.now_s)
+                self.began_s[job.job_id], begun[job.job_id] = world.now_s, job.start
+                heapq.heappush(ends, (world.now_s + self.left_s[job.job_id], job.start, job.job_id))
+
+    def stop(self, job: LiveJob, begun: dict[str, int]) -> None:
+        assert job.stop_cause is StopCause.PREEMPTED
+        self.left_s[job.job_id] -= self.world.now_s - self.began_s[job.job_id]
+        begun.pop(job.job_id, None)
+        self.world.exits(job.job_id, 143, cause="preempted")
+
+
+def arrivals(day: list[Coming]) -> list[float]:
+    """When each comes: every job at a fraction of its own."""
+    now_s, found = BEGIN_S, []
+    for at, one in enumerate(day):
+        now_s += one.after_s
+        found.append(now_s + at * 1e-3 + 7e-5)
+    return found
+
+
+def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tuple[dict[str, float], dict[str, float]]:
+    """By job its first start and its end."""
+    jobs = [
+        TraceJob(job=replace(job_of(world.job(str(at + 1))), submit_s=at_s), duration_s=one.run_s)
+        for at, (at_s, one) in enumerate(zip(arrivals(day), day, strict=True))
+    ]
+    nodes = tuple(Node(name=f"n{at}", gpus=GPUS, cpus=16, memory_bytes=float(1 << 36)) for at in range(NODES))
+    cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=nodes),))
+    by = rules(policy, **more)
+    times = LearnedTimes() if needs_of(by.order) in TIMED else None
+    runs = Simulation(cluster, by, jobs, estimator=times, is_in_whole_seconds=False).run()
+    names = [one.job.job_id for one in jobs]
+    return (
+        {name: run.start_s for name, run in zip(names, runs, strict=True)},
+        {name: run.end_s for name, run in zip(names, runs, strict=True)},
+    )
+
+
+def check(policy: str, day: list[Coming], **more: str) -> None:
+    live = Day(policy, day, **more)
+    live.run()
+    started_s, ended_s = simulated(policy, day, live.world, **more)
+    assert live.first_s == pytest.approx(started_s, abs=1e-5)
+    assert live.end_s == pytest.approx(ended_s, abs=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(day=DAYS)
+def test_qssf_decides_as_in_the_simulator(day: list[Coming]) -> None:
+    check("qssf", day, patience_s="2min")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "best-effort", "sf"])
+@settings(max_examples=5, deadline=None)
+@given(day=DAYS)
+def test_policies_that_know_nothing_of_jobs_decide_as_in_the_simulator(policy: str, day: list[Coming]) -> None:
+    check(policy, day)
+
+
+@settings(max_examples=20, deadline=None)
+@given(day=DAYS)
+def test_gittins_decides_as_in_the_simulator(day: list[Coming]) -> None:
+    check("gittins", day, first_fit_jobs="3", limits_gpu_s="100.0331,400.0717")
+
+
+@settings(max_examples=10, deadline=None)
+@given(day=DAYS)
+def test_las_decides_as_in_the_simulator(day: list[Coming]) -> None:
+    check("las", day, limits_gpu_s="100.0331,400.0717")
