@@ -39,6 +39,11 @@ from farside.units import MIB
 
 # An environment variable. Where it is set, an error ends a command with its traceback instead of one line.
 DEBUG = "FARSIDE_DEBUG"
+# Packages that not every installation has.
+IN_SOME_COMMANDS = {
+    "scipy", "matplotlib", "pyarrow", "lightgbm", "pandas", "statsmodels", "sushy",
+    "torch", "onnx", "onnxruntime", "numba", "sklearn", "lda", "tritonclient",
+}  # fmt: skip
 
 app = typer.Typer(
     name="farside",
@@ -84,7 +89,7 @@ def main() -> None:
     # 128 and the number of SIGINT, as a shell reports a program that Ctrl-C ended.
     except KeyboardInterrupt:
         sys.exit(130)
-    except (FarsideError, OSError, ExceptionGroup) as error:
+    except (FarsideError, OSError, ModuleNotFoundError, ExceptionGroup) as error:
         ours = _ours(error)
         if ours is None or os.environ.get(DEBUG):
             raise
@@ -102,14 +107,25 @@ def _run() -> None:
             pass
 
 
-def _ours(error: FarsideError | OSError | ExceptionGroup[Any]) -> FarsideError | None:
+def _ours(error: FarsideError | OSError | ModuleNotFoundError | ExceptionGroup[Any]) -> FarsideError | None:
     """What an error says to users; None: it is a fault of the program."""
     if isinstance(error, ExceptionGroup):
         # Tasks of one scope fail together; the first to fail says why.
         ours, others = error.split(FarsideError)
         # With one error in it that is not ours, the group is a fault of the program and is raised with its traceback.
         return first_of(ours) if ours is not None and others is None else None
+    if isinstance(error, ModuleNotFoundError):
+        return _of_packages(error)
     return _of_system(error) if isinstance(error, OSError) else error
+
+
+def _of_packages(error: ModuleNotFoundError) -> FarsideError | None:
+    """A package that only some commands need is not here; None: one of ours is not, which is a fault."""
+    name = (error.name or "").partition(".")[0]
+    if name not in IN_SOME_COMMANDS:
+        return None
+    hint = "run it from a checkout, by `make venv`: the Debian package leaves out what only simulation and reports need"
+    return FarsideError(f"this command needs the Python package {name}, which is not installed here", hint=hint)
 
 
 def _of_system(error: OSError) -> FarsideError:
