@@ -1,9 +1,10 @@
 """``python -m benchmarks.colocation_kill``: a worker, the executor, the agent and the manager are killed; who waits.
 
-A manager and an agent run two training jobs on one node, where they take turns. Each victim is killed at many moments,
-drawn by a seed; an executor after it has served for over a second, since one that dies sooner again and again is
-replaced later each time. Measured: how long the other jobs stood still, how long until what was killed is back, and
-whether both models are in the end those of jobs that nobody killed.
+A manager groups two co-located jobs on one node, where they take turns. Each victim is killed at many moments, drawn by
+a seed; an executor after it has served for over a second, since one that dies sooner again and again is replaced later
+each time. Measured: how long the other jobs stood still, how long until what was killed is back, and whether both
+models are in the end those of jobs that nobody killed. The manager's log has to be sound, and a job is started again
+only where its own worker was killed.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,16 +31,19 @@ from benchmarks.machine import this_command, this_commit, this_machine
 from farside import admin
 from farside.agent.training.executor import SHORT_LIFE_S
 from farside.client.manager_client import ManagerClient, find_manager
+from farside.client.state_folder import sandbox_config
+from farside.config import ManagerConfig, load_config
 from farside.errors import FarsideError, PeerError
 from farside.sandbox import control
 from farside.sandbox.session import open_sandbox
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.store.event_store import EventStore
 from farside.training.loop.job import CHECKPOINT_S
-from farside.training.loop.turns import EXECUTOR
 from farside.training.static_plan import KEY_FILE, SERVICE
 
 RESULTS = Path(__file__).parent / "results" / "colocation_kill.json"
 JOB = Path(__file__).parent / "colocation_kill_job.py"
-SANDBOX = ("--cluster", "1x2", "--donors", "1", "--size", "64MiB")
+SANDBOX = ("--cluster", "1x1", "--executors", "1", "--donors", "1", "--size", "64MiB")
 JOBS = ("one", "other")
 VICTIMS = ("worker", "executor", "agent", "manager")
 LIMIT_S = 60.0
@@ -64,7 +68,7 @@ class Killed:
 
 
 def main() -> int:
-    """Measures, and writes it; 1 if a model differs."""
+    """Measures, and writes it; 1 if a model differs, or what the manager did is not sound."""
     words = argparse.ArgumentParser(description="Processes of jobs that take turns are killed.")
     words.add_argument("--moments", type=int, default=20, help="How often each is killed")
     words.add_argument("--victims", default=",".join(VICTIMS), help="Which, with commas")
@@ -79,9 +83,10 @@ def main() -> int:
         stage = Stage(Path(folder), stack, random.Random(asked.seed))
         found = {victim: stage.kill(victim, asked.moments) for victim in victims}
         equal = stage.ended_equal()
+        faults = stage.faults(asked.moments if "worker" in victims else 0)
     head = {"command": this_command("benchmarks.colocation_kill"), "machine": msgspec.to_builtins(machine)}
     record = {
-        **head, "commit": this_commit(), "moments": asked.moments, "are_models_equal": equal,
+        **head, "commit": this_commit(), "moments": asked.moments, "are_models_equal": equal, "faults": faults,
         "load_after": round(os.getloadavg()[0], 2),
         "seconds": {victim: {name: getattr(one, name) for name in ("still_s", "turn_s", "back_s")}
                     for victim, one in found.items()},
@@ -90,8 +95,9 @@ def main() -> int:
     asked.output.write_text(json.dumps(record, indent=1) + "\n")
     for row in (record["tables"][0]["header"], *record["tables"][0]["rows"]):
         print(" | ".join(row))
-    print("models are equal" if equal else "models DIFFER")
-    return 0 if equal else 1
+    for line in ("models are equal" if equal else "models DIFFER", *faults):
+        print(line)
+    return 0 if equal and not faults else 1
 
 
 class Stage:
@@ -107,12 +113,14 @@ class Stage:
             f'admin_socket = "{folder}/a.admin"\nkeep_s = 1\n'
         )
         self._serve(stack, "aggregator", "--config", folder / "aggregator.toml")
-        self._serve(stack, "executor", "--socket", folder / "x.sock", "--admin-socket", folder / "x.admin")
-        for name in ("a.admin", "x.admin"):
-            _until(partial(_status, folder / name), f"{name} to answer")
+        _until(partial(_status, folder / "a.admin"), "the Aggregator to answer")
         self._state = stack.enter_context(open_sandbox(SANDBOX, state=folder / "cluster")).state
-        for name in JOBS:
-            self._submit(name)
+        cluster = control.record(self._state).cluster
+        assert cluster is not None, "it was started with one"
+        self._executor = Path(cluster.executors[0].admin_socket)
+        _until(self._has_executor, "the manager to know the node's executor")
+        self._ids = {name: self._submit(name) for name in JOBS}
+        self.group = _until(self._grouped, "both jobs to be measured, in one group")
         self._settle()
 
     def _serve(self, stack: ExitStack, *words: object) -> None:
@@ -122,19 +130,33 @@ class Stage:
         stack.callback(process.wait)
         stack.callback(process.terminate)
 
-    def _submit(self, name: str) -> None:
+    def _has_executor(self) -> bool:
+        return any(node["services"].get("executor") for node in self._asked("nodes")["nodes"])
+
+    def _grouped(self) -> Mapping[str, Any] | None:
+        """The group of both jobs as the manager planned it, once both are measured."""
+        plans = [group["plan"] for group in self._asked("groups")["groups"] if group["plan"]]
+        wanted = sorted(self._ids.values())
+        return next((one for one in plans if sorted(one["jobs"]) == wanted and one["predicted_s"] is not None), None)
+
+    def _asked(self, *path: str) -> Any:
+        with ManagerClient(find_manager(state=self._state)) as client:
+            return client.get(*path)
+
+    def _submit(self, name: str) -> str:
         folder = self._folder
         variables = {
-            "PATH": os.environ.get("PATH", os.defpath), EXECUTOR: f"{folder}/x.sock", SERVICE: f"unix:{folder}/m.sock",
-            KEY_FILE: f"{folder}/key", CHECKPOINT_S: "0.3",
+            "PATH": os.environ.get("PATH", os.defpath), SERVICE: f"unix:{folder}/m.sock", KEY_FILE: f"{folder}/key",
+            CHECKPOINT_S: "0.3",
         }  # fmt: skip
         body = {
             "argv": [sys.executable, "-m", "farside", "train", os.fspath(JOB), os.fspath(folder), name],
-            "name": name, "gpus": 1, "env": variables, "cwd": os.fspath(folder), "retries": 1000,
+            "name": name, "colocate": True, "env": variables, "cwd": os.fspath(folder), "retries": 1000,
             "output": os.fspath(folder / f"{name}.out"), "checkpoint_dir": os.fspath(folder / f"{name}.kept"),
         }  # fmt: skip
         with ManagerClient(find_manager(state=self._state)) as client:
-            client.post("jobs", body=body)
+            (job_id,) = client.post("jobs", body=body)["ids"]
+        return str(job_id)
 
     # --- one kill after the other
 
@@ -221,7 +243,7 @@ class Stage:
         return (next(at for at in self._times(name) if at > since_ns) - since_ns) / 1e9
 
     def _both_take_turns(self, *, apart_from: int = 0) -> Mapping[str, Any] | None:
-        status = _status(self._folder / "x.admin")
+        status = _status(self._executor)
         if not status or status["pid"] == apart_from or len(status["jobs"]) < len(JOBS):
             return None
         return status if all(one["turns"] > 0 for one in status["jobs"].values()) else None
@@ -234,6 +256,17 @@ class Stage:
         models = [self._folder / f"{name}.model" for name in JOBS]
         _until(lambda: all(path.exists() for path in models), "both jobs to end")
         return all(self._is_equal(name, path.read_bytes()) for name, path in zip(JOBS, models, strict=True))
+
+    def faults(self, worker_kills: int) -> tuple[str, ...]:
+        """What is wrong in the manager's log, and starts of jobs that no kill of a worker explains."""
+        _until(
+            lambda: all(self._asked("jobs", one)["state"] == "done" for one in self._ids.values()), "both jobs' ends"
+        )
+        starts = sum(self._asked("jobs", one)["starts"] for one in self._ids.values()) - len(JOBS)
+        said = [f"jobs were started again {starts} times, for {worker_kills} kills"] if starts != worker_kills else []
+        store = load_config(ManagerConfig, (sandbox_config(self._state),)).store_url
+        with closing(EventStore(store)) as log:
+            return (*said, *violations(list(log.read_all()), is_complete=True))
 
     def _is_equal(self, name: str, model: bytes) -> bool:
         folder = self._folder / f"alone-{name}"

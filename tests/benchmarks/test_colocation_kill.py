@@ -1,6 +1,15 @@
-"""The table of kills under jobs that take turns."""
+"""Kills under jobs that take turns: their table, and the models that jobs end with."""
 
-from benchmarks.colocation_kill import Killed, _table
+import random
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.colocation_kill import VICTIMS, Killed, Stage, _table
+
+KILLS = 5
 
 
 def test_a_bar_is_met_only_if_every_kill_met_it() -> None:
@@ -16,3 +25,14 @@ def test_a_bar_is_met_only_if_every_kill_met_it() -> None:
         "worker", "2", "0.15 s (0.20 s)", "0.25 s (0.49 s)", "2.50 s (3.00 s)", "1 s, turns 0.5 s", "yes",
     ]  # fmt: skip
     assert [row[-1] for row in rows] == ["yes", "no", "no"]
+
+
+@pytest.mark.long  # twenty kills; tests/train has one of a worker and of an executor, tests/live of a manager
+def test_jobs_of_a_group_end_with_their_models_whichever_process_is_killed() -> None:
+    with tempfile.TemporaryDirectory(prefix="farside-kill-") as folder, ExitStack() as stack:
+        stage = Stage(Path(folder), stack, random.Random(1))
+        for victim in VICTIMS:
+            stage.kill(victim, KILLS)
+
+        assert stage.ended_equal()
+        assert stage.faults(worker_kills=KILLS) == ()
