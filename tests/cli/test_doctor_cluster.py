@@ -101,6 +101,15 @@ def test_a_manager_that_would_not_start_is_named_setting_by_setting(tmp_path: Pa
     assert failed["store"] == "store_url: /nowhere: no such folder"
 
 
+def test_past_jobs_that_cannot_be_read_are_found_before_the_manager_starts(tmp_path: Path) -> None:
+    config = tmp_path / "manager.toml"
+    config.write_text(
+        f'store_url = "sqlite:///{tmp_path}/m.db"\npolicy = "qssf"\npolicy_history = "{tmp_path}/past.csv"\n'
+    )
+
+    assert "past.csv" in checks(config)["policy"]["found"]
+
+
 def test_a_look_at_a_store_changes_nothing(tmp_path: Path) -> None:
     config = tmp_path / "manager.toml"
     config.write_text(f'store_url = "sqlite:///{tmp_path}/m.db"\n')

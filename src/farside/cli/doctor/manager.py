@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
@@ -13,6 +14,7 @@ from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.auth.token_file import read_tokens
+from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import check_readable
@@ -34,7 +36,13 @@ def manager_checks(config: ManagerConfig) -> Iterator[Check]:
 
 
 def _rules(config: ManagerConfig) -> Check:
-    return _made("policy", lambda: rules_of(config), f"{config.policy}, placement {config.placement}")
+    # With past jobs and model, where the settings name them.
+    make = partial(_learned, config)
+    return _made("policy", make, f"{config.policy}, placement {config.placement}")
+
+
+def _learned(config: ManagerConfig) -> object:
+    return learned_before(config, rules_of(config))
 
 
 def _made(name: str, make: Callable[[], object], found: str) -> Check:
