@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +205,10 @@ class _Stage:
         with self._client() as client:
             groups = client.get("groups")["groups"]
         wanted = sorted(self._ids[name] for name in names)
-        group = next((one for one in groups if one["plan"] and sorted(one["plan"]["jobs"]) == wanted), None)
+        found: Iterator[Mapping[str, Any]] = (
+            one for one in groups if one["plan"] and sorted(one["plan"]["jobs"]) == wanted
+        )
+        group = next(found, None)
         if group is None or group["plan"]["predicted_s"] is None or (is_measured and group["measured_s"] is None):
             return None
         return group
