@@ -106,6 +106,7 @@ PURE = (
     "farside.blockdev.mapping.migration",
     "farside.config.check",
     *(f"farside.serve.{name}" for name in ("description", "inference", "queues")),
+    "farside.serve.large.message",
     *(f"farside.serve.http1.{name}" for name in ("answer", "connection")),
     *(f"farside.serve.http2.{name}" for name in ("budget", "call", "connection", "frame", "head", "sender")),
     "farside.kmod_shim.nbd.message",

@@ -149,6 +149,7 @@ async def http_front(
         yield pool, executor
     finally:
         await server.stop(grace_s)
+        service.large.close()
 
 
 @asynccontextmanager
@@ -166,9 +167,11 @@ async def grpc_front(
     pool.switch([turns], {})
     named = {one.name: one for one in models}
     address = f"127.0.0.1:{free_port()}"
-    server = open_grpc(Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens), address, secure)
+    service = Service("1.0", named, dict.fromkeys(named, 60.0), pool, tokens)
+    server = open_grpc(service, address, secure)
     await server.start()
     try:
         yield address, pool, executor
     finally:
         await server.stop(grace_s)
+        service.large.close()

@@ -258,6 +258,22 @@ async def test_tensors_of_megabytes_go_both_ways_beside_small_ones() -> None:
 
 
 @in_loop
+async def test_a_long_answer_that_ends_its_connection_ends_it_once() -> None:
+    port = free_port()
+    async with http_front([WIDE], port), asyncio.timeout(60):
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        asked = infer("wide", 500_000, rows=8).replace(b"Host: h\r\n", b"Host: h\r\nConnection: close\r\n")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked)
+            assert (await reader.read()).endswith(np.full(4_000_000, 2, "f4").tobytes())
+            writer.close()
+            await writer.wait_closed()
+        assert errors == []
+
+
+@in_loop
 async def test_who_does_not_read_its_answers_is_closed_and_costs_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

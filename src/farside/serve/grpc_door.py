@@ -12,14 +12,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
+from farside.agent.serving.model_file import ModelFile
 from farside.listen import open_listener
 from farside.log import get_log
 from farside.serve.description import model_metadata
 from farside.serve.door_server import Cancel, door_connections
 from farside.serve.grpc_message import read_message, service_pb2, told, written_message
-from farside.serve.http2.call import Call
-from farside.serve.http2.server import GrpcServer, Reply, Serve
-from farside.serve.inference import HEAD_BYTES_MAX, InferenceError, Kind, body_bytes_max, malformed
+from farside.serve.http2.call import Call, CallError
+from farside.serve.http2.server import GrpcServer, Large, Reply, Serve
+from farside.serve.inference import HEAD_BYTES_MAX, InferenceError, InferRequest, Kind, body_bytes_max, malformed
+from farside.serve.large.message import LARGE_BYTES
 from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
 
@@ -90,15 +92,26 @@ class GrpcDoor:
         return serve
 
     def _infer(self, call: Call, request: Any, reply: Reply) -> Cancel:
-        service = self._service
-        arrived_s = self._loop.time()
-        model = service.model(request.model_name, request.model_version)
-        sound = read_message(model, request)
-        one = service.submit(
-            model, sound, partial(written_message, model, sound), arrived_s, call.within_s, reply.ok,
+        model = self._service.model(request.model_name, request.model_version)
+        return self._submit(reply, self._loop.time(), call.within_s, model, read_message(model, request))
+
+    def large(self, call: Call, body: bytes | bytearray, reply: Reply) -> Cancel | None:
+        """Has the message of a call read elsewhere, as it came, and serves it then."""
+        submit = partial(self._submit, reply, self._loop.time(), call.within_s)
+        try:
+            return self._service.large.read(body, submit, partial(_fail, reply), encoding=call.encoding.decode())
+        except InferenceError as error:
+            _fail(reply, error)
+            return None
+
+    def _submit(
+        self, reply: Reply, arrived_s: float, within_s: float, model: ModelFile, request: InferRequest
+    ) -> Cancel:
+        one = self._service.submit(
+            model, request, partial(written_message, model, request), arrived_s, within_s, reply.ok,
             partial(_fail, reply),
         )  # fmt: skip
-        return partial(service.pool.cancel, one)
+        return partial(self._service.pool.cancel, one)
 
     def ServerLive(self, request: Any) -> Message:  # noqa: N802
         """Whether it answers."""
@@ -145,8 +158,11 @@ def _no(request: Any) -> Message:
     raise AssertionError
 
 
-def _fail(reply: Reply, error: InferenceError) -> None:
-    reply.fail(error.kind.grpc, str(error))
+def _fail(reply: Reply, error: InferenceError | CallError) -> None:
+    if isinstance(error, CallError):
+        reply.fail(error.code, error.line)
+    else:
+        reply.fail(error.kind.grpc, str(error))
 
 
 def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> GrpcServer:
@@ -163,4 +179,6 @@ def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> GrpcSe
     return GrpcServer(
         door.calls(), door.barred, message_bytes_max=max(body_bytes_max(model) for model in service.models.values()),
         head_bytes_max=HEAD_BYTES_MAX, listener=listener, tls=tls, connections=door_connections(),
+        large=Large(path=f"/{service_pb2.DESCRIPTOR.services_by_name[_SERVICE].full_name}/{_INFER}".encode(),
+                    size=LARGE_BYTES, serve=door.large),
     )  # fmt: skip

@@ -20,10 +20,12 @@ from farside.serve.door_server import Cancel, door_connections
 from farside.serve.http1.answer import JSON, error_body
 from farside.serve.http1.connection import Head, Whole
 from farside.serve.http1.server import HttpServer, Reply
+from farside.serve.http2.call import CallError
 from farside.serve.inference import (
     BODY_BYTES_MAX,
     HEAD_BYTES_MAX,
     InferenceError,
+    InferRequest,
     Kind,
     body_bytes_max,
     head_bytes,
@@ -31,6 +33,7 @@ from farside.serve.inference import (
     version_of,
     written_answer,
 )
+from farside.serve.large.message import LARGE_BYTES
 from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
 
@@ -168,14 +171,21 @@ class HttpDoor:
         body = whole.body
         length = asked.fields.get(b"inference-header-content-length")
         head = head_bytes(length.decode("latin-1") if length is not None else None, len(body))
-        request = read_request(model, body, head)
+        submit, fail = partial(self._submit, reply, arrived_s), partial(self._fail, reply, model.name)
+        # Tensors behind a head are not looked at: a body is long to read where it is JSON.
+        if head is None and len(body) > LARGE_BYTES:
+            return self._service.large.read(body, submit, fail, model=model.name)
+        return submit(model, read_request(model, body, head))
+
+    def _submit(self, reply: Reply, arrived_s: float, model: ModelFile, request: InferRequest) -> Cancel:
         one = self._service.submit(
             model, request, partial(written_answer, model, request), arrived_s, math.inf, partial(_answer, reply),
             partial(self._fail, reply, model.name),
         )  # fmt: skip
         return partial(self._service.pool.cancel, one)
 
-    def _fail(self, reply: Reply, name: str, error: InferenceError) -> None:
+    def _fail(self, reply: Reply, name: str, error: InferenceError | CallError) -> None:
+        assert isinstance(error, InferenceError), "others come by gRPC alone"
         if error.kind.counted == "refused":
             self._service.pool.refuse(name)
         reply.answer(error.kind.http, _error_fields(error), error_body(str(error)))

@@ -81,6 +81,20 @@ def version_of(model: ModelFile) -> str:
     return folder[0] if folder and folder[0].isascii() and folder[0].isdigit() else "1"
 
 
+def model_named(models: Mapping[str, ModelFile], name: str, version: str = "") -> ModelFile:
+    """A model by its name; an empty version is its only one.
+
+    Raises:
+        InferenceError: There is none of that name or version.
+    """
+    model = models.get(name)
+    if model is None:
+        raise InferenceError(Kind.UNKNOWN, f"no model {name!r:.100} is served")
+    if version and version != version_of(model):
+        raise InferenceError(Kind.UNKNOWN, f"{name} has no version {version!r:.40}; it has version {version_of(model)}")
+    return model
+
+
 def body_bytes_max(model: ModelFile) -> int:
     """The largest request: all rows in JSON, with as much as a head beside."""
     numbers = model.max_batch * sum(one.row_items for one in model.inputs)
@@ -193,14 +207,13 @@ def written_answer(model: ModelFile, request: InferRequest, arrays: Sequence[Arr
         arrays: May be views: nothing of them is kept.
     """
     outputs: list[dict[str, Any]] = []
-    tail: list[bytes] = []
+    tail: list[memoryview] = []
     for place, is_binary in zip(request.outputs, request.binary, strict=True):
         spec, array = model.outputs[place], arrays[place]
         told: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
         if is_binary:
-            data = array.tobytes()
-            told["parameters"] = {"binary_data_size": len(data)}
-            tail.append(data)
+            told["parameters"] = {"binary_data_size": array.nbytes}
+            tail.append(np.ascontiguousarray(array).data)  # copied once, where all is joined
         else:
             told["data"] = array.ravel().tolist()
         outputs.append(told)

@@ -39,6 +39,8 @@ from farside.serve.deployment import Deployment, check_for_machine, check_for_ma
 from farside.serve.door_server import DoorServer
 from farside.serve.fleet import Fleet
 from farside.serve.http_door import open_http
+from farside.serve.inference import body_bytes_max
+from farside.serve.large.message import LARGE_BYTES
 from farside.serve.lease.front_state import FrontState, StateFile
 from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
 from farside.serve.lease.report import report_of
@@ -266,6 +268,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     sizes = partial(sizes_of, grounds.profiles, grounds.device)
     pool = Pool(loop, grounds.models, slo_s, lambda: time.time_ns() // 1_000_000)
     service = Service(importlib.metadata.version("farside"), grounds.models, slo_s, pool, deployment.tokens)
+    stack.callback(service.large.close)
     # Addresses come first: one that is taken ends the start before any model is loaded.
     secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
     doors: list[DoorServer] = []
@@ -304,6 +307,8 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
     await stack.enter_async_context(_background(controller.run()))
     await stack.enter_async_context(_background(keep_aside()))
+    if any(body_bytes_max(model) > LARGE_BYTES for model in grounds.models.values()):
+        service.large.start()
     for door in doors:
         await door.start()
         stack.push_async_callback(door.stop, _GRACE_S)

@@ -7,7 +7,8 @@ from typing import Any
 
 from farside.agent.serving.model_file import ModelFile
 from farside.serve import description
-from farside.serve.inference import InferenceError, InferRequest, Kind, version_of
+from farside.serve.inference import InferenceError, InferRequest, Kind, model_named
+from farside.serve.large.reader import LargeReader
 from farside.serve.pool import Pool
 from farside.serve.queues import Encode, Waiting
 
@@ -30,6 +31,7 @@ class Service:
         tokens: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.version, self.models, self.pool = version, models, pool
+        self.large = LargeReader(models)
         self._slo_s, self._tokens = slo_s, [token.encode() for token in tokens]
         self._loop = asyncio.get_running_loop()
 
@@ -58,14 +60,7 @@ class Service:
         Raises:
             InferenceError: There is none of that name or version.
         """
-        model = self.models.get(name)
-        if model is None:
-            raise InferenceError(Kind.UNKNOWN, f"no model {name!r:.100} is served")
-        if version and version != version_of(model):
-            raise InferenceError(
-                Kind.UNKNOWN, f"{name} has no version {version!r:.40}; it has version {version_of(model)}"
-            )
-        return model
+        return model_named(self.models, name, version)
 
     def is_ready(self) -> bool:
         """Whether each model has a glet."""

@@ -103,7 +103,8 @@ class _Connection(DoorConnection):
     def resume_writing(self) -> None:
         """Its client reads on."""
         self._stalled_s = 0.0
-        self._send()
+        # Not from here: asyncio ends a connection twice that is closed while it says so.
+        self._loop.call_soon(self._send)
         self._pause()
 
     def due(self, now_s: float) -> None:
@@ -172,6 +173,8 @@ class _Connection(DoorConnection):
 
     def _send(self) -> None:
         """Sends on; the next request has its turn once all of an answer is with the kernel or nearly so."""
+        if self._transport.is_closing():
+            return
         while self._unsent and not self._stalled_s:
             part, self._unsent = self._unsent[:_PART_BYTES], self._unsent[_PART_BYTES:]
             self._transport.write(part)

@@ -91,7 +91,7 @@ def read_call(head: Head, known: frozenset[bytes], barred: Callable[[bytes], str
     return Call(path=head.path, within_s=within_s, encoding=encoding, refusal=refusal)
 
 
-def read_message(call: Call, body: bytes, bytes_max: int) -> bytes:
+def read_message(call: Call, body: bytes | bytearray, bytes_max: int) -> bytes:
     """The one message of a call.
 
     Raises:
@@ -106,7 +106,7 @@ def read_message(call: Call, body: bytes, bytes_max: int) -> bytes:
         more = "more than one message" if len(body) - PREFIX_BYTES > size else "a message that ends before its length"
         raise CallError("INVALID_ARGUMENT", f"the call has {more}")
     if body[0] == 0:
-        return body[PREFIX_BYTES:]
+        return bytes(body[PREFIX_BYTES:])
     if body[0] != 1 or call.encoding == b"identity":
         raise CallError("INTERNAL", "the message is marked as compressed, and grpc-encoding does not say by what")
     unpack = zlib.decompressobj(_WINDOW_BITS[call.encoding])

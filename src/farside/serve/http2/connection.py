@@ -12,7 +12,7 @@ How it works
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from farside.serve.http2 import frame as h2
@@ -54,7 +54,7 @@ class Whole(NamedTuple):
 
     stream: int
     head: Any
-    body: bytes
+    body: bytes | bytearray
 
 
 class Early(NamedTuple):
@@ -85,7 +85,7 @@ class _Stream:
     opened_s: float
     left: int
     credit: int
-    parts: list[bytes] = field(default_factory=list[bytes])
+    body: bytes | bytearray = b""
     size: int = 0
     is_whole: bool = False
     is_told: bool = False
@@ -288,7 +288,13 @@ class Http2Connection:
         if len(payload) < SMALL_BYTES and not is_end:
             self._frames.spend(1, self._now_s)
         if payload and not known.is_told:
-            known.parts.append(payload)
+            # One piece is kept as it is; more grow in one place, so that the last has nothing to join.
+            if known.size:
+                if isinstance(known.body, bytes):
+                    known.body = bytearray(known.body)
+                known.body += payload
+            else:
+                known.body = payload
             known.size += len(payload)
             self._hold(len(payload))
             if known.size > self._bounds.body_bytes:
@@ -309,10 +315,10 @@ class Http2Connection:
             self._reset(stream, h2.PROTOCOL_ERROR)
             return
         known.is_told = True
-        parts, known.parts = known.parts, []
+        body, known.body = known.body, b""
         self._hold(-known.size)
         self._is_turn_over = known.size >= LARGE_BYTES
-        self._events.append(Whole(stream, known.head, parts[0] if len(parts) == 1 else b"".join(parts)))
+        self._events.append(Whole(stream, known.head, body))
 
     def _hold(self, size: int) -> None:
         self._held += size
@@ -320,7 +326,7 @@ class Http2Connection:
 
     def _tell_early(self, stream: int, known: _Stream, why: str) -> None:
         self._hold(-known.size)
-        known.parts, known.is_told = [], True
+        known.body, known.is_told = b"", True
         self._events.append(Early(stream, known.head, why))
 
     def _reset(self, stream: int, code: int) -> None:

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from farside.log import get_log
 from farside.scheduler.manager.api.limit.connections import Connections
@@ -68,6 +69,14 @@ class Reply:
 Serve = Callable[[Call, bytes, Reply], Cancel | None]
 
 
+class Large(NamedTuple):
+    """Bodies of ``path`` beyond ``size`` bytes are not taken apart here: ``serve`` takes them as they came."""
+
+    path: bytes
+    size: int
+    serve: Callable[[Call, bytes | bytearray, Reply], Cancel | None]
+
+
 class GrpcServer(DoorServer):
     """Calls by their path.
 
@@ -78,16 +87,19 @@ class GrpcServer(DoorServer):
         listener: Listens already.
         tls: Context that speaks TLS; it has to offer h2.
         connections: Counts the connections of each address.
+        large: What serves large messages otherwise.
     """
 
     def __init__(
         self, calls: Mapping[bytes, Serve], barred: Callable[[bytes], str], *, message_bytes_max: int,
         head_bytes_max: int, listener: socket.socket, tls: ssl.SSLContext | None, connections: Connections,
+        large: Large | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             lambda: _Connection(self, self._loop), listener=listener, tls=tls, connections=connections, alpn="h2"
         )
         self.calls, self.message_bytes_max, self.under_way = calls, message_bytes_max, 0
+        self.large = large
         self.read: Callable[[Head], Call] = partial(read_call, known=frozenset(calls), barred=barred)
         self.share = Share(_HELD_BYTES_ALL)
         self.bounds = Bounds(
@@ -200,20 +212,25 @@ class _Connection(DoorConnection):
         else:
             self.fail(event.stream, "DEADLINE_EXCEEDED", f"the message did not come within {BODY_LIMIT_S:g} s")
 
-    def _call(self, stream: int, call: Call, body: bytes) -> None:
+    def _call(self, stream: int, call: Call, body: bytes | bytearray) -> None:
         server = self._server
         reply = Reply(self, stream)
         try:
             if server.under_way >= CALLS_MAX:
                 raise CallError("RESOURCE_EXHAUSTED", f"{CALLS_MAX} calls are under way already; try again later")
-            message = read_message(call, body, server.message_bytes_max)
+            large = server.large
+            is_large = large is not None and len(body) > large.size and call.path == large.path
+            message = b"" if is_large else read_message(call, body, server.message_bytes_max)
         except CallError as error:
             self.fail(stream, error.code, error.line)
             return
         self._cancels[stream] = None
         server.under_way += 1
         try:
-            cancel = server.calls[call.path](call, message, reply)
+            if large is not None and is_large:
+                cancel = large.serve(call, body, reply)
+            else:
+                cancel = server.calls[call.path](call, message, reply)
         except Exception as error:  # the top of a call: a fault of ours is recorded, and the door stays open
             _log.error("a request failed", cause=error)
             self.fail(stream, "INTERNAL", "the server failed on this request; its log says why")

@@ -1,0 +1,85 @@
+"""The process that reads large requests, one after the other. It ends with the front's end of the socket."""
+
+import gc
+import mmap
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from farside.agent.serving.model_file import ModelFile
+from farside.serve.http2.call import Call, CallError
+from farside.serve.http2.call import read_message as unwrapped
+from farside.serve.inference import BODY_BYTES_MAX, InferenceError, InferRequest, malformed, model_named, read_request
+from farside.serve.large.message import PACKET_BYTES_MAX, Job, Result, places, result_of
+
+
+def main(arguments: list[str]) -> int:
+    """Runs until the socket ends; ``arguments`` are file descriptors: the socket, and a file with the models."""
+    for ending in (signal.SIGINT, signal.SIGTERM):  # for the front, which ends this process in order
+        signal.signal(ending, signal.SIG_IGN)
+    line = socket.socket(fileno=int(arguments[0]))
+    with open(int(arguments[1]), "rb") as file:
+        models = {one.name: one for one in msgspec.json.decode(file.read(), type=tuple[ModelFile, ...])}
+    gc.disable()  # requests make no circles, and numbers of a tensor in JSON are many
+    while True:
+        packet, fds, _, _ = socket.recv_fds(line, PACKET_BYTES_MAX, 1)
+        if not packet:
+            return 0
+        job = msgspec.json.decode(packet, type=Job)
+        with open(fds[0], "rb") as file, mmap.mmap(file.fileno(), job.size, access=mmap.ACCESS_READ) as body:
+            result, request = _read(models, job, body)
+        made = os.memfd_create("farside-request", os.MFD_CLOEXEC)
+        try:
+            if request is not None:
+                _write(made, models[result.model], request)
+            socket.send_fds(line, [msgspec.json.encode(result)], [made])
+        finally:
+            os.close(made)
+        del request
+
+
+def _read(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[Result, InferRequest | None]:
+    try:
+        model, request = _read_http(models, job, body) if job.model else _read_grpc(models, job, body)
+    except InferenceError as error:
+        return Result(number=job.number, kind=error.kind.name, line=str(error)), None
+    except CallError as error:
+        return Result(number=job.number, code=error.code, line=error.line), None
+    except Exception as error:  # a fault of ours is told of, and the next one is read
+        line = f"the server failed on this request: {type(error).__name__}"
+        return Result(number=job.number, kind="RAISED", line=line), None
+    return result_of(job, model, request), request
+
+
+def _read_http(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[ModelFile, InferRequest]:
+    model = models[job.model]
+    return model, read_request(model, body[:], None)
+
+
+def _read_grpc(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[ModelFile, InferRequest]:
+    from google.protobuf.message import DecodeError
+
+    from farside.serve.grpc_message import read_message, service_pb2
+
+    message = unwrapped(Call(path=b"", encoding=job.encoding.encode()), body[:], BODY_BYTES_MAX)
+    try:
+        asked = service_pb2.ModelInferRequest.FromString(message)
+    except DecodeError:
+        raise malformed("the message is no ModelInferRequest") from None
+    model = model_named(models, asked.model_name, asked.model_version)
+    return model, read_message(model, asked)
+
+
+def _write(file: int, model: ModelFile, request: InferRequest) -> None:
+    for (at, size), array in zip(places(model, request.rows), request.inputs, strict=True):
+        data = memoryview(array.reshape(-1).view("u1").data)
+        while size:
+            done = os.pwrite(file, data, at)
+            data, at, size = data[done:], at + done, size - done
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
