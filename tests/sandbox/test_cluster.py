@@ -35,6 +35,27 @@ def submit(session: Session, out: Path, script: str, *options: str) -> str:
     return farside(session, "submit", "--quiet", "--output", f"{out}.%r", *options, "--", "sh", "-c", script)
 
 
+def test_a_sandbox_by_qssf_says_what_a_job_is_expected_to_take_and_runs_the_shorter_first(tmp_path: Path) -> None:
+    options = ("--cluster", "1x1", "--donors", "1", "--size", "64MiB", "--set", "manager.policy=qssf")
+    with open_sandbox(options) as session:
+        for name, script in (("short", "true"), ("short", "true"), ("long", "sleep 1")):
+            until_job(session, submit(session, tmp_path / "out", script, "--gpus", "1", "--name", name), "done")
+        go = tmp_path / "go"
+        running = submit(session, tmp_path / "out", f"until test -e {go}; do sleep 0.1; done", "--gpus", "1")
+        until_job(session, running, "running")
+
+        long = submit(session, tmp_path / "out", "sleep 1", "--gpus", "1", "--name", "long")
+        short = submit(session, tmp_path / "out", "true", "--gpus", "1", "--name", "short")
+
+        shown = json.loads(farside(session, "show", "--json", short))
+        assert shown["expected_from_jobs"] == 2
+        assert shown["expected_s"] < json.loads(farside(session, "show", "--json", long))["expected_s"]
+        assert "from 2 jobs of this user with a similar name" in farside(session, "explain", short)
+        go.touch()
+        ended = until_job(session, short, "done"), until_job(session, long, "done")
+    assert ended[0]["start_s"] < ended[1]["start_s"]
+
+
 def test_a_manager_has_time_to_kill_a_part_that_does_not_end() -> None:
     assert manager_parts.END_LIMIT_S + 1 < END_LIMIT_S / PATIENCE
 

@@ -238,14 +238,13 @@ def sandbox(
     state: Annotated[
         Path | None, typer.Option(help="Folder for sockets, logs and settings, new or empty; default: a temporary one.")
     ] = None,
-    slab: Annotated[
-        int | None, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of a slab.")
-    ] = None,
+    slab: options.Slab = None,
     workers: Annotated[int | None, typer.Option(min=1, max=16, help="Maximum number of NBD connections.")] = None,
     restart_donors: Annotated[bool, typer.Option("--restart-donors", help="Restart a donor that ends.")] = False,
     cluster: options.Cluster = None,
     aggregators: options.Aggregators = 0,
     executors: options.Executors = 0,
+    settings: options.ProgramSettings = None,
 ) -> None:
     """Run donors and a borrower, and with --cluster a manager and agents, on this machine.
 
@@ -271,6 +270,7 @@ def sandbox(
             cluster=cluster,
             aggregators=aggregators,
             executors=executors,
+            program_settings=tuple(settings or ()),
             # An option that is not given is not passed on, so that the default is stated once, in the sandbox.
             **given,
         )

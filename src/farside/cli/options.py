@@ -21,6 +21,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting of the files (repeatable)."),
 ]
+ProgramSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PROGRAM.NAME=VALUE",
+        help="Set a program of the sandbox otherwise, such as manager.policy=qssf (repeatable).",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Aggregators = Annotated[
     int, typer.Option(min=0, help="With --cluster: number of nodes with an Aggregator for shared aggregation.")
@@ -85,6 +93,9 @@ def byte_count(text: str) -> int:
         return parse_bytes(str(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+Slab = Annotated[int | None, typer.Option(parser=byte_count, metavar="BYTES", help="Size of a slab.")]
 
 
 def number_within(text: str, low: float, high: float) -> float:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from farside.sandbox.files import free_port
 from farside.sandbox.jobs_memory import jobs_bytes
 from farside.sandbox.layout import RUN_FOLDER, ClusterRecord, Shape
 from farside.sandbox.pressure import donor_folder
+from farside.sandbox.program_settings import ProgramSettings, config_text
 from farside.units import MIB
 
 MANAGER = "manager"
@@ -42,6 +43,7 @@ MIN_RUN_S = 5.0
 POLICY_SETTINGS = "limits_gpu_s=60"
 AGGREGATOR_BYTES = 512 * MIB
 EXECUTOR_SOCKET = "x.sock"
+NOTHING_GIVEN: ProgramSettings = {}
 
 
 def parse_shape(text: str) -> Shape:
@@ -63,9 +65,11 @@ def parse_shape(text: str) -> Shape:
 class Cluster:
     """A manager and its agents in a sandbox's folder."""
 
-    def __init__(self, shape: Shape, state: Path, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, shape: Shape, state: Path, changed: Callable[[], None], program_settings: ProgramSettings = NOTHING_GIVEN
+    ) -> None:
         """``changed`` is called whenever a process starts or ends."""
-        self.shape, self.state = shape, state
+        self.shape, self.state, self._given = shape, state, program_settings
         self.names = tuple(f"n{number}" for number in range(1, shape.nodes + 1))
         self.aggregators = tuple(f"a{number}" for number in range(1, shape.aggregators + 1))
         posts = {name: post_in(agent_folder(state, name), "agent") for name in self.names}
@@ -100,13 +104,16 @@ class Cluster:
         folder.mkdir(mode=0o700)
         for name in self.names:
             self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
-            self._crew.posts[name].config.write_text(settings.toml_text(self._agent_settings(name)))
+            self._write(name, "agent", self._agent_settings(name))
         for name in self.aggregators:
             self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
-            self._crew.posts[name].config.write_text(settings.toml_text(self._aggregator_settings(name)))
+            self._write(name, "aggregator", self._aggregator_settings(name))
         for name in self.executors:
             self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
-        self._crew.posts[MANAGER].config.write_text(settings.toml_text(self._manager_settings(port)))
+        self._write(MANAGER, MANAGER, self._manager_settings(port))
+
+    def _write(self, name: str, program: str, own: Mapping[str, settings.Value]) -> None:
+        self._crew.posts[name].config.write_text(config_text(own, self._given.get(program, {})))
 
     # --- processes
 
@@ -209,6 +216,8 @@ class Cluster:
 
     def _manager_settings(self, port: int) -> dict[str, settings.Value]:
         folder = self._crew.posts[MANAGER].folder
+        # Of another policy these would be no settings.
+        has_queues = "policy" not in self._given.get(MANAGER, {})
         return {
             "node": MANAGER,
             "listen": (self.endpoint, f"tcp:127.0.0.1:{port}"),
@@ -216,7 +225,7 @@ class Cluster:
             "store_url": f"sqlite:///{folder / 'store.db'}",
             "state_dir": os.fspath(folder / RUN_FOLDER),
             "run_as": "starter",
-            "policy_settings": POLICY_SETTINGS,
+            "policy_settings": POLICY_SETTINGS if has_queues else "",
             "min_run_s": MIN_RUN_S,
             "colocation_nodes": ",".join(f"n{name.removeprefix('x')}" for name in self.executors),
             "node_timeout_s": NODE_TIMEOUT_S,

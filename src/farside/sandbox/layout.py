@@ -13,8 +13,8 @@ With --cluster there are DIR/manager.sock, DIR/manager/ and DIR/agents/ too; see
 """
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The options of a sandbox, checked."""
+    """The options of a sandbox, checked. ``program_settings``: TOML text by name by program (program_settings.py)."""
 
     donors: int
     donor_memory_bytes: int
@@ -68,6 +68,7 @@ class Plan:
     restart_donors: bool
     encrypt_remote: bool = True
     cluster: Shape | None = None
+    program_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def headroom_bytes(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from farside.sandbox.files import backup_disk, uri
 from farside.sandbox.folder import check_length, claimed
 from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan, Shape
 from farside.sandbox.plane import Plane
+from farside.sandbox.program_settings import parse_settings
 from farside.units import MIB, format_bytes
 
 DONORS_MAX = 64
@@ -43,12 +44,13 @@ def run(
     cluster: str | None = None,
     aggregators: int = 0,
     executors: int = 0,
+    program_settings: Sequence[str] = (),
 ) -> int:
     """Runs a sandbox until SIGTERM, SIGHUP or Ctrl-C, and returns the exit code.
 
     Prints ``ready URI`` for each listener on standard output when clients may connect, and with `cluster` (NODESxGPUS)
     ``ready unix:PATH`` of the manager after them; so many of its nodes as `aggregators` says have one, and the
-    last `executors` are set aside for co-located jobs. `slab_bytes` is
+    last `executors` are set aside for co-located jobs. `program_settings` are PROGRAM.NAME=VALUE. `slab_bytes` is
     16 MiB when not given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder.
     Without `state` the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder,
     listener or file that another made, but for a `disk` that is named.
@@ -75,6 +77,7 @@ def run(
                 workers=workers,
                 restart_donors=restart_donors,
                 cluster=_shape(cluster, aggregators, executors),
+                program_settings=parse_settings(program_settings, _programs(cluster, aggregators)),
             )
         )
         stack.enter_context(claimed(folder))
@@ -83,6 +86,12 @@ def run(
         if plan.disk is not None:
             stack.enter_context(backup_disk(plan.disk, plan.size_bytes))
         return _run_to_the_end(Plane(plan, folder))
+
+
+def _programs(cluster: str | None, aggregators: int) -> tuple[str, ...]:
+    """The programs of a sandbox that have settings."""
+    of_cluster = ("manager", "agent", *(("aggregator",) if aggregators else ())) if cluster is not None else ()
+    return ("daemon", "blockdev", *of_cluster)
 
 
 def _shape(cluster: str | None, aggregators: int, executors: int) -> Shape | None:

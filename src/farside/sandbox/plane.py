@@ -9,6 +9,7 @@ import asyncio
 import os
 import secrets
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 from farside.admin import ask
@@ -19,6 +20,7 @@ from farside.sandbox.cluster import Cluster
 from farside.sandbox.crew import Crew, post_in
 from farside.sandbox.files import free_port, rdma_address, until, uri
 from farside.sandbox.layout import BORROWER, Plan, SandboxRecord
+from farside.sandbox.program_settings import config_text
 
 # A process that ended is noticed at once; this is for one that hangs.
 START_LIMIT_S = 30.0 * settings.PATIENCE
@@ -36,7 +38,9 @@ class Plane:
         posts = {name: post_in(pressure.donor_folder(state, name), "daemon") for name in self.names}
         posts[BORROWER] = post_in(state / "blockdev", "blockdev")
         self._crew = Crew(posts, changed=self._write_record, ended=self._on_end)
-        self.cluster = Cluster(plan.cluster, state, self._write_record) if plan.cluster is not None else None
+        self.cluster: Cluster | None = None
+        if plan.cluster is not None:
+            self.cluster = Cluster(plan.cluster, state, self._write_record, plan.program_settings)
         self._jobs_bytes: dict[str, int] = {}  # by donor: what jobs of its node use
         self._ending = False
 
@@ -51,14 +55,17 @@ class Plane:
         for name, listen in controls.items():
             pressure.proc_folder(self.state, name).mkdir(parents=True)
             pressure.refresh(self.state, name, total_bytes=self.plan.donor_memory_bytes, pid=0)
-            text = settings.toml_text(settings.donor_settings(self.plan, self.state, name=name, listen=listen))
-            self._crew.posts[name].config.write_text(text)
+            own = settings.donor_settings(self.plan, self.state, name=name, listen=listen)
+            self._crew.posts[name].config.write_text(config_text(own, self._given("daemon")))
         (self.state / "peers.toml").write_text(peers_text(controls))
         (self.state / "blockdev").mkdir()
-        text = settings.toml_text(settings.blockdev_settings(self.plan, self.state))
+        text = config_text(settings.blockdev_settings(self.plan, self.state), self._given("blockdev"))
         self._crew.posts[BORROWER].config.write_text(text)
         if self.cluster is not None:
             self.cluster.write_files()
+
+    def _given(self, program: str) -> Mapping[str, str]:
+        return self.plan.program_settings.get(program, {})
 
     def record(self) -> SandboxRecord:
         """The running processes, for the record file."""
