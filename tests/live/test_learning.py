@@ -2,7 +2,13 @@
 
 import pytest
 
+from farside.scheduler.manager.decider.decide import Decider
+from farside.scheduler.manager.decider.past_use import history_of
+from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.event import CancelRequested, NodeChanged, TaskPhase
+from farside.scheduler.manager.model.record import LiveJob, Phase
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.gittins import Gittins
 from tests.live.facts import gpus
 from tests.live.world import World, rules
@@ -76,3 +82,38 @@ def test_a_job_that_ends_before_the_new_domain_is_built_is_learned_from(world: W
     world.task(task, TaskPhase.EXITED, exit_code=0)
 
     assert samples(world) == [20.0, 40.0, 60.0]
+
+
+def test_gittins_knows_what_it_learned_when_a_node_is_resized(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0, 30.0)
+    before, domain = samples(world), world.decider.domain
+
+    world.does(NodeChanged(node="n0", headroom_bytes=1 << 36, gpus=gpus(8, "H200")))
+
+    assert world.decider.domain is not domain
+    assert samples(world) == before
+
+
+def test_gittins_of_another_leader_knows_the_same(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0, 30.0, 5.0)
+    state = LiveState()
+    for entry in world.log:
+        apply(state, entry)
+
+    other = Decider(world.rules, state, world.now_s)
+
+    order = other.domain.rules.order
+    assert isinstance(order, Gittins)
+    assert [float(sample) for sample in order.distribution.samples] == samples(world)
+    assert other.domain.history.ended_gpu_s == world.decider.domain.history.ended_gpu_s
+
+
+def test_a_co_located_job_is_no_sample_after_a_restart_either() -> None:
+    state = LiveState()
+    for at, is_colocated in enumerate((True, False)):
+        state.jobs[str(at)] = LiveJob(
+            job_id=str(at), sequence=at, spec=JobSpec(argv=("true",), gpus=2, colocate=is_colocated), user="ann",
+            uid=-1, submit_s=0.0, phase=Phase.DONE, since_s=10.0, held_s=10.0, end_s=10.0,
+        )  # fmt: skip
+
+    assert history_of(rules("gittins"), state).ended_gpu_s == [20.0]
