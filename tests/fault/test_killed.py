@@ -18,7 +18,7 @@ from tests.support.nbd_client import Command, NbdClient
 from tests.support.rig import EXTENTS, GRANULE_BYTES, MIB, PAGE_BYTES, SEALS, SLAB_BYTES, default_params
 from tests.support.shadow import Shadow, stamped_pages
 
-KILLS = 12
+KILLS = 8
 SIZE_BYTES = 64 * MIB
 CLIENTS = 2
 DEPTH = 24

@@ -30,7 +30,7 @@ few = { values = [1, 2, 4] }
 "path.reservation_id" = { dictionary = "reservations", probability = 0.5 }
 "body.gpus" = { dictionary = "few", probability = 0.7 }
 """
-EXAMPLES = 4
+EXAMPLES = 2
 LIMIT_S = 580.0
 JOBS_BYTES = LIMITS_BYTES["/v1/jobs"]
 

@@ -247,5 +247,5 @@ class Machine(RuleBasedStateMachine):
 
 
 # Not shrunk: that takes minutes, and a failure names its steps anyway.
-Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, phases=(Part.generate,))
+Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, phases=(Part.generate,))
 TestMachine = Machine.TestCase

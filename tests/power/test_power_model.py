@@ -250,7 +250,7 @@ class PowerModel(RuleBasedStateMachine):
                 assert self.world[name].closed_by
 
 
-PowerModel.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+PowerModel.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestPowerModel = pytest.mark.filterwarnings("default")(PowerModel.TestCase)
 
 

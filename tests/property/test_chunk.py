@@ -5,6 +5,7 @@ of the version before by each member's gradient of that iteration; two members a
 gradient is read that its member may have overwritten; and without further faults every chunk moves on.
 """
 
+import os
 import random
 from typing import Any
 
@@ -19,6 +20,7 @@ MOVES = {"begin_move": 0.02}
 FAULTS = {"begin_move": 0.01, "reassign": 0.004, "cut_lane": 0.01, "kill_aggregator": 0.004}
 STORM = {"begin_move": 0.03, "reassign": 0.02, "cut_lane": 0.04, "kill_aggregator": 0.02}
 LONG_RUNS = 5000
+usual = settings(max_examples=2 * int(os.environ.get("FARSIDE_EXAMPLES", "20")))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,7 @@ def play(chunk: Any, seed: int, faults: dict[str, float], *, sum_only: bool) -> 
 
 
 @pytest.mark.parametrize("sum_only", [False, True], ids=["server", "sum-only"])
+@usual
 @given(seed=SEEDS)
 def test_chunks_that_move_are_updated_once_an_iteration(chunk: Any, seed: int, sum_only: bool) -> None:
     world = play(chunk, seed, MOVES, sum_only=sum_only)
@@ -47,6 +50,7 @@ def test_chunks_that_move_are_updated_once_an_iteration(chunk: Any, seed: int, s
 
 @pytest.mark.parametrize("sum_only", [False, True], ids=["server", "sum-only"])
 @pytest.mark.parametrize("faults", [FAULTS, STORM], ids=["faults", "storm"])
+@usual
 @given(seed=SEEDS)
 @example(seed=10634)  # another owner is named while the old one has an update due
 def test_no_update_is_lost_whatever_aggregator_or_lane_dies(
@@ -58,6 +62,7 @@ def test_no_update_is_lost_whatever_aggregator_or_lane_dies(
     assert min(world.versions()) >= 3
 
 
+@usual
 @given(seed=SEEDS)
 def test_a_member_that_came_anew_goes_on_from_the_last_complete_iteration(chunk: Any, seed: int) -> None:
     world = play(chunk, seed, {**MOVES, "cut_lane": 0.01, "kill_member": 0.004}, sum_only=False)
@@ -66,6 +71,7 @@ def test_a_member_that_came_anew_goes_on_from_the_last_complete_iteration(chunk:
     assert not world.is_lost or 0 in world.versions()
 
 
+@usual
 @given(seed=SEEDS)
 def test_what_member_and_aggregator_lose_together_is_told_and_never_made_up(chunk: Any, seed: int) -> None:
     play(chunk, seed, {**FAULTS, "kill_member": 0.004}, sum_only=False)

@@ -239,7 +239,7 @@ class PageStateOverTcp(PageState):
 
 # A few examples each time, new ones each time; FARSIDE_EXAMPLES=500 looks for longer.
 _thorough = settings(
-    max_examples=int(os.environ.get("FARSIDE_EXAMPLES", "20")),
+    max_examples=int(os.environ.get("FARSIDE_EXAMPLES", "12")),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -186,7 +186,7 @@ class BothState(ReplicaState):
 
 # A few examples each time, new ones each time; FARSIDE_EXAMPLES=500 looks for longer.
 _thorough = settings(
-    max_examples=max(1, int(os.environ.get("FARSIDE_EXAMPLES", "20")) // 2),
+    max_examples=max(1, int(os.environ.get("FARSIDE_EXAMPLES", "12")) // 2),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

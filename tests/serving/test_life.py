@@ -127,7 +127,7 @@ class LifeMachine(RuleBasedStateMachine):
 
 
 TestLife = LifeMachine.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=30)
+TestLife.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def ready(models: int = 1) -> Life:
