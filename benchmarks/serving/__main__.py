@@ -15,6 +15,7 @@ from benchmarks.serving.bars import missed
 from benchmarks.serving.cost import measure_cost
 from benchmarks.serving.fidelity import measure_fidelity
 from benchmarks.serving.overload import measure_overload
+from benchmarks.serving.prepare import measure_prepare
 from benchmarks.serving.promise import measure_promise
 from benchmarks.serving.shares import measure_shares
 from benchmarks.serving.steps import measure_steps
@@ -27,6 +28,7 @@ PARTS: dict[str, Callable[..., Figure]] = {
     "overload": measure_overload,
     "steps": measure_steps,
     "fidelity": measure_fidelity,
+    "prepare": measure_prepare,
 }
 
 
