@@ -35,7 +35,6 @@ from datetime import date, time
 from functools import cache
 from pathlib import Path
 
-from farside.agent.messages import THREADS
 from farside.errors import ConfigError
 from farside.units import parse_bytes, parse_seconds
 
@@ -190,7 +189,7 @@ def read_job(
     umask = _own_umask() if umask is None else umask
     if umask != USUAL_UMASK:  # a manager of before knows no other, and refuses the key
         body.setdefault("umask", umask)
-    env = body.setdefault("env", passed_on(environment, without=THREADS if body.get("colocate") else ()))
+    env = body.setdefault("env", passed_on(environment, without=_threads_names() if body.get("colocate") else ()))
     if variables and isinstance(env, Mapping):
         body["env"] = {**env, **{key.removeprefix(_VARIABLE): value for key, value in variables.items()}}
         names.setdefault("env", "--set env")
@@ -285,3 +284,10 @@ def _refuse_moments(where: str, value: object, key: str = "") -> None:
         parts = ((key, part) for part in value)
     for name, part in parts:
         _refuse_moments(where, part, name)
+
+
+def _threads_names() -> tuple[str, ...]:
+    """Variables that name numbers of threads; whoever asks for help loads no messages of agents."""
+    from farside.agent.messages import THREADS
+
+    return THREADS
