@@ -134,10 +134,10 @@ def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(mak
 
 
 def test_writes_that_waited_go_on_when_the_disk_does(make_rig: MakeRig) -> None:
-    rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=10_000)
+    rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=30_000)
     rig.donors_with_slabs(2, granules=16)
     client = rig.connect()
-    rig.device.disk_fault_set(Fault.DELAY, 1, 300_000)
+    rig.device.disk_fault_set(Fault.DELAY, 1, 2_000_000)
     data = stamped_pages(RNG, 256)
 
     cookies = [client.send(Command.WRITE, n * MIB, data=data) for n in range(24)]
