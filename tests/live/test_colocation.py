@@ -615,7 +615,7 @@ def test_a_job_is_taken_if_and_only_if_an_empty_cluster_starts_it(
     sizes: list[tuple[int, int]], threads: int, memory_gib: int
 ) -> None:
     world = a_world_of(*sizes)
-    asked = {"threads": threads, "memory_bytes": float(memory_gib << 30)}
+    asked: dict[str, Any] = {"threads": threads, "memory_bytes": float(memory_gib << 30)}
     spec = JobSpec(argv=("true",), gpus=0, colocate=True, checkpoint_dir="/scratch", **asked)
 
     problems = cluster_problems(spec, world.state, user="ann", set_aside=world.colocation.nodes)
