@@ -319,39 +319,25 @@ static bool is_equal(const struct ne_hyper *one, const struct ne_hyper *other)
 	return !memcmp(one, other, offsetof(struct ne_hyper, nesterov)) && one->nesterov == other->nesterov;
 }
 
-/* A member whose numbers are not rank 0's would believe in another model than it gets. */
-static void check_numbers(struct job *job, uint32_t rank, uint32_t group)
+/* What a member has said of a group: HYPERS of them, the newest first. */
+static struct numbers *numbers_of(const struct job *job, uint32_t rank, uint32_t group)
 {
-	const struct numbers *said = &job->said[(uint64_t)rank * job->layout.group_count + group];
-
-	for (int i = 0; i < HYPERS; i++) {
-		const struct numbers *known = &job->numbers[HYPERS * (uint64_t)group + i];
-
-		if (known->from && known->from == said->from && !is_equal(&known->hyper, &said->hyper))
-			put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = EDOM}, NULL, 0);
-	}
+	return job->numbers + HYPERS * ((uint64_t)rank * job->layout.group_count + group);
 }
 
 static int take_hyper(struct source *s, const struct frame *frame)
 {
 	struct job *job = s->job;
-	struct numbers *known = job->numbers + HYPERS * (uint64_t)frame->chunk;
+	struct numbers *known;
 	struct numbers told = {.from = frame->iteration};
 
 	if (frame->chunk >= job->layout.group_count || frame->bytes != sizeof(told.hyper) || !frame->iteration)
 		return -EPROTO;
 	told.hyper = job->member[s->rank].hyper;
-	job->said[(uint64_t)s->rank * job->layout.group_count + frame->chunk] = told;
-	/* Rank 0's count; the others' are its copies. */
-	if (s->rank) {
-		check_numbers(job, s->rank, frame->chunk);
-		return 0;
-	}
+	known = numbers_of(job, s->rank, frame->chunk);
 	if (known[0].from != told.from)
 		known[1] = known[0];
 	known[0] = told;
-	for (uint32_t rank = 1; rank < job->layout.members; rank++)
-		check_numbers(job, rank, frame->chunk);
 	return 0;
 }
 
@@ -612,14 +598,31 @@ static int send_all(struct server *a, struct job *job)
 
 /* ---------------------------------------------------------------------- updates */
 
-static const struct ne_hyper *numbers_for(const struct job *job, uint32_t group, uint64_t iteration)
+static const struct ne_hyper *numbers_for(const struct job *job, uint32_t rank, uint32_t group, uint64_t iteration)
 {
-	const struct numbers *known = job->numbers + HYPERS * (uint64_t)group;
+	const struct numbers *known = numbers_of(job, rank, group);
 
 	for (int i = 0; i < HYPERS; i++)
 		if (known[i].from && known[i].from <= iteration)
 			return &known[i].hyper;
 	return NULL;
+}
+
+/*
+ * Rank 0's numbers count, and the others' are their copies: a member with others would believe in another model than it
+ * gets. Judged at each update, as a member says its numbers only when they change, and before it pushes for them.
+ */
+static void refuse_others(struct job *job, uint32_t group, uint64_t version, const struct ne_hyper *hyper)
+{
+	for (uint32_t rank = 1; rank < job->layout.members; rank++) {
+		struct member *member = &job->member[rank];
+		const struct ne_hyper *other = numbers_for(job, rank, group, version);
+
+		if (!other || is_equal(other, hyper) || !member->is_there || member->is_refused)
+			continue;
+		member->is_refused = true;
+		put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = EDOM}, NULL, 0);
+	}
 }
 
 static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
@@ -647,10 +650,11 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 	if (keeps_results && r.results < NE_MEMBERS_MAX)
 		outputs[r.results++] = job->results + layout->offsets[chunk];
 	if (!layout->sum_only) {
-		const struct ne_hyper *hyper = numbers_for(job, layout->groups[chunk], version);
+		const struct ne_hyper *hyper = numbers_for(job, 0, layout->groups[chunk], version);
 
 		if (!hyper)
 			return -EINVAL;
+		refuse_others(job, layout->groups[chunk], version, hyper);
 		r.hyper = *hyper;
 		for (uint32_t i = 0; i < layout->arrays; i++) {
 			r.from[i] = master_array(job, chunk, version - 1, i);

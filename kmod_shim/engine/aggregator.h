@@ -43,6 +43,7 @@ struct numbers {
 struct member {
 	struct lane lane;
 	bool is_there;
+	bool is_refused;	/* it was told that its numbers are not rank 0's */
 	uint32_t watched;	/* what epoll looks for */
 	struct rdma *rdma;	/* aggregator_rdma.c; NULL: none */
 	uint64_t held_ns;	/* since when a frame waits for its plan; 0: none does */
@@ -99,14 +100,13 @@ struct job {
 	uint8_t *results; /* an area: sum only with inline members, or formats that are narrower than the master */
 	struct member member[NE_MEMBERS_MAX];
 	struct bulk *next[NE_MEMBERS_MAX], *previous[NE_MEMBERS_MAX];
-	struct numbers *numbers; /* HYPERS for each group */
+	struct numbers *numbers; /* by member and group, HYPERS each */
 	uint32_t *due;		 /* a ring of chunks */
 	uint8_t *is_due;
 	uint64_t (*absent)[2];	/* members without a gradient, by chunk and the iteration's parity */
 	uint64_t (*pulls)[2];	/* hold: members that want a result, by chunk and the iteration's parity */
 	uint64_t *owed;		/* hold: members that have yet to want the last result */
 	uint64_t *unwritten;	/* hold: those whose last result no update has written to their region */
-	struct numbers *said;	/* by member and group: what was said last */
 	bool hold;
 	uint32_t due_first, due_count;
 	uint64_t turn_ns; /* processor time that its turns have had */

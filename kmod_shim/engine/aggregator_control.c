@@ -155,7 +155,6 @@ static void free_job(struct server *a, struct job *job)
 	free(job->pulls);
 	free(job->owed);
 	free(job->unwritten);
-	free(job->said);
 	layout_free(&job->layout);
 	free(job);
 }
@@ -281,17 +280,16 @@ static int make_job(struct job *made, const struct ne_job *job)
 	made->states = calloc(job->chunks, sizeof(*made->states));
 	made->moves = calloc(job->chunks, sizeof(*made->moves));
 	made->wants = calloc(job->chunks, 1);
-	made->numbers = calloc(HYPERS * job->groups, sizeof(*made->numbers));
+	made->numbers = calloc((uint64_t)HYPERS * job->members * job->groups, sizeof(*made->numbers));
 	made->due = calloc(job->chunks, sizeof(*made->due));
 	made->is_due = calloc(job->chunks, 1);
 	made->absent = calloc(job->chunks, sizeof(*made->absent));
 	made->pulls = calloc(job->hold ? job->chunks : 1, sizeof(*made->pulls));
 	made->owed = calloc(job->hold ? job->chunks : 1, sizeof(*made->owed));
 	made->unwritten = calloc(job->hold ? job->chunks : 1, sizeof(*made->unwritten));
-	made->said = calloc((uint64_t)job->members * job->groups, sizeof(*made->said));
 	made->hold = job->hold;
 	if (!made->states || !made->moves || !made->wants || !made->numbers || !made->due || !made->is_due ||
-	    !made->absent || !made->pulls || !made->owed || !made->unwritten || !made->said)
+	    !made->absent || !made->pulls || !made->owed || !made->unwritten)
 		return -ENOMEM;
 	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
 		ne_chunk_make(&made->states[chunk], job->members, layout->sum_only);
@@ -550,6 +548,7 @@ static int attach(struct server *a, struct job *job, uint32_t rank, const struct
 	member->region = mapped;
 	member->watched = EPOLLIN;
 	member->is_there = true;
+	member->is_refused = false;
 	job->stats.lanes++;
 	job->stats.uncoded_lanes += lane_is_uncoded(&lane);
 	if (job->is_lost)

@@ -143,6 +143,40 @@ def test_learning_rates_count_from_the_iteration_that_names_them() -> None:
 # ---- what is refused
 
 
+@pytest.mark.parametrize("shm", [True, False], ids=["shm", "tcp"])
+@pytest.mark.parametrize("departs", [0, 1])
+def test_a_rank_whose_numbers_depart_from_rank_0s_while_it_trains_is_told(departs: int, shm: bool) -> None:
+    """Only the first numbers were compared: a rank with others later got a model that it did not ask for."""
+    with running(make_job(Rule.SGD), shm=shm) as rig:
+        assert_trains(rig, 2)
+        rig.members[departs].hyper(0, 3, replace(rig.hyper, lr=0.01))
+
+        def train_on() -> None:
+            # It is told with the result of iteration 3, and hears of it when it next has to sleep for one.
+            for iteration in range(3, 1000):
+                rig.push(iteration)
+                rig.wait(iteration)
+
+        with pytest.raises(EngineError) as caught:
+            train_on()
+
+    assert caught.value.errno == errno.EDOM
+
+
+def test_numbers_that_change_at_all_ranks_in_one_iteration_are_the_same_numbers() -> None:
+    with running(make_job(Rule.SGD), shm=True) as rig:
+        reference = Reference(rig.job, rig.hyper)
+        for iteration in range(1, 6):
+            reference.hyper = replace(rig.hyper, lr=0.1 / iteration)
+            # One rank says its numbers and pushes before the other has said any.
+            for rank, member in enumerate(rig.members):
+                member.hyper(0, iteration, reference.hyper)
+                for index in range(len(rig.job.chunks)):
+                    member.gradient(index, iteration)[:] = gradient_of(rig.job, rank, index, iteration).tobytes()
+                member.push(0, len(rig.job.chunks), iteration)
+            assert rig.wait(iteration) == [reference.step(iteration)] * 2
+
+
 def test_a_push_ahead_of_its_time_is_refused() -> None:
     with running(make_job(Rule.SUM), shm=True) as rig:
         for iteration in (2, 9):
