@@ -135,7 +135,9 @@ def test_more_cores_hold_more_jobs(tmp_path: Path) -> None:
     [
         ("[[", "mixes.json: Input data was truncated"),
         ({}, "mixes.json: Expected `array`, got `object`"),
-        ([[event(iteration_s=0)]], "iteration_s"),
+        ([[event(iteration_s=0)]], "mix 1, event 1: Expected `float` >= 1e-06, in arrive.iteration_s"),
+        ([[event(iteration_s=1e300)]], "mix 1, event 1: Expected `float` <= 1000000.0, in arrive.iteration_s"),
+        ([[], [event(), {"at_s": 1, "exit": 7}]], "mix 2, event 2: Expected `str | null`, got `int`, in exit"),
         ([[event(tasks_s=[])]], "tasks_s"),
         ([[event(tasks_s=[-1])]], "tasks_s"),
         ([[event(servers=0)]], "servers"),

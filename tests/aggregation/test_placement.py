@@ -243,3 +243,13 @@ def test_small_mixes_need_at_most_15_percent_more_than_an_exact_solvers_bound(mi
         ratios.append(ours / bound)
 
     assert statistics.mean(ratios) <= 1.15
+
+
+def test_a_job_that_would_lose_exactly_the_limit_gets_a_place_of_its_own_whatever_the_last_bits_say() -> None:
+    """1 - 0.9 / 1.0 is 0.09999999999999998, and 1 - 0.99 / 1.1 is 0.10000000000000009: both lose a tenth."""
+    for long_s, short_s in ((1.0, 0.9), (1.1, 0.99)):
+        placement = Placement(Limits(loss_limit=0.1, period_tolerance=0.0, cycle_multiple=1))
+        for job, iteration_s in (("a", long_s), ("b", short_s)):
+            placement.add(Profile(job=job, iteration_s=iteration_s, tasks_s=(0.01,), servers=1))
+
+        assert placement.losses() == {"a": 0.0, "b": 0.0}

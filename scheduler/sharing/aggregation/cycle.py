@@ -108,7 +108,7 @@ def is_fair(cycle_s: float, demands: Iterable[Demand], limits: Limits) -> bool:
     """Whether no job loses too much in that cycle, and all have their work done."""
     free_s = limits.capacity * cycle_s
     for each in demands:
-        if loss(cycle_s, each.iteration_s, limits.period_tolerance) >= limits.loss_limit:
+        if loss(cycle_s, each.iteration_s, limits.period_tolerance) >= limits.loss_limit - EXACT:
             return False
         free_s -= runs(cycle_s, each.iteration_s, limits.period_tolerance) * each.cpu_s
     return free_s >= 0

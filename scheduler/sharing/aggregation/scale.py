@@ -10,6 +10,7 @@ word.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from farside.scheduler.sharing.aggregation.cycle import EXACT
 from farside.scheduler.sharing.aggregation.placement import Aggregator, Placement, Profile, Refused
 
 WATCHED_ITERATIONS = 100
@@ -86,7 +87,7 @@ class Scaling:
             if done < self._watched_iterations:
                 continue
             lost = 1 - self.placement.profiles[job].iteration_s * done / took_s
-            if lost >= self.placement.limits.loss_limit:
+            if lost >= self.placement.limits.loss_limit - EXACT:
                 return self._revert(placed, job, lost)
             del watch.seen[job]
             if not watch.seen:

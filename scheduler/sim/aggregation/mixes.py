@@ -4,6 +4,7 @@ A mix is a list of events in the order of time. After each one the result says w
 loses by it.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated
@@ -20,12 +21,15 @@ from farside.scheduler.sharing.aggregation.printed import PrintedPlacement
 from farside.scheduler.sharing.aggregation.tasks import ChunkRun, tasks_of
 
 TASKS_MAX = 65_536
+_PLACE = re.compile(r"\$\[(\d+)\](?:\[(\d+)\])?(.*)")
 _FORM = (
     'a list of mixes, each a list of {"at_s": S, "arrive": {"job": NAME, "iteration_s": S, "tasks_s": [S, ...], '
     '"servers": N}} and {"at_s": S, "exit": NAME}'
 )
 
-_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+# Between a microsecond and twelve days: cycles are whole numbers of iterations, and sums of both must stay exact.
+ITERATION_S_MIN, ITERATION_S_MAX = 1e-6, 1e6
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=ITERATION_S_MAX)]
 _Chunks = Annotated[int, msgspec.Meta(ge=1, le=CHUNKS_MAX)]
 _ChunkBytes = Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
 
@@ -55,7 +59,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A job, as a mix names it: by CPU seconds of its tasks, or by its model."""
 
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    iteration_s: Annotated[float, msgspec.Meta(gt=0)]
+    iteration_s: Annotated[float, msgspec.Meta(ge=ITERATION_S_MIN, le=ITERATION_S_MAX)]
     tasks_s: Annotated[list[_Seconds], msgspec.Meta(min_length=1, max_length=TASKS_MAX)] | None = None
     model: Model | None = None
     servers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
@@ -112,11 +116,22 @@ def decode_mixes(text: bytes, name: str) -> list[list[Happening]]:
     try:
         mixes = msgspec.json.decode(text, type=list[list[Happening]])
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{name}: {error}", hint=f"give {_FORM}") from error
+        raise ConfigError(f"{name}: {_counted_from_1(str(error))}", hint=f"give {_FORM}") from error
     for number, mix in enumerate(mixes, 1):
         for place, problem in _problems(mix):
             raise ConfigError(f"{name}: mix {number}, event {place}: {problem}", hint=f"give {_FORM}")
     return mixes
+
+
+def _counted_from_1(text: str) -> str:
+    """What msgspec says, which counts from 0 as in `Expected ... - at `$[0][2].arrive.servers``."""
+    what, is_placed, path = text.partition(" - at `")
+    found = _PLACE.match(path)
+    if not is_placed or found is None:
+        return text
+    mix, event, field = found.groups()
+    where = f"mix {int(mix) + 1}" + (f", event {int(event) + 1}" if event else "")
+    return f"{where}: {what}" + (f", in {field.strip('.`')}" if field.strip(".`") else "")
 
 
 def _problems(mix: Mix) -> Iterator[tuple[int, str]]:
