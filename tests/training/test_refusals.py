@@ -118,6 +118,35 @@ def clip(model: Any, optimizer: Any, handle: Any) -> None:
     optimizer.step()
 
 
+def clip_a_few(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    gradient = model.wide.weight.grad
+    few = float(gradient.abs().flatten().topk(3).values[-1])
+    torch.nn.utils.clip_grad_value_([model.wide.weight], few)
+    optimizer.step()
+
+
+def clip_none(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    optimizer.step()
+
+
+def hook_late(model: Any, optimizer: Any, handle: Any) -> None:
+    def add(parameter: Any) -> None:
+        parameter.grad[5, 7] += 100
+
+    model.wide.weight.register_post_accumulate_grad_hook(add)
+    model.loss(0, 0).backward()
+    optimizer.step()
+
+
+def exchange(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    model.wide.weight.grad = model.wide.weight.grad.clone()
+    optimizer.step()
+
+
 def unscale(model: Any, optimizer: Any, handle: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(model.loss(0, 0)).backward()
@@ -160,6 +189,11 @@ def new_group(model: Any, optimizer: Any, handle: Any) -> None:
     model.loss(0, 0).backward()
 
 
+def unfreeze(model: Any, optimizer: Any, handle: Any) -> None:
+    model.norm.bias.requires_grad_(True)
+    model.loss(0, 0).backward()
+
+
 def convert(model: Any, optimizer: Any, handle: Any) -> None:
     model.double().loss(0, 0).backward()
 
@@ -180,6 +214,10 @@ def again_with_another(model: Any, optimizer: Any, handle: Any) -> None:
 
 WHILE_TRAINING = {
     clip: "was changed after backward(), as clipping and GradScaler do; the server has it as it was; use farside",
+    clip_a_few: "the gradient of 'wide.weight' was changed after backward()",
+    clip_none: "was changed after backward()",
+    hook_late: "the gradient of 'wide.weight' was changed after backward()",
+    exchange: "the gradient of 'wide.weight' was changed after backward()",
     unscale: "was changed after backward()",
     drop: "was changed after backward()",
     twice: "twice without optimizer.step(); put all but the last one into `with handle.accumulate():`",
@@ -187,7 +225,8 @@ WHILE_TRAINING = {
     closure: "optimizer.step() has a closure",
     schedule_early: "changed between backward() and step()",
     new_option: "the option dampening",
-    new_group: "the optimizer has got parameters since farside.attach",
+    new_group: "parameter 'more.weight' was added to the optimizer after farside.attach, and is not aggregated; add",
+    unfreeze: "parameter 'norm.bias' was unfrozen after farside.attach, and is not aggregated; unfreeze it before",
     convert: "is of torch.float64 on cpu now; it was of torch.float32 on cpu when it was attached",
     step_within: "optimizer.step() within handle.accumulate()",
     again: "attached already; call handle.detach() first",
@@ -199,6 +238,7 @@ WHILE_TRAINING = {
 def test_what_would_be_ignored_silently_is_refused_with_one_line(wrong: Callable[..., None]) -> None:
     def body(rank: int, attach: Any) -> str:
         model = made(Convolutions, 0)
+        model.norm.bias.requires_grad_(False)
         optimizer = sgd(model)
         handle = attach(model, optimizer)
         with pytest.raises(FarsideError) as refused:
@@ -210,6 +250,82 @@ def test_what_would_be_ignored_silently_is_refused_with_one_line(wrong: Callable
     assert WHILE_TRAINING[wrong] in lines[0]
     assert "\n" not in lines[0]
     assert lines[0] == lines[1]
+
+
+def hook_in_backward(model: Any, optimizer: Any) -> None:
+    def add(parameter: Any) -> None:
+        parameter.grad[5, 7] += 100
+
+    model.wide.weight.register_post_accumulate_grad_hook(add)
+    model.loss(0, 0).backward()
+
+
+def step_in_backward(model: Any, optimizer: Any) -> None:
+    def step(parameter: Any) -> None:
+        parameter.grad = None
+
+    model.wide.weight.register_post_accumulate_grad_hook(step)
+    model.loss(0, 0).backward()
+
+
+def unfreeze_one(model: Any, optimizer: Any) -> None:
+    model.norm.bias.requires_grad_(True)
+    model.loss(0, 0).backward()
+
+
+def unfreeze_one_alone(model: Any, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter is model.norm.bias)
+    model.loss(0, 0).backward()
+    optimizer.step()
+
+
+def add_one(model: Any, optimizer: Any) -> None:
+    model.more = torch.nn.Linear(2, 2)
+    optimizer.add_param_group({"params": list(model.more.parameters())})
+    model.loss(0, 0).backward()
+
+
+WITH_MEANS = {
+    hook_in_backward: "the gradient of 'wide.weight' was changed within backward(), after it had left; change it after",
+    step_in_backward: "the gradient of 'wide.weight' was changed within backward(), after it had left",
+    unfreeze_one: "parameter 'norm.bias' was unfrozen after farside.attach, and is not aggregated",
+    unfreeze_one_alone: "parameter 'norm.bias' was unfrozen after farside.attach, and is not aggregated",
+    add_one: "parameter 'more.weight' was added to the optimizer after farside.attach, and is not aggregated",
+}
+
+
+@pytest.mark.parametrize("wrong", WITH_MEANS, ids=lambda wrong: str(wrong.__name__))
+def test_what_would_differ_between_ranks_is_refused_where_they_get_means(wrong: Callable[..., None]) -> None:
+    def body(rank: int, attach: Any) -> str:
+        model = made(Convolutions, 0)
+        model.norm.bias.requires_grad_(False)
+        optimizer = sgd(model)
+        attach(model, optimizer, update="worker")
+        with pytest.raises(ConfigError) as refused:
+            wrong(model, optimizer)
+        return str(refused.value)
+
+    lines = run_members(2, body)
+
+    assert WITH_MEANS[wrong] in lines[0]
+    assert "\n" not in lines[0]
+    assert lines[0] == lines[1]
+
+
+def test_a_hook_that_has_taken_the_gradient_away_before_it_left_is_refused() -> None:
+    def take(parameter: Any) -> None:
+        parameter.grad = None
+
+    def body(rank: int, attach: Any) -> str:
+        model = made(Convolutions, 0)
+        model.wide.weight.register_post_accumulate_grad_hook(take)
+        attach(model, sgd(model), update="worker")
+        with pytest.raises(ConfigError) as refused:
+            model.loss(0, 0).backward()
+        return str(refused.value)
+
+    assert "a hook has taken away the gradient of 'wide.weight'" in run_members(2, body)[0]
 
 
 def test_a_world_of_one_trains_and_says_that_nothing_is_shared(caplog: pytest.LogCaptureFixture) -> None:

@@ -388,7 +388,12 @@ def replaced(model: Any) -> None:
     model.head.bias.data = torch.ones(10)
 
 
-@pytest.mark.parametrize("change", [clamped, replaced])
+def changed_in_one_place(model: Any) -> None:
+    with torch.no_grad():
+        model.wide.weight[3, 4] += 1
+
+
+@pytest.mark.parametrize("change", [clamped, replaced, changed_in_one_place])
 @pytest.mark.parametrize("waits", [True, False])
 def test_parameters_that_are_changed_by_hand_are_noticed(change: Callable[[Any], None], waits: bool) -> None:
     def body(rank: int, attach: Any) -> str:
@@ -413,3 +418,68 @@ def test_parameters_that_are_changed_by_hand_are_noticed(change: Callable[[Any],
     line = run_members(2, body)[0]
 
     assert "was changed by hand since farside.attach; the server has it as it was" in line
+
+
+class Joined(Module):  # type: ignore[misc]
+    """Two parameters that are used as one: their gradients are parts of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Parameter(torch.rand(3, 4))
+        self.other = torch.nn.Parameter(torch.rand(5, 4))
+
+    def forward(self, inputs: Any) -> Any:
+        """As by one layer."""
+        return torch.nn.functional.linear(inputs, torch.cat([self.one, self.other]))
+
+    def loss(self, rank: int, iteration: int) -> Any:
+        """Of inputs that are this rank's own."""
+        return self(torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * iteration + rank))).square().mean()
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_gradients_that_are_parts_of_one_tensor_may_accumulate(update: str) -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Joined, seed=0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        handle = attach(model, optimizer, update=update)
+        for iteration in range(4):
+            optimizer.zero_grad(set_to_none=False)
+            with handle.accumulate():
+                model.loss(rank, 100 + iteration).backward()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    def twice(model: Any, rank: int, iteration: int) -> Any:
+        model.loss(rank, 100 + iteration).backward()
+        return model.loss(rank, iteration)
+
+    wanted = alone(Joined, OPTIMIZERS["sgd"], loss=twice, steps=4)
+    assert [differing(one, wanted) for one in found] == [{}, {}]
+
+
+def test_parameters_that_are_exchanged_for_an_evaluation_and_put_back_are_not_changed() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        handle = attach(model, optimizer)
+        for iteration in range(4):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+            handle.wait()
+            with torch.no_grad():
+                kept = parameters_of(model)
+                for parameter in model.parameters():
+                    parameter.zero_()
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(kept[name])
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    assert differing(found[0], alone(Convolutions, OPTIMIZERS["sgd"], steps=4)) == {}

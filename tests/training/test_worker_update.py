@@ -164,3 +164,26 @@ def test_checkpointed_layers_that_run_a_backward_of_their_own_are_one_process_to
     model = made(Convolutions, seed=0)
     wanted = train_alone(model, OPTIMIZERS["rmsprop"](model.parameters()), members=2, steps=STEPS, loss=loss)
     assert all(differing(one, wanted) == {} for one in found)
+
+
+def test_parameters_that_are_frozen_after_attach_are_trained_when_they_are_unfrozen_again() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=rank)
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        attach(model, optimizer, update="worker")
+        for iteration in range(STEPS):
+            model.wide.requires_grad_(iteration >= STEPS // 2)
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    def loss(model: Any, rank: int, iteration: int) -> Any:
+        model.wide.requires_grad_(iteration >= STEPS // 2)
+        return model.loss(rank, iteration)
+
+    model = made(Convolutions, seed=0)
+    wanted = train_alone(model, OPTIMIZERS["adam"](model.parameters()), members=2, steps=STEPS, loss=loss)
+    assert [differing(one, wanted) for one in found] == [{}, {}]

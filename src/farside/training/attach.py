@@ -26,7 +26,8 @@ def attach(
 ) -> Handle:
     """Share this model's aggregation with the other jobs of the cluster: once, on every rank, before training.
 
-    Every rank then has rank 0's parameters. Buffers, such as the statistics of BatchNorm, stay each rank's own.
+    Every rank then has rank 0's values of all parameters that are trained. Frozen parameters, and buffers such as the
+    statistics of BatchNorm, stay each rank's own. What is frozen now can't be trained later.
 
     Args:
         model: The model itself, not one that DistributedDataParallel or FSDP wraps.

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from farside.errors import ConfigError, FarsideError
 from farside.training.exchange import Exchange, Refilled
 from farside.training.region_place import RegionPlaces
-from farside.training.tensor_copy import TensorCopy
+from farside.training.tensor_copy import TensorCopy, has_bits_of
 from farside.training.trainable import Trainable
 
 torch: Any = import_module("torch")
@@ -50,6 +50,13 @@ def closed_on_error(session: Any) -> Iterator[None]:
         raise
 
 
+class _Taken(NamedTuple):
+    """A gradient that was taken, and what PyTorch counted of its changes by then."""
+
+    gradient: Any
+    version: int
+
+
 class Attachment:
     """A model whose gradients leave in hooks. The handle of `farside.attach`."""
 
@@ -64,6 +71,7 @@ class Attachment:
         self._copy = TensorCopy(self._parameters, RegionPlaces(session.layout, session.member), first=first)
         self._exchange: Exchange
         self._hooks: list[Any] = []
+        self._taken: dict[int, _Taken] = {}
         self._started_at = 0
         self._waited_s = 0.0
         self._last_finish_s: float | None = None
@@ -150,6 +158,7 @@ class Attachment:
             self._exchange.begin(tensor)
         except Refilled:
             raise self._second_backward(number) from None
+        self._taken[number] = _Taken(gradient, gradient._version)
         self._copy.take(number, gradient.detach(), self._exchange.iteration, lambda: self._exchange.fill(tensor))
 
     def _push_missing(self) -> list[int]:
@@ -169,8 +178,24 @@ class Attachment:
                 absent.append(number)
         return absent
 
+    def _is_as_taken(self, number: int) -> bool:
+        """Whether a gradient of this iteration, which is in place, is what was taken, as far as PyTorch counts."""
+        taken, gradient = self._taken[number], self._parameters[number].grad
+        if gradient is not taken.gradient:
+            return False
+        if gradient._version == taken.version:
+            return True
+        # Gradients that are parts of one tensor, as `cat` leaves them, have one counter, and are summed one by one.
+        is_part = gradient.untyped_storage().nbytes() != gradient.numel() * gradient.element_size()
+        return is_part and has_bits_of(gradient, self._copy.gradient(number, self._exchange.iteration))
+
     def _check_gradient(self, number: int, parameter: Any, gradient: Any) -> None:
         name = self._trainables[number].name
+        if gradient is None:
+            raise ConfigError(
+                f"a hook has taken away the gradient of '{name}' within backward()",
+                hint="let optimizer.step() run after backward()",
+            )
         if gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of '{name}' is sparse", hint="make its module with sparse=False")
         if gradient.requires_grad:

@@ -98,7 +98,7 @@ def open_door(
                 takes_service=resume == "service",
             )  # fmt: skip
         else:
-            handle = WorkerUpdate(session, source, trainables, optimizer=optimizer)
+            handle = WorkerUpdate(session, source, trainables, model=model, optimizer=optimizer)
     for one in (model, optimizer):
         _attached[one] = weakref.ref(handle)
     return handle

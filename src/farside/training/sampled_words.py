@@ -1,7 +1,8 @@
-"""A few elements of a tensor, by which a change of all of them is noticed.
+"""A few elements of a tensor, by which a change of all of them is noticed that PyTorch does not count.
 
-A clipped or unscaled gradient would be ignored silently: what counts was pushed before. PyTorch's version counter shows
-one of the two only, so a few words are compared, read where they lie without a call of PyTorch's.
+A clipped or unscaled gradient would be ignored silently: what counts was pushed before. PyTorch counts changes in place
+(`Tensor._version`), but for those through `.data` or NumPy. So a few words are compared too, read where they lie
+without a call of PyTorch's.
 """
 
 import ctypes

@@ -20,7 +20,8 @@ from farside.training.module_use import ModuleUse
 from farside.training.optimizer_rule import numbers_of
 from farside.training.optimizer_state import OptimizerState
 from farside.training.sampled_words import sampled_at, words_of
-from farside.training.trainable import Trainable, grouped
+from farside.training.tensor_copy import has_bits_of
+from farside.training.trainable import LaterParameters, Trainable
 
 torch: Any = import_module("torch")
 _engine: Any = import_module("torch.autograd").Variable._execution_engine
@@ -54,7 +55,7 @@ class ServerUpdate(Attachment):
         self._indices: dict[int, Any] = {}
         self._state = OptimizerState(optimizer, rule, trainables, session.layout)
         self._is_beginning = False
-        self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        self._later = LaterParameters(model, optimizer, counts_others=False)
         self._numbers: list[Hyper] = []
         self._sampled = [sampled_at(parameter.numel()) for parameter in self._parameters]
         own_iteration, has_own = self._state.iteration, self._state.is_there
@@ -133,6 +134,7 @@ class ServerUpdate(Attachment):
     def _begin_iteration(self, iteration: int) -> None:
         self._check_parameters()
         self._give(self._exchange.all_stale())
+        self._check_all_by_hand()
         now = [numbers_of(self._optimizer, group) for group in self._optimizer.param_groups]
         for group, numbers in enumerate(now):
             if not self._numbers or self._numbers[group] != numbers:
@@ -177,16 +179,13 @@ class ServerUpdate(Attachment):
         # 3. Nothing is left for the optimizer to do.
         for parameter in self._parameters:
             parameter.grad = None
+        self._taken.clear()
         self._exchange.finish()
         self._use.begin_iteration(self._exchange.version - self._started_at)
         self._measure()
 
     def _check_parameters(self) -> None:
-        if any(id(parameter) not in self._known for _group, parameter in grouped(self._optimizer)):
-            raise ConfigError(
-                "the optimizer has got parameters since farside.attach, which are not aggregated",
-                hint="call handle.detach(), add them, and attach anew",
-            )
+        self._later.check()
         for number, parameter in enumerate(self._parameters):
             self._check_format(number, parameter)
 
@@ -219,17 +218,30 @@ class ServerUpdate(Attachment):
 
     def _check_by_hand(self, number: int) -> None:
         given, parameter = self._given.get(number), self._parameters[number]
-        # A word of a GPU's memory costs a wait for all that it does; what PyTorch counts costs nothing.
-        if given is None or (
-            parameter.device.type != "cpu" and given[:2] == (parameter._version, parameter.data_ptr())
-        ):
+        if given is None:
             return
-        if self._words_at(number, parameter.detach()) != given.words:
-            raise ConfigError(
-                f"'{self._trainables[number].name}' was changed by hand since farside.attach; "
-                "the server has it as it was",
-                hint='change it before farside.attach; or use update="worker", and change it on all ranks alike',
-            )
+        is_moved, is_counted = parameter.data_ptr() != given.address, parameter._version != given.version
+        if is_counted and not is_moved:
+            raise self._by_hand(number)
+        # A word of a GPU's memory costs a wait for all that it does.
+        looks = parameter.device.type == "cpu" or is_moved
+        if looks and self._words_at(number, parameter.detach()) != given.words:
+            raise self._by_hand(number)
+
+    def _check_all_by_hand(self) -> None:
+        """Before anything of an iteration leaves: every result is still where it came, so it can be compared whole."""
+        for number, parameter in enumerate(self._parameters):
+            if self._given[number][:2] != (parameter._version, parameter.data_ptr()):
+                # Changed and put back, as for an evaluation of averaged weights, or given other memory, is no change.
+                if not has_bits_of(parameter, self._copy.result(number)):
+                    raise self._by_hand(number)
+                self._given[number] = self._given_now(number)
+
+    def _by_hand(self, number: int) -> ConfigError:
+        return ConfigError(
+            f"'{self._trainables[number].name}' was changed by hand since farside.attach; the server has it as it was",
+            hint='change it before farside.attach; or use update="worker", and change it on all ranks alike',
+        )
 
     def _check_unchanged(self) -> None:
         """Refuses gradients and numbers that were changed after they were pushed."""
@@ -239,7 +251,7 @@ class ServerUpdate(Attachment):
         words = self._words_of_gradients(filled)
         for number in filled:
             pushed = words_of(self._copy.gradient(number, self._exchange.iteration), self._sampled[number])
-            if words[number] != pushed:
+            if words[number] != pushed or not self._is_as_taken(number):
                 raise ConfigError(
                     f"the gradient of '{self._trainables[number].name}' was changed after backward(), as clipping and "
                     "GradScaler do; the server has it as it was",

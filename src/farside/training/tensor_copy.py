@@ -101,6 +101,12 @@ class TensorCopy:
             self._pinned.close()
 
 
+def has_bits_of(one: Any, other: Any) -> bool:
+    """Whether two tensors of one shape and format have the same bits, wherever they are."""
+    kind = {2: torch.int16, 4: torch.int32}[one.element_size()]
+    return bool(torch.equal(one.detach().cpu().view(kind), other.detach().cpu().view(kind)))
+
+
 def _views(parameters: Sequence[Any], places: Sequence[Place]) -> tuple[Any, ...]:
     return tuple(
         torch.frombuffer(place, dtype=parameter.dtype).view(parameter.shape)

@@ -81,6 +81,42 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
         )
 
 
+class LaterParameters:
+    """Refuses what would be trained without being aggregated: each rank would train its own, and nobody would know."""
+
+    def __init__(self, model: Any, optimizer: Any, *, counts_others: bool) -> None:
+        """What is frozen now is to stay so; without ``counts_others`` only where the optimizer has it."""
+        self._model, self._optimizer = model, optimizer
+        self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        self._frozen = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad and (counts_others or id(parameter) in self._known)
+        ]
+
+    def check(self) -> None:
+        """Whether all is as it was.
+
+        Raises:
+            ConfigError: the optimizer has got a parameter, or one that was frozen wants a gradient.
+        """
+        for number, parameter in grouped(self._optimizer):
+            if id(parameter) not in self._known:
+                names = (name for name, one in self._model.named_parameters() if one is parameter)
+                which = next((f"parameter '{name}'" for name in names), f"a parameter of group {number}")
+                raise ConfigError(
+                    f"{which} was added to the optimizer after farside.attach, and is not aggregated",
+                    hint="add all parameters before farside.attach",
+                )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter '{name}' was unfrozen after farside.attach, and is not aggregated",
+                    hint='unfreeze it before farside.attach; with update="worker" it may be frozen again until it is '
+                    "trained",
+                )
+
+
 def grouped(optimizer: Any) -> Iterator[tuple[int, Any]]:
     """Parameters of an optimizer with the numbers of their groups."""
     for number, group in enumerate(optimizer.param_groups):

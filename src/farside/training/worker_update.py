@@ -13,7 +13,7 @@ from farside.agent.aggregator.layout import Tensor
 from farside.errors import ConfigError
 from farside.training.attachment import Attachment
 from farside.training.region_place import RegionPlaces
-from farside.training.trainable import Trainable, grouped
+from farside.training.trainable import LaterParameters, Trainable
 
 torch: Any = import_module("torch")
 _engine: Any = import_module("torch.autograd").Variable._execution_engine
@@ -30,11 +30,12 @@ def tensors_of(trainables: Sequence[Trainable]) -> tuple[Tensor, ...]:
 class WorkerUpdate(Attachment):
     """A model whose mean gradients come back into `grad`."""
 
-    def __init__(self, session: Any, source: Any, trainables: Sequence[Trainable], *, optimizer: Any) -> None:
+    def __init__(
+        self, session: Any, source: Any, trainables: Sequence[Trainable], *, model: Any, optimizer: Any
+    ) -> None:
         """Connects; rank 0's parameters are everybody's when it returns."""
         super().__init__(session, source, trainables, first=USED + 1)
-        self._optimizer = optimizer
-        self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        self._later = LaterParameters(model, optimizer, counts_others=True)
         places = RegionPlaces(session.layout, session.member)
         count = len(self._trainables)
         self._used_here = [torch.frombuffer(places.gradients(parity)[USED], dtype=torch.float32) for parity in (0, 1)]
@@ -45,6 +46,8 @@ class WorkerUpdate(Attachment):
         self._begin()
         self._copy.give(range(count))
         self._hook_gradients()
+        # Where all that is aggregated is frozen, no gradient leads to a check.
+        self._hooks.append(optimizer.register_step_pre_hook(lambda *_arguments: self._later.check()))
 
     def _on_gradient(self, number: int, parameter: Any) -> None:
         if self._is_accumulating:
@@ -57,7 +60,9 @@ class WorkerUpdate(Attachment):
 
     def _after_backward(self) -> None:
         self._is_called_back = False
-        self._check_parameters()
+        self._later.check()
+        self._copy.drain()
+        self._check_unchanged()
         # 1. What no hook has pushed, and which parameters had a gradient.
         absent = self._push_missing()
         self._copy.drain()
@@ -67,6 +72,7 @@ class WorkerUpdate(Attachment):
         used_here[absent] = 0
         exchange.fill(USED)
         exchange.finish()
+        self._taken.clear()
         # 2. The means, which have come back meanwhile from the last layer on.
         self._take_means()
         self._measure()
@@ -88,9 +94,12 @@ class WorkerUpdate(Attachment):
     def _need(self, numbers: Any) -> None:
         """Nothing is behind: `backward()` has brought all means."""
 
-    def _check_parameters(self) -> None:
-        if any(id(parameter) not in self._known for _group, parameter in grouped(self._optimizer)):
-            raise ConfigError(
-                "the optimizer has got parameters since farside.attach, which are not aggregated",
-                hint="call handle.detach(), add them, and attach anew",
-            )
+    def _check_unchanged(self) -> None:
+        """Refuses gradients that a hook has changed after they were pushed: the means would come over that."""
+        for number in self._taken:
+            if not self._is_as_taken(number):
+                raise ConfigError(
+                    f"the gradient of '{self._trainables[number].name}' was changed within backward(), after it had "
+                    "left",
+                    hint="change it after backward(), when it is the mean, or by a hook set before farside.attach",
+                )
