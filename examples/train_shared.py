@@ -9,7 +9,7 @@ In a cluster whose manager has Aggregators, with `aggregation = "shared"` in the
 
 Without a manager, on one machine, with an Aggregator that runs already (docs/aggregation.md):
 
-    export FARSIDE_AGGREGATION_SERVICE=unix:/run/farside/aggregator.sock FARSIDE_AGGREGATION_KEY_FILE=key
+    export FARSIDE_AGGREGATION_SERVICE=unix:/run/farside/aggregator-members.sock FARSIDE_AGGREGATION_KEY_FILE=key
     export FARSIDE_AGGREGATION_JOB=mine WORLD_SIZE=2
     RANK=1 python3 examples/train_shared.py & RANK=0 python3 examples/train_shared.py
 
@@ -52,7 +52,7 @@ def main() -> None:
             tell(f"step {step} loss {float(loss):.6f}")
         time.sleep(options.pace_s)
     handle.wait()
-    total = sum(float(one.double().sum()) for one in model.parameters())
+    total = sum(float(one.detach().double().sum()) for one in model.parameters())
     tell(f"finished with parameters that sum to {total:.12f}")
     handle.detach()
 

@@ -66,6 +66,8 @@ class LocalJob:
 class LocalSession:
     """What a `MemberSession` is to the doors."""
 
+    problem = None
+
     def __init__(self, job: LocalJob, rank: int, rule: str, tensors: Sequence[Tensor]) -> None:
         self._local, self.rank = job, rank
         self.layout = make_layout(tensors)

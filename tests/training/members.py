@@ -11,6 +11,8 @@ from tests.training.local_session import LocalJob, LocalSession
 class Source:
     """Where a member's plans come from: nowhere, since its session is a local one."""
 
+    start = 0
+
     def __init__(self, job: LocalJob, rank: int) -> None:
         self.job, self.rank, self.members = job, rank, job.members
         self.iterations_s: list[float] = []

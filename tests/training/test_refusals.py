@@ -252,6 +252,25 @@ def test_what_would_be_ignored_silently_is_refused_with_one_line(wrong: Callable
     assert lines[0] == lines[1]
 
 
+def test_a_second_model_in_the_same_place_of_a_job_is_refused_and_the_first_one_goes_on() -> None:
+    def body(rank: int, attach: Any) -> str:
+        model, second = made(Convolutions, 0), made(Convolutions, 1)
+        optimizer = sgd(model)
+        handle = attach(model, optimizer)
+        with pytest.raises(ConfigError) as refused:
+            attach(second, sgd(second))
+        model.loss(rank, 0).backward()
+        optimizer.step()
+        handle.wait()
+        assert handle.iteration == 1
+        return str(refused.value)
+
+    line = run_members(2, body)[0]
+
+    assert "with another model already; attach once, to a torch.nn.ModuleDict of both models" in line
+    assert "\n" not in line
+
+
 def hook_in_backward(model: Any, optimizer: Any) -> None:
     def add(parameter: Any) -> None:
         parameter.grad[5, 7] += 100

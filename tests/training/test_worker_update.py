@@ -8,6 +8,7 @@ import pytest
 from tests.training.members import run_members
 from tests.training.models import (
     Convolutions,
+    Module,
     Transformer,
     differing,
     made,
@@ -187,3 +188,49 @@ def test_parameters_that_are_frozen_after_attach_are_trained_when_they_are_unfro
     model = made(Convolutions, seed=0)
     wanted = train_alone(model, OPTIMIZERS["adam"](model.parameters()), members=2, steps=STEPS, loss=loss)
     assert [differing(one, wanted) for one in found] == [{}, {}]
+
+
+class Pair(Module):  # type: ignore[misc]
+    """A network that makes numbers, and one that tells these from others: an optimizer each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker = torch.nn.Linear(4, 6)
+        self.judge = torch.nn.Linear(6, 1)
+
+    def losses(self, rank: int, iteration: int) -> tuple[Any, Any]:
+        """The judge's, and the maker's."""
+        random = torch.Generator().manual_seed(100 * iteration + rank)
+        made, real = self.maker(torch.randn(5, 4, generator=random)), torch.randn(5, 6, generator=random)
+        judged = self.judge(made.detach()).square().mean() + (self.judge(real) - 1).square().mean()
+        return judged, (self.judge(made) - 1).square().mean()
+
+
+def test_two_models_with_an_optimizer_each_are_one_process_when_both_are_attached_as_one() -> None:
+    def optimizers(pair: Any) -> list[Any]:
+        return [torch.optim.Adam(one.parameters(), lr=1e-2) for one in (pair.judge, pair.maker)]
+
+    def body(rank: int, attach: Any) -> Any:
+        pair = made(Pair, seed=rank)
+        both = torch.nn.ModuleDict({"judge": pair.judge, "maker": pair.maker})
+        steps = optimizers(pair)
+        attach(both, steps[0], update="worker")
+        for iteration in range(STEPS):
+            for number, optimizer in enumerate(steps):
+                optimizer.zero_grad()
+                pair.losses(rank, iteration)[number].backward()
+                optimizer.step()
+        return parameters_of(pair)
+
+    found = run_members(2, body)
+
+    pair = made(Pair, seed=0)
+    steps = optimizers(pair)
+    for iteration in range(STEPS):
+        for number, optimizer in enumerate(steps):
+            own = list((pair.judge, pair.maker)[number].parameters())
+            each = [torch.autograd.grad(pair.losses(rank, iteration)[number], own) for rank in (0, 1)]
+            for parameter, one, other in zip(own, *each, strict=True):
+                parameter.grad = (one + other) / 2
+            optimizer.step()
+    assert [differing(one, parameters_of(pair)) for one in found] == [{}, {}]

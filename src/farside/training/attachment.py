@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +16,8 @@ from farside.training.tensor_copy import TensorCopy, has_bits_of
 from farside.training.trainable import Trainable
 
 torch: Any = import_module("torch")
+
+_attached: "weakref.WeakSet[Attachment]" = weakref.WeakSet()
 
 EXIT_LIMIT_S = 5.0
 """For the last results when a process ends; another rank may have died."""
@@ -41,13 +44,28 @@ class TrainingStats:
 
 
 @contextlib.contextmanager
-def closed_on_error(session: Any) -> Iterator[None]:
-    """Leave the job if what is done here fails."""
+def closed_on_error(one: Any) -> Iterator[None]:
+    """Close a session, or a source of plans, if what is done here fails."""
     try:
         yield
     except BaseException:
-        session.close()
+        one.close()
         raise
+
+
+def check_place(source: Any) -> None:
+    """Whether this process may still take the place in the job that ``source`` names.
+
+    Raises:
+        ConfigError: a model of this process has it, which would lose it.
+    """
+    wanted = source.job, source.start, source.rank
+    if any(one.is_open and one.place == wanted for one in tuple(_attached)):
+        raise ConfigError(
+            f"this process takes part in job '{source.job}' with another model already",
+            hint="attach once, to a torch.nn.ModuleDict of both models: with one optimizer of both, or with "
+            'update="worker" and an optimizer each; where no manager runs the job, another job="NAME" will do, too',
+        )
 
 
 class _Taken(NamedTuple):
@@ -87,12 +105,19 @@ class Attachment:
         """From here on iterations are counted; ``begins`` as of `Exchange`."""
         self._exchange = Exchange(self._session, version=self._session.first_version, begins=begins)
         self._started_at = self._exchange.version
+        _attached.add(self)
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
         # A process that ends at once may take its last pushes along, which the other ranks wait for.
         with contextlib.suppress(FarsideError, TimeoutError):
             self._session.wait(0, len(self._session.layout.chunks), self._exchange.version, EXIT_LIMIT_S)
+
+    @property
+    def place(self) -> tuple[Any, int, int] | None:
+        """Job, start and rank; None: the job can't go on, and nobody loses a place in it."""
+        source = self._source
+        return None if self._session.problem is not None else (source.job, source.start, source.rank)
 
     # What users call
 

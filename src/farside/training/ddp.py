@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from farside.errors import ConfigError, FarsideError
-from farside.training.attachment import Attachment, closed_on_error
+from farside.training.attachment import Attachment, check_place, closed_on_error
 from farside.training.member import MemberSession
 from farside.training.service import source_of
 from farside.training.trainable import Trainable, trainable_in
@@ -140,6 +140,8 @@ def state(
     if found.members == 1:
         found.close()
         return DDPAlone()
+    with closed_on_error(found):
+        check_place(found)
     session = MemberSession(found, rule="mean", tensors=[one.tensor for one in trainables])
     with closed_on_error(session):
         return DDPState(session, found, trainables)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from farside.errors import ConfigError
-from farside.training.attachment import Attachment, TrainingStats, closed_on_error
+from farside.training.attachment import Attachment, TrainingStats, check_place, closed_on_error
 from farside.training.optimizer_rule import rule_of
 from farside.training.server_update import ServerUpdate
 from farside.training.trainable import check_optimizer, optimized_in, trainable_in
@@ -68,13 +68,7 @@ def open_door(
     Raises:
         FarsideError: this can't be aggregated, or the service can't be had: one line.
     """
-    if update not in ("server", "worker"):
-        raise ConfigError(f'farside.attach: update is "{update}"; it is "server" or "worker"')
-    if resume not in (None, "service"):
-        raise ConfigError(
-            f'farside.attach: resume is "{resume}"; it is "service", or left out',
-            hint="to begin from a checkpoint of your own, load it at rank 0 and name another job",
-        )
+    _check_words(update, resume)
     if update == "server":
         trainables, rule = optimized_in(model, optimizer), rule_of(optimizer)
         tensors = tuple(replace(one.tensor, is_apart=find_unused_parameters) for one in trainables)
@@ -89,6 +83,8 @@ def open_door(
         source.close()
         _log.warning("farside.attach: a world of one: it trains, and nothing is shared")
         return Alone()
+    with closed_on_error(source):
+        check_place(source)
     session = session_of(source, rule=rule, tensors=tensors)
     with closed_on_error(session):
         handle: Attachment
@@ -102,6 +98,16 @@ def open_door(
     for one in (model, optimizer):
         _attached[one] = weakref.ref(handle)
     return handle
+
+
+def _check_words(update: str, resume: str | None) -> None:
+    if update not in ("server", "worker"):
+        raise ConfigError(f'farside.attach: update is "{update}"; it is "server" or "worker"')
+    if resume not in (None, "service"):
+        raise ConfigError(
+            f'farside.attach: resume is "{resume}"; it is "service", or left out',
+            hint="to begin from a checkpoint of your own, load it at rank 0 and name another job",
+        )
 
 
 def _is_attached(one: Any) -> bool:
