@@ -25,6 +25,7 @@ LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway calle
 REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
 CALL_LIMIT_S = 10.0
 START_LIMIT_S = 150.0  # what starts a process answers when that serves; its own limit is shorter, and has a reason
+_BEGINS = (b"{", b" ", b"\t")  # a request does
 _STARTING = ("replace", "guard", "start_agent", "start_aggregator", "start_manager", "start_donor")
 
 Handler = Callable[[Mapping[str, object]], Awaitable[object]]
@@ -141,12 +142,16 @@ async def _converse(
     try:
         while True:
             async with asyncio.timeout(REQUEST_LIMIT_S):
-                line = await reader.readline()
+                first = await reader.read(1)
+                # Who speaks another protocol may never send the end of a line, and waits for an answer.
+                line = first + await reader.readline() if first in _BEGINS else first
             if not line:
                 return
             with requests:
                 writer.write(await _answer(line, handlers))
                 await writer.drain()
+            if first not in _BEGINS:
+                return
     except ValueError:
         writer.write(_failure(f"a request is one line of at most {LINE_BYTES_MAX} bytes"))
     except (OSError, TimeoutError):

@@ -110,12 +110,25 @@ def test_nonsense_is_answered_and_survived(tmp_path: Path, line: bytes) -> None:
     assert afterwards == {"got": {}}
 
 
+def test_who_speaks_another_protocol_is_answered_without_the_end_of_a_line(tmp_path: Path) -> None:
+    async def talk() -> bytes:
+        async with admin.serve(tmp_path / "a.sock", HANDLERS):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
+            writer.write(b"\x40\x00")
+            said = await reader.readline()
+            assert await reader.read() == b""
+            writer.close()
+            return said
+
+    assert b"not a JSON object" in asyncio.run(talk())
+
+
 def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
     async def talk() -> bytes:
         async with admin.serve(tmp_path / "a.sock", HANDLERS):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
             try:
-                writer.write(b"x" * (2 * admin.LINE_BYTES_MAX))
+                writer.write(b"{" * (2 * admin.LINE_BYTES_MAX))
                 return await reader.read()
             finally:
                 writer.close()

@@ -23,7 +23,7 @@ from farside.agent.aggregator.layout import Layout, Tensor, make_layout, rule_pr
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, plan_problem
 from farside.agent.lost_peer import notice_lost_peer
 from farside.endpoint import parse_address
-from farside.errors import ConfigError, EngineError, FarsideError, PeerError
+from farside.errors import ConfigError, EngineError, FarsideError, PeerError, RemoteProtocolError
 from farside.kernel_file import boot_id
 from farside.kmod_shim.engine.aggregation import Member, RegionPair
 from farside.log import get_log
@@ -38,6 +38,9 @@ TELL_PERIOD_S = 10.0
 REFRESH_S = 1.0
 """An Aggregator that is away for so long may have been replaced: the plan is asked for."""
 WAIT_SLICE_S = 1.0
+_WHERE = (
+    "name an address of its setting `listen`, such as unix:/run/farside/aggregator-members.sock, not its admin_socket"
+)
 
 
 Start: TypeAlias = tuple[int, Sequence[Sequence[Any]]]
@@ -376,7 +379,8 @@ class MemberSession:
                 return self._dial(address)
             except _NoLaneYet as error:
                 if error.is_told or time.monotonic() + pause_s > deadline_s:
-                    raise PeerError(f"Aggregator {_name(address)}: {error}") from error
+                    hint = _WHERE if error.is_strange else ""
+                    raise PeerError(f"Aggregator {_name(address)}: {error}", hint=hint) from error
             time.sleep(pause_s)
         raise AssertionError
 
@@ -431,7 +435,11 @@ class MemberSession:
                     undo.callback(pair.close if pair else lambda: None)
                     answer = answer_of(sock, caller)
             except OSError as error:
-                raise _NoLaneYet(error.strerror or "no answer in time") from error
+                raise _NoLaneYet(error.strerror or "no answer in time", is_strange=True) from error
+            except RemoteProtocolError as error:
+                if caller.is_proved:
+                    raise _NoLaneYet(str(error), is_told=True) from error
+                raise _NoLaneYet("what answers there is no Aggregator", is_told=True, is_strange=True) from error
             except FarsideError as error:  # an impostor, or one with another key: another one may come
                 raise _NoLaneYet(str(error), is_told=True) from error
             lane = self._lane(sock, address, caller, answer, is_shm=is_shm, pair=pair)
@@ -470,7 +478,8 @@ class MemberSession:
     def _fail(self, error: FarsideError) -> None:
         if not self._closed.is_set() and self._failure is None:
             self._failure = error
-            _log.error("the job can't go on", reason=error)
+            # The next call raises it. Without a logger of the script's a second line here would have no reason.
+            _log.info("the job can't go on", reason=error)
 
     @contextlib.contextmanager
     def _told_in_words(self) -> Iterator[None]:
@@ -483,12 +492,17 @@ class MemberSession:
 
 
 class _NoLaneYet(Exception):
-    """No lane at this try; ``is_told``: another first try would not help; ``is_refused``: an Aggregator said it."""
+    """No lane at this try.
 
-    def __init__(self, line: str, *, is_told: bool = False, is_refused: bool = False) -> None:
+    ``is_told``: another first try would not help; ``is_refused``: an Aggregator said it; ``is_strange``: who took the
+    connection did not speak as an Aggregator does.
+    """
+
+    def __init__(self, line: str, *, is_told: bool = False, is_refused: bool = False, is_strange: bool = False) -> None:
         super().__init__(line)
         self.is_told = is_told
         self.is_refused = is_refused
+        self.is_strange = is_strange
 
 
 def _words(error: EngineError) -> FarsideError:
