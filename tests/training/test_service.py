@@ -39,7 +39,7 @@ def run(aggregator: Service, job: str, body: Callable[[int, Callable[..., Any]],
                 "rank": rank,
                 "members": 2,
             }
-            return farside.attach(model, optimizer, **told, **options)
+            return farside.attach(model, optimizer, **{**told, **options})
 
         return body(rank, attach)
 
@@ -136,3 +136,68 @@ def test_a_rank_that_comes_anew_alone_is_refused_where_aggregators_only_sum(aggr
     run(aggregator, "anew", body)
 
     assert refused_line[0].endswith("its parameters are in its processes alone; start all ranks again")
+
+
+def test_two_models_of_a_process_train_beside_each_other_as_jobs_with_names_of_their_own(
+    aggregator: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSIDE_AGGREGATION_SERVICE", aggregator.unix)
+    monkeypatch.setenv("FARSIDE_AGGREGATION_KEY_FILE", str(aggregator.folder / "key"))
+
+    def body(rank: int, attach: Any) -> Any:
+        models = [made(Convolutions, seed) for seed in (0, 1)]
+        optimizers = [sgd(model) for model in models]
+        handles = [
+            attach(models[0], optimizers[0], service=aggregator.unix),
+            farside.attach(models[1], optimizers[1], job="second", rank=rank, members=2),
+        ]
+        for iteration in range(STEPS):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model.loss(rank, iteration).backward()
+                optimizer.step()
+        for handle in handles:
+            handle.detach()
+        return [parameters_of(model) for model in models]
+
+    found = run(aggregator, "first", body)
+
+    for seed in (0, 1):
+        model = made(Convolutions, seed)
+        wanted = train_alone(model, sgd(model), members=2, steps=STEPS)
+        assert [differing(one[seed], wanted) for one in found] == [{}, {}]
+
+
+def test_an_admin_socket_is_no_aggregator_and_the_line_says_what_to_name(aggregator: Service) -> None:
+    def body(rank: int, attach: Any) -> str:
+        model = made(Convolutions, 0)
+        with pytest.raises(FarsideError) as refused:
+            attach(model, sgd(model), service=f"unix:{aggregator.socket}")
+        return str(refused.value)
+
+    for line in run(aggregator, "admin", body):
+        assert (
+            "what answers there is no Aggregator; name an address of its setting `listen`, such as unix:/run/" in line
+        )
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"job": "mine"},
+            "job is given, and this process is in a job of a manager's, which has its own; leave job out",
+        ),
+        ({"rank": 1}, "of rank and members only one is given; give both, or neither"),
+    ],
+)
+def test_arguments_that_would_count_for_nothing_are_refused(
+    given: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSIDE_AGGREGATION", "/run/farside/relay.sock")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    model = made(Convolutions, 0)
+
+    with pytest.raises(FarsideError, match=line):
+        farside.attach(model, sgd(model), **given)

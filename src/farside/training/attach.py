@@ -18,7 +18,7 @@ def attach(
     overlap: bool = True,
     resume: Literal["service"] | None = None,
     find_unused_parameters: bool = False,
-    service: Sequence[str] = (),
+    service: Sequence[str] | str = (),
     key_file: str | os.PathLike[str] | None = None,
     job: str | None = None,
     rank: int | None = None,
@@ -39,11 +39,12 @@ def attach(
             from it, too, but refuse a checkpoint of another iteration that was loaded here.
         find_unused_parameters: Some parameters have no gradient in some iterations, and are to stay as they are then.
             With "worker" that is always so.
-        service: Without a manager: Aggregators, as "unix:/PATH" or "tcp:HOST:PORT", the same on all ranks.
-        key_file: With ``service``: the file with the service's key.
-        job: With ``service``: the job's name, the same on all ranks.
-        rank: With ``service``: which rank this is; default: as torchrun or Slurm has set it.
-        members: With ``service``: how many ranks there are; default: as torchrun or Slurm has set it.
+        service: Without a manager: Aggregators, as "unix:/PATH" or "tcp:HOST:PORT", the same on all ranks. Default of
+            this and of what follows: what FARSIDE_AGGREGATION_SERVICE and the other variables say.
+        key_file: Without a manager: the file with the service's key.
+        job: Without a manager: the job's name, the same on all ranks.
+        rank: Without a manager: which rank this is; default: as torchrun or Slurm has set it.
+        members: Without a manager: how many ranks there are; default: as torchrun or Slurm has set it.
 
     Raises:
         FarsideError: this can't be aggregated, or the service can't be had: one line. Nothing has been changed.

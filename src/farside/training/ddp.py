@@ -115,7 +115,7 @@ class DDPAlone:
 def state(
     model: Any,
     *,
-    service: Sequence[str] = (),
+    service: Sequence[str] | str = (),
     key_file: str | os.PathLike[str] | None = None,
     job: str | None = None,
     rank: int | None = None,

@@ -6,11 +6,12 @@ from typing import Any
 
 from farside.errors import ConfigError
 from farside.training.member import source_from_environment
+from farside.training.relay_plan import SOCKET
 from farside.training.static_plan import JOB, KEY_FILE, SERVICE, static_plan_from
 
 
 def source_of(
-    service: Sequence[str],
+    service: Sequence[str] | str,
     key_file: str | os.PathLike[str] | None,
     *,
     job: str | None,
@@ -22,10 +23,21 @@ def source_of(
     Raises:
         ConfigError: nothing names one, or not all of it.
     """
+    given = {"job": job, "rank": rank, "members": members, "key_file": key_file}
+    names = {"job": JOB, "rank": "RANK", "members": "WORLD_SIZE", "key_file": KEY_FILE}
+    told = {names[name]: str(value) for name, value in given.items() if value is not None}
+    for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if one in told and other not in told and not os.environ.get(other):
+            raise ConfigError("farside.attach: of rank and members only one is given", hint="give both, or neither")
     if not service:
-        return source_from_environment()
+        if os.environ.get(SOCKET) and told:
+            which = next(name for name, value in given.items() if value is not None)
+            raise ConfigError(
+                f"farside.attach: {which} is given, and this process is in a job of a manager's, which has its own",
+                hint=f"leave {which} out, or name a service, too",
+            )
+        return static_plan_from({**os.environ, **told}) if told else source_from_environment()
     if key_file is None:
         raise ConfigError("farside.attach: service without key_file", hint="name the file with the service's key")
-    given = {JOB: job, "RANK": rank, "WORLD_SIZE": members}
-    told = {name: str(value) for name, value in given.items() if value is not None}
-    return static_plan_from({**os.environ, SERVICE: ",".join(service), KEY_FILE: os.fspath(key_file), **told})
+    named = (service,) if isinstance(service, str) else service
+    return static_plan_from({**os.environ, SERVICE: ",".join(named), **told})
