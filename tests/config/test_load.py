@@ -292,6 +292,7 @@ def test_every_default_is_a_value_that_its_setting_allows(config: type[DaemonCon
     [
         ({"listen": ["tcp:0.0.0.0:7680"]}, "listen: tcp:0.0.0.0:7680 is reached from other machines"),
         ({"listen": ["tcp:manager.example:7680"]}, "listen: tcp:manager.example:7680 is reached from other machines"),
+        ({"tokens_file": ""}, "tokens_file: '.' is no path from the root"),
         ({"tls_cert": "/c.pem"}, "tls_key: is empty, and the other of the two is not"),
         ({"tls_client_ca": "/ca.pem"}, "tls_client_ca: is of use with tls_cert only"),
         ({"tls_client_required": True}, "tls_client_required: is of use with tls_client_ca only"),

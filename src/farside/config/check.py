@@ -130,6 +130,8 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
     if not NODE.fullmatch(config.node):
         yield "node", f"'{config.node:.70}' is no manager's name; {NODE_WORDS}"
     yield from _tenancy_problems(config)
+    if not config.tokens_file.is_absolute():
+        yield "tokens_file", f"'{config.tokens_file}' is no path from the root; one that is not there means no tokens"
     if not config.state_dir.is_absolute():
         yield "state_dir", "must be an absolute path"
     else:
