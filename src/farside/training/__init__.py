@@ -14,7 +14,7 @@ server_update.py    the server has the optimizer
 worker_update.py    `grad` gets the mean, for any optimizer
 ddp.py              a communication hook of DistributedDataParallel
 attachment.py       what these three share: hooks, checks, the user's handle
-module_use.py       which module uses which parameter, and waits for it
+module_use.py       which parameters are used next, and waits for them
 tensor_copy.py      copies into the region and out of it, for GPUs by pinned memory
 optimizer_state.py  what the optimizer has, from the server and to it
 trainable.py, optimizer_rule.py, sampled_words.py   checks of model, optimizer and gradients

@@ -34,7 +34,7 @@ def attach(
         optimizer: Its optimizer.
         update: "server": the server has the optimizer (SGD, Adam, AdamW), and `step()` finds nothing to do. "worker":
             `grad` holds the mean of all ranks when `backward()` returns; for any optimizer, clipping and GradScaler.
-        overlap: Bring each parameter when the module that uses it runs. Otherwise the forward waits for all of them.
+        overlap: Bring each parameter before its first use. Otherwise the first module waits for all of them.
         resume: "service": go on from what the Aggregators have kept of this job, whatever was loaded here. None: go on
             from it, too, but refuse a checkpoint of another iteration that was loaded here.
         find_unused_parameters: Some parameters have no gradient in some iterations, and are to stay as they are then.

@@ -32,7 +32,7 @@ class TrainingStats:
         tensors, chunks: Of the model.
         pushed_bytes: Gradients that it has pushed.
         waited_s: Time for which the training loop has waited for results.
-        waits_late: Whether parameters are waited for by the modules that use them, or all at once.
+        waits_late: Whether each parameter is waited for before its first use, or all at once.
     """
 
     iterations: int
@@ -127,7 +127,7 @@ class Attachment:
         return self._exchange.version - self._versions_before
 
     def wait(self) -> None:
-        """Wait until every parameter is up to date; for uses outside of the model's forward."""
+        """Wait until every parameter is up to date; for uses that PyTorch does not show."""
         self._need(range(len(self._parameters)))
 
     @contextlib.contextmanager

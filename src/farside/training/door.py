@@ -28,7 +28,7 @@ class Handle(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until every parameter is up to date; for uses outside of the model's forward."""
+        """Wait until every parameter is up to date; for uses that PyTorch does not show."""
 
     def accumulate(self) -> contextlib.AbstractContextManager[None]:
         """Gradients of a backward pass in here stay in `grad`, and leave with those of the next one outside."""
@@ -59,7 +59,7 @@ def open_door(
         model: A torch.nn.Module.
         optimizer: Its torch.optim.Optimizer.
         update: "server" or "worker".
-        overlap: Bring each parameter when the module that uses it runs.
+        overlap: Bring each parameter before its first use.
         resume: "service" or None.
         find_unused_parameters: Each parameter is in chunks of its own.
         source_of: Where plans come from.

@@ -1,144 +1,212 @@
-"""Which module uses which parameter, and waits in that module's forward pre-hooks.
+"""Which parameters are used next: their results are waited for, and nobody computes with old ones.
 
 How it works
-  Results of an iteration arrive while the next one begins. A parameter is waited for as late as can be: by the
-  innermost module in whose forward it is used. That is not always the module that has it: attention uses the weight of
-  its output projection without calling that module, and a decoder uses the weight of an embedding.
-  So it is learned. In the first iterations everything is waited for before the outermost forward, and a
-  `TorchFunctionMode` sees every call of PyTorch's with its arguments. Later a module waits for what was used in it, and
-  for its own parameters; the first module of an iteration waits for what was never seen.
-  A module whose `training` flag differs from when it was learned, or which runs without gradients, may use others: it
-  waits for everything. Hooks come before those that are there, such as one of `weight_norm`.
-  What is used outside of every forward is not seen at all, and needs the handle's `wait`.
+  Results of an iteration arrive while the next one begins. A parameter is waited for as late as can be, at two places:
+  * A `TorchFunctionMode` sees every call of PyTorch's with its arguments. One that is given a parameter whose result is
+    on its way, or a tensor in the same memory, waits first; wherever it is made, within a module or between two. So
+    attention waits for the projection that it uses past its module, and an average of weights for all of them.
+    The mode is there only while results are on their way.
+  * A module waits for its own parameters before its forward: it may give them to code that PyTorch does not see, such
+    as a kernel in C++. Its hook comes before those that are there, such as one of `weight_norm`.
+  A module that runs without gradients waits for everything, and then runs without the mode, in whose presence PyTorch
+  takes none of its fast paths. So does a compiled one.
+  What neither sees has its own check where gradients come (`ServerUpdate`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-torch: Any = import_module("torch")
-_Mode: Any = import_module("torch.overrides").TorchFunctionMode
+from farside.errors import ConfigError
 
-LEARNED_ITERATIONS = 2
-"""Iterations in which uses are noted: the second sees what a lazy start of the first did not."""
+torch: Any = import_module("torch")
+_overrides: Any = import_module("torch.overrides")
+_temporarily_no_transforms: Any = import_module("torch._functorch.pyfunctorch").temporarily_clear_interpreter_stack
+_is_compiling: Any = torch.compiler.is_compiling
+_length, _push, _pop = _overrides._len_torch_function_stack, _overrides._push_mode, _overrides._pop_mode
+
+_SHAPES = frozenset(
+    getattr(getattr(torch.Tensor, name), how)
+    for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf",
+                 "is_cuda", "is_sparse", "is_meta", "is_nested", "is_quantized", "_version")
+    for how in ("__get__", "__set__")
+) | frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("size", "dim", "numel", "nelement", "stride", "storage_offset", "element_size", "is_contiguous",
+                 "is_floating_point", "is_complex", "get_device", "requires_grad_", "register_hook",
+                 "register_post_accumulate_grad_hook", "__len__")
+) | {torch.is_floating_point, torch.is_complex, torch.numel}  # fmt: skip
+"""Calls that do not read a parameter's elements, and whose results can't be used to."""
 
 
 class ModuleUse:
-    """Hooks on the modules of a model that call ``need`` with parameters, by number, before they are used."""
+    """Calls ``need`` with parameters, by number, before they are used."""
 
     def __init__(
-        self, model: Any, parameters: Iterable[Any], *, need: Callable[[Iterable[int]], None], overlap: bool
+        self,
+        model: Any,
+        parameters: Iterable[Any],
+        *,
+        need: Callable[[Iterable[int]], None],
+        is_behind: Callable[[], bool],
+        overlap: bool,
     ) -> None:
-        """Without ``overlap`` the outermost module waits for everything."""
-        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        self._need = need
+        """``is_behind``: whether any result is still to come. Without ``overlap`` the first module waits for all."""
+        self._parameters = tuple(parameters)
+        self._need, self.is_behind = need, is_behind
+        self._all = range(len(self._parameters))
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         compiled = [module for module in model.modules() if _is_compiled(module)]
         inside = {id(one) for module in compiled for one in module.modules() if one is not module}
-        self._overlap = overlap and not compiled
+        self.waits_late = overlap and not compiled
         # Within a compiled module hooks would cut it into pieces; it waits for everything before it runs.
-        self._modules = [module for module in model.modules() if id(module) not in inside]
-        self._uses: dict[int, set[int]] = {id(module): self._own(module) for module in self._modules}
-        self._was_training: dict[int, bool] = {}
-        self._never_seen: tuple[int, ...] = tuple(self._numbers.values())
-        self._seen: set[int] = set()
-        self._is_learning = self._overlap
-        self._is_first = False  # no module has run in this iteration
-        self._stack: list[Any] = []
-        self._mode: Any = None
-        self._hooks = [module.register_forward_pre_hook(self._before, prepend=True) for module in self._modules]
-        self._learning_hooks = (
-            [module.register_forward_hook(self._after, always_call=True) for module in self._modules]
-            if self._is_learning
-            else []
-        )
+        modules = [module for module in model.modules() if id(module) not in inside]
+        self._own = {id(module): self._own_of(module) for module in modules}
+        self._process = os.getpid()
+        self._mode = _Uses(self)
+        # A function that is compiled around a module breaks there; the optimizer has loaded the compiler in any case.
+        before = ModuleHook(torch.compiler.disable(self._before))
+        self._hooks = [module.register_forward_pre_hook(before, prepend=True) for module in modules]
+        self._addresses: list[int] = []
+        self._starts: list[int] = []
+        self._spans: list[tuple[int, list[int]]] = []
 
-    def _own(self, module: Any) -> set[int]:
+    def _own_of(self, module: Any) -> list[int]:
         own = (self._numbers.get(id(parameter)) for parameter in module.parameters(recurse=False))
-        return {number for number in own if number is not None}
+        return [number for number in own if number is not None]
 
-    @property
-    def waits_late(self) -> bool:
-        """Whether parameters are waited for by the modules that use them, or all at once."""
-        return self._overlap and not self._is_learning
-
-    def begin_iteration(self, done: int) -> None:
-        """Parameters are behind from now on; ``done``: iterations since the hooks were set."""
-        self._is_first = True
-        if self._is_learning and done >= LEARNED_ITERATIONS and not self._stack:
-            self._is_learning = False
-            self._never_seen = tuple(sorted(set(self._numbers.values()) - self._seen))
-            for hook in self._learning_hooks:
-                hook.remove()
-            self._learning_hooks = []
+    def begin_iteration(self) -> None:
+        """Parameters are behind from now on."""
+        self._note_places()
+        self._mode.enter()
 
     def remove(self) -> None:
         """Take all hooks off."""
-        for hook in (*self._hooks, *self._learning_hooks):
+        for hook in self._hooks:
             hook.remove()
-        self._hooks = self._learning_hooks = []
+        self._hooks = []
+        self._mode.leave()
+
+    def before_call(self, arguments: Iterable[Any]) -> None:
+        """Brings what a call of PyTorch's is given."""
+        used: list[int] = []
+        try:
+            self._find(arguments, used)
+        except (RuntimeError, TypeError):
+            # A tensor without an address, such as a sparse one or a transform's: whose memory it has can't be told.
+            if self._process == os.getpid():
+                self._bring(self._all)
+            return
+        if used:
+            self._bring(used)
 
     def _before(self, module: Any, _inputs: Any) -> None:
-        if self._is_learning:
-            self._before_learning(module)
-        elif not self.waits_late or self._is_changed(module):
-            self._need(self._numbers.values())
-        else:
-            if self._is_first:
-                self._is_first = False
-                self._need(self._never_seen)
-            self._need(self._uses[id(module)])
+        if self.is_behind():
+            self._mode.enter()  # the forward may run in another thread than the step
+            self._bring(self._own[id(module)] if self.waits_late and torch.is_grad_enabled() else self._all)
+        if not self.is_behind():
+            self._mode.leave()
 
-    def _is_changed(self, module: Any) -> bool:
-        return not torch.is_grad_enabled() or self._was_training.get(id(module)) is not module.training
+    def _bring(self, numbers: Iterable[int]) -> None:
+        if self._process != os.getpid():
+            raise ConfigError(
+                "a process that was forked after optimizer.step() uses parameters whose results were still to come",
+                hint="call handle.wait() before it is forked",
+            )
+        # Within a transform, such as `torch.func.grad`, a parameter could not be written.
+        with _temporarily_no_transforms():
+            self._need(numbers)
 
-    def _before_learning(self, module: Any) -> None:
-        if not self._stack:
-            self._need(self._numbers.values())
-            self._mode = _Uses(self._note)
-            self._mode.__enter__()
-        self._stack.append(module)
-        if torch.is_grad_enabled():
-            self._was_training[id(module)] = module.training
+    def _find(self, values: Iterable[Any], used: list[int]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                number = self._numbers.get(id(value))
+                if number is not None:
+                    used.append(number)
+                    continue
+                address = value.data_ptr()
+                if not address and type(value) is not torch.Tensor:
+                    raise RuntimeError("a tensor made of others")
+                at = bisect_right(self._starts, address) - 1
+                if at >= 0 and address < self._spans[at][0]:
+                    used.extend(self._spans[at][1])
+            elif isinstance(value, list | tuple):
+                self._find(value, used)
+            elif isinstance(value, dict):
+                self._find(value.values(), used)
 
-    def _after(self, module: Any, _inputs: Any, _outputs: Any) -> None:
-        # A module that failed in a pre-hook of its own has no place on the stack.
-        if not any(one is module for one in self._stack):
+    def _note_places(self) -> None:
+        """Where the parameters' memory is: a view that was made in an iteration before reads from there."""
+        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        if addresses == self._addresses:
             return
-        while self._stack.pop() is not module:
-            pass
-        if not self._stack:
-            self._mode.__exit__(None, None, None)
-            self._mode = None
-
-    def _note(self, tensors: Iterable[Any]) -> None:
-        for tensor in tensors:
-            number = self._numbers.get(id(tensor))
-            if number is not None and self._stack:
-                self._seen.add(number)
-                self._uses[id(self._stack[-1])].add(number)
+        self._addresses = addresses
+        spans: dict[int, tuple[int, list[int]]] = {}
+        for number, parameter in enumerate(self._parameters):
+            storage = parameter.untyped_storage()
+            start = storage.data_ptr()
+            spans.setdefault(start, (start + storage.nbytes(), []))[1].append(number)
+        self._starts = sorted(spans)
+        self._spans = [spans[start] for start in self._starts]
 
 
-class _Uses(_Mode):  # type: ignore[misc] # PyTorch is not there where types are checked
-    """Tells the tensors among the arguments of every call that makes a tensor."""
+class ModuleHook:
+    """A hook of one attached model. In a copy of the module, or a file, it is one that does nothing."""
 
-    def __init__(self, note: Callable[[Iterable[Any]], None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the hook does."""
+        return self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        """The `__init__` of a tuple takes any arguments and does nothing; and is there where Farside is not."""
+        return getattr, ((), "__init__")
+
+
+class _Uses(_overrides.TorchFunctionMode):  # type: ignore[misc] # PyTorch is not there where types are checked
+    """Tells the arguments of every call of PyTorch's."""
+
+    def __init__(self, use: ModuleUse) -> None:
         super().__init__()
-        self._note = note
+        self._use = weakref.ref(use)  # an attachment that nobody has any more is not kept by a mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The call itself, noted before it runs."""
-        self._note(_tensors_in((args, kwargs or {})))
-        return func(*args, **(kwargs or {}))
+        """The call itself, after what it uses has been brought."""
+        # A function that is compiled is traced as it is without us.
+        if not _is_compiling() and (use := self._use()) is not None and use.is_behind() and func not in _SHAPES:
+            use.before_call((args, kwargs) if kwargs else args)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def enter(self) -> None:
+        """In this thread, below the modes that are there: these end before it, whenever they began."""
+        above = _popped()
+        if self not in above:
+            # That of `torch.set_default_device` has to be the lowest.
+            default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+            if default is not None and above and above[-1] is default:
+                _push(above.pop())
+            _push(self)
+        _push_all(above)
+
+    def leave(self) -> None:
+        """In this thread; within a call that it sees it stays, and does nothing."""
+        if _length():
+            _push_all([mode for mode in _popped() if mode is not self])
 
 
-def _tensors_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors_in(one)
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
+def _popped() -> list[Any]:
+    """All modes of this thread, taken off; the last one is the lowest."""
+    return [_pop() for _mode in range(_length())]
+
+
+def _push_all(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        _push(mode)
 
 
 def _is_compiled(module: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.aggregation import Hyper
 from farside.training.attachment import Attachment
-from farside.training.module_use import ModuleUse
+from farside.training.module_use import ModuleHook, ModuleUse
 from farside.training.optimizer_rule import numbers_of
 from farside.training.optimizer_state import OptimizerState
 from farside.training.sampled_words import sampled_at, words_of
@@ -52,6 +52,8 @@ class ServerUpdate(Attachment):
         self._given: dict[int, _Given] = {}
         self._lock = threading.Lock()  # GPUs have a thread each in backward()
         self._is_joining = False
+        self._backward = -1
+        self._used_old: frozenset[int] = frozenset()
         self._indices: dict[int, Any] = {}
         self._state = OptimizerState(optimizer, rule, trainables, session.layout)
         self._is_beginning = False
@@ -64,13 +66,15 @@ class ServerUpdate(Attachment):
             self._check_resume(own_iteration, has_own)
         self._begin(self._begin_iteration)
         self._give(range(len(self._parameters)))
-        self._use = ModuleUse(model, self._parameters, need=self._need, overlap=overlap)
+        self._use = ModuleUse(
+            model, self._parameters, need=self._need, is_behind=lambda: self._exchange.has_stale, overlap=overlap
+        )
         self._hook_gradients()
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._state.drop()
         for module in model.modules():
-            self._hooks.append(module.register_state_dict_pre_hook(lambda *_arguments: self.wait()))
-            self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_load))
+            self._hooks.append(module.register_state_dict_pre_hook(ModuleHook(lambda *_arguments: self.wait())))
+            self._hooks.append(module.register_load_state_dict_pre_hook(ModuleHook(self._refuse_load)))
         self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_state_dict))
         self._hooks.append(optimizer.register_state_dict_post_hook(lambda *_arguments: self._state.drop()))
         self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._refuse_load))
@@ -142,6 +146,7 @@ class ServerUpdate(Attachment):
         self._numbers = now
 
     def _on_gradient(self, number: int, parameter: Any) -> None:
+        self._check_brought(number)
         if number in self._passed_over and self._counts_steps and not self._is_accumulating:
             raise ConfigError(
                 f"'{self._trainables[number].name}' has a gradient now, and had none in an iteration before; the "
@@ -155,6 +160,20 @@ class ServerUpdate(Attachment):
             if is_first:
                 _engine.queue_callback(self._join)
         super()._on_gradient(number, parameter)
+
+    def _check_brought(self, number: int) -> None:
+        """Refuses a gradient that was computed with an old parameter: nothing has seen its use."""
+        with self._lock:
+            backward = torch._C._current_graph_task_id()
+            if backward != self._backward:
+                # Its first gradient: what is behind now was not brought for what this backward() goes through.
+                self._backward, self._used_old = backward, frozenset(self._exchange.all_stale())
+        if number in self._used_old:
+            raise ConfigError(
+                f"'{self._trainables[number].name}' was used before its result had come, by what PyTorch does not show "
+                "(code in C++, a compiled function, another thread)",
+                hint="call handle.wait() before, or use farside.attach(..., overlap=False)",
+            )
 
     def _join(self) -> None:
         self._is_joining = False
@@ -181,7 +200,7 @@ class ServerUpdate(Attachment):
             parameter.grad = None
         self._taken.clear()
         self._exchange.finish()
-        self._use.begin_iteration(self._exchange.version - self._started_at)
+        self._use.begin_iteration()
         self._measure()
 
     def _check_parameters(self) -> None:
@@ -204,11 +223,13 @@ class ServerUpdate(Attachment):
 
     def _give(self, tensors: Sequence[int]) -> None:
         """Results into the parameters, unless somebody has changed these since they were given the last time."""
-        for number in tensors:
-            self._check_by_hand(number)
-        super()._give(tensors)
-        for number in tensors:
-            self._given[number] = self._given_now(number)
+        # What reads parameters here is not a use of them.
+        with torch._C.DisableTorchFunction():
+            for number in tensors:
+                self._check_by_hand(number)
+            super()._give(tensors)
+            for number in tensors:
+                self._given[number] = self._given_now(number)
 
     def _given_now(self, number: int) -> "_Given":
         parameter = self._parameters[number]
