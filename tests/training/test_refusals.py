@@ -267,7 +267,9 @@ def test_a_second_model_in_the_same_place_of_a_job_is_refused_and_the_first_one_
 
     line = run_members(2, body)[0]
 
-    assert "with another model already; attach once, to a torch.nn.ModuleDict of both models" in line
+    assert (
+        "with another model already; call detach() of its handle first; to train both, attach them as one torch" in line
+    )
     assert "\n" not in line
 
 

@@ -63,8 +63,8 @@ def check_place(source: Any) -> None:
     if any(one.is_open and one.place == wanted for one in tuple(_attached)):
         raise ConfigError(
             f"this process takes part in job '{source.job}' with another model already",
-            hint="attach once, to a torch.nn.ModuleDict of both models: with one optimizer of both, or with "
-            'update="worker" and an optimizer each; where no manager runs the job, another job="NAME" will do, too',
+            hint="call detach() of its handle first; to train both, attach them as one torch.nn.ModuleDict (with "
+            'update="worker" for an optimizer each), or where no manager runs the job, give another job="NAME"',
         )
 
 

@@ -4,6 +4,7 @@ Optimizer, clipping and GradScaler then work as they do with one process, and al
 door's own says which parameters had a gradient here; where no member had one, `grad` stays None, as PyTorch leaves it.
 """
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from importlib import import_module
@@ -46,8 +47,9 @@ class WorkerUpdate(Attachment):
         self._begin()
         self._copy.give(range(count))
         self._hook_gradients()
-        # Where all that is aggregated is frozen, no gradient leads to a check.
-        self._hooks.append(optimizer.register_step_pre_hook(lambda *_arguments: self._later.check()))
+        # Where all that is aggregated is frozen no gradient leads to a check. Wrappers may have no hooks.
+        with contextlib.suppress(AttributeError):
+            self._hooks.append(optimizer.register_step_pre_hook(lambda *_arguments: self._later.check()))
 
     def _on_gradient(self, number: int, parameter: Any) -> None:
         if self._is_accumulating:
