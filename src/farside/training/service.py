@@ -23,7 +23,7 @@ def source_of(
     Raises:
         ConfigError: nothing names one, or not all of it.
     """
-    given = {"job": job, "rank": rank, "members": members, "key_file": key_file}
+    given = {"job": job, "rank": rank, "members": members, "key_file": key_file and os.fspath(key_file)}
     names = {"job": JOB, "rank": "RANK", "members": "WORLD_SIZE", "key_file": KEY_FILE}
     told = {names[name]: str(value) for name, value in given.items() if value is not None}
     for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
