@@ -7,7 +7,8 @@ How it works
     attention waits for the projection that it uses past its module, and an average of weights for all of them.
     The mode is there only while results are on their way.
   * A module waits for its own parameters before its forward: it may give them to code that PyTorch does not see, such
-    as a kernel in C++. Its hook comes before those that are there, such as one of `weight_norm`.
+    as a kernel in C++. Its hook comes before those that are there, such as one of `weight_norm`. What was at neither of
+    both in all iterations before may be given to such code by another module; the first module waits for it.
   A module that runs without gradients waits for everything, and then runs without the mode, in whose presence PyTorch
   takes none of its fast paths. So does a compiled one.
   What neither sees has its own check where gradients come (`ServerUpdate`).
@@ -65,6 +66,9 @@ class ModuleUse:
         # Within a compiled module hooks would cut it into pieces; it waits for everything before it runs.
         modules = [module for module in model.modules() if id(module) not in inside]
         self._own = {id(module): self._own_of(module) for module in modules}
+        self._seen: set[int] = set()
+        self._never_seen: list[int] = []
+        self._has_run = False  # a module, in this iteration
         self._process = os.getpid()
         self._mode = _Uses(self)
         # A function that is compiled around a module breaks there; the optimizer has loaded the compiler in any case.
@@ -80,6 +84,8 @@ class ModuleUse:
 
     def begin_iteration(self) -> None:
         """Parameters are behind from now on."""
+        self._has_run = False
+        self._never_seen = [number for number in self._all if number not in self._seen]
         self._note_places()
         self._mode.enter()
 
@@ -101,12 +107,21 @@ class ModuleUse:
                 self._bring(self._all)
             return
         if used:
+            if self._has_run:  # before the first module it is some reader of parameters, such as an average
+                self._seen.update(used)
             self._bring(used)
 
     def _before(self, module: Any, _inputs: Any) -> None:
+        own = self._own[id(module)]
+        self._seen.update(own)
+        self._has_run = True
         if self.is_behind():
             self._mode.enter()  # the forward may run in another thread than the step
-            self._bring(self._own[id(module)] if self.waits_late and torch.is_grad_enabled() else self._all)
+            if self.waits_late and torch.is_grad_enabled():
+                never_seen, self._never_seen = self._never_seen, []
+                self._bring([*never_seen, *own])
+            else:
+                self._bring(self._all)
         if not self.is_behind():
             self._mode.leave()
 
