@@ -264,6 +264,14 @@ def test_nothing_looks_on_once_all_is_there_and_after_the_end() -> None:
     assert not model._forward_pre_hooks
 
 
+def test_a_step_waits_for_nothing_though_the_one_before_has_left_results_behind() -> None:
+    model = torch.nn.Linear(3, 3)
+    waits = behind(model)
+    waits.step()
+
+    assert waits.behind == {"weight", "bias"}
+
+
 def test_a_device_for_new_tensors_may_begin_and_end_at_any_time() -> None:
     model = torch.nn.Linear(3, 3)
     waits = Behind(model)

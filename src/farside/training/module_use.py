@@ -86,7 +86,8 @@ class ModuleUse:
         """Parameters are behind from now on."""
         self._has_run = False
         self._never_seen = [number for number in self._all if number not in self._seen]
-        self._note_places()
+        with torch._C.DisableTorchFunction():  # the mode may be here still, and no parameter is used
+            self._note_places()
         self._mode.enter()
 
     def remove(self) -> None:
