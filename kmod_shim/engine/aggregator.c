@@ -325,6 +325,30 @@ static struct numbers *numbers_of(const struct job *job, uint32_t rank, uint32_t
 	return job->numbers + HYPERS * ((uint64_t)rank * job->layout.group_count + group);
 }
 
+static const struct ne_hyper *numbers_for(const struct job *job, uint32_t rank, uint32_t group, uint64_t iteration)
+{
+	const struct numbers *known = numbers_of(job, rank, group);
+
+	for (int i = 0; i < HYPERS; i++)
+		if (known[i].from && known[i].from <= iteration)
+			return &known[i].hyper;
+	return NULL;
+}
+
+/*
+ * Rank 0's numbers count, and the others' are their copies: a member with others would believe in another model than it
+ * gets. They say numbers only when these change, so they are judged where both name one iteration, and at each update.
+ */
+static void judge_numbers(struct job *job, uint32_t rank, const struct ne_hyper *counts, const struct ne_hyper *other)
+{
+	struct member *member = &job->member[rank];
+
+	if (!counts || !other || is_equal(counts, other) || !member->is_there || member->is_refused)
+		return;
+	member->is_refused = true;
+	put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = EDOM}, NULL, 0);
+}
+
 static int take_hyper(struct source *s, const struct frame *frame)
 {
 	struct job *job = s->job;
@@ -338,6 +362,13 @@ static int take_hyper(struct source *s, const struct frame *frame)
 	if (known[0].from != told.from)
 		known[1] = known[0];
 	known[0] = told;
+	for (uint32_t rank = 1; rank < job->layout.members; rank++) {
+		const struct numbers *counts = numbers_of(job, 0, frame->chunk),
+				     *others = numbers_of(job, rank, frame->chunk);
+
+		if (counts->from == told.from && others->from == told.from)
+			judge_numbers(job, rank, &counts->hyper, &others->hyper);
+	}
 	return 0;
 }
 
@@ -598,33 +629,6 @@ static int send_all(struct server *a, struct job *job)
 
 /* ---------------------------------------------------------------------- updates */
 
-static const struct ne_hyper *numbers_for(const struct job *job, uint32_t rank, uint32_t group, uint64_t iteration)
-{
-	const struct numbers *known = numbers_of(job, rank, group);
-
-	for (int i = 0; i < HYPERS; i++)
-		if (known[i].from && known[i].from <= iteration)
-			return &known[i].hyper;
-	return NULL;
-}
-
-/*
- * Rank 0's numbers count, and the others' are their copies: a member with others would believe in another model than it
- * gets. Judged at each update, as a member says its numbers only when they change, and before it pushes for them.
- */
-static void refuse_others(struct job *job, uint32_t group, uint64_t version, const struct ne_hyper *hyper)
-{
-	for (uint32_t rank = 1; rank < job->layout.members; rank++) {
-		struct member *member = &job->member[rank];
-		const struct ne_hyper *other = numbers_for(job, rank, group, version);
-
-		if (!other || is_equal(other, hyper) || !member->is_there || member->is_refused)
-			continue;
-		member->is_refused = true;
-		put(job, rank, 0, (struct frame){.kind = FRAME_ERROR, .status = EDOM}, NULL, 0);
-	}
-}
-
 static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 {
 	const struct layout *layout = &job->layout;
@@ -654,7 +658,8 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 
 		if (!hyper)
 			return -EINVAL;
-		refuse_others(job, layout->groups[chunk], version, hyper);
+		for (uint32_t rank = 1; rank < layout->members; rank++)
+			judge_numbers(job, rank, hyper, numbers_for(job, rank, layout->groups[chunk], version));
 		r.hyper = *hyper;
 		for (uint32_t i = 0; i < layout->arrays; i++) {
 			r.from[i] = master_array(job, chunk, version - 1, i);
