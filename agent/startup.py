@@ -81,7 +81,10 @@ def why_unfenced(config: AgentConfig, cgroup: CgroupRoot | None, gpus: GpuSense)
     """
     if config.gpu_fence == "off":
         return "gpu_fence is off"
-    problem = "tasks have no cgroup v2 here" if cgroup is None else gpus.files.problem or why_no_fence()
+    if cgroup is None:
+        problem = "tasks have no cgroup v2 here"
+    else:
+        problem = gpus.files.problem or why_no_fence(None if cgroup.by_systemd else cgroup.folder)
     if problem and config.gpu_fence == "on":
         raise ConfigError(f"gpu_fence: is on; {problem}", hint='gpu_fence = "auto" goes without')
     return problem

@@ -79,10 +79,23 @@ def close_gpus(cgroup: Path, rules: DeviceRules) -> None:
         os.close(loaded)
 
 
-def why_no_fence() -> str:
-    """Why this process can't fence tasks here, whatever their cgroup; empty: the kernel takes such a program of it."""
+def why_no_fence(within: Path | None) -> str:
+    """Why this process can't fence tasks here; empty: it can.
+
+    It is tried in a cgroup that is made ``within`` this folder, as a program of a cgroup above may stand alone there.
+    None: the cgroups are systemd's, which lets others stand beside its own, and the program is only loaded.
+    """
+    rules = DeviceRules(closed=(DeviceRange(0, 0, 0),))
     try:
-        os.close(_load(DeviceRules(closed=(DeviceRange(0, 0, 0),))))
+        if within is None:
+            os.close(_load(rules))
+            return ""
+        probe = within / f"fence-probe-{os.getpid()}"
+        probe.mkdir()
+        try:
+            close_gpus(probe, rules)
+        finally:
+            probe.rmdir()
     except OSError as error:
         return f"the kernel takes no program for a cgroup's devices: {error.strerror}"
     return ""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from farside.agent import messages as m
 from farside.agent.gpu_files import DeviceRange, DeviceRules, GpuFiles
+from farside.agent.run import gpu_fence
 from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root
 from farside.agent.run.gpu_fence import why_no_fence
 from farside.agent.sense.gpu import DeclaredGpus
@@ -45,7 +46,7 @@ def home() -> CgroupRoot:
         pytest.skip("no cgroup v2 that this process may write")
     if found.by_systemd:
         pytest.skip("systemd owns the cgroups here; tests/vm/guest/test_gpu_fence.py shows it")
-    if problem := why_no_fence():
+    if problem := why_no_fence(found.folder):
         pytest.skip(problem)
     return found
 
@@ -122,6 +123,19 @@ def test_a_process_that_cannot_be_fenced_does_not_enter(folder: Path, monkeypatc
         held.enter()
 
     assert not held.pids()
+
+
+def test_where_a_cgroup_above_lets_no_other_program_stand_beside_its_own_it_is_known_before_any_task(
+    home: CgroupRoot, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task without its fence is not started: were that found out only then, every task would fail."""
+    monkeypatch.setattr(gpu_fence, "_ALLOW_MULTI", 0)
+    folder.mkdir()
+    gpu_fence.close_gpus(folder, DeviceRules(closed=(the("/dev/full"),)))
+    monkeypatch.undo()
+
+    assert "Operation not permitted" in why_no_fence(folder)
+    assert not why_no_fence(home.folder)
 
 
 # ---------------------------------------------------------------- tasks
