@@ -2,10 +2,9 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from farside.agent.run.account import users_here
@@ -14,13 +13,11 @@ from farside.agent.run.hook import hooks_of
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.session import near_path
 from farside.agent.startup import check_fence, gpus_of, manager_address, why_unfenced
+from farside.cli.doctor.attempt import tried
 from farside.config import AgentConfig
 from farside.config.check import names_in
-from farside.errors import ConfigError
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.units import format_count
-
-T = TypeVar("T")
 
 LIMIT_S = 3.0
 _PORTS = {"ws": 80, "wss": 443}
@@ -43,14 +40,6 @@ def agent_checks(config: AgentConfig) -> Iterator[Check]:
     with closing(gpus):
         yield _gpus(config, gpus)
         yield from _gpu_fence(config, cgroup, gpus)
-
-
-def tried(name: str, make: Callable[[], T]) -> tuple[T | None, Check | None]:
-    """What is made, or the failed check of this name that says why it can't be."""
-    try:
-        return make(), None
-    except ConfigError as error:
-        return None, Check(name=name, outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
 
 
 def _manager(url: str) -> Check:

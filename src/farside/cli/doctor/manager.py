@@ -1,15 +1,14 @@
 """Checks of `farside doctor` on what a manager would refuse to start over."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from farside.cli.doctor.agent import tried
+from farside.cli.doctor.attempt import checked, tried
 from farside.config import ManagerConfig
-from farside.errors import FarsideError
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.auth.tls_reload import tls_of
@@ -23,41 +22,26 @@ from farside.units import format_count
 
 def manager_checks(config: ManagerConfig) -> Iterator[Check]:
     """One line for each thing that the manager needs, with what it found."""
-    yield _rules(config)
-    yield _made("power", lambda: power_setup(config), f"policy {config.power}")
+    # With past jobs and model, where the settings name them.
+    yield checked("policy", partial(_learned, config), f"{config.policy}, placement {config.placement}")
+    yield checked("power", lambda: power_setup(config), f"policy {config.power}")
     tls = (
         f"certificate {config.tls_cert}"
         if config.tls_cert.is_absolute()
         else "none; other machines need it, or a token"
     )
-    yield _made("tls", lambda: tls_of(config), tls)
+    yield checked("tls", lambda: tls_of(config), tls)
     yield from _tokens(config)
     yield _store(config)
-
-
-def _rules(config: ManagerConfig) -> Check:
-    # With past jobs and model, where the settings name them.
-    make = partial(_learned, config)
-    return _made("policy", make, f"{config.policy}, placement {config.placement}")
 
 
 def _learned(config: ManagerConfig) -> object:
     return learned_before(config, rules_of(config))
 
 
-def _made(name: str, make: Callable[[], object], found: str) -> Check:
-    try:
-        _, wrong = tried(name, make)
-    except FarsideError as error:  # a package that the policy needs
-        return Check(name=name, outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
-    return wrong or Check(name=name, outcome=Outcome.OK, found=found)
-
-
 def _tokens(config: ManagerConfig) -> Iterator[Check]:
     """The file is read again and again; one that is wrong lets nobody in who has a token."""
     file = config.tokens_file
-    if not file.is_absolute():
-        return
     if not file.exists():
         advice = f"`farside token NAME --file {file}` makes it; on this machine users need none"
         yield Check(name="tokens", outcome=Outcome.WARNING, found=f"{file}: not there", advice=advice)
@@ -75,10 +59,11 @@ def _store(config: ManagerConfig) -> Check:
             found = f"store_url: {folder}: no such folder"
             return Check(name="store", outcome=Outcome.FAILED, found=found, advice="make it")
         return Check(name="store", outcome=Outcome.OK, found=f"{url.database}: not there yet; the manager makes it")
-    try:
-        with closing(EventStore(config.store_url)) as store:
-            has_tables = check_readable(store)
-    except FarsideError as error:
-        return Check(name="store", outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
+    has_tables, wrong = tried("store", partial(_has_tables, config.store_url))
     where = url.render_as_string(hide_password=True)
-    return Check(name="store", outcome=Outcome.OK, found=where if has_tables else f"{where}: empty")
+    return wrong or Check(name="store", outcome=Outcome.OK, found=where if has_tables else f"{where}: empty")
+
+
+def _has_tables(url: str) -> bool:
+    with closing(EventStore(url)) as store:
+        return check_readable(store)

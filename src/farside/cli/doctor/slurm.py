@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 
-from farside.cli.doctor.agent import tried
+from farside.cli.doctor.attempt import checked, tried
 from farside.config import SlurmConfig
-from farside.errors import FarsideError
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.power.rules import online_policy
@@ -19,15 +18,9 @@ from farside.units import format_count
 
 def slurm_checks(config: SlurmConfig) -> Iterator[Check]:
     """One line for each thing that the engine needs, with what it found."""
-    try:
-        _, wrong = tried("policy", partial(_check_settings, config))
-    except FarsideError as error:  # a package that the policy needs
-        wrong = Check(name="policy", outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
-    yield wrong or Check(name="policy", outcome=Outcome.OK, found=f"{config.policy}, power {config.power}")
-    try:
-        yield from asyncio.run(_asked(config))
-    except FarsideError as error:
-        yield Check(name="slurm", outcome=Outcome.FAILED, found=error.args[0], advice=error.hint)
+    yield checked("policy", partial(_check_settings, config), f"{config.policy}, power {config.power}")
+    found, wrong = tried("slurm", lambda: asyncio.run(_asked(config)))
+    yield from [wrong] if wrong else found or ()
 
 
 def _check_settings(config: SlurmConfig) -> None:
