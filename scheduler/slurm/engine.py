@@ -35,7 +35,7 @@ from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, without_mark
 from farside.scheduler.slurm.domain import Group, groups_of
 from farside.scheduler.slurm.job_memory import Memory
-from farside.scheduler.slurm.power import SlurmPower
+from farside.scheduler.slurm.power import SlurmPower, check_power_saving
 from farside.scheduler.slurm.shadow_log import ShadowLog
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
 from farside.scheduler.slurm.state_file import DONE, MEMORY, StateFiles
@@ -187,7 +187,7 @@ class Engine:
         # 1. Observe.
         if self._traits is None:
             traits = await self._slurm.traits()
-            self._power.check(traits)
+            check_power_saving(self._config, traits)
             await self._learn(traits)
             self._traits = traits
         snapshot = await self._slurm.look()

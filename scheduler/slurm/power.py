@@ -63,14 +63,6 @@ class SlurmPower:
         self._since_s = math.nan
         self._kept_to_s = math.nan
 
-    def check(self, traits: Traits) -> None:
-        """Whether this Slurm can switch nodes.
-
-        Raises:
-            ConfigError: It is told to, and can't.
-        """
-        check_power_saving(self._config, traits)
-
     def wishes(self, nodes: Iterable[SlurmNode], now_s: float) -> tuple[PowerAction, ...]:
         """Which nodes are to change, by the policy, the floor and the rates."""
         nodes = tuple(nodes)

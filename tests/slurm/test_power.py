@@ -14,7 +14,7 @@ from farside.scheduler.power.busy_history import KeptPast, continued
 from farside.scheduler.power.state import NodePower, Phase
 from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
 from farside.scheduler.slurm.node_power import fleet_of, lacking
-from farside.scheduler.slurm.power import SlurmPower
+from farside.scheduler.slurm.power import SlurmPower, check_power_saving
 from farside.scheduler.slurm.snapshot import SlurmNode, Traits
 from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.made import NOW_S, TRAITS, node
@@ -253,6 +253,6 @@ def test_what_sleeps_is_counted_in_kwh(tmp_path: Path) -> None:
 
 def test_a_slurm_without_power_saving_is_refused_where_it_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no SuspendProgram; give it"):
-        sleeper_of(config(tmp_path)).check(Traits(version="22.05.8"))
-    sleeper_of(config(tmp_path, power="none", power_settings="")).check(Traits(version="22.05.8"))
-    sleeper_of(config(tmp_path)).check(TRAITS)
+        check_power_saving(config(tmp_path), Traits(version="22.05.8"))
+    check_power_saving(config(tmp_path, power="none", power_settings=""), Traits(version="22.05.8"))
+    check_power_saving(config(tmp_path), TRAITS)
