@@ -433,7 +433,7 @@ class Joined(Module):  # type: ignore[misc]
         return torch.nn.functional.linear(inputs, torch.cat([self.one, self.other]))
 
     def loss(self, rank: int, iteration: int) -> Any:
-        """Of inputs that are this rank's own."""
+        """Loss of inputs that are this rank's own."""
         return self(torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * iteration + rank))).square().mean()
 
 

@@ -19,7 +19,7 @@ LET_THROUGH_MAX = 4
 STILL_MAX_S, TURNS_MAX_S = 1.0, 2.0
 """The other job's pause when a worker is killed, and the time without turns when the executor is."""
 STARTS = (2, 1)
-"""Of the job whose worker is killed, and of the other one."""
+"""Starts of the job whose worker is killed, and of the other one."""
 _BOUNDS = {"cpu": "processor", "network": "network", "job": "one job"}
 
 
