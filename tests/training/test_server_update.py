@@ -75,6 +75,12 @@ def test_adam_on_the_server_is_within_1e_6_of_one_process(name: str) -> None:
     assert max(by for name, by in apart.items() if name != "convolution.bias") <= 1e-6
 
 
+def twice(model: Any, rank: int, iteration: int) -> Any:
+    """The second of two losses whose gradients add up; the first is differentiated."""
+    model.loss(rank, 100 + iteration).backward()
+    return model.loss(rank, iteration)
+
+
 def test_gradients_accumulate_and_leave_with_the_last_backward() -> None:
     def body(rank: int, attach: Any) -> Any:
         model = made(Transformer, seed=0)
@@ -89,10 +95,6 @@ def test_gradients_accumulate_and_leave_with_the_last_backward() -> None:
         return parameters_of(model)
 
     found = run_members(2, body)
-
-    def twice(model: Any, rank: int, iteration: int) -> Any:
-        model.loss(rank, 100 + iteration).backward()
-        return model.loss(rank, iteration)
 
     assert differing(found[0], alone(Transformer, OPTIMIZERS["nesterov"], loss=twice)) == {}
 
@@ -453,10 +455,6 @@ def test_gradients_that_are_parts_of_one_tensor_may_accumulate(update: str) -> N
         return parameters_of(model)
 
     found = run_members(2, body)
-
-    def twice(model: Any, rank: int, iteration: int) -> Any:
-        model.loss(rank, 100 + iteration).backward()
-        return model.loss(rank, iteration)
 
     wanted = alone(Joined, OPTIMIZERS["sgd"], loss=twice, steps=4)
     assert [differing(one, wanted) for one in found] == [{}, {}]
