@@ -16,7 +16,7 @@ from farside.agent.aggregator.layout import Tensor, make_layout
 from farside.agent.aggregator.plan import job_key
 from farside.errors import FarsideError
 from farside.training.member import MemberSession
-from tests.aggregation.service import KEY, TENSORS, Service, service, source, training
+from tests.aggregation.service import KEY, TENSORS, Service, push, service, source, training
 from tests.support.waiting import until
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
@@ -104,6 +104,19 @@ def test_a_member_whose_place_another_process_has_taken_is_told(one: Service) ->
                 job.sessions[1].wait(0, job.chunks, 2)
         finally:
             second.close()
+
+
+def test_a_rank_that_waits_for_another_says_so(
+    one: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("farside.training.member.QUIET_S", 0.0)
+    with training([source(one.folder, [one.unix], rank, job="waits") for rank in (0, 1)], "sgd") as job:
+        push(job.sessions[0], 0, 1)
+
+        with pytest.raises(TimeoutError):
+            job.sessions[0].wait(0, job.chunks, 1, timeout_s=0.01)
+
+        assert "job waits: no result of iteration 1 for 0 s; another rank computes longer" in caplog.text
 
 
 def test_a_rank_of_a_job_that_only_sums_does_not_come_back_alone(one: Service) -> None:

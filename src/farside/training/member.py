@@ -38,9 +38,12 @@ TELL_PERIOD_S = 10.0
 REFRESH_S = 1.0
 """An Aggregator that is away for so long may have been replaced: the plan is asked for."""
 WAIT_SLICE_S = 1.0
+QUIET_S = 60.0
+"""A result that has not come for so long is told of, and again after as long."""
 _WHERE = (
     "name an address of its setting `listen`, such as unix:/run/farside/aggregator-members.sock, not its admin_socket"
 )
+_START = "start it there (farside aggregator), or name the address that it listens on"
 
 
 Start: TypeAlias = tuple[int, Sequence[Sequence[Any]]]
@@ -235,7 +238,8 @@ class MemberSession:
             TimeoutError: they have not, by then.
             FarsideError: the job can't go on; one line.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        began_s = told_s = time.monotonic()
+        deadline_s = None if timeout_s is None else began_s + timeout_s
         while True:
             left_s = WAIT_SLICE_S if deadline_s is None else min(WAIT_SLICE_S, max(0.0, deadline_s - time.monotonic()))
             with self._told_in_words():
@@ -247,7 +251,14 @@ class MemberSession:
                         raise
             if self._failure is not None:
                 raise self._failure
-            if deadline_s is not None and time.monotonic() >= deadline_s:
+            now_s = time.monotonic()
+            if now_s - told_s >= QUIET_S and not self._reopening:
+                told_s = now_s
+                _log.warning(
+                    f"job {self.source.job}: no result of iteration {version} for {now_s - began_s:.0f} s; "
+                    "another rank computes longer, has ended, or was never started"
+                )
+            if deadline_s is not None and now_s >= deadline_s:
                 raise TimeoutError(f"chunks {first} to {first + count - 1} did not reach version {version} in time")
 
     def fetch(self, version: int) -> list[tuple[Any, ...]]:
@@ -363,7 +374,8 @@ class MemberSession:
                     now_s = time.monotonic()
                     if now_s - told_s >= TELL_PERIOD_S:
                         told_s = now_s
-                        _log.warning("an Aggregator is away; the job waits for it", where=_name(address), reason=error)
+                        # All in the message: where a script has no handler for Farside's log, fields are not shown.
+                        _log.warning(f"Aggregator {_name(address)} is away ({error}); the job waits for it")
                     # An Aggregator that does not know the job may have no part in it any more.
                     if not self.source.is_static and (error.is_refused or now_s - away_since_s >= REFRESH_S):
                         self._take(self.source.plan(self.layout, rule=self.rule, after_epoch=0))
@@ -379,8 +391,9 @@ class MemberSession:
                 return self._dial(address)
             except _NoLaneYet as error:
                 if error.is_told or time.monotonic() + pause_s > deadline_s:
-                    hint = _WHERE if error.is_strange else ""
-                    raise PeerError(f"Aggregator {_name(address)}: {error}", hint=hint) from error
+                    is_silent = not error.is_told and not error.is_refused
+                    hint = _WHERE if error.is_strange else _START if is_silent and self.source.is_static else ""
+                    raise PeerError(f"Aggregator {_name(address)}: {error}", hint=hint) from None
             time.sleep(pause_s)
         raise AssertionError
 
