@@ -150,6 +150,12 @@ def test_a_timeout_asks_for_less_than_the_slo() -> None:
     assert read_request(MODEL, encoded(parameters={"timeout": 5000}), None).timeout_us == 5000
 
 
+def test_what_clients_say_where_they_want_nothing_is_passed_over() -> None:
+    """Triton's client in C++ always says how a stream is to end; answers are never streams here."""
+    for said in ({"priority": 0, "sequence_id": 0}, {"triton_enable_empty_final_response": True}):
+        assert read_request(MODEL, encoded(parameters=said), None).timeout_us == 0
+
+
 def test_the_largest_request_is_bounded_by_the_model_and_by_64_mib() -> None:
     assert body_bytes_max(model_file(max_batch=1, shape=(1,))) < 100_000
     assert body_bytes_max(model_file(max_batch=1024, shape=(3, 1000, 1000))) == BODY_BYTES_MAX

@@ -308,6 +308,8 @@ def read_parameters(parameters: Mapping[str, Any]) -> tuple[int, bool]:
             is_binary = value
         elif name in ("priority", "sequence_id", "sequence_start", "sequence_end") and not value:
             pass  # what clients send where they want none
+        elif name == "triton_enable_empty_final_response" and isinstance(value, bool):
+            pass  # Triton's client in C++ sends it always; it says how streams end, and those are not served
         else:
             raise malformed(f"parameter {name!r:.60} is not served; known are timeout and binary_data_output")
     return timeout_us, is_binary
