@@ -119,7 +119,9 @@ test-random: venv-dev packages-test
 test-long: venv-dev packages-test
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m long $(PYTEST_ARGS)
 
+# perf_analyzer, besides, is in an environment of its own.
 test-cluster: venv-cluster packages-cluster
+	@$(PYTHON) -m benchmarks.serving.peer_environment
 	@FARSIDE_NO_SKIP=1 $(PYTHON) -m pytest $(CLUSTER_TESTS) $(PYTEST_ARGS)
 
 # Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).

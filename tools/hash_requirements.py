@@ -2,33 +2,33 @@
 
 `make venv` and its kind install by these, and pip refuses a file that has another hash. All files of a version are
 listed, so that every platform finds its own. PyTorch is left out: its build for CPUs comes from an index that is not
-PyPI (requirements/cluster.txt). Needs uv, which `make hashes` installs.
+PyPI (requirements/cluster.txt). Peers have versions of their own (requirements/peers.txt), and are asked for apart.
+Needs uv, which `make hashes` installs.
 """
 
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HEAD = "# Made by `make hashes` of requirements/{name}; change that one.\n"
 LEFT_OUT = "cluster.txt"
+APART = "peers.txt"
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 
 
 def main() -> int:
     """Writes all files, or none."""
     files = [path for path in sorted((ROOT / "requirements").glob("*.txt")) if path.name != LEFT_OUT]
-    options = ["--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--universal", "--python-version=3.11"]
-    asked = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--index-url=https://pypi.org/simple", *options]
-    done = subprocess.run([*asked, *map(str, files)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        print(f"farside: uv ended with {done.returncode}: {done.stderr.strip()}", file=sys.stderr)
-        return 1
-    hashes = hashes_by_pin(done.stdout)
     try:
-        made = {path.name: hashed(path.read_text(), path.name, hashes) for path in files}
+        made = _made([path for path in files if path.name != APART]) | _made(
+            [path for path in files if path.name == APART]
+        )
+    except subprocess.CalledProcessError as error:
+        print(f"farside: uv ended with {error.returncode}: {error.stderr.strip()}", file=sys.stderr)
+        return 1
     except KeyError as error:
         print(f"farside: PyPI has no file of {error.args[0]}; requirements/ names it", file=sys.stderr)
         return 1
@@ -37,6 +37,15 @@ def main() -> int:
     for name, text in made.items():
         (folder / name).write_text(text)
     return 0
+
+
+def _made(files: Sequence[Path]) -> dict[str, str]:
+    """The hashed texts of files whose pins go together, by name."""
+    options = ["--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--universal", "--python-version=3.11"]
+    asked = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--index-url=https://pypi.org/simple", *options]
+    done = subprocess.run([*asked, *map(str, files)], capture_output=True, text=True, check=True)
+    hashes = hashes_by_pin(done.stdout)
+    return {path.name: hashed(path.read_text(), path.name, hashes) for path in files}
 
 
 def pins(text: str) -> dict[str, str]:

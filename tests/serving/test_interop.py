@@ -1,13 +1,18 @@
-"""Triton's own clients, unchanged, against both doors."""
+"""Triton's own clients, unchanged, against both doors; and its load generator, against a deployment."""
 
 import asyncio
+import csv
+import subprocess
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.serving.peer_environment import PerfAnalyzer, perf_analyzer
 from tests.serving.front import grpc_front, http_front, in_loop, model_file
+from tests.serving.test_run import MODELS, Deployed
 from tests.support.ports import free_port
 
 MODEL = model_file(shape=(2,))
@@ -87,3 +92,48 @@ async def test_tritonclient_grpc() -> None:
 
     async with grpc_front([MODEL]) as (address, _, _):
         await asyncio.to_thread(use)
+
+
+# One window is enough where nothing is measured: the most that its three may differ by is far.
+REQUESTS = 30
+SHORT = ("-s", "999", "--measurement-mode", "count_windows", "--measurement-request-count", f"{REQUESTS}")
+OVER_HTTP, OVER_GRPC = ("-i", "http", "--max-threads", "8"), ("-i", "grpc", "-a")
+CLOSED, OPEN = ("--concurrency-range", "4"), ("--request-rate-range", "50", "--request-distribution", "poisson")
+
+
+def test_perf_analyzer_measures_a_deployment_over_both_doors(tmp_path: Path) -> None:
+    analyzer = perf_analyzer()
+    if analyzer is None:
+        pytest.skip("needs perf_analyzer (python -m benchmarks.serving.peer_environment)")
+    deployed = Deployed(tmp_path / "models").ready()
+    try:
+        counted = sum(
+            measured(analyzer, tmp_path / f"{at}.csv", "-m", model, "-u", f"127.0.0.1:{port}", *door, *load)
+            for at, (model, port, door, load) in enumerate(
+                (
+                    (MODELS[0], deployed.http, OVER_HTTP, CLOSED),
+                    (MODELS[0], deployed.grpc, OVER_GRPC, CLOSED),
+                    (MODELS[1], deployed.http, OVER_HTTP, OPEN),
+                    (MODELS[1], deployed.grpc, (*OVER_GRPC, "-b", "2"), OPEN),
+                )
+            )
+        )
+        status = deployed.status()
+    finally:
+        ended = deployed.end()
+    assert sum(one.met for one in status.models) >= counted >= 4 * REQUESTS
+    assert all(one.refused == one.dropped == one.failed == one.rejected == 0 for one in status.models)
+    assert ended == 0
+
+
+def measured(analyzer: PerfAnalyzer, report: Path, *options: str) -> int:
+    """Requests that it has counted."""
+    done = subprocess.run(
+        [analyzer.program, *options, *SHORT, "-f", report], env=analyzer.environment, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = csv.DictReader(report.read_text().splitlines())
+    assert float(row["Inferences/Second"]) > 0
+    assert float(row["Server Queue"]) >= 0  # it has read the statistics, too
+    return int(done.stdout.partition("Request count: ")[2].split()[0])

@@ -1,0 +1,93 @@
+"""``python -m benchmarks.serving.peer_environment``: Triton's core and perf_analyzer, in an environment of their own.
+
+Triton's core comes in PyTriton's wheel, perf_analyzer in an old wheel of Triton's client; both find the libraries that
+they want besides among PyTriton's.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.load import BUILD, BenchmarkError
+
+VENV = BUILD / "peers" / "triton"
+ROOT = Path(__file__).parents[2]
+INSTALL_S = 900.0
+_PINS = ROOT / "requirements" / "hashed" / "peers.txt"
+# perf_analyzer's names of libraries that PyTriton's wheel has under names of its own.
+_LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
+
+
+class PerfAnalyzer(NamedTuple):
+    """The program, and the variables that it runs with."""
+
+    program: Path
+    environment: Mapping[str, str]
+
+
+def install() -> Path:
+    """The folder of the environment's packages; the first call installs them.
+
+    Raises:
+        BenchmarkError: They can't be installed here; pip's last line.
+    """
+    if not _is_there():
+        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+        pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(_PINS)])
+        libraries = VENV / "lib" / "perf_analyzer"
+        libraries.mkdir()
+        for name, pattern in _LIBRARIES.items():
+            found = sorted((packages() / "nvidia_pytriton.libs").glob(pattern))
+            if not found:
+                raise BenchmarkError(f"PyTriton's wheel has no {pattern}; requirements/peers.txt names another one")
+            (libraries / name).symlink_to(found[0])
+        (VENV / "installed").write_bytes(_PINS.read_bytes())
+    return packages()
+
+
+def packages() -> Path:
+    """Where the environment's packages are, or would be."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return VENV / "lib" / version / "site-packages"
+
+
+def perf_analyzer() -> PerfAnalyzer | None:
+    """Triton's load generator; None: it is not installed."""
+    if not _is_there():
+        return None
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(VENV / "lib" / "perf_analyzer")}
+    return PerfAnalyzer(VENV / "bin" / "perf_analyzer", environment)
+
+
+def _is_there() -> bool:
+    """Whether what is installed is what is pinned."""
+    stamp = VENV / "installed"
+    return stamp.is_file() and stamp.read_bytes() == _PINS.read_bytes()
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{command[0]} took more than {INSTALL_S:.0f} s") from None
+    if done.returncode:
+        told = (done.stderr or done.stdout).strip().splitlines()
+        raise BenchmarkError(f"requirements/peers.txt can't be installed: {told[-1] if told else 'no word'}")
+
+
+def main() -> int:
+    """Installs; the exit code."""
+    try:
+        print(f"Triton's core and perf_analyzer are in {install()}")
+    except BenchmarkError as error:
+        print(f"farside: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
