@@ -14,6 +14,7 @@ from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.serving.bars import missed
 from benchmarks.serving.cost import measure_cost
 from benchmarks.serving.fidelity import measure_fidelity
+from benchmarks.serving.gain import measure_gain
 from benchmarks.serving.overload import measure_overload
 from benchmarks.serving.prepare import measure_prepare
 from benchmarks.serving.promise import measure_promise
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[..., Figure]] = {
     "overload": measure_overload,
     "steps": measure_steps,
     "fidelity": measure_fidelity,
+    "gain": measure_gain,
     "prepare": measure_prepare,
 }
 

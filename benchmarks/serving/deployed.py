@@ -18,11 +18,16 @@ SETTLE_S = 3.0
 _kept: list["tempfile.TemporaryDirectory[str]"] = []
 
 
+def kept_folder() -> Path:
+    """A folder that is there until this program ends."""
+    _kept.append(tempfile.TemporaryDirectory(prefix="serving-"))
+    return Path(_kept[-1].name)
+
+
 @functools.cache
 def prepared(*, quick: bool) -> tuple[Path, Mix]:
     """Three models in a folder, with a profile that was measured now, and the largest rates that have a plan."""
-    _kept.append(tempfile.TemporaryDirectory(prefix="serving-"))
-    folder = Path(_kept[-1].name)
+    folder = kept_folder()
     tables = measure(folder, minutes=QUICK_MINUTES if quick else MINUTES)
     return folder, mix_of(tables)
 

@@ -1,10 +1,11 @@
 """Model files made in place with seeded weights, for tests, the demonstration and benchmarks: nothing is downloaded.
 
-Three nets of different shape, since what a second thread or a larger batch is worth differs between them, and one that
-does nothing, which shows what serving itself costs. They need the package onnx.
+Nets of different shape, since what a second thread or a larger batch is worth differs between them, and one that does
+nothing, which shows what serving itself costs. They need the package onnx.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -113,8 +114,8 @@ def _mlp(net: _Net, size: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (width,), (10,)
 
 
-def _lstm(net: _Net, size: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    steps, features, hidden = 24, 64, max(8, int(384 * size))
+def _lstm(net: _Net, size: float, steps: int = 24) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    features, hidden = 64, max(8, int(384 * size))
     by_step = net.add("Transpose", ["input"], perm=[1, 0, 2])
     weights = [net.weight(1, 4 * hidden, features), net.weight(1, 4 * hidden, hidden)]
     state = net.add("LSTM", [by_step, *weights], hidden_size=hidden)
@@ -128,4 +129,6 @@ def _null(net: _Net, size: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (4,), (4,)
 
 
-SAMPLES = MappingProxyType({"conv": _conv, "mlp": _mlp, "lstm": _lstm, "null": _null})
+SAMPLES = MappingProxyType(
+    {"conv": _conv, "mlp": _mlp, "lstm": _lstm, "long": partial(_lstm, steps=240), "null": _null}
+)

@@ -62,17 +62,21 @@ def farside(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "farside", *arguments]
 
 
-def measure(folder: Path, *, minutes: float) -> Tables:
-    """Makes the models, and measures them on one core.
+def measure(
+    folder: Path, *, minutes: float, models: Mapping[str, float] = MODELS, cores: Sequence[int] = (),
+    parts: str = PARTS,
+) -> Tables:  # fmt: skip
+    """Makes models, of sizes by name, and measures them on a device of these cores; of one unless cores are given.
 
     Raises:
         Unavailable: It could not be measured; the last line that was said.
     """
-    for name, size in MODELS.items():
+    for name, size in models.items():
         make_models(folder, (name,), size=size)
+    on = ",".join(map(str, cores or devices()[-1:]))
     command = farside(
-        "serve", "profile", str(folder), "--out", str(folder / "profile"), "--cores", str(devices()[-1]), "--parts",
-        PARTS, "--max-batch", str(MAX_BATCH), "--minutes", f"{minutes:g}",
+        "serve", "profile", str(folder), "--out", str(folder / "profile"), "--cores", on, "--parts", parts,
+        "--max-batch", str(MAX_BATCH), "--minutes", f"{minutes:g}",
     )  # fmt: skip
     tries = 0
     while True:
@@ -133,6 +137,7 @@ class Running:
         rates: Expected at the start.
         extra: Lines more of serving.toml.
         options: Of `farside serve run`.
+        cores: Of each device; those of `devices`, a device each, unless given.
     """
 
     folder: Path
@@ -140,6 +145,7 @@ class Running:
     rates: Mapping[str, float]
     extra: Sequence[str] = ()
     options: Sequence[str] = ()
+    cores: Sequence[Sequence[int]] = ()
     http: int = 0
     grpc: int = 0
     _process: "subprocess.Popen[bytes] | None" = None
@@ -147,10 +153,10 @@ class Running:
 
     def __enter__(self) -> Self:
         self.http, self.grpc = free_ports(2)
-        cores = ", ".join(f"[{core}]" for core in devices())
+        cores = [list(one) for one in self.cores or [(core,) for core in devices()]]
         lines = [
             f'http_listen = "tcp:127.0.0.1:{self.http}"', f'grpc_listen = "tcp:127.0.0.1:{self.grpc}"',
-            'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', f"cpu_devices = [{cores}]", *self.extra,
+            'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', f"cpu_devices = {cores}", *self.extra,
         ]  # fmt: skip
         for name, slo_ms in self.mix.slo_ms.items():
             lines += [f"[model.{name}]", f'file = "{name}.onnx"', f"slo_ms = {slo_ms}"]
@@ -185,10 +191,15 @@ class Running:
         told: Any = admin.call(self.folder / "s", "status")
         return msgspec.convert(told, ServeStatus)
 
+    @property
+    def pid(self) -> int:
+        """Number of the front's process."""
+        assert self._process is not None
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """CPU seconds of the front so far, without its executors."""
-        assert self._process is not None
-        times = psutil.Process(self._process.pid).cpu_times()
+        times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
     def targets(self) -> dict[str, Target]:
@@ -202,8 +213,13 @@ class Running:
         """The shape of a row of a model's input, by its metadata."""
         if name in SHAPES:
             return SHAPES[name]
-        import urllib.request
+        return row_shape(self.http, name)
 
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/v2/models/{name}") as answer:
-            about = msgspec.json.decode(answer.read())
-        return tuple(about["inputs"][0]["shape"][1:])
+
+def row_shape(port: int, model: str) -> tuple[int, ...]:
+    """The shape of a row of a model's first input, as a server of the Open Inference Protocol has it."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/{model}") as answer:
+        about = msgspec.json.decode(answer.read())
+    return tuple(about["inputs"][0]["shape"][1:])

@@ -1,0 +1,121 @@
+"""The highest rate that a server passes: at most one request in a hundred violates its SLO, dropped ones included.
+
+It is searched for by halving a range of shares of a mix. A run with much steal or others' work is repeated.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from benchmarks.figure import Row
+from benchmarks.serving.deployed import VIOLATED_MAX
+from benchmarks.serving.machine_noise import Noise, noise, snapshot
+from farside.cli.demo.serving_load import OpenLoop, Target, poisson
+
+NOISE_MAX = 0.1  # of all cores' time: steal, or others' work
+TRIES = 3
+TRIAL_HEADER = ("server", "rate of the mix", "requests/s", "in time/s", "violated %", "steal %", "others %", "repeats")
+
+
+class Server(Protocol):
+    """What requests are sent to; ``pid``: its process, with all that it has started below it."""
+
+    @property
+    def http(self) -> int:
+        """Port of its HTTP door, on loopback."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """See above."""
+        ...
+
+    def targets(self) -> Mapping[str, Target]:
+        """Its models."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A run at one rate: requests a second as sent and answered in time, noise, and how often it was repeated."""
+
+    rate: float
+    goodput: float
+    violated: float
+    noise: Noise
+    repeats: int
+
+    @property
+    def passes(self) -> bool:
+        """Whether few enough violated."""
+        return self.violated <= VIOLATED_MAX
+
+    def row(self, server: str, share: float) -> Row:
+        """For a table under TRIAL_HEADER."""
+        return (
+            server, f"{share:.3f}", f"{self.rate:.1f}", f"{self.goodput:.1f}", f"{100 * self.violated:.2f}",
+            f"{100 * self.noise.steal:.0f}", f"{100 * self.noise.foreign:.0f}", f"{self.repeats}",
+        )  # fmt: skip
+
+
+class Search:
+    """The highest share that passes, by halving a range in ratio; `passed` is 0 while none has.
+
+    Args:
+        low: The range's begin; all below it passes, as far as is believed.
+        high: Its end.
+        steps: How many shares are tried; the last is right by (high / low)^(1 / 2^steps).
+    """
+
+    def __init__(self, low: float, high: float, steps: int) -> None:
+        self._low, self._high, self._left = low, high, steps
+        self.passed = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """The one to try now; None: it is found."""
+        return math.sqrt(self._low * self._high) if self._left else None
+
+    def tell(self, *, passes: bool) -> None:
+        """What came of `share`."""
+        share = self.share
+        assert share is not None, "a search that has ended is told nothing"
+        self._left -= 1
+        if passes:
+            self.passed = self._low = share
+        else:
+            self._high = share
+
+
+def attempt(server: Server, rates: Mapping[str, float], seconds: float, seed: int) -> Trial:
+    """Poisson requests at these rates, again where the machine was not ours; the last run counts."""
+    targets = server.targets()
+    times = poisson(rates, seconds, seed)
+    repeats = 0
+    while True:
+        before, own_s = snapshot(), _own_s(server.pid)
+        result = asyncio.run(OpenLoop("127.0.0.1", server.http, targets).run(times))
+        machine = noise(before, snapshot(), _own_s(server.pid) - own_s)
+        if max(machine) <= NOISE_MAX or repeats == TRIES - 1:
+            return Trial(
+                rate=len(times) / seconds, goodput=result.goodput(seconds), violated=result.violated_share(),
+                noise=machine, repeats=repeats,
+            )  # fmt: skip
+        repeats += 1
+
+
+def _own_s(pid: int) -> float:
+    """CPU seconds of a process with all below it, and of this one, which is the client."""
+    server = psutil.Process(pid)
+    total = 0.0
+    for one in (server, *server.children(recursive=True), psutil.Process(os.getpid())):
+        with suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
