@@ -75,7 +75,8 @@ BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
 
 CLUSTER_TESTS := tests/slurm tests/sandbox/test_examples.py tests/profile/test_torch.py tests/live/test_store.py \
-	tests/live/test_idempotency.py tests/live/test_live_power.py tests/live/test_manager_process.py tests/engine/test_reduce_torch.py tests/demo/test_shared_scene.py tests/training tests/serving/test_interop.py tests/serving/test_torch_model.py
+	tests/live/test_idempotency.py tests/live/test_live_power.py tests/live/test_manager_process.py tests/engine/test_reduce_torch.py tests/demo/test_shared_scene.py tests/training tests/serving/test_interop.py tests/serving/test_torch_model.py \
+	tests/benchmarks/test_serving_peers.py
 
 ENGINE := kmod_shim/engine
 PRELOAD := agent/profile/preload
@@ -119,7 +120,7 @@ test-random: venv-dev packages-test
 test-long: venv-dev packages-test
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m long $(PYTEST_ARGS)
 
-# perf_analyzer, besides, is in an environment of its own.
+# Triton's core and perf_analyzer, besides, are in an environment of their own.
 test-cluster: venv-cluster packages-cluster
 	@$(PYTHON) -m benchmarks.serving.peer_environment
 	@FARSIDE_NO_SKIP=1 $(PYTHON) -m pytest $(CLUSTER_TESTS) $(PYTEST_ARGS)

@@ -16,10 +16,12 @@ from benchmarks.serving.cost import measure_cost
 from benchmarks.serving.fidelity import measure_fidelity
 from benchmarks.serving.gain import measure_gain
 from benchmarks.serving.overload import measure_overload
+from benchmarks.serving.peers import measure_peers
 from benchmarks.serving.prepare import measure_prepare
 from benchmarks.serving.promise import measure_promise
 from benchmarks.serving.shares import measure_shares
 from benchmarks.serving.steps import measure_steps
+from farside.errors import FarsideError
 
 RESULTS = Path(__file__).parents[1] / "results" / "serving.json"
 PARTS: dict[str, Callable[..., Figure]] = {
@@ -30,6 +32,7 @@ PARTS: dict[str, Callable[..., Figure]] = {
     "steps": measure_steps,
     "fidelity": measure_fidelity,
     "gain": measure_gain,
+    "peers": measure_peers,
     "prepare": measure_prepare,
 }
 
@@ -43,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     short: list[str] = []
     for name in options.parts:
-        figure = PARTS[name](quick=options.quick)
+        try:
+            figure = PARTS[name](quick=options.quick)
+        except FarsideError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
         print(as_text(figure), end="\n\n", flush=True)
         short += [f"{name}: {line}" for line in missed(figure)]
         if not options.quick:

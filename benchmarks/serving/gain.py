@@ -69,7 +69,7 @@ QUICK = Effort(seconds=8.0, steps=3, repeats=1, mixes=3, simulated_s=30.0)
 
 @dataclass(slots=True, kw_only=True)
 class Contender:
-    """A scheduler on a mix: its plans, by shares of the mix.
+    """A scheduler on a mix and some devices: its plans, by shares of the mix.
 
     ``planned``: the greatest share that it plans, with the plan for it; ``simulated``: the highest that passes in the
     simulator, with its last plan beyond what it plans.
@@ -78,6 +78,7 @@ class Contender:
     name: str
     sizes: Sizes
     mix: Mix
+    devices: int = 1
     planned: float = 0.0
     simulated: float = 0.0
     _last: Plan = field(default_factory=lambda: Plan(glets=()))
@@ -113,7 +114,7 @@ class Contender:
 
     def _made(self, share: float) -> Plan | None:
         wanted = {name: planned_rate(rate) for name, rate in self.mix.rates(share).items()}
-        found = SCHEDULERS[self.name].plan(self.sizes, wanted, 1)
+        found = SCHEDULERS[self.name].plan(self.sizes, wanted, self.devices)
         return found if isinstance(found, Plan) and found.served().keys() == wanted.keys() else None
 
 
@@ -170,7 +171,7 @@ def chosen(tables: Tables, effort: Effort) -> tuple[Contender, Contender]:
     """
     found: list[tuple[float, tuple[Contender, Contender]]] = []
     for mix in mixes(tables):
-        ours, theirs = (_contender(name, tables, mix) for name in (OURS, THEIRS))
+        ours, theirs = (contender(name, tables, mix) for name in (OURS, THEIRS))
         for one in (ours, theirs):
             one.plan_most()
         if ours.planned and theirs.planned:
@@ -202,9 +203,10 @@ def mixes(tables: Tables) -> Iterator[Mix]:
         yield Mix(slo_ms=dict(zip(names, slos, strict=True)), most={name: work[name] / each_s[name] for name in names})
 
 
-def _contender(name: str, tables: Tables, mix: Mix) -> Contender:
+def contender(name: str, tables: Tables, mix: Mix, *, count: int = 1) -> Contender:
+    """A scheduler on models with the SLOs of a mix, on ``count`` devices."""
     models = {one: replace(tables.models[one], slo_ms=slo_ms) for one, slo_ms in mix.slo_ms.items()}
-    return Contender(name=name, sizes=SCHEDULERS[name].sizes(models, tables.device), mix=mix)
+    return Contender(name=name, sizes=SCHEDULERS[name].sizes(models, tables.device), mix=mix, devices=count)
 
 
 def _figure(

@@ -5,6 +5,7 @@ they want besides among PyTriton's.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -45,8 +46,21 @@ def install() -> Path:
             if not found:
                 raise BenchmarkError(f"PyTriton's wheel has no {pattern}; requirements/peers.txt names another one")
             (libraries / name).symlink_to(found[0])
+        _lay_out_backend()
         (VENV / "installed").write_bytes(_PINS.read_bytes())
     return packages()
+
+
+def _lay_out_backend() -> None:
+    """Puts the Python backend and its program for this version of Python into the folder where Triton looks."""
+    theirs, backend = packages() / "pytriton" / "tritonserver", VENV / "backends" / "python"
+    shutil.copytree(theirs / "backends" / "python", backend)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = theirs / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise BenchmarkError(f"PyTriton's wheel has no Python backend for Python {version}")
+    program = Path(shutil.copy(stub, backend))
+    program.chmod(0o755)
 
 
 def packages() -> Path:

@@ -101,6 +101,7 @@ OVER_HTTP, OVER_GRPC = ("-i", "http", "--max-threads", "8"), ("-i", "grpc", "-a"
 CLOSED, OPEN = ("--concurrency-range", "4"), ("--request-rate-range", "50", "--request-distribution", "poisson")
 
 
+@pytest.mark.long
 def test_perf_analyzer_measures_a_deployment_over_both_doors(tmp_path: Path) -> None:
     analyzer = perf_analyzer()
     if analyzer is None:
