@@ -195,11 +195,27 @@ class Domain:
             order = TenantOrder(inner=order)
         return replace(rules, order=order, placement=self.history.placement)
 
-    def expect(self, row: int, *, predicted_gpu_s: float) -> None:
-        """Set a new expectation for a waiting job, by which it is ranked."""
-        self.table.predicted_gpu_s[row] = predicted_gpu_s
-        self.queue.rank_anew(row)
+    def expect(self, row: int, *, predicted_gpu_s: float, remaining_s: float) -> bool:
+        """Set what is expected of a job now, by which it is ranked: one that waits, or that may be preempted.
+
+        Args:
+            row: The job.
+            predicted_gpu_s: In all. One that runs is judged by what was expected of it when it was started.
+            remaining_s: What it has left; where it runs, what it had left when it was started.
+
+        Returns:
+            Whether it is such a job.
+        """
+        if row in self.waiting:
+            self.table.predicted_gpu_s[row] = predicted_gpu_s
+            self.queue.rank_anew(row)
+        elif row in self.running and self.traits.is_preemptive:
+            self.book.rank_anew(row)
+        else:
+            return False
+        self.table.remaining_s[row] = remaining_s
         self.queue.touch()
+        return True
 
     def watch(self, rows: list[int], now_s: float) -> list[float]:
         """Seconds until each of these jobs, which started, stopped or crossed, has to `cross`; infinite: never."""

@@ -1,4 +1,4 @@
-"""SJF order policy: the shortest job goes first, by its true run time. PURE."""
+"""SJF order policy: the shortest job goes first, by what is known of its run time. PURE."""
 
 from dataclasses import dataclass
 

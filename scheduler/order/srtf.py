@@ -1,4 +1,4 @@
-"""SRTF and SRSF order policies: shortest remaining time or service first, by true run times. PURE."""
+"""SRTF and SRSF order policies: shortest remaining time or service first, by what is known of run times. PURE."""
 
 from dataclasses import dataclass
 

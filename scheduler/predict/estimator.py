@@ -4,6 +4,7 @@ Which policies need one is in the catalog of orders (order/catalog.py). Behind t
 learns (sim/estimator.py), what similar jobs took as sacct knows it (slurm/expected_time.py), or the time limit alone.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -30,6 +31,11 @@ class Estimator(Protocol):
         ...
 
 
+def left_s(job: Job, done_s: float, *, expected_s: float) -> float:
+    """What is left of a job's time limit after ``done_s``; without one, of the seconds that it is expected to run."""
+    return job.limit_s - done_s if job.limit_s < math.inf else max(0.0, expected_s - done_s)
+
+
 class TimeLimits:
     """Estimator that only knows time limits; without a limit, the estimate is infinite or NaN."""
 
@@ -39,7 +45,7 @@ class TimeLimits:
 
     def remaining_s(self, job: Job, done_s: float) -> float:
         """What is left of its time limit."""
-        return job.limit_s - done_s
+        return left_s(job, done_s, expected_s=math.inf)
 
     def learn(self, ended: JobEnded) -> Mapping[int, float]:
         """Nothing new to it."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
+from farside.scheduler.predict.estimator import left_s
 from farside.scheduler.predict.gpu_time import Expectation, GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.gpu_time_fit import Fitted, Lesson, learned_from
 from farside.scheduler.predict.job_history import Past, replay
@@ -75,10 +76,8 @@ class LearnedTimes:
 
     def remaining_s(self, job: Job, done_s: float) -> float:
         """What is left of its time limit; without one, of what is expected of it; infinite where nothing is known."""
-        if job.limit_s < math.inf:
-            return job.limit_s - done_s
         known = self.service.expectation(job.sequence)
-        return math.inf if known is None else max(0.0, known.run_s - done_s)
+        return left_s(job, done_s, expected_s=math.inf if known is None else known.run_s)
 
     def learn(self, ended: JobEnded) -> Mapping[int, float]:
         """Learns from it."""

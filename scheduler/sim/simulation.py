@@ -113,6 +113,9 @@ class Simulation:
         self._segment_s = [0.0] * len(jobs)
         # Kept here as well: the table has all that a cycle decided before its actions are handled one by one.
         self._progress_from_s = [0.0] * len(jobs)
+        self._speed = [1.0] * len(jobs)
+        # What jobs have left in truth, at their last start. The table has what the scheduler knows of it.
+        self._left_s = [one.duration_s for one in jobs]
         self._ticking: set[str] = set()
         self._names = tuple(self.domains)
         self._is_lending = is_lending
@@ -205,9 +208,14 @@ class Simulation:
         for sequence, gpu_s in predicted_gpu_s.items():
             row = self._row_of[sequence]
             domain = self.domains[self.jobs[row].job.vc]
-            if row in domain.waiting:
-                domain.expect(row, predicted_gpu_s=gpu_s)
+            if domain.expect(row, predicted_gpu_s=gpu_s, remaining_s=self._expected_left_s(row)):
                 touched[domain.name] = domain
+
+    def _expected_left_s(self, row: int) -> float:
+        traced = self.jobs[row]
+        if self._estimator is None:
+            return self._left_s[row]
+        return self._estimator.remaining_s(traced.job, traced.duration_s - self._left_s[row])
 
     def _submit(self, row: int, touched: dict[str, Domain]) -> None:
         self.events += 1
@@ -218,8 +226,8 @@ class Simulation:
         predicted_gpu_s = math.nan
         if self._estimator is not None:
             predicted_gpu_s = self._estimator.predicted_gpu_s(trace.job, trace.job.submit_s)
-        # What is left is the truth, whoever estimates: by it the job will end.
-        domain.submit(row, trace.job, remaining_s=trace.duration_s, predicted_gpu_s=predicted_gpu_s)
+        remaining_s = self._expected_left_s(row)
+        domain.submit(row, trace.job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
         # A cycle when the job may have waited too long: nothing else need happen at that time.
         self._wake(domain.name, trace.job.submit_s + self._rules.reserve_after_s)
         if domain.traits.is_ageing:
@@ -275,6 +283,7 @@ class Simulation:
                 self._starts[row] += 1
                 self.runs[row].preemptions += 1
                 self.runs[row].held_s += now_s - self._segment_s[row]
+                self._left_s[row] -= max(0.0, now_s - self._progress_from_s[row]) * self._speed[row]
                 # A job that is preempted before it made progress has not paid all of its last resumption.
                 unpaid_s = self._progress_from_s[row] - now_s
                 self.runs[row].cost_s -= max(0.0, unpaid_s)
@@ -292,14 +301,15 @@ class Simulation:
             observe(now_s, domain, actions)
 
     def _start(self, row: int, delay_s: float, now_s: float) -> None:
-        table, run = self.table, self.runs[row]
+        run = self.runs[row]
         self._starts[row] += 1
         self._segment_s[row] = now_s
         self._progress_from_s[row] = now_s + delay_s
         if math.isnan(run.start_s):
             run.start_s = now_s
         run.cost_s += delay_s
-        end_s = now_s + delay_s + float(table.remaining_s[row]) / float(table.speed[row])
+        self._speed[row] = float(self.table.speed[row])
+        end_s = now_s + delay_s + self._left_s[row] / self._speed[row]
         heapq.heappush(self._heap, (end_s, Kind.END, row, self._starts[row]))
         domain = self.domains[self.jobs[row].job.vc]
         # A cycle when the job may be preempted again.

@@ -6,10 +6,9 @@ comes to more than that, a job's time limit is taken.
 """
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 
-from farside.scheduler.predict.estimator import TimeLimits
+from farside.scheduler.predict.estimator import TimeLimits, left_s
 from farside.scheduler.predict.rolling_estimate import RollingEstimator, RollingParams
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
@@ -29,9 +28,7 @@ class ExpectedTimes(TimeLimits):
 
     def remaining_s(self, job: Job, done_s: float) -> float:
         """What is left of its time limit; without one, of what is expected of it."""
-        if job.limit_s < math.inf:
-            return job.limit_s - done_s
-        return max(0.0, self.predicted_gpu_s(job, 0.0) / job.gpus - done_s)
+        return left_s(job, done_s, expected_s=self.predicted_gpu_s(job, 0.0) / job.gpus)
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """GPU seconds that a job is expected to take; infinite where it has no limit and nothing is known."""

@@ -12,6 +12,7 @@ from statistics import fmean
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.predict.estimator import left_s
 from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation
@@ -22,7 +23,7 @@ from farside.scheduler.slurm.expected_time import expected_gpu_s
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
-from farside.scheduler.state import Cluster, Node, VirtualCluster
+from farside.scheduler.state import Cluster, Job, Node, VirtualCluster
 
 # Fewer jobs say nothing.
 LEAST_JOBS = 10
@@ -142,11 +143,19 @@ def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
     return tuple(Node(name=node.name, gpus=node.gpus, gpu_model=node.gpu_model) for node in seen)
 
 
+class _AsItCame(Foreknown):
+    """Estimator that knows what is known in life of a job's length when it comes: never how long it will run."""
+
+    def __init__(self, expected_gpu_s: Mapping[str, float], trace: Sequence[TraceJob]) -> None:
+        super().__init__(lambda one: expected_gpu_s[one.job.job_id], trace)
+
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """What is left of its time limit; without one, of what is expected of it."""
+        return left_s(job, done_s, expected_s=self.predicted_gpu_s(job, job.submit_s) / job.gpus)
+
+
 def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
-    # As in life: what is known of a job's length when it comes.
-    expected = expected_gpu_s(jobs)
-    estimator = Foreknown(lambda one: expected[one.job.job_id], trace)
-    runs = Simulation(cluster, rules, trace, estimator=estimator).run()
+    runs = Simulation(cluster, rules, trace, estimator=_AsItCame(expected_gpu_s(jobs), trace)).run()
     return _means(rules.order.name, jobs, [run.end_s for run in runs])
 
 

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.scheduler.admission.rules import Rules
+from farside.scheduler.manager.compare_simulation import recording
+from farside.scheduler.manager.compare_simulation import simulated as replayed
 from farside.scheduler.manager.decider.adapter import job_of
 from farside.scheduler.manager.model.event import StopCause
 from farside.scheduler.manager.model.record import LiveJob, Phase
@@ -54,8 +57,8 @@ class Day:
     """The manager's side: jobs come and processes end by a heap of times."""
 
     def __init__(self, policy: str, day: list[Coming], **more: str) -> None:
-        make = LearnedTimes if needs_of(rules(policy, **more).order) in TIMED else lambda: None
-        self.world = World(rules(policy, **more), nodes=NODES, gpus=GPUS, make_times=make)
+        by = rules(policy, **more)
+        self.world = World(by, nodes=NODES, gpus=GPUS, make_times=lambda: times_for(by))
         self.day = day
         self.left_s: dict[str, float] = {}
         self.began_s: dict[str, float] = {}
@@ -111,6 +114,11 @@ class Day:
         self.world.exits(job.job_id, 143, cause="preempted")
 
 
+def times_for(by: Rules) -> LearnedTimes | None:
+    """What a new manager knows of run times under these rules: nothing yet, or nothing ever."""
+    return LearnedTimes() if needs_of(by.order) in TIMED else None
+
+
 def arrivals(day: list[Coming]) -> list[float]:
     """When each comes: every job at a fraction of its own."""
     now_s, found = BEGIN_S, []
@@ -129,8 +137,7 @@ def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tupl
     nodes = tuple(Node(name=f"n{at}", gpus=GPUS, cpus=16, memory_bytes=float(1 << 36)) for at in range(NODES))
     cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=nodes),))
     by = rules(policy, **more)
-    times = LearnedTimes() if needs_of(by.order) in TIMED else None
-    runs = Simulation(cluster, by, jobs, estimator=times, is_in_whole_seconds=False).run()
+    runs = Simulation(cluster, by, jobs, estimator=times_for(by), is_in_whole_seconds=False).run()
     names = [one.job.job_id for one in jobs]
     return (
         {name: run.start_s for name, run in zip(names, runs, strict=True)},
@@ -144,6 +151,9 @@ def check(policy: str, day: list[Coming], **more: str) -> None:
     started_s, ended_s = simulated(policy, day, live.world, **more)
     assert live.first_s == pytest.approx(started_s, abs=1e-5)
     assert live.end_s == pytest.approx(ended_s, abs=1e-5)
+    # And so it is from the log alone.
+    found = replayed(recording(live.world.log), live.world.rules, times_for(live.world.rules))
+    assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
 
 
 @settings(max_examples=20, deadline=None)
@@ -169,3 +179,10 @@ def test_gittins_decides_as_in_the_simulator(day: list[Coming]) -> None:
 @given(day=DAYS)
 def test_las_decides_as_in_the_simulator(day: list[Coming]) -> None:
     check("las", day, limits_gpu_s="100.0331,400.0717")
+
+
+@pytest.mark.parametrize("policy", ["sjf", "srtf", "srsf"])
+@settings(max_examples=10, deadline=None)
+@given(day=DAYS)
+def test_policies_by_run_times_decide_as_in_the_simulator(policy: str, day: list[Coming]) -> None:
+    check(policy, day)

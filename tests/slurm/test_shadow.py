@@ -97,6 +97,18 @@ def test_short_jobs_behind_long_ones_gain_by_shortest_first() -> None:
     assert "srsf (simulated)" in told_gain(gain)
 
 
+def test_no_gain_is_promised_by_run_times_that_nobody_knew() -> None:
+    seen = snapshot()
+    long = [ended(at, NOW_S + at, 1000.0) for at in range(6)]
+    short = [ended(at, NOW_S + at, 10.0) for at in range(6, 12)]
+    alike = [replace(one, limit_s=2000.0) for one in (*long, *short)]
+
+    gain = expected_gain(alike, groups(seen), seen, SRSF, may_preempt=False, requeue_cost_s=0.0)
+
+    assert gain is not None
+    assert gain.policy.wait_s == gain.control.wait_s
+
+
 def test_a_requeue_costs_what_it_is_said_to_cost() -> None:
     seen = snapshot()
     # Long ones hold all; then short ones come. Preempting helps them, unless it loses more than it gains.

@@ -123,14 +123,15 @@ class Planner:
             self.expect(self._times.learn(JobEnded(at_s=now_s, job=seen, ran_s=job.held_s)))
 
     def expect(self, predicted_gpu_s: Mapping[int, float]) -> None:
-        """Rank jobs that wait by what is now expected of them, GPU seconds by sequence."""
-        if not predicted_gpu_s:
+        """Rank jobs by what is now expected of them, GPU seconds by sequence."""
+        if not predicted_gpu_s or self._times is None:
             return
         id_of = {self._state.jobs[job_id].sequence: job_id for job_id in self._state.unfinished}
         for sequence, gpu_s in predicted_gpu_s.items():
-            row = self.row(id_of.get(sequence, ""))
-            if row in self.domain.waiting:
-                self.domain.expect(row, predicted_gpu_s=gpu_s)
+            if (row := self.row(id_of.get(sequence, ""))) >= 0:
+                job = self._state.jobs[id_of[sequence]]
+                left_s = self._times.remaining_s(self._job_of(job), job.held_s)
+                self.domain.expect(row, predicted_gpu_s=gpu_s, remaining_s=left_s)
         self._touch()
 
     def row(self, job_id: str) -> int:

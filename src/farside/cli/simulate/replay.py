@@ -26,7 +26,6 @@ from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
-from farside.scheduler.order.catalog import Needs, make_order, needs_of
 from farside.scheduler.sim.trace.job import Trace
 from farside.scheduler.sim.trace.write import write_trace
 from farside.units import format_count, format_moment, format_seconds
@@ -76,13 +75,6 @@ def fidelity_table(fidelity: Fidelity) -> Table:
     return table
 
 
-def doubt_of(policy: str) -> str:
-    """Why this policy's order may differ here from what the manager had; empty: it does not."""
-    if needs_of(make_order(policy, {})) is not Needs.RUN_TIME:
-        return ""
-    return f"{policy} orders here by the run times that jobs turned out to have; the manager had limits and estimates"
-
-
 def _row(table: Table, name: str, really_s: float, predicted_s: float) -> None:
     off = f"{100 * (predicted_s - really_s) / really_s:+.1f} %" if really_s else ""
     table.add_row(name, f"{really_s:.2f} s", f"{predicted_s:.2f} s", off)
@@ -114,8 +106,6 @@ def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) 
     if told:
         words = " ".join(f"--set {name}={value}" for name, value in as_settings(found.preemption_times).items())
         console.print(f"measured: {told}; for `farside sim run`: {words}", highlight=False)
-    if doubt := doubt_of(policy):
-        console.print(f"mind: {doubt}", highlight=False)
     console.print(fidelity_table(fidelity))
     console.print(f"half of the jobs are predicted within {100 * fidelity.median_error:.1f} %", highlight=False)
     console.print(PAPER, highlight=False, markup=False)
@@ -124,7 +114,6 @@ def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) 
 def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
     return {
         "policy": policy,
-        "doubt": doubt_of(policy) or None,
         "jobs": [
             {"id": job.job_id, "gpus": job.gpus, "jct_s": job.jct_s, "predicted_s": job.predicted_s}
             for job in fidelity.jobs
