@@ -416,12 +416,51 @@ class TurnTaker(Part, frozen=True, kw_only=True):
     overdue: U63 = 0
 
 
+GROUP_NODES_MAX = 64
+"""Nodes of one group: a job has a worker on each, and as many may take turns together."""
+
+
 class ExecutorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """What the service ``executor`` says; ``others``: workers that take turns here, and are none of its tasks."""
+    """What the service ``executor`` says.
+
+    ``listen``: HOST:PORT where it takes links of other nodes' executors, host 0.0.0.0 or [::] where on all addresses;
+    empty: it can't be in a group of several nodes. ``group``: epoch of the group that it is in; 0: in none.
+    ``others``: workers that take turns here, and are none of its tasks.
+    """
 
     is_there: bool = False
+    listen: Annotated[str, Meta(max_length=256)] = ""
+    group: U63 = 0
     takers: Annotated[tuple[TurnTaker, ...], Meta(max_length=TURN_TAKERS_MAX)] = ()
     others: U32 = 0
+
+
+class GroupOrder(Part, frozen=True, kw_only=True):
+    """A group of several nodes whose jobs take turns together.
+
+    Attributes:
+        epoch: Of the group with these nodes, from 1; a later group of any of them has a greater one.
+        node: The node that is told.
+        nodes: All of them, in the order of workers; the first has the synchroniser.
+        synchronizer: HOST:PORT of that.
+        key: What both ends of a link between two nodes prove; of this group and epoch alone.
+    """
+
+    epoch: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    node: Node
+    nodes: Annotated[tuple[Node, ...], Meta(min_length=2, max_length=GROUP_NODES_MAX)]
+    synchronizer: Annotated[str, Meta(min_length=1, max_length=300)]
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+    def __post_init__(self) -> None:
+        if len({*self.nodes}) < len(self.nodes) or self.node not in self.nodes:
+            raise ValueError("nodes: names each once, and the node that is told among them")
+
+
+class ExecutorOrder(Part, frozen=True, kw_only=True):
+    """The order of the service ``executor``; None: the node is in no group with others."""
+
+    group: GroupOrder | None = None
 
 
 class DeclaredModel(Part, frozen=True, kw_only=True):

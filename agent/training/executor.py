@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from farside import admin
+from farside.agent.messages import GroupOrder
 from farside.agent.training.group import GroupHost, GroupMember
 from farside.agent.training.subtask import phase_of
 from farside.agent.training.turn_server import Group, TurnServer
@@ -42,8 +45,9 @@ class Wanted:
         socket: Of workers.
         admin_socket: Of `farside admin`.
         node: This one's name in its group.
-        nodes: The group, this node first; empty: this node alone, or a group whose first node is another one.
-        group_listen: HOST:PORT for the other nodes.
+        nodes: The group, this node first; empty: this node alone, or a group whose first node is another one, or the
+            groups that an agent names.
+        group_listen: HOST:PORT for the other nodes; without ``nodes``: of groups that an agent names.
         synchronizer: HOST:PORT of the group's first node, on all others.
         key_file: The group's key.
     """
@@ -78,13 +82,15 @@ def run(wanted: Wanted) -> int:
 
 
 def _checked(wanted: Wanted) -> bytes:
-    is_group = bool(wanted.nodes or wanted.synchronizer or wanted.group_listen)
+    is_group = bool(wanted.nodes or wanted.synchronizer)
     if wanted.nodes and wanted.synchronizer:
         raise ConfigError("--nodes and --synchronizer exclude each other", hint="the group's first node has --nodes")
     if wanted.nodes and (wanted.nodes[0] != wanted.node or len(set(wanted.nodes)) < len(wanted.nodes)):
         raise ConfigError(f"--nodes: names this node ('{wanted.node}') first, and each node once")
-    if bool(wanted.nodes) != bool(wanted.group_listen):
+    if wanted.nodes and not wanted.group_listen:
         raise ConfigError("--nodes and --group-listen belong together")
+    if wanted.synchronizer and wanted.group_listen:
+        raise ConfigError("--synchronizer and --group-listen exclude each other", hint="the first node listens")
     if wanted.synchronizer:
         try:
             parse_address(wanted.synchronizer)
@@ -151,35 +157,87 @@ class _Executor:
         self._wanted, self._key = wanted, key
         self._server: TurnServer | None = None
         self._group: GroupHost | GroupMember | None = None
+        self._order: GroupOrder | None = None  # an agent's
+        self._tasks: asyncio.TaskGroup | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._regrouping = asyncio.Lock()
 
     async def serve(self, workers: socket.socket, group: socket.socket | None, admin_: socket.socket) -> None:
         """Until a signal ends it."""
         ended = asyncio.Event()
         server = self._server = TurnServer(workers, self._made_group)
-        handlers = {"status": self._on_status, "trace": self._on_trace}
+        handlers = {"status": self._on_status, "trace": self._on_trace, "group": self._on_group}
         async with asyncio.TaskGroup() as tasks, admin.serve(self._wanted.admin_socket, handlers, listener=admin_):
-            running = [tasks.create_task(server.beat())]
-            if isinstance(self._group, GroupMember):
-                running.append(tasks.create_task(self._group.keep()))
-            elif self._group is not None and group is not None:
-                running.append(tasks.create_task(self._group.serve(group)))
+            self._tasks = tasks
+            beating = tasks.create_task(server.beat())
+            self._keep()
+            links = await asyncio.start_server(self._converse, sock=group) if group is not None else None
             with on_end_signals(ended.set):
                 _log.info("executor ready", socket=self._wanted.socket, nodes=" ".join(self._wanted.nodes))
                 await ended.wait()
-            for task in running:
-                task.cancel()
+            beating.cancel()
+            await self._leave()
+            if links is not None:
+                links.close()
             server.close()
 
     def _made_group(self, server: TurnServer) -> Group:
-        wanted = self._wanted
-        if wanted.synchronizer:
-            self._group = GroupMember(
-                server.told, lambda: server.queue.epoch, node=wanted.node, key=self._key, address=wanted.synchronizer
-            )
+        order = self._order
+        node, nodes, address = self._wanted.node, self._wanted.nodes, self._wanted.synchronizer
+        key = self._key if order is None else order.key
+        if order is not None:
+            node, nodes = order.node, order.nodes
+            address = "" if nodes[0] == node else order.synchronizer
+        if address:
+            self._group = GroupMember(server.told, lambda: server.queue.epoch, node=node, key=key, address=address)
         else:
-            nodes = frozenset(wanted.nodes or (wanted.node,))
-            self._group = GroupHost(server.told, node=wanted.node, nodes=nodes, key=self._key)
+            whole = frozenset(nodes or (node,))
+            self._group = GroupHost(server.told, node=node, nodes=whole, key=key, epoch=server.queue.epoch)
         return self._group
+
+    def _keep(self) -> None:
+        """Keeps the link to the synchroniser, where that is on another node."""
+        assert self._tasks is not None
+        if isinstance(self._group, GroupMember):
+            self._keeping = self._tasks.create_task(self._group.keep())
+
+    async def _leave(self) -> None:
+        """Ends this node's links."""
+        if self._group is not None:
+            self._group.close()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+            self._keeping = None
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A link of another node."""
+        if isinstance(self._group, GroupHost) and self._group.has_others:
+            await self._group.converse(reader, writer)
+        else:
+            writer.close()
+
+    async def _on_group(self, request: Mapping[str, object]) -> object:
+        """Joins the group of several nodes that an agent names, live, or leaves the last one."""
+        assert self._server is not None
+        if self._wanted.nodes or self._wanted.synchronizer:
+            raise ConfigError("its group was given to it", hint="start it without --nodes and --synchronizer")
+        try:
+            order = msgspec.convert(request.get("group"), GroupOrder | None)
+            if order is not None:
+                parse_address(order.synchronizer)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigError(f"group: {error}") from error
+        if order is not None and not self._wanted.group_listen:
+            raise ConfigError("it can't be reached by other nodes", hint="start it with --group-listen HOST:PORT")
+        async with self._regrouping:
+            if order != self._order:
+                await self._leave()
+                self._order = order
+                self._server.join(self._made_group)
+                self._keep()
+                _log.info("group", nodes=" ".join(order.nodes if order else ()), epoch=order.epoch if order else 0)
+        return {"epoch": order.epoch if order is not None else 0}
 
     async def _on_status(self, _: Mapping[str, object]) -> object:
         assert self._server is not None
@@ -201,7 +259,9 @@ class _Executor:
             }
         return {
             "pid": os.getpid(),
-            "node": self._wanted.node,
+            "node": self._wanted.node if self._order is None else self._order.node,
+            "listen": "" if self._wanted.nodes else self._wanted.group_listen,
+            "group": 0 if self._order is None else self._order.epoch,
             "epoch": queue.epoch,
             "is_apart": queue.is_apart,
             "nodes_there": sorted(self._group.there),

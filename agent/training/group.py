@@ -33,11 +33,12 @@ Tell = Callable[[ToNode], None]
 class GroupHost:
     """The synchroniser of a group, on its first node."""
 
-    def __init__(self, tell: Tell, *, node: str, nodes: frozenset[str], key: bytes = b"") -> None:
-        """``tell``: to this node; ``nodes``: all of the group's."""
+    def __init__(self, tell: Tell, *, node: str, nodes: frozenset[str], key: bytes = b"", epoch: int = 0) -> None:
+        """``tell``: to this node; ``nodes``: all of the group's; ``epoch``: the newest that this node knows."""
         self._tell, self._node, self._nodes, self._key = tell, node, nodes, key
+        self._is_closed = False
         # Nodes ignore what is older than they have seen, also of a synchroniser before this one.
-        self._sync = Synchronizer(epoch=time.time_ns() // 1_000_000)
+        self._sync = Synchronizer(epoch=max(epoch, time.time_ns() // 1_000_000))
         self._links: dict[str, _Ends] = {}
         self._jobs: dict[str, dict[str, int]] = {}  # by job and node, how many workers it has
         self._change()
@@ -47,6 +48,11 @@ class GroupHost:
     def there(self) -> frozenset[str]:
         """Nodes that are there."""
         return self._sync.there
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other nodes are in the group."""
+        return len(self._nodes) > 1
 
     def progress(self, said: Progress) -> None:
         """A worker of this node has done a subtask."""
@@ -60,13 +66,14 @@ class GroupHost:
         """This node's worker of a job is gone."""
         self._job_gone(self._node, job)
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Takes other nodes' links; never returns."""
-        server = await asyncio.start_server(self._converse, sock=listener)
-        async with server:
-            await server.serve_forever()
+    def close(self) -> None:
+        """Another group follows on this node: the others' links end, and nothing is told any more."""
+        self._is_closed = True
+        for ends in self._links.values():
+            ends.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Another node's link, until it ends."""
         ends = _Ends(Link(self._key, nonce=secrets.token_bytes(NONCE_BYTES)), reader, writer)
         node = ""
         try:
@@ -79,6 +86,8 @@ class GroupHost:
             if before is not None:
                 before.close()
                 self._left(name)
+            if self._is_closed:
+                raise PeerError("this node has left the group")
             node, self._links[name] = name, ends
             if ends.link.hello.epoch >= self._sync.epoch:
                 self._change(ends.link.hello.epoch + 1)
@@ -131,6 +140,8 @@ class GroupHost:
         self._step(Members(epoch=max(epoch, self._sync.epoch + 1), nodes=self._nodes, jobs=jobs))
 
     def _step(self, event: synchronizer.Event) -> None:
+        if self._is_closed:
+            return
         self._sync, told = synchronizer.step(self._sync, event)
         for message in told:
             # First to the others: what this node says at once may have more messages follow.
@@ -146,6 +157,7 @@ class GroupMember:
         """``epoch``: the newest that this node knows; ``address``: of the synchroniser, HOST:PORT."""
         self._tell, self._epoch, self._node, self._key, self._address = tell, epoch, node, key, address
         self._ends: _Ends | None = None
+        self._is_closed = False
         self._jobs: dict[str, int] = {}
 
     @property
@@ -171,9 +183,14 @@ class GroupMember:
         if self._ends is not None:
             self._ends.send(message)
 
+    def close(self) -> None:
+        """Another group follows on this node; `keep` is to be cancelled as well."""
+        self._is_closed = True
+
     async def keep(self) -> None:
-        """Keeps the link; never returns."""
-        while True:
+        """Keeps the link until it is closed."""
+        # A link that fails in the moment of the cancellation may hide that one: its task group raises one of the two.
+        while not self._is_closed:
             try:
                 await self._hold()
             except (FarsideError, OSError, TimeoutError, ExceptionGroup) as error:

@@ -43,7 +43,7 @@ from farside.agent.training.node_queue import (
     Want,
     Yield,
 )
-from farside.agent.training.subtask import Progress, ToNode
+from farside.agent.training.subtask import Apart, Progress, ToNode
 from farside.agent.training.turn_record import TurnRecord
 from farside.errors import RemoteProtocolError
 from farside.log import get_log
@@ -82,6 +82,7 @@ class _Line:
         self.sock, self.uid, self.pid = sock, uid, pid
         self.pidfd = -1
         self.job = ""
+        self.workers = 0
         self.burst = 0
 
 
@@ -121,6 +122,13 @@ class TurnServer:
     def told(self, message: ToNode) -> None:
         """The synchroniser has said something."""
         self.take(message)
+
+    def join(self, group: Callable[["TurnServer"], Group]) -> None:
+        """Goes over to another group, live: jobs go on without turns until that one is whole."""
+        self.take(Apart(epoch=self.queue.epoch))
+        self._group = group(self)
+        for job, line in list(self._by_job.items()):
+            self._group.here(job, line.workers)
 
     def pid_of(self, job: str) -> int:
         """The process of a job's worker, as the kernel says; 0: it is gone."""
@@ -247,7 +255,7 @@ class TurnServer:
             if before.pid != line.pid:
                 raise RemoteProtocolError("this node has a worker of that job; one of each job takes turns")
             self._drop(before)  # it has connected anew
-        line.job = job
+        line.job, line.workers = job, here.workers
         self._by_job[job] = line
         self.take(Hello(job=job, worker=here.worker, position=here.position, is_first=here.is_first))
         self._group.here(job, here.workers)

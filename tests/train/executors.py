@@ -35,6 +35,10 @@ class Executor:
             return {}
         return told
 
+    def join(self, group: dict[str, Any] | None) -> None:
+        """As an agent says: it is in this group of several nodes now, or in none."""
+        admin.call(self._admin, "group", timeout_s=10, group=group)
+
     def trace(self) -> list[list[Any]]:
         """Turns that are over: job, position, phase, asked, granted and done in nanoseconds, whether with a lease."""
         rows: list[list[Any]] = []

@@ -1,6 +1,7 @@
 """Turns of jobs that share nodes, by real executors: order, deaths, and nonsense on both sockets."""
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,9 +34,11 @@ from farside.agent.training.messages import (
     packet_of,
     to_worker,
 )
+from farside.agent.training.subtask import INIT_COMP
 from farside.errors import ConfigError, PeerError, RemoteProtocolError
 from farside.training.loop import turns as taking
 from farside.training.loop.turns import SharedNode
+from tests.support.ports import free_port
 from tests.support.waiting import until
 from tests.train.executors import Executor, executor, overlapping, two_nodes
 
@@ -286,9 +290,82 @@ def test_a_group_of_two_nodes_takes_turns_and_is_whole_again_after_its_synchroni
         until(lambda: not two.status()["is_apart"], what="the other node too")
 
 
+def test_executors_make_change_and_leave_a_group_while_jobs_run(tmp_path: Path) -> None:
+    listens = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    key = msgspec.to_builtins(bytes(range(32)))
+
+    def grouped(epoch: int, *names: str) -> None:
+        """The two are a group, the one that is named first has its synchroniser."""
+        where = listens[int(names[0]) - 1]
+        order = {"epoch": epoch, "nodes": names, "synchronizer": where, "key": key}
+        for name, node in nodes.items():
+            node.join(order | {"node": name})
+        until(lambda: all(node.status()["group"] == epoch for node in nodes.values()), what=f"group {epoch}")
+        until(lambda: not any(node.status()["is_apart"] for node in nodes.values()), what=f"group {epoch} whole")
+
+    def with_turns() -> list[int]:
+        return [sum(row[6] for row in node.trace()) for node in nodes.values()]
+
+    def run(job: str, rank: int) -> None:
+        turns = SharedNode(str(nodes[f"{rank + 1}"].socket), job=job, worker=rank, workers=2)
+        for position in itertools.count(INIT_COMP):
+            turns.ask(position)
+            turns.done()
+            if over.wait(0.002):
+                break
+        turns.close()
+
+    over = threading.Event()
+    with contextlib.ExitStack() as stack:
+        nodes = {
+            name: stack.enter_context(executor(tmp_path, "--group-listen", where, name=name))
+            for name, where in zip("12", listens, strict=True)
+        }
+        grouped(1, "1", "2")
+        # Two connections of one process at each node: of each job and process an executor takes one.
+        threads = [threading.Thread(target=run, args=(job, rank)) for job in "ab" for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        until(lambda: min(with_turns()) > 20, what="turns of both nodes")
+        for epoch, names in ((2, "21"), (3, "12")):
+            grouped(epoch, *names)
+            had = with_turns()
+            until(lambda had=had: all(now > was + 20 for now, was in zip(with_turns(), had, strict=True)), what="more")
+        nodes["2"].kill()  # who replaces it knows of no group until it is told again
+        until(lambda: nodes["2"].status() and nodes["2"].status()["group"] == 0, what="another executor")
+        grouped(3, "1", "2")
+        for node in nodes.values():
+            node.join(None)
+        until(lambda: not any(node.status()["is_apart"] for node in nodes.values()), what="two nodes by themselves")
+        over.set()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+        traces = [node.trace() for node in nodes.values()]
+
+    assert [overlapping(rows, CPU) for rows in traces] == [overlapping(rows, NET) for rows in traces] == [[], []]
+
+
+def test_an_executor_that_can_t_be_in_a_group_says_why(tmp_path: Path) -> None:
+    first, _ = two_nodes(tmp_path)
+    order = {"epoch": 1, "node": "a", "nodes": ["a", "b"], "synchronizer": "h:1", "key": "A" * 43 + "="}
+    with executor(tmp_path) as alone, executor(tmp_path, *first, name="one") as given_one:
+        for node, told, line in (
+            (alone, order, "--group-listen"),
+            (alone, order | {"node": "c"}, "nodes: names each once"),
+            (alone, order | {"synchronizer": "h"}, "group: "),
+            (alone, order | {"key": "AA"}, "group: "),
+            (given_one, order, "its group was given to it"),
+        ):
+            with pytest.raises(PeerError, match=line):
+                node.join(told)
+        assert alone.status()["group"] == 0
+
+
 @pytest.mark.parametrize(
     ("given_", "line"),
     [
+        ({"synchronizer": "h:1", "group_listen": "h:1"}, "--synchronizer and --group-listen exclude each other"),
         ({"nodes": ("a", "b"), "synchronizer": "h:1"}, "--nodes and --synchronizer exclude each other"),
         ({"nodes": ("a", "b"), "node": "c"}, r"--nodes: names this node \('c'\) first"),
         ({"nodes": ("a", "b"), "node": "a"}, "--nodes and --group-listen belong together"),

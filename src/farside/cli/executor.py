@@ -18,7 +18,11 @@ def executor(
         str, typer.Option(help="On the group's first node: the names of all its nodes, this one first, with commas.")
     ] = "",
     group_listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="On the group's first node: address for the others.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address for other nodes: on the group's first one; without --nodes for groups that a manager makes.",
+        ),
     ] = "",
     synchronizer: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="On all other nodes: address of the group's first node.")
