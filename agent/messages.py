@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from farside.agent.aggregator.plan import JobPlan
+from farside.agent.aggregator.plan import JobGrant, JobPlan
 from farside.agent.gpu_share import PARTS_MAX, WHOLE, Device, devices_of
 
 GPUS_MAX = 64
@@ -347,6 +347,7 @@ class AggregatorOffer(Part, frozen=True, kw_only=True):
     memory_bytes: U63 = 0
     unix: Path = ""
     tcp: Annotated[str, Meta(max_length=256)] = ""  # HOST:PORT; host 0.0.0.0 or [::] where it listens on all
+    takes_grants: bool = False  # it serves jobs of which a manager has said the key, and no plan
     machine: Annotated[str, Meta(max_length=64)] = ""  # equal where memory may be shared
 
 
@@ -480,10 +481,14 @@ class NumberedPlan(Part, frozen=True, kw_only=True):
     has_members: bool = False
 
 
-class AggregatorOrder(Part, frozen=True, kw_only=True):
-    """The order of the service ``aggregator``: the plans of all jobs that it, or members on its node, have part in."""
+class AggregatorOrder(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """The order of the service ``aggregator``: the plans of all jobs that it, or members on its node, have part in.
+
+    ``grants``: other jobs that its Aggregator serves; only to one that has said that it takes them.
+    """
 
     plans: Annotated[tuple[NumberedPlan, ...], Meta(max_length=PLANS_MAX)] = ()
+    grants: Annotated[tuple[JobGrant, ...], Meta(max_length=PLANS_MAX)] = ()
 
 
 class Membership(Part, frozen=True, kw_only=True):
@@ -548,6 +553,9 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     membership: Membership | None = None  # None: nothing of it is aggregated
     parts: Annotated[tuple[Text, ...], Meta(max_length=GPUS_MAX)] = ()
     """Which part of each of ``gpus`` it gets; empty: all are whole. Only to an agent that has told of such parts."""
+    takes_turns: bool = False
+    """It is one of several workers of a co-located job, and takes turns on its node. Only to an agent whose executor
+    may be in a group of several nodes."""
 
     def __post_init__(self) -> None:
         if self.parts and len(self.parts) != len(self.gpus):

@@ -21,6 +21,7 @@ LIVES_MAX = 16
 """Processes of one rank that another one has followed, as many as are remembered."""
 
 JobId = tuple[str, int]
+NO_GRANTS: Mapping[JobId, bytes] = {}
 
 
 class NotAdmittedError(Exception):
@@ -102,6 +103,7 @@ class Jobs:
         self._threads = threads
         self._now_s = now_s
         self._orders: dict[JobId, Order] = {}
+        self._grants: Mapping[JobId, bytes] = {}
         self._jobs: dict[JobId, ServedJob] = {}
         self._by_number: dict[int, ServedJob] = {}
         self._last_number = 0
@@ -132,11 +134,15 @@ class Jobs:
         order = self._orders.get((hello.job, hello.start))
         if order is not None:
             return key_among((order.plan.key,), hello) or Refused(f"the key is not that of job {hello.job:.60}")
+        granted = self._grants.get((hello.job, hello.start))
+        if granted is not None:
+            return key_among((granted,), hello) or Refused(f"the key is not that of job {hello.job:.60}")
         secrets = self._secrets()
         if not secrets:  # its plan may be on its way
             return Refused(f"no plan has job {hello.job:.60}, and there is no key_file", is_final=False)
         known = key_among([job_key(secret, hello.job, hello.start) for secret in secrets], hello)
-        return known or Refused("the job's key is not of this Aggregator's key_file; name the same file at both")
+        line = "the job's key is not of this Aggregator's key_file; name the same file at both"
+        return known or Refused(line, is_final=not hello.start)  # of a manager's start word may be on its way
 
     def admit(self, hello: Hello, request: Request) -> ServedJob:
         """The job of a caller that has proved its key, made known to the engine if need be.
@@ -273,11 +279,14 @@ class Jobs:
 
     # --- what a manager says
 
-    def take_orders(self, orders: Sequence[Order]) -> tuple[str, ...]:
+    def take_orders(self, orders: Sequence[Order], grants: Mapping[JobId, bytes] = NO_GRANTS) -> tuple[str, ...]:
         """Follows a manager's whole word: jobs of its that it does not name are let go, static ones stay.
+
+        ``grants``: keys of jobs that it knows as static ones are known: their members bring the plan.
 
         Returns what could not be done, a line each.
         """
+        self._grants = grants
         before, self._orders = self._orders, {(one.plan.job, one.plan.start): one for one in orders}
         problems = []
         for key in before.keys() - self._orders.keys():

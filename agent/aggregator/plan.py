@@ -26,6 +26,10 @@ EPOCH_SEQ_BITS = 40
 STATIC_EPOCH = 1
 """Epoch of all chunks of a plan that no manager made."""
 
+SERVICE_VARIABLE, JOB_VARIABLE = "FARSIDE_AGGREGATION_SERVICE", "FARSIDE_AGGREGATION_JOB"
+KEY_VARIABLE, START_VARIABLE = "FARSIDE_AGGREGATION_KEY", "FARSIDE_AGGREGATION_START"
+"""Variables that tell a process of a job which Aggregators it has; a manager's jobs are given the last two."""
+
 Number = Annotated[int, msgspec.Meta(ge=0, lt=AGGREGATORS_MAX)]
 NUMBER_MAX = (1 << 63) - 1
 Epoch = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
@@ -92,6 +96,14 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     def address(self, number: int) -> AggregatorAddress | None:
         """Where this Aggregator is; None: it has no part in the job."""
         return next((one for one in self.aggregators if one.number == number), None)
+
+
+class JobGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A start of a job that an Aggregator serves by the plan that its members bring; ``key`` is its own."""
+
+    job: JobName
+    start: Start
+    key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 def job_key(secret: bytes, job: str, start: int) -> bytes:

@@ -20,7 +20,7 @@ from farside.agent.aggregator.jobs import Jobs, Order, ServedJob
 from farside.agent.aggregator.metrics import Totals, aggregator_metrics
 from farside.agent.aggregator.movers import Movers
 from farside.agent.aggregator.pairing import Pairing
-from farside.agent.aggregator.plan import JobPlan, Number
+from farside.agent.aggregator.plan import JobGrant, JobPlan, Number
 from farside.agent.aggregator.status import AggregatorStatus, JobStatus
 from farside.config import AggregatorConfig
 from farside.daemon.control.keys import KeyRing
@@ -41,6 +41,13 @@ LOOK_PERIOD_S = 1.0
 class _OneOrder(msgspec.Struct, frozen=True):
     number: Number
     plan: JobPlan
+
+
+class _Word(msgspec.Struct, frozen=True):
+    """All that a manager has said."""
+
+    plans: tuple[_OneOrder, ...]
+    grants: tuple[JobGrant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +103,7 @@ class Server:
         loop = asyncio.get_running_loop()
         kept = self._inherited.orders.read()
         if kept:
-            self._problems = self._jobs.take_orders(_orders_in(kept))
+            self._problems = self._jobs.take_orders(*_orders_in(kept))
         loop.add_reader(self._engine.fileno(), self._take_events)
         with on_end_signals(self._ends.set):
             try:
@@ -161,15 +168,14 @@ class Server:
         return self._status()
 
     async def _on_plan(self, request: Mapping[str, object]) -> object:
-        plans = request.get("plans")
-        orders = msgspec.json.encode(plans)
+        orders = msgspec.json.encode({"plans": request.get("plans"), "grants": request.get("grants", ())})
         try:
             found = _orders_in(orders)
         except msgspec.ValidationError as error:
             raise ConfigError(f"plans: {error}") from error
         # Kept first: a server that ends while it follows them is replaced by one that begins with them.
         self._inherited.orders.write(orders)
-        self._problems = self._jobs.take_orders(found)
+        self._problems = self._jobs.take_orders(*found)
         self._movers.plan_changed()
         return {"problems": self._problems}
 
@@ -236,5 +242,7 @@ class _Ended(Exception):
     """Leaves the task group, so that what runs in it is cancelled."""
 
 
-def _orders_in(text: bytes) -> list[Order]:
-    return [Order(number=one.number, plan=one.plan) for one in msgspec.json.decode(text, type=list[_OneOrder])]
+def _orders_in(text: bytes) -> tuple[list[Order], dict[tuple[str, int], bytes]]:
+    word = msgspec.json.decode(text, type=_Word)
+    orders = [Order(number=one.number, plan=one.plan) for one in word.plans]
+    return orders, {(one.job, one.start): one.key for one in word.grants}

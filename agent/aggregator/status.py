@@ -59,6 +59,7 @@ class AggregatorStatus(msgspec.Struct, frozen=True, kw_only=True):
         rdma_fallbacks: Lanes that go by TCP because a queue pair could not be made.
         refused: Callers that got no lane, by reason.
         problems: What of the manager's last word could not be done.
+        takes_grants: It serves jobs of which a manager says the key alone.
     """
 
     kind: str = "aggregator"
@@ -77,3 +78,4 @@ class AggregatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobStatus, ...] = ()
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    takes_grants: bool = True

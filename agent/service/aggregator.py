@@ -54,7 +54,7 @@ class AggregatorService(NodeService):
     """
 
     name = m.AGGREGATOR
-    version = 1
+    version = 2
 
     def __init__(
         self,
@@ -101,7 +101,8 @@ class AggregatorService(NodeService):
 
     def drained(self) -> bool:
         """Whether no chunk of a job is here, or on its way here."""
-        planned = self._order is not None and any(one.number is not None for one in self._order.plans)
+        order = self._order
+        planned = order is not None and (order.grants or any(one.number is not None for one in order.plans))
         return not planned and not self._facts.held
 
     def variables(self, start: m.Start) -> Mapping[str, str]:
@@ -216,7 +217,8 @@ def facts_of(told: Mapping[str, Any]) -> m.AggregatorFacts:
 def _plans_of(order: m.AggregatorOrder) -> dict[str, Any]:
     """The Aggregator's own plans, as its admin socket takes them."""
     own = [{"number": one.number, "plan": one.plan} for one in order.plans if one.number is not None]
-    return {"plans": msgspec.to_builtins(own)}
+    grants = {"grants": msgspec.to_builtins(order.grants)} if order.grants else {}
+    return {"plans": msgspec.to_builtins(own), **grants}
 
 
 def _moves_of(facts: m.AggregatorFacts) -> object:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from farside import admin
 from tests.aggregation.service import service
 from tests.support.waiting import text_of, until
 from tests.train.executors import executor, overlapping, two_nodes
@@ -105,6 +107,40 @@ def test_several_workers_on_a_node_ask_for_no_turns_of_an_executor_that_the_agen
 
         assert code == 0, errors
         assert shared.trace() == []
+
+
+def test_workers_train_by_the_key_that_a_manager_gives_to_their_start_alone(tmp_path: Path) -> None:
+    words = ("lasso", "--iterations", 20, "--blocks", 4)
+    wanted = trained(tmp_path, "alone.npz", *words, "--workers", 2)
+    key = bytes(range(32))
+    told = {"WORLD_SIZE": "2", "FARSIDE_AGGREGATION_JOB": "7", "FARSIDE_AGGREGATION_START": "3"}
+
+    def worker(rank: int, place: str, *more: Any, given: bytes = key) -> "subprocess.Popen[str]":
+        environment = told | {"RANK": str(rank), "FARSIDE_AGGREGATION_KEY": given.hex()}
+        environment["FARSIDE_AGGREGATION_SERVICE"] = place
+        return train(*words, "--out", tmp_path / f"{rank}.npz", *more, environment=environment)
+
+    with service(tmp_path, "a") as one, service(tmp_path, "b", static=False) as two:
+        both = f"{one.unix},{two.unix}"
+        early = [worker(rank, both) for rank in (0, 1)]  # before the manager's word has come
+        for each in (one, two):
+            until(lambda each=each: each.status()["refused"].get("plan"), what="workers that come early")
+            admin.call(
+                each.socket, "plan", plans=[], grants=[{"job": "7", "start": 3, "key": msgspec.to_builtins(key)}]
+            )
+        for process in early:
+            code, _, errors = ended(process)
+            assert code == 0, errors
+        assert model_of(tmp_path / "0.npz") == wanted
+
+        for process, line in (
+            (worker(0, both, given=bytes(32)), "the key is not that of job 7"),
+            (worker(0, both, "--workers", 2), "leave out --workers"),
+            (worker(0, both, given=b"7"), "FARSIDE_AGGREGATION_KEY is damaged"),
+        ):
+            code, _, errors = ended(process)
+            assert code
+            assert line in errors, errors
 
 
 @pytest.mark.long

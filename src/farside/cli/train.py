@@ -30,7 +30,15 @@ train_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Workers = Annotated[int, typer.Option(min=0, max=64, help="Worker processes on this machine; 0: one, as RANK says.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=64,
+        show_default="1; 0 where a manager has put a worker on each of several nodes",
+        help="Worker processes on this machine; 0: one, as RANK says.",
+    ),
+]
 _Threads = Annotated[
     int,
     # By which a manager tells a co-located job how many it asked for (`JobSpec.threads`).
@@ -63,7 +71,7 @@ _Data = Annotated[str, typer.Option(help="Data set (docs/training.md), synthetic
 
 
 def _how(
-    workers: _Workers = 1,
+    workers: _Workers = None,
     threads: _Threads = 1,
     checkpoint_dir: _Folder = None,
     checkpoint_s: _Every = None,
@@ -185,6 +193,7 @@ def _start(words: list[str], how: dict[str, Any]) -> None:
     from farside.cli.train_worker import PARENT
     from farside.training.launch import Launch, launch
     from farside.training.loop.job import CHECKPOINT_DIR, CHECKPOINT_S, checked_seconds
+    from farside.training.static_plan import START
 
     told = {PARENT: str(os.getpid())}
     if how["checkpoint_dir"] is not None:
@@ -193,9 +202,10 @@ def _start(words: list[str], how: dict[str, Any]) -> None:
         told[CHECKPOINT_S] = str(checked_seconds(how["checkpoint_s"], "--checkpoint-s"))
     if how["retries"] and not (told.get(CHECKPOINT_DIR) or os.environ.get(CHECKPOINT_DIR)):
         raise ConfigError("--retries without a checkpoint folder", hint="add --checkpoint-dir")
+    workers = how["workers"] if how["workers"] is not None else int(not os.environ.get(START))
     wanted = Launch(
         argv=[sys.executable, "-m", "farside.cli.train_worker", *words],
-        workers=how["workers"],
+        workers=workers,
         threads=how["threads"],
         retries=how["retries"],
         service=how["service"],

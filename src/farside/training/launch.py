@@ -23,7 +23,7 @@ from farside.errors import ConfigError, PeerError
 from farside.log import get_log
 from farside.training.loop.ended import Paused
 from farside.training.loop.turns import EXECUTOR
-from farside.training.static_plan import JOB, KEY_FILE, SERVICE
+from farside.training.static_plan import JOB, KEY, KEY_FILE, SERVICE, START
 
 _log = get_log("training")
 
@@ -78,6 +78,11 @@ def launch(wanted: Launch) -> int:
             f"{wanted.workers} workers with an executor; one worker of a job takes turns on each node",
             hint="leave out --executor, or start a worker a node with --workers 0",
         )
+    if wanted.workers and os.environ.get(START):
+        raise ConfigError(
+            f"--workers {wanted.workers} in a job of {os.environ.get('WORLD_SIZE')} workers, one on each of its nodes",
+            hint="leave out --workers",
+        )
     if wanted.service and not wanted.key_file:
         raise ConfigError("Aggregators are named without their key file", hint="add --key-file")
     with ExitStack() as stack:
@@ -90,6 +95,7 @@ def launch(wanted: Launch) -> int:
         elif wanted.workers > 1:
             variables.pop(EXECUTOR, None)  # a manager's agent sets it for each task, before it is known how many we are
         if wanted.service:
+            variables.pop(KEY, None)  # of the Aggregators that the manager has named
             variables |= {SERVICE: ",".join(wanted.service), KEY_FILE: wanted.key_file}
         elif wanted.workers > 1:
             made = tempfile.TemporaryDirectory(prefix="farside-train-", ignore_cleanup_errors=True)

@@ -8,8 +8,13 @@ from pathlib import Path
 from farside.agent.aggregator.layout import Layout
 from farside.agent.aggregator.plan import (
     AGGREGATORS_MAX,
+    JOB_VARIABLE,
+    KEY_BYTES,
+    KEY_VARIABLE,
     MEMBERS_MAX,
     NUMBER_MAX,
+    SERVICE_VARIABLE,
+    START_VARIABLE,
     AggregatorAddress,
     JobPlan,
     given,
@@ -21,8 +26,10 @@ from farside.daemon.control.keys import read_keys
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, Unavailable
 
-SERVICE, KEY_FILE, JOB = "FARSIDE_AGGREGATION_SERVICE", "FARSIDE_AGGREGATION_KEY_FILE", "FARSIDE_AGGREGATION_JOB"
+SERVICE, KEY_FILE, JOB = SERVICE_VARIABLE, "FARSIDE_AGGREGATION_KEY_FILE", JOB_VARIABLE
 """Environment variables; SERVICE is a list with commas between."""
+KEY, START = KEY_VARIABLE, START_VARIABLE
+"""Environment variables that a manager sets: the key of this start of the job in hexadecimal, and which start it is."""
 # What launchers tell their processes: torchrun, Slurm, Open MPI, PMI.
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
@@ -48,6 +55,7 @@ class StaticPlan:
         members: int,
         start: int = 0,
         owners: Sequence[int] | None = None,
+        key: bytes = b"",
     ) -> None:
         """Reads the key; speaks to nobody.
 
@@ -59,6 +67,7 @@ class StaticPlan:
             members: How many there are.
             start: To tell a new start from one whose chunks an Aggregator may still hold.
             owners: By chunk, the place of its Aggregator in ``service``.
+            key: Of this job and start alone; empty: it follows from that of the file.
 
         Raises:
             ConfigError: in one line.
@@ -73,7 +82,7 @@ class StaticPlan:
             raise ConfigError(f"start {start}: a number from 0")
         self.job, self.start, self.rank, self.members = job, start, rank, members
         self._aggregators = _addresses(service)
-        self._key = job_key(read_keys(key_file)[0], job, start)
+        self._key = key or job_key(read_keys(key_file)[0], job, start)
         self._owners = owners
         self._closed = threading.Event()
 
@@ -122,13 +131,26 @@ def static_plan_from(environment: Mapping[str, str] = os.environ) -> StaticPlan:
             f"this process is in no Farside job with aggregation, and {SERVICE} is not set",
             hint="name the Aggregators there: unix:PATH or tcp:HOST:PORT, with commas between",
         )
-    if not environment.get(KEY_FILE):
+    key, start = _granted(environment)
+    if not key and not environment.get(KEY_FILE):
         raise ConfigError(f"{KEY_FILE} is not set", hint="name the key file of the Aggregators")
     rank, members = _rank(environment)
     name = environment.get(JOB) or next((environment[one] for one in _JOBS if environment.get(one)), "")
     if not name:
         raise ConfigError(f"{JOB} is not set", hint="give the job a name, the same at all its members")
-    return StaticPlan(service, environment[KEY_FILE], job=name, rank=rank, members=members)
+    file = "" if key else environment[KEY_FILE]
+    return StaticPlan(service, file, job=name, rank=rank, members=members, start=start, key=key)
+
+
+def _granted(environment: Mapping[str, str]) -> tuple[bytes, int]:
+    """The key that a manager has given to this start of the job, empty if it has not, and the number of the start."""
+    try:
+        key, start = bytes.fromhex(environment.get(KEY, "")), int(environment.get(START, "0"))
+    except ValueError as error:
+        raise ConfigError(f"{KEY} or {START} is damaged", hint="leave them as Farside has set them") from error
+    if key and len(key) != KEY_BYTES:
+        raise ConfigError(f"{KEY} is damaged", hint="leave it as Farside has set it")
+    return key, start
 
 
 def _rank(environment: Mapping[str, str]) -> tuple[int, int]:
