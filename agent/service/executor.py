@@ -1,13 +1,14 @@
 """Node service `executor`: tasks of this node that train take turns by the executor that runs here.
 
 The executor is a program of its own (`farside executor`), asked by its admin socket once a second: neither ends with
-the other. Which task a worker belongs to is not taken from what it says: its process is a descendant of that task's
-supervisor.
+the other. It is told the group that its node is in whenever that changes, or another process answers. Which task a
+worker belongs to is not taken from what it says: its process is a descendant of that task's supervisor.
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ PARENTS_MAX = 64
 
 _log = get_log("agent.executor")
 _ENCODER = msgspec.json.Encoder()
+_ORDER = msgspec.json.Decoder(m.ExecutorOrder)
 _NONE = m.ExecutorFacts()
 TaskName = tuple[str, int, int]
 """Job, rank, and which start of the job."""
@@ -44,7 +46,7 @@ class ExecutorService(NodeService):
     """
 
     name = m.EXECUTOR
-    version = 1
+    version = 2
 
     def __init__(
         self,
@@ -58,23 +60,24 @@ class ExecutorService(NodeService):
         self._supervisors, self._proc = supervisors, proc
         self._facts = _NONE
         self._problem = ""
+        self._order: m.ExecutorOrder | None = None  # None: no manager has said anything
+        self._carried: tuple[m.ExecutorOrder, int] | None = None  # the order that it has, and which process it was
+        self._wake = asyncio.Event()
 
     def facts(self) -> bytes:
         """Its `ExecutorFacts`."""
         return _ENCODER.encode(self._facts)
 
     def obey(self, order: msgspec.Raw) -> None:
-        """Refuses: the executor takes no orders.
-
-        Raises:
-            msgspec.ValidationError: always.
-        """
-        raise msgspec.ValidationError("the executor takes no orders")
+        """The group that this node is in, an `ExecutorOrder`."""
+        self._order = _ORDER.decode(order)
+        self._wake.set()
 
     def metrics(self) -> Mapping[str, float]:
         """Whether an executor answers, and how many workers take turns."""
         facts = self._facts
-        return {"is_there": float(facts.is_there), "takers": len(facts.takers), "others": facts.others}
+        figures = {"takers": len(facts.takers), "others": facts.others, "group": facts.group}
+        return {"is_there": float(facts.is_there), **figures}
 
     def drained(self) -> bool:
         """Always: nothing of others is kept here."""
@@ -83,32 +86,47 @@ class ExecutorService(NodeService):
     def variables(self, start: m.Start) -> Mapping[str, str]:
         """Where tasks ask for their turns; a job that names a place itself, or none, is let alone.
 
-        So is one of several tasks: by itself an executor knows one node, and would wait for its other workers.
+        So is one of several tasks, unless its nodes are a group: their executors would not know of its other workers.
         """
         spec = start.spec
-        if self._socket is None or spec.world_size > 1 or VARIABLE in spec.env or not self._socket.exists():
+        is_alone = spec.world_size > 1 and not spec.takes_turns
+        if self._socket is None or is_alone or VARIABLE in spec.env or not self._socket.exists():
             return {}
         return {VARIABLE: os.fspath(self._socket)}
 
     async def run(self) -> None:
         """Asks the executor once a second, until it is cancelled."""
         while True:
+            self._wake.clear()
             await self.look()
-            await asyncio.sleep(PERIOD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._wake.wait()
 
     async def look(self) -> None:
-        """Reads the executor's status once."""
+        """Reads the executor's status once, and passes on the node's group where it does not have that."""
         if self._admin is None or not self._admin.exists():
             self._lose("")
             return
         try:
             told = await admin.ask(self._admin, "status", timeout_s=ASK_LIMIT_S)
+            if await self._is_told(self._admin, int(told["pid"]), bool(told.get("listen"))):
+                told = await admin.ask(self._admin, "status", timeout_s=ASK_LIMIT_S)
             self._facts = self._facts_of(told)
             self._problem = ""
         except FarsideError as error:
             self._lose(str(error))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._lose(f"this is no executor's status: {error!r:.200}")
+
+    async def _is_told(self, socket: Path, pid: int, can_group: bool) -> bool:
+        """Passes the node's group on to the executor, if that has another one."""
+        order = self._order
+        if order is None or not can_group or self._carried == (order, pid):
+            return False
+        await admin.ask(socket, "group", timeout_s=ASK_LIMIT_S, group=msgspec.to_builtins(order.group))
+        self._carried = (order, pid)
+        return True
 
     def _lose(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -120,7 +138,13 @@ class ExecutorService(NodeService):
         workers = list(told["jobs"].values())
         tasks = [(self._task_of(int(one["pid"]), by_pid), one) for one in workers]
         takers = tuple(_taker(task, one) for task, one in tasks if task is not None)[: m.TURN_TAKERS_MAX]
-        return m.ExecutorFacts(is_there=True, takers=takers, others=len(workers) - len(takers))
+        return m.ExecutorFacts(
+            is_there=True,
+            listen=str(told.get("listen", "")),
+            group=int(told.get("group", 0)),
+            takers=takers,
+            others=len(workers) - len(takers),
+        )
 
     def _task_of(self, pid: int, by_pid: Mapping[int, TaskName]) -> TaskName | None:
         """The task that a process belongs to, by its parents; None: it is of no task here, or gone."""

@@ -14,6 +14,7 @@ from farside.agent.service.executor import VARIABLE, ExecutorService, TaskName
 from farside.agent.training.subtask import INIT_COMP, position_of
 from farside.training.loop.turns import EXECUTOR, SharedNode
 from tests.agent.frames import start as a_start
+from tests.support.ports import free_port
 from tests.support.waiting import until
 from tests.train.executors import executor
 
@@ -55,7 +56,7 @@ def test_where_no_executor_answers_nothing_is_said_of_turns(tmp_path: Path) -> N
     with executor(tmp_path):
         by = service(tmp_path)
         assert said(by).is_there
-        assert by.metrics() == {"is_there": 1.0, "takers": 0, "others": 0}
+        assert by.metrics() == {"is_there": 1.0, "takers": 0, "others": 0, "group": 0}
 
     assert said(by) == m.ExecutorFacts()
 
@@ -84,6 +85,37 @@ def test_a_task_is_told_where_to_ask_unless_it_says_so_itself_or_nobody_is_there
     assert none.variables(start) == {}
 
 
-def test_it_takes_no_orders(tmp_path: Path) -> None:
-    with pytest.raises(msgspec.MsgspecError):
-        service(tmp_path).obey(msgspec.Raw(b"{}"))
+def test_a_worker_of_a_group_of_nodes_is_told_where_to_ask(tmp_path: Path) -> None:
+    start = a_start("7.0")
+    (tmp_path / "x.sock").touch()
+
+    told = service(tmp_path).variables(replace(start, spec=replace(start.spec, world_size=2, takes_turns=True)))
+
+    assert told == {VARIABLE: str(tmp_path / "x.sock")}
+
+
+def test_an_executor_is_told_its_group_once_and_so_is_the_one_that_replaces_it(tmp_path: Path) -> None:
+    where = f"127.0.0.1:{free_port()}"
+    group = m.GroupOrder(epoch=5, node="a", nodes=("a", "b"), synchronizer=where, key=bytes(32))
+    with executor(tmp_path, "--group-listen", where) as shared:
+        by = service(tmp_path)
+        assert (said(by).listen, said(by).group) == (where, 0)
+
+        by.obey(msgspec.Raw(msgspec.json.encode(m.ExecutorOrder(group=group))))
+        assert said(by).group == shared.status()["group"] == 5
+        shared.kill()
+        until(lambda: shared.status() and shared.status()["group"] == 0, what="another executor")
+        assert said(by).group == 5
+
+        by.obey(msgspec.Raw(msgspec.json.encode(m.ExecutorOrder())))
+        assert said(by).group == 0
+    with executor(tmp_path):  # which other nodes can't reach
+        assert said(by) == m.ExecutorFacts(is_there=True)
+
+
+def test_what_is_no_order_is_refused(tmp_path: Path) -> None:
+    good = m.GroupOrder(epoch=5, node="a", nodes=("a", "b"), synchronizer="h:1", key=bytes(32))
+    for wrong in ({"nodes": ["a"]}, {"nodes": ["b", "c"]}, {"nodes": ["a", "a"]}, {"epoch": 0}, {"key": "AA"}):
+        order = {"group": msgspec.to_builtins(good) | wrong}
+        with pytest.raises(msgspec.MsgspecError):
+            service(tmp_path).obey(msgspec.Raw(msgspec.json.encode(order)))
