@@ -67,7 +67,7 @@ class GroupHost:
         self._job_gone(self._node, job)
 
     def close(self) -> None:
-        """Another group follows on this node: the others' links end, and nothing is told any more."""
+        """Another group follows on this node: the others' links end, and it says nothing more."""
         self._is_closed = True
         for ends in self._links.values():
             ends.close()

@@ -71,7 +71,12 @@ def submit(world: World, **more: Any) -> str:
 def timed(world: World, job: str, comp_s: float, net_s: float) -> None:
     """The node's executor says what an iteration of a job takes."""
     place = world.job(job)
-    world.does(TaskTimed(node=place.nodes[0], job_id=job, start=place.start, comp_s=comp_s, net_s=net_s))
+    machines = len(place.nodes)
+    world.does(
+        TaskTimed(
+            node=place.nodes[0], job_id=job, start=place.start, comp_s=comp_s, net_s=net_s, machines=machines,
+        )
+    )  # fmt: skip
 
 
 def runs_measured(world: World, comp_s: float, net_s: float, **more: Any) -> str:
@@ -80,6 +85,23 @@ def runs_measured(world: World, comp_s: float, net_s: float, **more: Any) -> str
         world.runs(job)
         timed(world, job, comp_s, net_s)
     return job
+
+
+AGGREGATOR = '{"cores": 1, "memory_bytes": 1073741824, "tcp": "0.0.0.0:9000", "takes_grants": true}'
+
+
+def grouping_nodes(nodes: int) -> World:
+    """Nodes that can be a group of several."""
+    world = a_world(nodes)
+    for at in range(nodes):
+        listens = '{"is_there":true,"listen":"0.0.0.0:7690"}'
+        world.does(ServiceChanged(node=f"n{at}", name=EXECUTOR, raw=listens))
+        world.does(ServiceChanged(node=f"n{at}", name="aggregator", raw=AGGREGATOR))
+    return world
+
+
+def together(world: World) -> dict[tuple[str, ...], tuple[str, ...]]:
+    return {group.nodes: group.jobs for group in world.state.colocation.groups}
 
 
 def groups(world: World) -> dict[str, tuple[str, ...]]:
@@ -362,14 +384,17 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.parametrize("workers", ["", "1-3"])
 @settings(max_examples=60, deadline=None)
-@given(OPERATIONS)
-def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(steps: list[tuple[str, int, tuple[float, float]]]) -> None:
-    world = a_world(nodes=3)
+@given(steps=OPERATIONS)
+def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(
+    workers: str, steps: list[tuple[str, int, tuple[float, float]]]
+) -> None:
+    world = grouping_nodes(3) if workers else a_world(nodes=3)
     for what, which, (comp_s, net_s) in steps:
         world.now_s += 1.0
         entries = len(world.log)
-        _do(world, what, which, comp_s, net_s)
+        _do(world, what, which, comp_s, net_s, workers)
         _is_sound(world, entries)
     for reservation in [*world.state.maintenance]:
         world.does(ReservationCancelled(reservation_id=reservation, by="root"))
@@ -392,12 +417,13 @@ def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(steps: list[tuple[st
     assert [*violations(world.log)] == []
 
 
-def _do(world: World, what: str, which: int, comp_s: float, net_s: float) -> None:
+def _do(world: World, what: str, which: int, comp_s: float, net_s: float, workers: str) -> None:
     running = [one.job_id for one in world.state.live_jobs() if one.phase is Phase.RUNNING]
     live = [one.job_id for one in world.state.live_jobs()]
     node = f"n{which % 3}"
     if what == "come":
-        submit(world, time_limit_s=(0.0, 20.0, 1000.0)[which % 3])
+        asked = workers and ("", workers, "2")[which % 3]
+        submit(world, time_limit_s=(0.0, 20.0, 1000.0)[which // 3], workers=asked)
     elif what == "rest":
         let_go(world)
     elif what == "lead":
@@ -423,15 +449,16 @@ def _do(world: World, what: str, which: int, comp_s: float, net_s: float) -> Non
 
 def _is_sound(world: World, entries: int) -> None:
     """``entries``: of the log, before the last step."""
-    planned = world.state.colocation.node_of
+    planned = world.state.colocation.nodes_of
     for entry in world.log[entries:]:
         if isinstance(entry.event, JobAllocated):
             limit_s = world.state.jobs[entry.event.job_id].spec.time_limit_s or math.inf
-            reserved = [one for one in world.state.maintenance.values() if entry.event.places[0].node in one.nodes]
+            nodes = {place.node for place in entry.event.places}
+            reserved = [one for one in world.state.maintenance.values() if nodes & {*one.nodes}]
             assert all(one.end_s <= world.now_s or world.now_s + limit_s <= one.begin_s for one in reserved)
     for job in world.state.live_jobs():
         if job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING):
-            assert planned.get(job.job_id) == job.nodes[0]
+            assert planned.get(job.job_id) == job.nodes
     assert all(job in planned for job in world.state.colocation.measuring)
 
 
@@ -546,7 +573,7 @@ def test_report_and_table_show_a_plan_to_whom_its_jobs_are() -> None:
     (mine,) = view.report({}, lambda job: job == first, world.state.colocation).groups
     whole = view.report({}, lambda _: True, world.state.colocation)
 
-    assert mine.plan == view.Plan(jobs=[first], others=1, measuring=None, bound="cpu", predicted_s=2.0)
+    assert mine.plan == view.Plan(jobs=[first], others=1, measuring=None, bound="cpu", predicted_s=2.0, nodes=["n0"])
     assert view.report({}, lambda job: job == first, world.state.colocation).reason == ""
     assert whole.reason.startswith(f"job {second} was measured")
     console = Console(file=io.StringIO(), width=120)
@@ -705,5 +732,5 @@ def test_a_job_that_was_to_start_where_it_is_too_late_now_goes_elsewhere() -> No
 
     let_go(world)
 
-    assert world.state.colocation.node_of.get(second) in (None, "n0")
+    assert world.state.colocation.nodes_of.get(second) in (None, ("n0",))
     assert not [*violations(world.log)]

@@ -1,6 +1,8 @@
 """A program of `farside train` as co-located jobs of a sandbox: grouped, moved or not, with the model it has alone."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farside import admin
 from farside.sandbox.control import kill_manager, start_manager
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.job_commands import asked, farside, until_job
@@ -24,26 +27,30 @@ from farside import training
 
 out, pause_s, last = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 rows = np.arange(800.0).reshape(8, -1, 20) / 7
-with training.begin(rows, keys={"sum": (20,)}, iterations=100_000) as job:
+with training.begin(rows, keys={"sum": (20,), "ends": np.zeros((), np.int64)}, iterations=100_000) as job:
     centre = job.model.setdefault("centre", np.zeros(20))
     while job.goes_on():
-        centre += 0.1 * job.pull()["sum"] / rows.size
+        total = job.pull()
+        centre += 0.1 * total["sum"] / rows.size
         time.sleep(pause_s)
-        job.push({"sum": sum((block.data - centre).sum(axis=0) for block in job.blocks())})
+        ends = int(out.with_name("end").exists())
+        job.push({"sum": sum((block.data - centre).sum(axis=0) for block in job.blocks()), "ends": ends})
         done = job.iteration
-        if done == last or out.with_name("end").exists():
+        if done == last or total["ends"]:  # the same sums at all workers
             job.finish()
     job.pull()
-    np.savez(out, centre=centre, last=done)
+    if job.rank == 0:
+        np.savez(out, centre=centre, last=done)
 """
 
 
-def submit(session: Session, folder: Path, name: str) -> str:
+def submit(session: Session, folder: Path, name: str, **more: object) -> str:
     home, file = folder / name, folder / f"{name}.toml"
     home.mkdir()
     words = ["train", str(folder / "program.py"), str(home / "model.npz"), "0.1", "100001"]
     command = [sys.executable, "-m", "farside", *words]
     keys = {"command": command, "colocate": True, "memory": "256MiB", "checkpoint_dir": str(home), "cwd": str(home)}
+    keys |= more
     file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     return farside(session, "submit", "--quiet", str(file))
 
@@ -79,9 +86,58 @@ def test_programs_are_grouped_by_a_manager_that_is_killed_and_end_with_the_model
     assert after[1] == before[1]
     assert "iteration as decided" in table
     for name in jobs:
-        with np.load(tmp_path / name / "model.npz") as model:
-            alone = tmp_path / f"{name}.npz"
-            assert ended(train(tmp_path / "program.py", alone, "0", int(model["last"])))[0] == 0
-            with np.load(alone) as expected:
-                assert model["last"] == expected["last"]
-                assert model["centre"].tobytes() == expected["centre"].tobytes()
+        assert_as_alone(tmp_path, name)
+
+
+def assert_as_alone(folder: Path, name: str, *how: object) -> None:
+    """A job's model has the bits of one that had all to itself."""
+    with np.load(folder / name / "model.npz") as model:
+        alone = folder / f"{name}.npz"
+        code, _, errors = ended(train("file", *how, folder / "program.py", alone, "0", int(model["last"])))
+        assert code == 0, errors
+        with np.load(alone) as expected:
+            assert model["last"] == expected["last"]
+            assert model["centre"].tobytes() == expected["centre"].tobytes()
+
+
+def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_end_as_each_alone(
+    tmp_path: Path,
+) -> None:
+    def groups() -> list[Any]:
+        return list(asked(session, "groups")["groups"])
+
+    def both_take_turns() -> dict[str, Any] | None:
+        """The plan, once both jobs have had turns on both nodes, whose executors are in its group."""
+        there = [group for group in groups() if group["plan"] and len(group["plan"]["jobs"]) == 2]
+        turns = [{one["job"] for one in group["jobs"] if one["turns"] > one["let_through"]} for group in there]
+        are_one = all(group["turns_epoch"] == group["plan"]["epoch"] for group in there)
+        return there[0]["plan"] if turns == [{*jobs.values()}] * 2 and are_one else None
+
+    def executor_pid() -> int:
+        found = admin.call(session.state / "executors" / "x2" / "admin.sock", "status")
+        return int(found["pid"]) if found["group"] else 0
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    wanted = ("--cluster", "2x1", "--executors", "2", "--aggregators", "2", "--donors", "1", "--size", "64MiB")
+    with open_sandbox(wanted) as session:
+        jobs = {name: submit(session, tmp_path, name, workers="2") for name in ("first", "second")}
+        plan = until(both_take_turns, what="turns of both on both nodes", deadline_s=DEADLINE_S, every_s=0.2)
+        assert plan is not None
+        before = executor_pid()
+        os.kill(before, signal.SIGKILL)
+        until(lambda: executor_pid() not in (0, before), what="the next executor in the group", deadline_s=DEADLINE_S)
+        kill_manager(session.state)
+        start_manager(session.state)
+        after = until(lambda: [group["plan"] for group in groups() if group["plan"]], what="groups", deadline_s=60)
+        table = farside(session, "groups")
+        for name, job in jobs.items():
+            until_job(session, job, "running", deadline_s=DEADLINE_S)
+            (tmp_path / name / "end").touch()
+            found = until_job(session, job, "done", "failed", deadline_s=DEADLINE_S)
+            assert (found["state"], found["failures"]) == ("done", 0)
+
+    assert plan["nodes"] == ["n1", "n2"]
+    assert all((one["nodes"], one["epoch"]) == (plan["nodes"], plan["epoch"]) for one in after)
+    assert "n1 n2" in table
+    for name in jobs:
+        assert_as_alone(tmp_path, name, "--workers", 2)

@@ -311,9 +311,14 @@ def plan_of(state: Aggregation, job: JobChunks, addresses: Mapping[str, str], se
 def _address(state: Aggregation, number: int, place: int, addresses: Mapping[str, str]) -> AggregatorAddress:
     node = state.node_of(number)
     offer = state.offers.get(node, Offer())
-    host, _, port = offer.tcp.rpartition(":")
-    tcp = f"{_in_brackets(addresses.get(node, '127.0.0.1'))}:{port}" if host in _ANY_HOSTS else offer.tcp
+    tcp = reached_at(offer.tcp, addresses.get(node, "127.0.0.1"))
     return AggregatorAddress(number=place, unix=offer.unix, tcp=tcp, machine=offer.machine)
+
+
+def reached_at(tcp: str, address: str) -> str:
+    """HOST:PORT where others reach what listens there on a node with this address; empty: nowhere."""
+    host, _, port = tcp.rpartition(":")
+    return f"{_in_brackets(address)}:{port}" if host in _ANY_HOSTS else tcp
 
 
 def _in_brackets(host: str) -> str:

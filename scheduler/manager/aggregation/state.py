@@ -194,7 +194,7 @@ class Run(Struct, frozen=True, kw_only=True):
 class Offer(Struct, frozen=True, kw_only=True):
     """What a node's Aggregator offers, and where it is reached; ``machine`` is equal on one host. 0 cores: nothing.
 
-    ``problem``: why what it says it offers is not taken.
+    ``problem``: why what it says it offers is not taken. ``takes_grants``: it serves jobs whose key alone it is told.
     """
 
     cores: int = 0
@@ -203,6 +203,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     tcp: str = ""
     machine: str = ""
     problem: str = ""
+    takes_grants: bool = False
 
 
 class Measured(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from farside.scheduler.manager.api.idempotency import Key
 from farside.scheduler.manager.api.openapi_document import lists, says, takes
 from farside.scheduler.manager.api.route_arguments import OwnJob, Person, Shared
 from farside.scheduler.manager.auth.caller import Caller
-from farside.scheduler.manager.decider.colocated import size_of
+from farside.scheduler.manager.decider.colocated import can_group, size_of
 from farside.scheduler.manager.decider.launch import FIRST_PORT
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.model.accounts import charged, quota_problems
@@ -280,6 +280,10 @@ def colocation_problems(spec: JobSpec, state: LiveState, set_aside: frozenset[st
         return ["colocate: no node that is set aside for such jobs has joined; an operator starts an agent there"]
     too_large = size_of(state, set_aside).problems(spec.threads, spec.memory_bytes)
     problems = [f"{key}: {why}; ask for less" for key, why in too_large]
+    least, able = spec.worker_range[0], can_group(state, set_aside)
+    if least > max(able, 1):
+        has = f"{able} of the nodes that are set aside can be a group: each needs an executor with --group-listen"
+        problems.append(f"workers: it asks for {least}, and {has} and an Aggregator with a tcp address; ask for fewer")
     if not any(node.services.get(EXECUTOR) for node in nodes):
         problems.append("colocate: no node for such jobs has an executor; an operator starts `farside executor` there")
     return problems

@@ -125,7 +125,9 @@ def _aggregation(live: LiveState) -> Iterator[_Figure]:
 def _colocation(live: LiveState) -> Iterator[_Figure]:
     gauge, state = GaugeMetricFamily, live.colocation
     yield gauge, "colocated_jobs", "Co-located jobs that are not over.", len(state.jobs)
-    yield gauge, "colocated_groups", "Nodes that have co-located jobs.", len(state.groups)
+    yield gauge, "colocated_groups", "Groups of co-located jobs.", len(state.groups)
+    machines = sum(len(group.nodes) for group in state.groups)
+    yield gauge, "colocated_machines", "Nodes that have co-located jobs.", machines
     yield gauge, "colocated_jobs_measuring", "Co-located jobs whose times are not known yet.", len(state.measuring)
     text = "Measured co-located jobs that no group has."
     yield gauge, "colocated_jobs_waiting", text, sum(job in state.jobs for job in state.waiting)
@@ -138,7 +140,7 @@ def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str])
 def _groups(facts: Mapping[str, ExecutorFacts], planned: Colocation) -> Metric:
     """An iteration of the jobs that take turns on a node, by equation 1 now, as decided, and as measured."""
     rows: list[tuple[tuple[str, str], float | None]] = []
-    rows += [((group.node, "planned"), group.predicted_s) for group in planned.groups]
+    rows += [((node, "planned"), group.predicted_s) for group in planned.groups for node in group.nodes]
     for group in report(facts, lambda _: False).groups:
         rows += [((group.node, "predicted"), group.predicted_s), ((group.node, "measured"), group.measured_s)]
     text = "An iteration of all jobs that take turns on a node."

@@ -1,7 +1,8 @@
 """What a node's report of its turns means for the log: times of co-located jobs that are news. PURE."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from farside.agent.messages import TurnTaker
 from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
@@ -24,9 +25,16 @@ class Written:
 
 
 def timed(
-    state: Colocation, node: str, takers: Iterable[TurnTaker], at_s: float, written: dict[str, Written]
+    state: Colocation,
+    node: str,
+    takers: Iterable[TurnTaker],
+    at_s: float,
+    written: dict[str, Written],
+    machines: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[TaskTimed]:
     """News of the jobs that take turns on a node: at most 32 a day of a job that stays in its group.
+
+    Of a group of several nodes the first one's count: they are alike, and no worker begins a step before all others.
 
     Args:
         state: What the log has.
@@ -34,12 +42,15 @@ def timed(
         takers: Of its tasks alone; those that are no co-located jobs are passed over.
         at_s: When it was said, by the node's clock.
         written: By job, the last news of it; kept up here.
+        machines: By job, how many nodes it runs on; one, where it says nothing.
     """
     here = {job: group.jobs for group in state.groups if group.node == node for job in group.jobs}
     for job in written.keys() - here.keys():
         del written[job]
     for one in takers:
-        known, last = state.times.get(one.job), written.get(one.job)
+        count, last = machines.get(one.job, 1), written.get(one.job)
+        times = state.times.get(one.job)
+        known = None if times is None else times.on(count)
         if one.job not in state.jobs or one.comp_s <= 0 or one.job not in here:
             continue
         is_same = last is not None and (last.start, last.group) == (one.start, here[one.job])
@@ -50,8 +61,9 @@ def timed(
         period_s = min(2 * last.period_s, PERIOD_MOST_S) if last is not None and is_same else PERIOD_S
         written[one.job] = Written(start=one.start, group=here[one.job], at_s=at_s, period_s=period_s)
         yield TaskTimed(
-            node=node, job_id=one.job, start=one.start, comp_s=one.comp_s, net_s=one.net_s, iteration_s=one.iteration_s
-        )
+            node=node, job_id=one.job, start=one.start, comp_s=one.comp_s, net_s=one.net_s, iteration_s=one.iteration_s,
+            machines=count,
+        )  # fmt: skip
 
 
 def _is_near(now: TurnTaker, then: JobTimes) -> bool:

@@ -1,22 +1,28 @@
 """Groups of the manager's co-located jobs: what changes when one comes, is measured, or ends. PURE.
 
 How it works
-  Each job runs on one node, and the jobs of a node are a group. The decisions are those that the simulator makes
-  (`farside.scheduler.sharing.colocation.regroup`); here they are asked with jobs whose times are measured, not known:
+  Each job has a worker on each node of its group, which is one node unless its jobs may have several. The decisions are
+  those that the simulator makes (`farside.scheduler.sharing.colocation.regroup`); here they are asked with jobs whose
+  times are measured, not known:
 
   * A job that nobody has measured gets a free node, or joins the smallest group in which no other is measured. Such a
-    group is left as it is meanwhile.
+    group is left as it is meanwhile. One that may have several nodes is measured on two where they are free: on one
+    nothing of it crosses the network. Measured on one it stays there, until it is alone there and another is free.
   * Once its times are known it goes where it keeps most machines busy: it stays unless another place is better by more
     than `RegroupRules.near_best`, and waits where it would keep none busier.
   * When a job ends, one like it takes its place, or one that waits joins, or jobs move, by the rules for that event.
 
   Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others. Those that
-  will be closed get only jobs that are over by then; so jobs change places only among nodes that close together.
+  will be closed get only jobs that are over by then; so jobs change places only among nodes that close together. Nodes
+  that can't be in a group of several have groups of one.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from msgspec.structs import replace as replace_struct
 
 from farside.group_time import WorkProfile
 from farside.scheduler.manager.colocation.node_size import NodeSize
@@ -25,6 +31,10 @@ from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
 from farside.units import format_bytes
 
+Nodes = tuple[str, ...]
+"""Of a group, in the order of workers."""
+_Pool = tuple[float, bool]
+"""When nodes close, and whether they can be in a group of several: jobs change places only within such a pool."""
 NO_GAIN = "it would keep no more machines busy beside the jobs that run"
 
 
@@ -53,14 +63,14 @@ class Candidate:
     """A job that is not over.
 
     Attributes:
-        node: Where it holds something, and need not leave it by another's will than the plan's; empty: nowhere.
+        nodes: Where it holds something, and need not leave it by another's will than the plan's; empty: nowhere.
         may_start: It may be given a node.
         threads: CPUs that it computes with.
         since_s: Since when it waits, or runs.
         ends_s: When it is over at the latest if it starts now; infinite: it may run for ever.
     """
 
-    node: str = ""
+    nodes: tuple[str, ...] = ()
     may_start: bool = False
     threads: int = 1
     since_s: float = 0.0
@@ -75,9 +85,11 @@ class Site:
         why_not: Why no co-located job may start there now; empty: one may.
         closes_s: Jobs that start there have to be over by then; infinite: it stays open.
         closes_why: Why it closes.
+        why_alone: Why it can't be in a group of several nodes; empty: it can.
     """
 
     why_not: str = ""
+    why_alone: str = ""
     closes_s: float = math.inf
     closes_why: str = ""
 
@@ -108,15 +120,15 @@ class _Sorted:
     """The jobs of the last plan and those that wait, as they are now.
 
     Attributes:
-        groups: By node, who stays there unless it is decided otherwise.
-        left: Who was in a group and is over, or may not start any more, by the node of the group.
+        groups: By nodes, who stays there unless it is decided otherwise.
+        left: Who was in a group and is over, or may not start any more, by the nodes of the group.
         timed: Who was placed to be measured, and has been.
         waiting: Measured jobs without a place.
         new: Jobs that nobody has measured, without a place.
     """
 
-    groups: dict[str, list[str]] = field(default_factory=dict)
-    left: list[tuple[str, str]] = field(default_factory=list)
+    groups: dict[Nodes, list[str]] = field(default_factory=dict)
+    left: list[tuple[Nodes, str]] = field(default_factory=list)
     timed: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
@@ -141,60 +153,73 @@ class _Planning:
         self._reasons: list[str] = []
 
     def _sort(self) -> _Sorted:
-        found, planned = _Sorted(), self._state.node_of
-        for job, node in planned.items():
+        found, planned = _Sorted(), self._state.nodes_of
+        for job, nodes in planned.items():
             one = self._outlook.jobs.get(job)
-            may_start = one is not None and one.may_start and self._takes(node, one)
-            if one is not None and (one.node == node or may_start):
-                found.groups.setdefault(node, []).append(job)
+            may_start = one is not None and one.may_start and self._takes(nodes, one)
+            if one is not None and (one.nodes == nodes or may_start):
+                found.groups.setdefault(nodes, []).append(job)
             else:
-                found.left.append((node, job))
+                found.left.append((nodes, job))
         gone = {job for _, job in found.left}
         for job, one in self._outlook.jobs.items():
             is_measured = job in self._state.times
             if job in planned and job not in gone:
-                found.timed += [job] if is_measured and job in self._state.measuring else []
+                is_timed = self._state.knows(job, len(planned[job])) and job in self._state.measuring
+                found.timed += [job] if is_timed else []
             elif self._may_be_placed(job, one):
                 (found.waiting if is_measured else found.new).append(job)
         return found
 
-    def _takes(self, node: str, job: Candidate) -> bool:
-        site = self._outlook.sites.get(node)
-        return site is not None and site.takes(job)
+    def _takes(self, nodes: Nodes, job: Candidate) -> bool:
+        """Whether a job may start on these nodes together."""
+        sites = [self._outlook.sites.get(node) for node in nodes]
+        return all(site is not None and site.takes(job) and not (site.why_alone and len(nodes) > 1) for site in sites)
 
     def _may_be_placed(self, job_id: str, job: Candidate) -> bool:
-        is_taken = any(self._takes(node, job) for node in self._names)
+        is_taken = any(self._takes((node,), job) for node in self._names)
         return job.may_start and is_taken and not self._outlook.problems(job_id)
 
     def plan(self) -> GroupsPlanned | None:
         """See `replan`."""
-        groups = {node: jobs for node, jobs in self._sorted.groups.items() if not self._is_open(node)}
+        groups = {nodes: jobs for nodes, jobs in self._sorted.groups.items() if not self._is_open(nodes)}
         waiting = self._sorted.waiting
-        for closes_s, nodes in self._pools():
-            fitting = [job for job in waiting if self._outlook.jobs[job].ends_s <= closes_s]
-            cluster = self._settled(self._cluster(nodes, fitting), nodes, is_first=math.isinf(closes_s))
-            groups |= self._named(cluster, nodes)
+        for at, ((closes_s, can_group), names) in enumerate(self._pools()):
+            fitting = [job for job in waiting if self._fits(job, closes_s, can_group)]
+            cluster = self._settled(self._cluster(names, fitting, can_group), names, is_first=not at)
+            groups |= self._named(cluster, names)
             waiting = [*cluster.waiting, *(job for job in waiting if job not in fitting)]
-        measuring = self._measure(groups)
+        measuring = self._measure(groups, tuple(waiting))
         return self._differs(groups, measuring, tuple(waiting))
 
-    def _pools(self) -> list[tuple[float, list[str]]]:
-        """Open nodes by when they close, those first that stay open for as long as any job may run."""
-        latest_s = max((job.ends_s for job in self._outlook.jobs.values()), default=0.0)
-        found: dict[float, list[str]] = {math.inf: []}
-        for node in filter(self._is_open, self._names):
-            closes_s = self._outlook.sites[node].closes_s
-            found.setdefault(closes_s if closes_s < latest_s else math.inf, []).append(node)
-        return sorted(found.items(), reverse=True)
+    def _fits(self, job: str, closes_s: float, can_group: bool) -> bool:
+        """Whether a job that waits may run on nodes of a pool."""
+        return self._outlook.jobs[job].ends_s <= closes_s and (can_group or self._state.workers_of(job)[0] == 1)
 
-    def _settled(self, cluster: Cluster, nodes: Sequence[str], *, is_first: bool) -> Cluster:
+    def _pools(self) -> list[tuple[_Pool, list[str]]]:
+        """Open nodes by their pool, those first that stay open for as long as any job may run."""
+        kept = {node for nodes in self._sorted.groups if not self._is_open(nodes) for node in nodes}
+        found: dict[_Pool, list[str]] = {}
+        for node in self._names:
+            if node not in kept and self._is_open((node,)):
+                found.setdefault(self._pool_of(node), []).append(node)
+        return sorted(found.items(), reverse=True) or [((math.inf, True), [])]
+
+    def _pool_of(self, node: str) -> _Pool:
+        site, latest_s = (
+            self._outlook.sites[node],
+            max((one.ends_s for one in self._outlook.jobs.values()), default=0.0),
+        )
+        return site.closes_s if site.closes_s < latest_s else math.inf, not site.why_alone
+
+    def _settled(self, cluster: Cluster, names: Sequence[str], *, is_first: bool) -> Cluster:
         """What follows on nodes of one pool for those that have left, were measured or wait."""
-        for node, job in self._sorted.left:
-            if node in nodes or (is_first and not self._is_open(node)):
-                cluster = self._ended(cluster, node, job)
+        for nodes, job in self._sorted.left:
+            if nodes[0] in names or (is_first and not self._is_open(nodes)):
+                cluster = self._ended(cluster, nodes, job)
         for job in self._sorted.timed:
-            node = self._state.node_of[job]
-            if node in nodes or (is_first and not self._is_open(node)):
+            nodes = self._state.nodes_of[job]
+            if nodes[0] in names or (is_first and not self._is_open(nodes)):
                 cluster = self._measured(cluster, job)
         fresh = [job for job in cluster.waiting if job not in self._state.waiting]
         if cluster.waiting and (fresh or cluster.free):
@@ -206,59 +231,67 @@ class _Planning:
 
     # ---- what the rules are asked with
 
-    def _is_open(self, node: str) -> bool:
-        """Whether the rules may change the group of a node: jobs may start there, and all that run are measured."""
-        site = self._outlook.sites.get(node)
-        is_closed = site is None or bool(site.why_not) or site.closes_s <= self._outlook.now_s
-        return not is_closed and all(job in self._state.times for job in self._sorted.groups.get(node, ()))
+    def _is_open(self, nodes: Nodes) -> bool:
+        """Whether the rules may change the group of nodes: jobs may start there, and all that run are measured."""
+        sites = [self._outlook.sites.get(node) for node in nodes]
+        if any(site is None or site.why_not or site.closes_s <= self._outlook.now_s for site in sites):
+            return False
+        if len(nodes) > 1 and {self._pool_of(node) for node in nodes} != {(self._pool_of(nodes[0])[0], True)}:
+            return False
+        return all(self._state.knows(job, len(nodes)) for job in self._sorted.groups.get(nodes, ()))
 
-    def _cluster(self, nodes: Sequence[str], waiting: Sequence[str]) -> Cluster:
+    def _in_pool(self, names: Sequence[str]) -> dict[int, Nodes]:
+        """By number, the nodes of groups that are on nodes of one pool alone, of those that have no job left too."""
+        every = {*self._sorted.groups, *(nodes for nodes, _ in self._sorted.left)}
+        return {self._names.index(nodes[0]) + 1: nodes for nodes in sorted(every) if {*nodes} <= {*names}}
+
+    def _cluster(self, names: Sequence[str], waiting: Sequence[str], can_group: bool) -> Cluster:
         """What the rules decide by: nodes of one pool, and the jobs that wait and that these would take."""
-        left = {node for node, _ in self._sorted.left}
         groups = [
-            RunningGroup(number=number, machines=1, jobs=tuple(jobs))
-            for number, node in enumerate(self._names, 1)
-            if node in nodes
             # That of a job that has left is there though it is empty: the rules for its end look at it.
-            and ((jobs := self._sorted.groups.get(node, [])) or node in left)
+            RunningGroup(number=number, machines=len(nodes), jobs=tuple(self._sorted.groups.get(nodes, ())))
+            for number, nodes in self._in_pool(names).items()
         ]
         jobs = [*(job for group in groups for job in group.jobs), *waiting]
         outlook, rules = self._outlook, self._outlook.rules
         old_s, young_s = outlook.now_s - rules.age_limit_s, outlook.now_s - rules.min_run_s
+        profiles = {job: profile for job in jobs if (profile := self._profile(job)) is not None}
+        if not can_group:
+            profiles = {job: replace(profile, machines_most=1) for job, profile in profiles.items()}
         return Cluster(
-            machines=len(nodes),
+            machines=len(names),
             groups=tuple(groups),
             waiting=tuple(waiting),
-            profiles={job: profile for job in jobs if (profile := self._profile(job)) is not None},
+            profiles=profiles,
             required=frozenset(job for job in waiting if outlook.jobs[job].since_s <= old_s),
             fixed=frozenset(job for group in groups for job in group.jobs if outlook.jobs[job].since_s > young_s)
-            | self._staying(nodes),
+            | self._staying(names),
             next_number=len(self._names) + 1,
         )
 
-    def _staying(self, nodes: Sequence[str]) -> frozenset[str]:
+    def _staying(self, names: Sequence[str]) -> frozenset[str]:
         """Jobs that run on nodes of one pool, and that none of these would take again."""
-        here = {node: self._sorted.groups.get(node, []) for node in nodes}
+        here = {nodes: found for nodes, found in self._sorted.groups.items() if {*nodes} <= {*names}}
         jobs = self._outlook.jobs
-        return frozenset(job for node, found in here.items() for job in found if not self._takes(node, jobs[job]))
+        return frozenset(job for nodes, found in here.items() for job in found if not self._takes(nodes, jobs[job]))
 
     def _profile(self, job: str) -> WorkProfile | None:
         return self._state.profile(job)
 
-    def _ended(self, cluster: Cluster, node: str, job: str) -> Cluster:
-        number = self._names.index(node) + 1 if node in self._outlook.sites else 0
+    def _ended(self, cluster: Cluster, nodes: Nodes, job: str) -> Cluster:
+        number, where = self._names.index(nodes[0]) + 1 if nodes[0] in self._outlook.sites else 0, _words(nodes)
         profile = self._profile(job)
         group = next((one for one in cluster.groups if one.number == number), None)
         if group is None or profile is None:
             # Its group is not the rules' to change, or nobody knows what it needed: its place is free, no more.
             rest = tuple(one for one in cluster.groups if one.jobs)
             change = self._regrouping.arrived(replace(cluster, groups=rest), cluster.waiting)
-            self._reasons.append(f"job {job} left {node}")
+            self._reasons.append(f"job {job} left {where}")
         else:
             waiting = tuple(one for one in cluster.waiting if one != job)
             others = replace(cluster, waiting=waiting, required=cluster.required & set(waiting))
             change = self._regrouping.ended(others, number, profile)
-            self._reasons.append(f"job {job} left {node}: {change.why}")
+            self._reasons.append(f"job {job} left {where}: {change.why}")
             if waiting != cluster.waiting:  # its node was lost, and it waits itself
                 change = replace(change, cluster=replace(change.cluster, waiting=(job, *change.cluster.waiting)))
         return change.cluster
@@ -266,9 +299,9 @@ class _Planning:
     def _measured(self, cluster: Cluster, job: str) -> Cluster:
         """Where a job belongs now that its times are known."""
         group = next((one for one in cluster.groups if job in one.jobs), None)
-        node, one = self._state.node_of[job], self._outlook.jobs[job]
-        # Another job of its group is being measured, or the job could not start anew on its node.
-        if group is None or not self._takes(node, one):
+        nodes, one = self._state.nodes_of[job], self._outlook.jobs[job]
+        # Another job of its group is being measured, or the job could not start anew on its nodes.
+        if group is None or not self._takes(nodes, one):
             self._reasons.append(f"job {job} was measured")
             return cluster
         rest = tuple(one for one in group.jobs if one != job)
@@ -293,59 +326,111 @@ class _Planning:
 
     # ---- the plan
 
-    def _named(self, cluster: Cluster, nodes: Sequence[str]) -> dict[str, list[str]]:
-        """By node, the jobs of each group; a new group gets a free node, that of its jobs if it can."""
-        known = [group for group in cluster.groups if group.jobs and group.number <= len(self._names)]
-        taken = {self._names[group.number - 1]: list(group.jobs) for group in known}
-        free = [node for node in nodes if node not in taken]
-        was = self._state.node_of
+    def _named(self, cluster: Cluster, names: Sequence[str]) -> dict[Nodes, list[str]]:
+        """By nodes, the jobs of each group; a new group gets free nodes, those of its jobs if it can."""
+        before = self._in_pool(names)
+        known = [group for group in cluster.groups if group.jobs and group.number in before]
+        taken = {before[group.number]: list(group.jobs) for group in known}
+        free = [node for node in names if not any(node in nodes for nodes in taken)]
+        was = self._state.nodes_of
         for group in sorted(cluster.groups, key=lambda one: one.number):
             if not group.jobs or group in known:
                 continue
-            node = max(free, key=lambda name: (sum(was.get(job) == name for job in group.jobs), -free.index(name)))
-            free.remove(node)
-            taken[node] = list(group.jobs)
+            shared = {node: sum(node in was.get(job, ()) for job in group.jobs) for node in free}
+            nodes = tuple(sorted(sorted(free, key=lambda node: -shared[node])[: group.machines]))
+            free = [node for node in free if node not in nodes]
+            taken[nodes] = list(group.jobs)
         return taken
 
-    def _measure(self, groups: dict[str, list[str]]) -> tuple[str, ...]:
+    def _measure(self, groups: dict[Nodes, list[str]], waiting: Sequence[str]) -> tuple[str, ...]:
         """Places jobs that nobody has measured, one a group; returns all that are being measured."""
-        measuring = [job for jobs in groups.values() for job in jobs if job not in self._state.times]
+        left = list[str]()
         for job in self._sorted.new:
-            memory_bytes = self._state.jobs[job]
-            open_nodes = [
-                node
-                for node in self._names
-                if self._takes(node, self._outlook.jobs[job])
-                and all(one in self._state.times for one in groups.get(node, ()))
-                and memory_bytes + sum(self._state.jobs[one] for one in groups.get(node, ()))
-                <= self._grouping.memory_bytes
-            ]
-            if not open_nodes:
+            nodes = self._measured_on(job, groups)
+            if not nodes:
+                left.append(job)
                 continue
-            node = min(open_nodes, key=lambda name: len(groups.get(name, ())))
-            groups.setdefault(node, []).append(job)
-            measuring.append(job)
-            self._reasons.append(f"job {job} is measured on {node}")
+            groups.setdefault(nodes, []).append(job)
+            self._reasons.append(f"job {job} is measured on {_words(nodes)}")
+        if not left and not waiting:
+            self._measure_on_two(groups)
+        measuring = [job for nodes, jobs in groups.items() for job in jobs if not self._state.knows(job, len(nodes))]
         return tuple(sorted(measuring, key=self._order.__getitem__))
 
+    def _measured_on(self, job: str, groups: Mapping[Nodes, Sequence[str]]) -> Nodes:
+        """Where a job is measured: on one free node, on two if it may have two, in the smallest group, or nowhere."""
+        one, (least, most) = self._outlook.jobs[job], self._state.workers_of(job)
+        free, memory = self._free(job, groups), self._state.jobs
+        joined = [
+            nodes
+            for nodes, jobs in groups.items()
+            if least <= len(nodes) <= most
+            and self._takes(nodes, one)
+            and all(self._state.knows(other, len(nodes)) for other in jobs)
+            and sum(memory[other] for other in (job, *jobs)) <= self._grouping.memory_bytes
+        ]
+        counts = (max(least, 2), 1) if most > 1 else (1,)
+        for count in (count for count in counts if count >= least):
+            # On one node it does not matter whether that can be in a group.
+            able = [node for node in free if count == 1 or not self._outlook.sites[node].why_alone]
+            if len(able) >= count:
+                return tuple(able[:count])
+            alike = [nodes for nodes in joined if (len(nodes) > 1) == (count > 1)]
+            if alike:
+                return min(alike, key=lambda nodes: (len(groups[nodes]), nodes))
+        return ()
+
+    def _free(self, job: str, groups: Mapping[Nodes, Sequence[str]]) -> list[str]:
+        """Nodes without a group that take a job."""
+        taken = {node for nodes, jobs in groups.items() if jobs for node in nodes}
+        one = self._outlook.jobs[job]
+        return [node for node in self._names if node not in taken and self._takes((node,), one)]
+
+    def _measure_on_two(self, groups: dict[Nodes, list[str]]) -> None:
+        """A job that is alone on one node, and was measured there alone though it may have more, gets a second one."""
+        young_s = self._outlook.now_s - self._outlook.rules.min_run_s
+        for nodes, jobs in list(groups.items()):
+            job = jobs[0]
+            is_known = self._state.knows(job, 1) and not self._state.knows(job, 2)
+            if len(nodes) > 1 or len(jobs) > 1 or not is_known or self._state.workers_of(job)[1] < 2:
+                continue
+            one = self._outlook.jobs[job]
+            able = [node for node in self._free(job, groups) if not self._outlook.sites[node].why_alone]
+            both = tuple(sorted((*nodes, *able[:1])))
+            if one.since_s <= young_s and able and self._takes(both, one):
+                del groups[nodes]
+                groups[both] = jobs
+                self._reasons.append(f"job {job} is measured on {_words(both)}")
+
     def _differs(
-        self, groups: dict[str, list[str]], measuring: tuple[str, ...], waiting: tuple[str, ...]
+        self, groups: dict[Nodes, list[str]], measuring: tuple[str, ...], waiting: tuple[str, ...]
     ) -> GroupsPlanned | None:
-        planned = tuple(self._group(node, jobs) for node, jobs in sorted(groups.items()) if jobs)
-        now = [(group.node, group.jobs) for group in planned]
-        was = [(group.node, group.jobs) for group in self._state.groups]
+        planned = tuple(self._groups(groups))
+        now = [(group.nodes, group.jobs) for group in planned]
+        was = [(group.nodes, group.jobs) for group in self._state.groups]
         is_same = now == was and measuring == self._state.measuring
         if is_same and set(waiting) <= set(self._state.waiting):
             return None
         reason = "; ".join(self._reasons) or (f"job {waiting[-1]}: {NO_GAIN}" if waiting else "nodes have changed")
         return GroupsPlanned(groups=planned, measuring=measuring, waiting=waiting, reason=reason[:400])
 
-    def _group(self, node: str, jobs: list[str]) -> PlannedGroup:
-        ordered = tuple(sorted(jobs, key=self._order.__getitem__))
-        time = self._state.time_of(ordered)
-        if time is None:
-            return PlannedGroup(node=node, jobs=ordered)
-        return PlannedGroup(node=node, jobs=ordered, predicted_s=time.iteration_s, bound=time.bound)
+    def _groups(self, groups: Mapping[Nodes, Sequence[str]]) -> Iterator[PlannedGroup]:
+        """Groups as they are planned; one of several nodes keeps its epoch as long as it has these."""
+        known = {group.nodes: group.epoch for group in self._state.groups}
+        fresh = itertools.count(self._state.epoch + 1)
+        for nodes, jobs in sorted(groups.items()):
+            if not jobs:
+                continue
+            ordered = tuple(sorted(jobs, key=self._order.__getitem__))
+            first, *beside = nodes
+            epoch = (known.get(nodes) or next(fresh)) if beside else 0
+            group = PlannedGroup(node=first, beside=tuple(beside), epoch=epoch, jobs=ordered)
+            time = self._state.time_of(ordered, len(nodes))
+            yield group if time is None else replace_struct(group, predicted_s=time.iteration_s, bound=time.bound)
+
+
+def _words(nodes: Nodes) -> str:
+    return ", ".join(nodes)
 
 
 def why_waiting(outlook: Outlook, job_id: str) -> str:
@@ -364,17 +449,24 @@ def why_waiting(outlook: Outlook, job_id: str) -> str:
     too_large = outlook.problems(job_id)
     if too_large:
         return f"{'; '.join(too_large)}: cancel it and ask for less, or an operator sets larger nodes aside"
+    least = outlook.state.workers_of(job_id)[0]
+    able = [name for name, site in sites if name not in closed and not site.why_alone]
+    if len(able) < least > 1:
+        alone = "".join(f"; {name}: {closed.get(name) or site.why_alone}" for name, site in sites if name not in able)
+        return f"it needs {least} nodes that can be a group, and {len(able)} of those that are set aside can{alone}"
     return _why_beside(outlook, job_id, [name for name in outlook.sites if name not in closed])
 
 
 def _why_beside(outlook: Outlook, job_id: str, nodes: Sequence[str]) -> str:
     """Why a job that a node would take has no place beside those that run on these nodes."""
     state, asked = outlook.state, outlook.state.jobs[job_id]
-    taken = {group.node: sum(state.jobs.get(job, 0) for job in group.jobs) for group in state.groups}
+    taken = {node: sum(state.jobs.get(job, 0) for job in one.jobs) for one in state.groups for node in one.nodes}
     free_bytes = max(outlook.size.memory_bytes - taken.get(node, 0) for node in nodes)
     if asked > free_bytes and outlook.size.memory_bytes:
         has = f"more than {format_bytes(free_bytes)} left" if free_bytes > 0 else "any left"
         return f"it asks for {format_bytes(asked)} of memory, and no node has {has} beside the jobs that run there"
     if job_id in state.times:
         return NO_GAIN
+    if state.workers_of(job_id)[0] > 1:
+        return "it has to be measured first, and neither enough nodes are free nor has a group of so many room for it"
     return "it has to be measured first, and each node that has memory for it measures another job"

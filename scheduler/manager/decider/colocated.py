@@ -6,11 +6,8 @@ process has gone. The cycle knows neither these jobs nor the GPUs of their nodes
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from farside.agent.messages import EXECUTOR, ExecutorFacts
 from farside.group_time import BOUND_WORDS
 from farside.scheduler.manager.colocation.node_size import NodeSize, common_size
 from farside.scheduler.manager.colocation.plan import Candidate, ColocationRules, Outlook, Site, replan, why_waiting
@@ -29,8 +26,11 @@ def outlook_of(state: LiveState, now_s: float, rules: ColocationRules) -> Outloo
     nodes = [state.nodes[name] for name in sorted(rules.nodes) if name in state.nodes]
     size, reserved = size_of(state, rules.nodes), first_reservations(state, now_s)
     sites = {
-        node.name: _site(_why_not(state, node) or size.unlike(_size(node)), reserved.get(node.name)) for node in nodes
-    }
+        node.name: _site(
+            _why_not(state, node) or size.unlike(_size(node)), why_alone(state, node), reserved.get(node.name)
+        )
+        for node in nodes
+    }  # fmt: skip
     jobs = {job_id: _candidate(state, state.jobs[job_id], now_s) for job_id in state.colocation.jobs}
     return Outlook(state=state.colocation, size=size, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
 
@@ -44,10 +44,10 @@ def _size(node: LiveNode) -> NodeSize:
     return NodeSize(cpus=node.cpus, memory_bytes=node.memory_bytes)
 
 
-def _site(why_not: str, reserved: Maintenance | None) -> Site:
+def _site(why_not: str, why_alone: str, reserved: Maintenance | None) -> Site:
     if reserved is None:
-        return Site(why_not=why_not)
-    return Site(why_not=why_not, closes_s=reserved.begin_s, closes_why=words_of(reserved))
+        return Site(why_not=why_not, why_alone=why_alone)
+    return Site(why_not=why_not, why_alone=why_alone, closes_s=reserved.begin_s, closes_why=words_of(reserved))
 
 
 def _why_not(state: LiveState, node: LiveNode) -> str:
@@ -64,13 +64,29 @@ def _why_not(state: LiveState, node: LiveNode) -> str:
 
 def has_executor(node: LiveNode) -> bool:
     """Whether its agent says that an executor answers there; one of the version before says nothing of it."""
-    raw = node.services.get(EXECUTOR, "")
-    return bool(raw) and msgspec.json.decode(raw, type=ExecutorFacts).is_there
+    return node.executor.is_there
+
+
+def why_alone(state: LiveState, node: LiveNode) -> str:
+    """Why a node can't be in a group of several; empty: it can. Agents of the version before say nothing of it."""
+    if not node.executor.listen:
+        return "its executor takes no links of other nodes: start it with --group-listen HOST:PORT, or update the agent"
+    offer = state.aggregation.offers.get(node.name)
+    if offer is None or not offer.cores or not offer.tcp:
+        return "no Aggregator there is reached by other nodes: start `farside aggregator` with a tcp address"
+    if not offer.takes_grants:
+        return "its Aggregator or its agent is of the version before: update it"
+    return ""
+
+
+def can_group(state: LiveState, set_aside: frozenset[str]) -> int:
+    """How many of the nodes that are set aside can be in a group of several, whether they take jobs now or not."""
+    return sum(name in state.nodes and not why_alone(state, state.nodes[name]) for name in set_aside)
 
 
 def _candidate(state: LiveState, job: LiveJob, now_s: float) -> Candidate:
     return Candidate(
-        node=job.nodes[0] if is_holding(job) and job.nodes else "",
+        nodes=job.nodes if is_holding(job) else (),
         may_start=may_wait(state, job),
         threads=job.spec.threads,
         since_s=job.since_s,
@@ -93,20 +109,19 @@ def next_events(state: LiveState, outlook: Outlook) -> tuple[Step, ...]:
 
 def _followed(state: LiveState) -> Iterator[Step]:
     grouped = state.colocation
-    node_of = grouped.node_of
+    nodes_of = grouped.nodes_of
     for job_id in grouped.jobs:
-        job, node = state.jobs[job_id], node_of.get(job_id, "")
-        there = job.nodes[0] if job.nodes else ""
-        if job.phase is Phase.WAITING and node and may_wait(state, job):
-            places = (log.NodeAllocation(node=node, gpus=0),)
+        job, nodes = state.jobs[job_id], nodes_of.get(job_id, ())
+        if job.phase is Phase.WAITING and nodes and may_wait(state, job):
+            places = tuple(log.NodeAllocation(node=node, gpus=0) for node in nodes)
             yield log.JobAllocated(job_id=job_id, places=places, reason=_why_there(state, job_id))
-        elif there == node:
+        elif job.nodes == nodes:
             continue
         elif job.phase is Phase.ALLOCATED:
-            yield log.AllocationReleased(job_id=job_id, reason=_why_elsewhere(state, node))
+            yield log.AllocationReleased(job_id=job_id, reason=_why_elsewhere(nodes))
         elif job.phase in (Phase.STARTING, Phase.RUNNING):
             yield log.JobStopping(
-                job_id=job_id, start=job.start, cause=log.StopCause.PREEMPTED, reason=_why_elsewhere(state, node)
+                job_id=job_id, start=job.start, cause=log.StopCause.PREEMPTED, reason=_why_elsewhere(nodes)
             )
 
 
@@ -117,15 +132,15 @@ def _why_there(state: LiveState, job_id: str) -> str:
     return f"{beside}, to be measured" if job_id in state.colocation.measuring else beside
 
 
-def _why_elsewhere(state: LiveState, node: str) -> str:
-    return f"{_PLAN_WORDS}: it {f'goes to {node}' if node else 'waits'}"
+def _why_elsewhere(nodes: Sequence[str]) -> str:
+    return f"{_PLAN_WORDS}: it {'goes to ' + ', '.join(nodes) if nodes else 'waits'}"
 
 
 def explain(state: LiveState, now_s: float, rules: ColocationRules, job: LiveJob) -> tuple[str, ...]:
     """Why a co-located job waits."""
     group = state.colocation.group_of(job.job_id)
     if group is not None:
-        return (f"it is to start on {group.node}",)
+        return (f"it is to start on {', '.join(group.nodes)}",)
     return (why_waiting(outlook_of(state, now_s, rules), job.job_id),)
 
 
@@ -135,7 +150,9 @@ def group_lines(state: LiveState, job: LiveJob) -> Iterator[str]:
     if group is None or job.is_over:
         return
     count = len(group.jobs) - 1
-    line = f"group on {group.node}: " + (f"{count} other job{'s' if count > 1 else ''}" if count else "no other job")
+    line = f"group on {', '.join(group.nodes)}: " + (
+        f"{count} other job{'s' if count > 1 else ''}" if count else "no other job"
+    )
     if group.predicted_s is None or group.bound is None:
         yield line + "; not all of them are measured"
     else:

@@ -104,7 +104,7 @@ def _submitted(state: LiveState, event: log.JobSubmitted, entry: log.Entry) -> T
         if event.spec.aggregation:
             state.aggregation.want(job_id, event.spec.aggregators)
         if event.spec.colocate:
-            state.colocation.submitted(job_id, int(event.spec.memory_bytes))
+            state.colocation.submitted(job_id, int(event.spec.memory_bytes), event.spec.worker_range)
         state.jobs[job_id] = LiveJob(
             job_id=job_id,
             sequence=state.next_sequence,

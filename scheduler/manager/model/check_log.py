@@ -18,6 +18,7 @@ _Process = tuple[str, int, int]  # job, start, rank
 class _Job:
     may_be_cancelled: bool  # it waits for others, or somebody asked for its end
     is_colocated: bool = False
+    workers: tuple[int, int] = (1, 1)  # nodes that a co-located one may have, fewest and most
     places: tuple[log.NodeAllocation, ...] = ()  # given, and not started on yet
     nodes: list[tuple[str, ...]] = field(default_factory=list)  # of each start, by rank
     started_at: int = 0
@@ -65,7 +66,9 @@ class _Check:
     pool: dict[str, int] = field(default_factory=dict)  # number of each node's Aggregator, while the pool has it
     aggregators: dict[str, int] = field(default_factory=dict)  # of all that it ever had
     models: dict[str, _Model] = field(default_factory=dict)
-    groups: dict[str, str] = field(default_factory=dict)  # by co-located job of the last plan, its node
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by co-located job, the nodes of its group
+    epochs: dict[tuple[str, ...], int] = field(default_factory=dict)  # of the last plan's groups of several nodes
+    last_epoch: int = 0
 
 
 def violations(entries: Iterable[log.Entry], *, is_complete: bool = False) -> Iterator[str]:
@@ -243,27 +246,48 @@ def _sized(check: _Check, event: log.PoolSized) -> Iterator[str]:
 def _submitted(check: _Check, event: log.JobSubmitted) -> None:
     ids = [str(check.number)] if event.count == 1 else [f"{check.number}_{at}" for at in range(event.count)]
     check.number += 1
-    is_colocated = event.spec.colocate
+    least, _, most = (event.spec.workers or "1").partition("-")
     check.jobs.update(
-        (job_id, _Job(may_be_cancelled=bool(event.spec.after), is_colocated=is_colocated)) for job_id in ids
+        (
+            job_id,
+            _Job(
+                may_be_cancelled=bool(event.spec.after),
+                is_colocated=event.spec.colocate,
+                workers=(int(least), int(most or least)),
+            ),
+        )
+        for job_id in ids
     )
 
 
 def _grouped(check: _Check, event: log.GroupsPlanned) -> Iterator[str]:
     check.groups, nodes = {}, set[str]()
+    before, check.epochs, epochs = check.epochs, {}, set[int]()
     for group in event.groups:
-        if group.node in nodes:
-            yield f"node {group.node} has two groups"
-        nodes.add(group.node)
-        if group.node not in check.boots:
-            yield f"a group is on node {group.node}, which never joined"
+        together = (group.node, *group.beside)
+        for node in together:
+            if node in nodes:
+                yield f"node {node} has two groups"
+            nodes.add(node)
+            if node not in check.boots:
+                yield f"a group is on node {node}, which never joined"
         for job_id in group.jobs:
             job = check.jobs.get(job_id)
             if job is None or job.is_over or not job.is_colocated:
                 yield f"job {job_id} is in a group, and is no co-located job, or is over"
+            elif not job.workers[0] <= len(together) <= job.workers[1]:
+                yield f"job {job_id} is on {len(together)} nodes, and asked for {job.workers[0]} to {job.workers[1]}"
             if job_id in check.groups:
                 yield f"job {job_id} is in two groups"
-            check.groups[job_id] = group.node
+            check.groups[job_id] = together
+        if len(together) == 1:
+            continue
+        is_new = before.get(together) != group.epoch
+        if group.epoch in epochs or (is_new and group.epoch <= check.last_epoch):
+            yield f"the group of {', '.join(together)} has epoch {group.epoch}, which another one had"
+        epochs.add(group.epoch)
+        check.epochs[together] = group.epoch
+    check.last_epoch = max([check.last_epoch, *epochs])
     strangers = {*event.measuring} - check.groups.keys()
     if strangers:
         yield f"job {min(strangers)} is measured, and in no group"
@@ -286,8 +310,8 @@ def _allocated(check: _Check, event: log.JobAllocated | log.AllocationReleased) 
         yield f"job {event.job_id} {what}, and had none"
     job.places = event.places if isinstance(event, log.JobAllocated) else ()
     given = [(place.node, place.gpus) for place in job.places]
-    if job.places and job.is_colocated and given != [(check.groups.get(event.job_id, ""), 0)]:
-        yield f"job {event.job_id} was given another place than its group's node, without GPUs"
+    if job.places and job.is_colocated and given != [(node, 0) for node in check.groups.get(event.job_id, ())]:
+        yield f"job {event.job_id} was given another place than its group's nodes, without GPUs"
 
 
 def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
@@ -305,7 +329,7 @@ def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
     if given != Counter(task.node for task in event.tasks for _ in task.gpus):
         yield f"job {event.job_id} was started on other GPUs than it was given"
     if job.is_colocated and [task.node for task in event.tasks] != [place.node for place in job.places]:
-        yield f"job {event.job_id} was started elsewhere than on its group's node"
+        yield f"job {event.job_id} was started elsewhere than on its group's nodes"
     if [task.rank for task in event.tasks] != list(range(len(event.tasks))):
         yield f"job {event.job_id} was started with ranks missing"
     job.nodes.append(tuple(task.node for task in event.tasks))

@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
 
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
-from farside.agent.messages import EndKind, NodeFacts
+from farside.agent.messages import EXECUTOR, EndKind, ExecutorFacts, NodeFacts
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.profile import JobProfile
@@ -254,6 +254,12 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     services: Mapping[str, str] = field(default_factory=dict)
     vouched_gpus: int | None = None
     vouched_memory_bytes: int | None = None
+
+    @property
+    def executor(self) -> ExecutorFacts:
+        """What the log has of its executor."""
+        raw = self.services.get(EXECUTOR, "")
+        return json.decode(raw, type=ExecutorFacts) if raw else ExecutorFacts()
 
     @property
     def excess(self) -> str:

@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, DEFAULT_UMASK, THREADS, VARIABLES_MAX
+from farside.agent.messages import (
+    ARGUMENT_CHARS_MAX,
+    ARGUMENTS_MAX,
+    DEFAULT_UMASK,
+    GROUP_NODES_MAX,
+    THREADS,
+    VARIABLES_MAX,
+)
 from farside.scheduler.manager.aggregation.state import OWNERS_MAX
 from farside.scheduler.manager.field_limit import items, limit_problems, line, number, path
 from farside.scheduler.manager.model.role import (
@@ -44,6 +51,7 @@ MAX_AFTER = 1000
 MAX_AFTER_IN_ALL = 100_000
 # What GPUs of a job with roles bring along follows from the roles.
 _PER_GPU = ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
+_WORKERS = re.compile(r"([1-9][0-9]{0,3})(?:-([1-9][0-9]{0,3}))?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _AFTER_ADVICE = "wait for one that waits for them"
 
@@ -110,12 +118,15 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     ] = ""
     colocate: Annotated[
         bool,
-        Meta(description="Whether it runs without GPUs, on a node where it takes turns with others of its kind"),
+        Meta(description="Whether it runs without GPUs, on nodes where it takes turns with others of its kind"),
     ] = False
     threads: Annotated[int, number("Threads that it computes with; only with colocate", 1, MAX_THREADS)] = 1
-    memory_bytes: Annotated[float, number("Memory that it gets on its node; only with colocate; 0: not counted", 0)] = (
-        0.0
-    )
+    memory_bytes: Annotated[
+        float, number("Memory that it gets on each of its nodes; only with colocate; 0: not counted", 0)
+    ] = 0.0
+    workers: Annotated[
+        str, line("Nodes on each of which it has a worker, fewest and most, as 1-4; only with colocate; empty: one")
+    ] = ""
     deployment: Annotated[str, line("The deployment of inference that its GPU is for; empty: none")] = ""
     aggregators: Annotated[
         int, number("Parameter servers that it would need for itself; only with aggregation", 1, OWNERS_MAX)
@@ -128,6 +139,12 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     def role(self, name: str) -> Role | None:
         """The role of that name; None of a job without roles."""
         return next((role for role in self.roles if role.name == name), None)
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """On how many nodes a co-located job has a worker, fewest and most; one, where `workers` can't be read."""
+        found = _WORKERS.fullmatch(self.workers)
+        return (int(found[1]), int(found[2] or found[1])) if found is not None else (1, 1)
 
     @property
     def title(self) -> str:
@@ -213,13 +230,13 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
 
 # What a co-located job can't have, with the way out.
 _NOT_COLOCATED: Mapping[str, str] = {
-    "roles": "a co-located job is one process; leave them out",
-    "ranks": "a co-located job is one process; leave it out",
+    "roles": "a co-located job is one process a node; leave them out",
+    "ranks": "a co-located job is one process a node; leave it out",
     "gpu_model": "a co-located job has no GPUs; leave it out",
     "cpus_per_gpu": "a co-located job has no GPUs; say threads instead",
     "memory_bytes_per_gpu": "a co-located job has no GPUs; say memory_bytes instead",
     "swap_bytes_per_gpu": "a co-located job has no swap; leave it out",
-    "aggregation": "a co-located job sums at Aggregators that its program names; leave it out",
+    "aggregation": "a co-located job sums at its nodes' Aggregators, or those that its program names; leave it out",
     "deployment": "a co-located job serves no models; leave it out",
     "profile": "a co-located job is measured by its node's executor; leave it out",
     "model": "a co-located job is measured by its node's executor; leave it out",
@@ -232,7 +249,7 @@ def _colocation_problems(spec: JobSpec) -> Iterator[str]:
     if not spec.colocate:
         if not spec.gpus and not spec.roles:
             yield "gpus: a job without GPUs has colocate = true; add that, or ask for 1 or more"
-        for key in ("threads", "memory_bytes"):
+        for key in ("threads", "memory_bytes", "workers"):
             if getattr(spec, key) != getattr(_PLAIN, key):
                 yield f"{key}: only a job with colocate = true has any; add that, or leave it out"
         return
@@ -241,6 +258,7 @@ def _colocation_problems(spec: JobSpec) -> Iterator[str]:
     for key, advice in _NOT_COLOCATED.items():
         if getattr(spec, key) != getattr(_PLAIN, key):
             yield f"{key}: {advice}"
+    yield from _worker_problems(spec)
     for name in THREADS:
         if name in spec.env:
             yield f"env.{name}: is set by a co-located job's key threads; write that instead"
@@ -248,6 +266,17 @@ def _colocation_problems(spec: JobSpec) -> Iterator[str]:
         yield "checkpoint_dir: a co-located job may be moved to another node and goes on from there; name a folder"
     if not spec.preemptible:
         yield "preemptible: a co-located job may be moved to another node; leave it out"
+
+
+def _worker_problems(spec: JobSpec) -> Iterator[str]:
+    """Errors in the number of a co-located job's workers."""
+    least, most = spec.worker_range
+    if spec.workers and not _WORKERS.fullmatch(spec.workers):
+        yield f"workers: '{spec.workers:.20}' is no number of nodes; write the fewest and the most, such as 1-4"
+    elif most < least:
+        yield f"workers: {spec.workers} has the most before the fewest; write {most}-{least}"
+    elif most > GROUP_NODES_MAX:
+        yield f"workers: {most:,} nodes, and a group has at most {GROUP_NODES_MAX}; ask for fewer"
 
 
 def _text_problems(spec: JobSpec) -> Iterator[str]:

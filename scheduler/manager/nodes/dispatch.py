@@ -9,11 +9,13 @@ How it works
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from msgspec import Raw, Struct, json, structs
 
 from farside.agent import messages as m
+from farside.agent.aggregator.plan import JobGrant
 from farside.scheduler.manager.aggregation import orders as aggregation
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.colocation.news import Written, timed
@@ -25,6 +27,7 @@ from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
+from farside.scheduler.manager.nodes.group_orders import granted, group_order, worker_variables
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
@@ -53,6 +56,7 @@ class AgentLine:
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
         self._timed: dict[str, Written] = {}  # the same of its turns
         self._planned = -1  # the version of shared aggregation that this connection was told
+        self._granted: tuple[JobGrant, ...] = ()
         self.hello, self._read = found.said, found
         self.report: m.Report | None = None  # the last, with what its services say in its own fields
         self.service_problems: Mapping[str, str] = found.problems  # by service, why its last state could not be read
@@ -118,7 +122,8 @@ class AgentLine:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if self.executor is not None and state.colocation.jobs:
             here = (one for one in self.executor.takers if _runs(state, self.node, one))
-            events += timed(state.colocation, self.node, here, report.at_s, self._timed)
+            workers = {job_id: len(state.jobs[job_id].tasks) for job_id in state.colocation.workers}
+            events += timed(state.colocation, self.node, here, report.at_s, self._timed, workers)
         if node is not None:
             drains = any(isinstance(event, log.DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
@@ -240,17 +245,29 @@ class AgentLine:
 
     def plans(self, state: LiveState) -> Iterator[m.Service]:
         """The plans of shared aggregation that its node has part in, when they are others than those sent."""
-        if self._planned == state.aggregation.version or not self._secret:
+        takes_grants = m.can_service(m.AGGREGATOR, 2) in self.hello.can and self._secret
+        grants = granted(state, self.node, self._secret) if takes_grants else ()
+        if (self._planned, self._granted) == (state.aggregation.version, grants) or not self._secret:
             return
-        self._planned = state.aggregation.version
+        self._planned, self._granted = state.aggregation.version, grants
         if m.can_service(m.AGGREGATOR) not in self.hello.can:
             return
         members = member_nodes(state)
         addresses = {name: node.address for name, node in state.nodes.items() if name in state.aggregation.numbers}
         order = aggregation.order_of(state.aggregation, self.node, members, addresses, self._secret)
+        order = structs.replace(order, grants=grants)
         if order != self._ordered.get(m.AGGREGATOR):
             self._ordered[m.AGGREGATOR] = order
             yield self._order(m.AGGREGATOR, order, state)
+
+    def groups(self, state: LiveState) -> Iterator[m.Service]:
+        """The group of several nodes that its node is in, when it is another one than that sent."""
+        if not self._secret or m.can_service(m.EXECUTOR, 2) not in self.hello.can:
+            return
+        order = group_order(state, self.node, self._secret)
+        if order != self._ordered.get(m.EXECUTOR):
+            self._ordered[m.EXECUTOR] = order
+            yield self._order(m.EXECUTOR, order, state)
 
     def _order(self, name: str, order: Struct, state: LiveState) -> m.Service:
         """An order as of the newest entry of the log: who has read less of it can't undo it."""
@@ -270,8 +287,10 @@ class AgentLine:
         job, known = state.jobs[task.job_id], self._known.get(task.key)
         known = known if known is not None and _is_of(known, job) else None
         if _is_wanted(job, task):
-            if known is None and self._first_time("start", task.key):
-                yield start_of(job, task, state.generation, self._meeting(job))
+            # None: where its workers are to meet is not known yet.
+            found = worker_variables(state, job, self._secret) if known is None else None
+            if found is not None and self._first_time("start", task.key):
+                yield start_of(job, task, state.generation, self._meeting(job), found)
         elif (known is None or known.state not in ENDED) and self._first_time("stop", task.key):
             cause = job.stop_cause.value if job.stop_cause is not None and job.start == task.start else "an old start"
             yield stop_of(task.key, state.generation, cause, job.spec.grace_s)
@@ -348,8 +367,17 @@ def _rendezvous(tasks: Iterable[LiveTask]) -> Mapping[str, str]:
     return {f"FARSIDE_HOSTS_{role.upper()}": ",".join(found) for role, found in hosts.items()}
 
 
-def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | None = None) -> m.Start:
-    """The command that starts a process. ``meeting``: its job's, where that was made already."""
+def start_of(
+    job: LiveJob,
+    task: LiveTask,
+    generation: int,
+    meeting: Meeting | None = None,
+    worker: Mapping[str, str] = MappingProxyType({}),
+) -> m.Start:
+    """The command that starts a process.
+
+    ``meeting``: its job's, where that was made already; ``worker``: variables of one of several co-located workers.
+    """
     meeting = meeting or meeting_of(job)
     spec, role = job.spec, job.spec.role(task.role)
     cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
@@ -367,7 +395,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
         submitted_s=job.submit_s,
         spec=m.TaskSpec(
             argv=spec.argv if role is None else role.argv,
-            env=_environment(spec) if role is None else {**spec.env, **role_variables},
+            env={**worker, **_environment(spec)} if role is None else {**spec.env, **role_variables},
             cwd=spec.cwd,
             user=job.user,
             gpus=task.gpus,
@@ -387,6 +415,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
             umask=spec.umask,
             profile=job.is_profiled,
             membership=_membership(job, task),
+            takes_turns=spec.colocate and len(job.tasks) > 1,
         ),
     )
 

@@ -436,7 +436,8 @@ class AgentSessions:
             session.changed.clear()
             state = self._log.state
             to_services = (
-                *line.donors(state, self.ring), *line.lending(state), *line.orders(state), *line.plans(state)
+                *line.donors(state, self.ring), *line.lending(state), *line.orders(state), *line.plans(state),
+                *line.groups(state),
             )  # fmt: skip
             for command in (*session.asker.unsent(), *line.commands(state), *to_services):
                 try:

@@ -1,4 +1,4 @@
-"""Groups of jobs that take turns on a node, as people see them: what bounds each, and its iteration. PURE."""
+"""Groups of jobs that take turns on nodes, as people see them: what bounds each, and its iteration. PURE."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -26,8 +26,9 @@ class GroupJob(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The co-located jobs that the manager has put on a node.
+    """The co-located jobs that the manager has put on a node, or on several together.
 
+    ``nodes``: all of the group's, the one with its synchroniser first. ``epoch``: of a group of several; 0: of one.
     ``others``: jobs there that the caller may not see. ``measuring``: the job whose times are not known yet; null: all
     are. ``predicted_s``, ``bound``: of an iteration of all, as it was decided; null while one is not measured.
     """
@@ -37,6 +38,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     measuring: str | None
     bound: Bound | None
     predicted_s: float | None
+    nodes: list[str] = field(default_factory=list)
+    epoch: int = 0
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -45,7 +48,8 @@ class Group(Struct, frozen=True, kw_only=True):
     ``others``: workers that are no tasks of this node, or of jobs that the caller may not see. ``bound``: what a
     shorter iteration would need less of, ``cpu``, ``network`` or ``job`` (the longest one), and ``predicted_s`` by
     equation 1; null while a worker's times are not known. ``measured_s``: the slowest job's. ``plan``: null where the
-    manager groups no jobs.
+    manager groups no jobs; the same on each node of a group. ``turns_epoch``: of the group of several nodes that its
+    executor is in; 0: in none.
     """
 
     node: str
@@ -55,6 +59,7 @@ class Group(Struct, frozen=True, kw_only=True):
     predicted_s: float | None
     measured_s: float | None
     plan: Plan | None = None
+    turns_epoch: int = 0
 
 
 class GroupReport(Struct, frozen=True, kw_only=True):
@@ -77,7 +82,7 @@ def report(
     facts: Mapping[str, ExecutorFacts], may_see: Callable[[str], bool], planned: Colocation = NO_PLAN
 ) -> GroupReport:
     """Groups by what the agents that are connected said last, and as they are planned; a node with neither has none."""
-    plans = {group.node: group for group in planned.groups}
+    plans = {node: group for group in planned.groups for node in group.nodes}
     turning = {node for node, said in facts.items() if said.takers or said.others}
     groups = [
         structs.replace(
@@ -107,6 +112,8 @@ def _plan(group: PlannedGroup | None, measuring: Sequence[str], may_see: Callabl
         measuring=next((job for job in shown if job in measuring), None),
         bound=group.bound,
         predicted_s=group.predicted_s,
+        nodes=[*group.nodes],
+        epoch=group.epoch,
     )
 
 
@@ -120,6 +127,7 @@ def _group(node: str, said: ExecutorFacts, may_see: Callable[[str], bool]) -> Gr
         bound=None if time is None else time.bound,
         predicted_s=None if time is None else time.iteration_s,
         measured_s=max(measured) if measured and all(measured) and not said.others else None,
+        turns_epoch=said.group,
     )
 
 

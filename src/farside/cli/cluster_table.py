@@ -101,14 +101,15 @@ def group_job_table(rows: Iterable[Row]) -> Table:
 
 
 def plan_table(rows: Iterable[Row]) -> Table:
-    """A line a node whose jobs the manager has grouped."""
+    """A line a group, on one node or several, that the manager has made."""
     table = _table("grouped on", "jobs", "others", "being measured", "bound by", "iteration as decided")
     for row in rows:
-        if (plan := row["plan"]) is None:
+        # On each node of a group the plan is the same. A manager of the version before names no nodes.
+        if (plan := row["plan"]) is None or (nodes := plan.get("nodes") or [row["node"]])[0] != row["node"]:
             continue
         decided = "" if plan["predicted_s"] is None else f"{plan['predicted_s']:.4g} s"
         jobs, measuring = " ".join(plan["jobs"]), plan["measuring"] or ""
-        _add(table, row["node"], jobs, plan["others"], measuring, plan["bound"] or "", decided)
+        _add(table, " ".join(nodes), jobs, plan["others"], measuring, plan["bound"] or "", decided)
     return table
 
 

@@ -10,6 +10,7 @@
     colocate = true                      # instead of gpus: it takes turns with others on a node without GPUs
     threads = 2
     memory = "2GiB"                      # or memory_bytes
+    workers = "1-4"                      # nodes, fewest and most; or one number
 
     [[role]]                             # instead of command and gpus: processes that are not alike
     name = "worker"
@@ -45,7 +46,7 @@ USUAL_UMASK = 0o022
 
 
 # What people write, what the manager reads, and how; None: as it is.
-_Spoken = Mapping[str, tuple[str, Callable[[str], float] | None]]
+_Spoken = Mapping[str, tuple[str, Callable[[str], object] | None]]
 _SPOKEN: _Spoken = {
     "command": ("argv", None),
     "time_limit": ("time_limit_s", parse_seconds),
@@ -53,6 +54,7 @@ _SPOKEN: _Spoken = {
     "memory_per_gpu": ("memory_bytes_per_gpu", parse_bytes),
     "swap": ("swap_bytes_per_gpu", parse_bytes),
     "memory": ("memory_bytes", parse_bytes),
+    "workers": ("workers", str),
     "role": ("roles", None),
 }
 _SPOKEN_OF_A_ROLE: _Spoken = {
@@ -250,7 +252,7 @@ def passed_on(environment: Mapping[str, str], *, without: Sequence[str] = ()) ->
     }
 
 
-def _parsed(where: str, key: str, value: object, parse: Callable[[str], float] | None) -> object:
+def _parsed(where: str, key: str, value: object, parse: Callable[[str], object] | None) -> object:
     try:
         return parse(str(value)) if parse is not None else value
     except ValueError as error:

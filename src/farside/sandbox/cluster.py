@@ -275,7 +275,7 @@ class Cluster:
 def _executor_post(state: Path, name: str) -> Post:
     post = post_in(state / "executors" / name, "executor")
     words = ("--socket", os.fspath(post.folder / EXECUTOR_SOCKET), "--admin-socket", os.fspath(post.admin))
-    return replace(post, words=words)
+    return replace(post, words=(*words, "--group-listen", f"127.0.0.1:{free_port()}"))
 
 
 def agent_folder(state: Path, name: str) -> Path:

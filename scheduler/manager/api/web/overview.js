@@ -195,7 +195,8 @@ function groupWords(group) {
 }
 
 function planWords(plan) {
-  const words = [`grouped: job ${plan.jobs.join(", ") || "of others"}`];
+  const where = plan.nodes.length > 1 ? ` on ${plan.nodes.join(", ")}` : "";
+  const words = [`grouped${where}: job ${plan.jobs.join(", ") || "of others"}`];
   if (plan.others && plan.jobs.length) words.push(many(plan.others, "other"));
   if (plan.predicted_s !== null) words.push(`${plan.predicted_s.toPrecision(3)} s as decided`);
   if (plan.measuring !== null) words.push(`job ${plan.measuring} is being measured`);
