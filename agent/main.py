@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from farside import admin
 from farside.agent import messages as m
-from farside.agent.gpu_share import Share
 from farside.agent.metrics import agent_metrics
 from farside.agent.power_off import power_off, why_not
 from farside.agent.relay import Relay
@@ -28,7 +27,7 @@ from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fence import HeardRecord
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
-from farside.agent.run.ledger import key_of, over_below, shares_in, state_of
+from farside.agent.run.ledger import Task, key_of, over_below, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
@@ -41,7 +40,7 @@ from farside.agent.service.executor import ExecutorService
 from farside.agent.service.service import NodeServices
 from farside.agent.session import Node, Session
 from farside.agent.startup import check_fence, gpus_of, manager_address, why_unfenced
-from farside.agent.status import AgentStatus
+from farside.agent.status import AgentStatus, GpuHolder
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
 from farside.config.check import names_in
@@ -299,6 +298,7 @@ class Agent:
 
     def _status(self) -> AgentStatus:
         latest, states, peers = self.sense.latest, self.runner.states, self._borrower.peers
+        holders = tuple(_holders(self.runner.ledger.tasks.values()))
         return AgentStatus(
             kind="agent",
             node=self.node,
@@ -323,7 +323,8 @@ class Agent:
             psi=latest.psi,
             gpus=latest.gpus,
             gpus_unseen=self._gpus.unseen,
-            gpus_in_use=_holders(shares_in(self.runner.ledger)),
+            gpus_in_use=_tasks_by_gpu(holders),
+            gpu_holders=holders,
             tasks=states,
             task_counts=Counter(state.state for state in states),
         )
@@ -467,12 +468,18 @@ def _identity_in(lock: int) -> str:
     return made
 
 
-def _holders(shares: Iterable[Share]) -> dict[int, str]:
-    """Tasks that hold each GPU or parts of it, by GPU."""
+def _holders(tasks: Iterable[Task]) -> Iterator[GpuHolder]:
+    """Which task has what of which GPU."""
+    for task in tasks:
+        for share in task.shares:
+            job, name = task.state.task_id.rpartition(".")[0], folder_name(share.holder)
+            yield GpuHolder(gpu=share.gpu, part=share.part, task=name, job=job, user=task.user)
+
+
+def _tasks_by_gpu(holders: Iterable[GpuHolder]) -> dict[int, str]:
     found: dict[int, str] = {}
-    for share in shares:
-        names = (found.get(share.gpu), folder_name(share.holder))
-        found[share.gpu] = ", ".join(filter(None, names))
+    for held in holders:
+        found[held.gpu] = ", ".join(filter(None, (found.get(held.gpu), held.task)))
     return found
 
 

@@ -51,6 +51,11 @@ def _gpus(status: AgentStatus) -> Iterator[Metric]:
     gpus, used = status.gpus, status.gpus_in_use
     text = "1 if a driver has GPUs and the agent finds none."
     yield _gauge("gpus_unseen", text, float(bool(status.gpus_unseen)))
+    names = (((gpu.index, gpu.model, gpu.uuid or ""), 1.0) for gpu in gpus)
+    yield _gauge("gpu_info", "1; uuid is empty of a declared GPU.", names, ("gpu", "model", "uuid"))
+    holders = (((held.gpu, held.part, held.job, held.user), 1.0) for held in status.gpu_holders)
+    text = "1 while a task of this job has this GPU, or this part of it."
+    yield _gauge("gpu_job_info", text, holders, ("gpu", "part", "job", "user"))
     health = (((gpu.index, gpu.model), float(gpu.healthy)) for gpu in gpus)
     yield _gauge("gpu_healthy", "1 while tasks may have this GPU.", health, ("gpu", "model"))
     in_use = ((gpu.index, float(gpu.index in used)) for gpu in gpus)

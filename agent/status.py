@@ -7,6 +7,17 @@ from farside.agent import messages as m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHolder:
+    """A task that has a GPU, or ``part`` of it, and whose job that is."""
+
+    gpu: int
+    part: str
+    task: str
+    job: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatus:
     """Status of a node agent at one moment. Bytes and seconds; the names say which."""
 
@@ -33,6 +44,7 @@ class AgentStatus:
     psi: m.Psi
     gpus: tuple[m.Gpu, ...]
     gpus_unseen: str  # why GPUs that a driver has are none of these; empty: there are none such
-    gpus_in_use: Mapping[int, str]  # index -> task
+    gpus_in_use: Mapping[int, str]  # index -> tasks
+    gpu_holders: tuple[GpuHolder, ...]  # the same, one by one
     tasks: tuple[m.TaskState, ...]
     task_counts: Mapping[str, int]  # state -> how many

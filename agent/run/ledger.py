@@ -45,6 +45,7 @@ class Task:
     state: m.TaskState
     devices: tuple[Device, ...] = ()
     memory_bytes: int = 0  # its limit; 0: none
+    user: str = ""  # whose job it is; empty: what was asked is not known any more
 
     @property
     def is_live(self) -> bool:
@@ -224,7 +225,8 @@ def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[
 def fresh(start: m.Start, at_s: float) -> Task:
     """A task that is to be started."""
     state = _answer(start, "starting", at_s, "")
-    return Task(state=state, devices=start.spec.devices, memory_bytes=start.spec.memory_bytes)
+    spec = start.spec
+    return Task(state=state, devices=spec.devices, memory_bytes=spec.memory_bytes, user=spec.user)
 
 
 def _taken(ledger: Ledger, start: m.Start) -> str:

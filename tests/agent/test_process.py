@@ -238,18 +238,20 @@ def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) ->
         start(manager, tmp_path, "sleep 600", gpus=(2,))
         manager.until_state("running")
 
-        def samples() -> dict[tuple[str, str], float]:
+        def scraped() -> list[Any]:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                 families = text_string_to_metric_families(answer.read().decode())
-                return {
-                    (sample.name, sample.labels.get("gpu", sample.labels.get("state", ""))): sample.value
-                    for family in families
-                    for sample in family.samples
-                }
+                return [sample for family in families for sample in family.samples]
+
+        def samples() -> dict[tuple[str, str], float]:
+            return {(one.name, one.labels.get("gpu", one.labels.get("state", ""))): one.value for one in scraped()}
 
         until(lambda: samples().get(("farside_agent_tasks", "running")) == 1, what="the running task", deadline_s=10)
         found = samples()
+        holders = [one.labels for one in scraped() if one.name == "farside_agent_gpu_job_info"]
 
+    assert holders == [{"gpu": "2", "part": "", "job": "1", "user": SPEC.user}]
+    assert found["farside_agent_gpu_info", "2"] == 1
     assert found["farside_agent_gpu_in_use", "2"] == 1
     assert found["farside_agent_gpu_in_use", "3"] == 0
     assert found["farside_agent_manager_connected", ""] == 1
