@@ -3,9 +3,11 @@
 import math
 
 from farside.config.check import names_in
-from farside.config.manager import ManagerConfig
+from farside.config.hostlist import expand
+from farside.config.manager import REST, ManagerConfig
 from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
+from farside.scheduler.admission.partitions import Partition, Partitions
 from farside.scheduler.admission.rules import Rules, reserve_after
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.order.gittins import Gittins
@@ -110,4 +112,16 @@ def tenancy_of(config: ManagerConfig) -> Tenancy | None:
         default_account=config.default_account,
         default_qos=config.default_qos,
         half_life_s=config.fair_share_half_life_s if accounts else 0.0,
+    )
+
+
+def partitions_of(config: ManagerConfig) -> Partitions:
+    """Partitions from a configuration that `manager_problems` has nothing against."""
+    nodes_of = {row.name: expand(row.nodes.replace(" ", "")) for row in config.partition}
+    return Partitions(
+        by_name={
+            row.name: Partition(name=row.name, accounts=frozenset(names_in(row.accounts))) for row in config.partition
+        },
+        owners={node: name for name, nodes in nodes_of.items() for node in nodes if node != REST},
+        rest=next((name for name, nodes in nodes_of.items() if nodes == (REST,)), ""),
     )

@@ -56,7 +56,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
 
     # 6. Act: starts and preemptions, each with its reason; until the next cycle accounts hold what they hold now.
     decided = plan.actions()
-    domain.queue.charge_accounts(domain.book.quota_use.gpus_of)
+    domain.queue.charge_accounts(domain.book.quota_use.gpus_together())
     return (*promoted, *decided)
 
 

@@ -28,6 +28,7 @@ from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.order.priority_share import TenantOrder
 from farside.scheduler.placement.slowdown_sample import Sample
+from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.running import EDGE_S
 from farside.scheduler.slowdown import spread_of
 from farside.scheduler.state import Allocation, Job, Node, Reservation
@@ -47,7 +48,8 @@ class Domain:
     those alone are alike, however many sizes of memory a trace has. ``fair_share``: what accounts have used so far,
     where somebody knows; otherwise nothing. ``is_counting_limits``: nodes may be closed, so that time limits decide
     who has room; they do as well where jobs are reserved for, as backfill tells them apart. ``history``: what was
-    learned before this domain was made; it goes on in it.
+    learned before this domain was made; it goes on in it. ``quota_use``: it knows of other domains with the same
+    accounts; None: there are none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Domain:
         is_counting_limits: bool = False,
         fair_share: FairShare | None = None,
         history: History | None = None,
+        quota_use: QuotaUse | None = None,
     ) -> None:
         self.name = name
         self.history = history or History(rules.order, rules.placement)
@@ -73,7 +76,7 @@ class Domain:
             rules, table, is_counting_more=is_counting_more, is_counting_limits=is_counting_limits
         )  # fmt: skip
         self.queue = Queue(self.roster, fair_share)
-        self.book = Book(self.roster, nodes)
+        self.book = Book(self.roster, nodes, quota_use or QuotaUse())
         # What is asked most often, by its own name; the parts never put another in its place.
         self.table = table
         self.jobs, self.demands, self.groups = self.roster.jobs, self.roster.demands, self.roster.groups

@@ -105,6 +105,7 @@ PURE = (
     "farside.blockdev.donor.trust",
     "farside.blockdev.mapping.migration",
     "farside.config.check",
+    "farside.config.hostlist",
     *(f"farside.serve.{name}" for name in ("description", "inference", "queues")),
     "farside.serve.large.message",
     *(f"farside.serve.http1.{name}" for name in ("answer", "connection")),

@@ -29,10 +29,10 @@ class Held:
 class Book:
     """GPUs held by the running jobs of a domain."""
 
-    def __init__(self, roster: Roster, nodes: tuple[Node, ...]) -> None:
+    def __init__(self, roster: Roster, nodes: tuple[Node, ...], quota_use: QuotaUse) -> None:
         self.ledger = roster.rules.placement.ledger(nodes)
         self.running: dict[int, Held] = {}
-        self.quota_use = QuotaUse()
+        self.quota_use = quota_use
         self.maintenance_windows: tuple[MaintenanceWindow, ...] = ()
         self._roster = roster
         self._by_rank = RunningOrder()  # of those who run, who may be preempted

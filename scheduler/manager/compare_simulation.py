@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farside.errors import FarsideError
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
-from farside.scheduler.manager.decider.adapter import job_of, node_of
+from farside.scheduler.manager.decider.adapter import job_of, node_of, partition_of
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
@@ -64,6 +65,18 @@ class Recording:
     resizes: tuple[Resize, ...]
     preemption_times: PreemptionTimes
     left_out: Mapping[str, int]
+    partitions: Partitions = NO_PARTITIONS
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes by partition; those of none ran nothing."""
+        own: dict[str, list[Node]] = {name: [] for name in self.partitions.by_name or ("",)}
+        for node in self.nodes:
+            if (name := self.partitions.owner_of(node.name)) in own:
+                own[name].append(node)
+        return Cluster(
+            virtual_clusters=tuple(VirtualCluster(name=name, nodes=tuple(nodes)) for name, nodes in own.items())
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,23 +132,28 @@ class _Reading:
     taking: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
 
-def recording(entries: Iterable[log.Entry], only: Collection[str] | None = None) -> Recording:
-    """Reads a log for the simulator: all jobs, or ``only`` these."""
+def recording(
+    entries: Iterable[log.Entry], only: Collection[str] | None = None, partitions: Partitions = NO_PARTITIONS
+) -> Recording:
+    """Reads a log for the simulator: all jobs, or ``only`` these, in the partitions of the settings."""
     read = _Reading()
     for entry in entries:
         apply(read.state, entry)
         _note(read, entry)
     jobs = [job for job in read.state.jobs.values() if only is None or job.job_id in only]
-    left_out = Counter(filter(None, map(_unfit, jobs)))
-    found = [_recorded(read, job) for job in jobs if not _unfit(job)]
+    left_out = Counter(filter(None, (_unfit(job, partitions) for job in jobs)))
+    found = [_recorded(read, job, partitions) for job in jobs if not _unfit(job, partitions)]
     found.sort(key=lambda one: (one.traced.job.submit_s, one.traced.job.sequence))
     nodes = tuple(read.gpus.values())
     resizes = tuple(
-        Resize(at_s=at_s, vc="", nodes=tuple(read.gpus[name] for name in names)) for at_s, names in read.taking
+        Resize(at_s=at_s, vc=vc, nodes=tuple(read.gpus[name] for name in names if partitions.owner_of(name) == vc))
+        for at_s, names in read.taking
+        for vc in partitions.by_name or ("",)
     )
     return Recording(
-        jobs=tuple(found), nodes=nodes, resizes=resizes, preemption_times=read.state.preemption_times, left_out=left_out
-    )
+        jobs=tuple(found), nodes=nodes, resizes=resizes, preemption_times=read.state.preemption_times,
+        left_out=left_out, partitions=partitions,
+    )  # fmt: skip
 
 
 def _note(read: _Reading, entry: log.Entry) -> None:
@@ -172,21 +190,23 @@ def _note_nodes(read: _Reading, now_s: float) -> None:
         read.taking.append((now_s, names))
 
 
-def _unfit(job: LiveJob) -> str:
+def _unfit(job: LiveJob, partitions: Partitions) -> str:
     if job.spec.colocate:
         return "co-located, without GPUs"
     if not job.is_over:
         return "not over yet"
     if not job.start:
         return "never started"
+    if partitions and partition_of(job, partitions) not in partitions.by_name:
+        return "of a partition that the settings do not have"
     return ""
 
 
-def _recorded(read: _Reading, job: LiveJob) -> Recorded:
+def _recorded(read: _Reading, job: LiveJob, partitions: Partitions) -> Recorded:
     jobs = read.state.jobs
     before = [jobs[other].end_s for other in job.spec.after if other in jobs]
     ready_s = max([read.ready_s[job.job_id], *before])
-    seen = replace(job_of(job), submit_s=min(ready_s, job.start_s))
+    seen = replace(job_of(job), submit_s=min(ready_s, job.start_s), vc=partition_of(job, partitions))
     needs_s = max(1e-3, job.held_s - read.overhead_s.get(job.job_id, 0.0))
     traced = TraceJob(job=seen, duration_s=needs_s)
     return Recorded(traced=traced, start_s=job.start_s, end_s=job.end_s, preemptions=job.preemptions)
@@ -202,12 +222,11 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
         raise FarsideError("no job of this log has run to its end", hint="run some first")
     settings = dict(as_settings(found.preemption_times))
     rules = replace(rules, preemption_cost=make_preemption_cost(settings.pop("cost", "free"), settings))
-    cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=found.nodes),))
     jobs = [one.traced for one in found.jobs]
     if times is not None:
         rules = replace(rules, order=times.primed(rules.order))
     simulation = Simulation(
-        cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found)
+        found.cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found)
     )  # fmt: skip
     runs = simulation.run()
     stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]
@@ -231,7 +250,7 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
 def _needed(found: Recording) -> Sequence[Resize]:
     """Resizes after the first submission, and the size at that time."""
     first_s = found.jobs[0].traced.job.submit_s
-    before = [resize for resize in found.resizes if resize.at_s <= first_s]
-    return [replace(resize, at_s=first_s) for resize in before[-1:]] + [
+    before = {resize.vc: resize for resize in found.resizes if resize.at_s <= first_s}
+    return [replace(resize, at_s=first_s) for resize in before.values()] + [
         resize for resize in found.resizes if resize.at_s > first_s
     ]

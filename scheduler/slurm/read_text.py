@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from farside.scheduler.slurm.hostlist import expand
+from farside.config.hostlist import expand
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Traits
 from farside.scheduler.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
 

@@ -2,7 +2,7 @@
 
 import re
 
-from farside.scheduler.slurm.hostlist import expand
+from farside.config.hostlist import expand
 
 _GPU = re.compile(
     r"(?:^|,)(?:gres[:/])?gpu(?::(?P<model>(?!\d+(?:\(|,|$))[^:=,()]+))?(?:[:=](?P<count>\d{1,9}))?(?=\(|,|$)", re.ASCII

@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from farside.agent.messages import Donor
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import NO_LIMITS, Context
 from farside.scheduler.manager.api.overview_stream import OverviewStreams
@@ -89,6 +90,7 @@ async def an_api(
     queue_limits: QueueLimits = NO_LIMITS,
     operators: frozenset[str] = frozenset(),
     takes_unproved: bool = True,
+    partitions: Partitions = NO_PARTITIONS,
 ) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
@@ -104,6 +106,7 @@ async def an_api(
         Context(
             log=log, callers=callers, folder=folder, sessions=sessions, power=power, may_tokens_submit=False,
             gpu_power_w=700.0, only_uid=only_uid, tenancy=tenancy, queue_limits=queue_limits,
+            partitions=partitions,
         )
     )  # fmt: skip
     ready = asyncio.Event()
@@ -348,8 +351,8 @@ def test_a_listed_job_has_the_documented_keys(tmp_path: Path) -> None:
         (job,) = (await api.as_uid(0).get("/v1/jobs")).json()["jobs"]
 
         assert list(job) == [
-            "id", "name", "user", "account", "qos", "deployment", "state", "exit_code", "gpus", "nodes", "submit_s",
-            "start_s", "started_s", "end_s", "starts", "preemptions", "reason",
+            "id", "name", "user", "account", "qos", "partition", "deployment", "state", "exit_code", "gpus", "nodes",
+            "submit_s", "start_s", "started_s", "end_s", "starts", "preemptions", "reason",
         ]  # fmt: skip
         assert (job["name"], job["state"], job["start_s"]) == ("true", "waiting", None)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from farside.scheduler.manager.decider.decide import Decider
-from farside.scheduler.manager.decider.past_use import history_of
+from farside.scheduler.manager.decider.past_use import histories_of
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.event import CancelRequested, NodeChanged, TaskPhase
 from farside.scheduler.manager.model.record import LiveJob, Phase
@@ -116,4 +116,4 @@ def test_a_co_located_job_is_no_sample_after_a_restart_either() -> None:
             uid=-1, submit_s=0.0, phase=Phase.DONE, since_s=10.0, held_s=10.0, end_s=10.0,
         )  # fmt: skip
 
-    assert history_of(rules("gittins"), state).ended_gpu_s == [20.0]
+    assert histories_of(rules("gittins"), state)[""].ended_gpu_s == [20.0]

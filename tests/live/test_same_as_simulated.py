@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partition, Partitions
 from farside.scheduler.admission.rules import Rules
 from farside.scheduler.manager.compare_simulation import recording
 from farside.scheduler.manager.compare_simulation import simulated as replayed
@@ -37,6 +38,7 @@ class Coming:
     user: str
     name: str
     is_limited: bool
+    partition: str = ""
 
 
 # Times are odd fractions, so that no two things happen at one instant, at which the two worlds may take another order.
@@ -50,15 +52,17 @@ _COMING = st.builds(
     name=st.sampled_from(("train", "test", "sweep-1")),
     is_limited=st.booleans(),
 )
+_COMING_TO_ONE = st.builds(replace, _COMING, gpus=st.sampled_from((1, 1, 2, 4)), partition=st.sampled_from(("a", "b")))
+PARTITIONED = st.lists(_COMING_TO_ONE, min_size=5, max_size=25)
 DAYS = st.lists(_COMING, min_size=5, max_size=25)
 
 
 class Day:
     """The manager's side: jobs come and processes end by a heap of times."""
 
-    def __init__(self, policy: str, day: list[Coming], **more: str) -> None:
+    def __init__(self, policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS, **more: str) -> None:
         by = rules(policy, **more)
-        self.world = World(by, nodes=NODES, gpus=GPUS, make_times=lambda: times_for(by))
+        self.world = World(by, nodes=NODES, gpus=GPUS, make_times=lambda: times_for(by), partitions=partitions)
         self.day = day
         self.left_s: dict[str, float] = {}
         self.began_s: dict[str, float] = {}
@@ -87,7 +91,9 @@ class Day:
 
     def submit(self, one: Coming) -> None:
         limit_s = 2 * one.run_s if one.is_limited else 0.0
-        job_id = self.world.submit(one.gpus, user=one.user, name=one.name, time_limit_s=limit_s)
+        job_id = self.world.submit(
+            one.gpus, user=one.user, name=one.name, time_limit_s=limit_s, partition=one.partition
+        )
         self.left_s[job_id] = one.run_s
 
     def obey(self, ends: list[tuple[float, int, str]], begun: dict[str, int]) -> None:
@@ -135,7 +141,14 @@ def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tupl
         for at, (at_s, one) in enumerate(zip(arrivals(day), day, strict=True))
     ]
     nodes = tuple(Node(name=f"n{at}", gpus=GPUS, cpus=16, memory_bytes=float(1 << 36)) for at in range(NODES))
-    cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=nodes),))
+    owners = world.partitions.owners
+    vcs = dict.fromkeys(owners.get(node.name, "") for node in nodes)
+    cluster = Cluster(
+        virtual_clusters=tuple(
+            VirtualCluster(name=name, nodes=tuple(node for node in nodes if owners.get(node.name, "") == name))
+            for name in vcs
+        )
+    )
     by = rules(policy, **more)
     runs = Simulation(cluster, by, jobs, estimator=times_for(by), is_in_whole_seconds=False).run()
     names = [one.job.job_id for one in jobs]
@@ -145,8 +158,8 @@ def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tupl
     )
 
 
-def check(policy: str, day: list[Coming], **more: str) -> None:
-    live = Day(policy, day, **more)
+def check(policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS, **more: str) -> None:
+    live = Day(policy, day, partitions, **more)
     live.run()
     started_s, ended_s = simulated(policy, day, live.world, **more)
     assert live.first_s == pytest.approx(started_s, abs=1e-5)
@@ -186,3 +199,19 @@ def test_las_decides_as_in_the_simulator(day: list[Coming]) -> None:
 @given(day=DAYS)
 def test_policies_by_run_times_decide_as_in_the_simulator(policy: str, day: list[Coming]) -> None:
     check(policy, day)
+
+
+# A node each.
+TWO = Partitions(by_name={name: Partition(name=name) for name in "ab"}, owners={"n0": "a", "n1": "b"})
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [("fifo", {}), ("qssf", {"patience_s": "2min"}), ("las", {"limits_gpu_s": "100.0331,400.0717"})],
+)
+@settings(max_examples=7, deadline=None)
+@given(day=PARTITIONED)
+def test_partitions_decide_as_virtual_clusters_of_the_simulator(
+    policy: str, more: dict[str, str], day: list[Coming]
+) -> None:
+    check(policy, day, TWO, **more)

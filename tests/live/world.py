@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
 from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider.decide import Decider
@@ -50,8 +51,10 @@ class World:
         *,
         colocation: ColocationRules = NO_RULES,
         make_times: Callable[[], LearnedTimes | None] = lambda: None,
+        partitions: Partitions = NO_PARTITIONS,
     ) -> None:
         self.rules, self.colocation, self.make_times = rules, colocation, make_times
+        self.partitions = partitions
         self.log: list[Entry] = []
         self.now_s = 1000.0
         self.generation = 0
@@ -76,7 +79,10 @@ class World:
         state = state or LiveState()
         for entry in self.log[state.seq :]:
             apply(state, entry)
-        self.decider = Decider(self.rules, state, self.now_s, colocation=self.colocation, times=self.make_times())
+        self.decider = Decider(
+            self.rules, state, self.now_s, colocation=self.colocation, times=self.make_times(),
+            partitions=self.partitions,
+        )  # fmt: skip
         self.heard = len(self.log)
         self.generation += 1
         self.tell(SchedulerTookLead(generation=self.generation, holder="test"))

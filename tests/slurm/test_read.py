@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farside.config.hostlist import expand
 from farside.scheduler.slurm import read_json, read_text
-from farside.scheduler.slurm.hostlist import expand
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
 from farside.scheduler.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
 

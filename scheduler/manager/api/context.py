@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.api.access_log import AccessLog
 from farside.scheduler.manager.api.idempotency import Idempotency
 from farside.scheduler.manager.api.overview_stream import OverviewStreams
@@ -14,6 +15,7 @@ from farside.scheduler.manager.power.controller import LivePower
 from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.listing import JobListings, NodeListing
+from farside.scheduler.manager.view.partition import Owners
 from farside.scheduler.tenancy import Tenancy
 
 NO_LIMITS = QueueLimits()
@@ -44,6 +46,7 @@ class Context:
     tenancy: Tenancy | None = None
     queue_limits: QueueLimits = NO_LIMITS
     colocation_nodes: frozenset[str] = frozenset()
+    partitions: Partitions = NO_PARTITIONS
     goes_by_run_times: bool = False
     access_log: AccessLog = field(init=False)
     scheduler: SchedulerWatch = field(init=False)
@@ -54,12 +57,18 @@ class Context:
     jobs: JobListings = field(init=False, default_factory=JobListings)
     nodes: NodeListing = field(init=False, default_factory=NodeListing)
 
+    @property
+    def owners(self) -> Owners:
+        """What says whose nodes are."""
+        return Owners(partitions=self.partitions, jobs=self.log.state.jobs)
+
     def __post_init__(self) -> None:
         power = self.power
         self.access_log = AccessLog(self.log, self.callers)
         self.scheduler = SchedulerWatch(self.folder)
         self.overviews = OverviewStreams(
-            self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast, self.deployments
-        )
+            self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast, self.deployments,
+            self.owners.of,
+        )  # fmt: skip
         self.gate = QueueGate(self.queue_limits)
         self.idempotency = Idempotency(self.log)

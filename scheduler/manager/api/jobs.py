@@ -13,6 +13,7 @@ from farside import admin
 from farside.agent import protocol
 from farside.agent.messages import EXECUTOR, TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.manager.api.body import read_body
@@ -92,7 +93,7 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     known = shared.idempotency.seq_of(asked)
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
-    spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy)
+    spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy, shared.partitions)
     problems = await _problems(spec, body.count, caller, shared)
     if problems:
         raise HTTPException(422, "; ".join(problems))
@@ -122,7 +123,9 @@ async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) 
     found = [
         *spec_problems(spec),
         *array_problems(spec, count),
-        *cluster_problems(spec, state, user=caller.name, set_aside=shared.colocation_nodes),
+        *cluster_problems(
+            spec, state, user=caller.name, set_aside=shared.colocation_nodes, partitions=shared.partitions
+        ),
         *quota_problems(spec, caller.name, shared.tenancy),
         *room_problems(spec, state, user=caller.name),
     ]
@@ -242,7 +245,12 @@ def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
 
 
 def cluster_problems(
-    spec: JobSpec, state: LiveState, *, user: str, set_aside: frozenset[str] = frozenset()
+    spec: JobSpec,
+    state: LiveState,
+    *,
+    user: str,
+    set_aside: frozenset[str] = frozenset(),
+    partitions: Partitions = NO_PARTITIONS,
 ) -> list[str]:
     """Reasons why a job of this user can never run on this cluster, without nodes ``set_aside`` or on these alone."""
     unknown = [other for other in spec.after if other not in state.jobs]
@@ -251,13 +259,18 @@ def cluster_problems(
     if spec.colocate:
         return [*colocation_problems(spec, state, set_aside), *later]
     problems = []
-    known = [node for node in state.nodes.values() if node.name not in set_aside]
+    known = [
+        node
+        for node in state.nodes.values()
+        if node.name not in set_aside and partitions.owner_of(node.name) == spec.partition
+    ]
     there = [node for node in known if node.runs_jobs_of(user)]
     whose = f" that {user} may use" if len(there) < len(known) else ""
+    what = f"partition {spec.partition}" if partitions else "the cluster"
     fitting = sum(node.device_count for node in there if node.suits(spec, user))
     if spec.gpus > fitting:
         which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
-        has = f"the cluster has {fitting:,}{which}" if fitting else f"the cluster has none{which}"
+        has = f"{what} has {fitting:,}{which}" if fitting else f"{what} has none{which}"
         problems.append(f"gpus: it asks for {spec.gpus:,}, and {has}; ask for {'fewer' if fitting else 'others'}")
     nodes = [node for node in there if node.gpus]
     if nodes and not any(

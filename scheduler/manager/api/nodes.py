@@ -35,7 +35,7 @@ async def nodes(_: Person, shared: Shared, known: Known = "") -> Response:
     log, listing = shared.log, shared.nodes
 
     def look() -> NodeListing:
-        listing.look(log.state.nodes, reserved_now(log.state, log.now_s()))
+        listing.look(log.state.nodes, reserved_now(log.state, log.now_s()), shared.owners.of)
         return listing
 
     await up_to_date(look)
@@ -74,4 +74,5 @@ async def undrain(caller: Operator, node: NodeNamed, shared: Shared) -> Response
 
 def _shown(name: str, shared: Context) -> Response:
     log = shared.log
-    return answer(show_node(log.state.nodes[name], reserved_now(log.state, log.now_s()).get(name, "")))
+    node, reserved = log.state.nodes[name], reserved_now(log.state, log.now_s())
+    return answer(show_node(node, reserved.get(name, ""), shared.owners.of(node)))

@@ -24,10 +24,12 @@ from farside.scheduler.manager.api.answer import Rows
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.view import groups
 from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.groups import GroupReport
 from farside.scheduler.manager.view.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
+from farside.scheduler.manager.view.partition import NOBODYS, Whose
 from farside.scheduler.manager.view.power import energy_of
 from farside.scheduler.manager.view.view import show_node
 
@@ -86,12 +88,13 @@ class OverviewStreams:
         idle_w: float = 0.0,
         forecast: Callable[[], str] = str,
         deployments: Deployments | None = None,
+        whose: Callable[[LiveNode], Whose] = lambda node: NOBODYS,
     ) -> None:
         self._log, self._sensed, self._idle_w, self._forecast = log, sensed, idle_w, forecast
         self._deployments = deployments or Deployments()
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
-        self._nodes = Rows(show_node)
+        self._nodes: Rows[LiveNode] = Rows(lambda node: show_node(node, whose=whose(node)))
         self._follow: Counter[str] = Counter()
         self._users_streams = 0
 

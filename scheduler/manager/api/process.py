@@ -20,7 +20,7 @@ from farside.endpoint import parse_endpoint
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import RareFilter, get_log
 from farside.notify import notify_systemd
-from farside.scheduler.configured_rules import rules_of, tenancy_of
+from farside.scheduler.configured_rules import partitions_of, rules_of, tenancy_of
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.idempotency import TAKES
@@ -130,6 +130,7 @@ def _context(config: ManagerConfig) -> Context:
         only_uid=os.geteuid() if config.run_as == "starter" else None,
         tenancy=tenancy_of(config),
         colocation_nodes=frozenset(names_in(config.colocation_nodes)),
+        partitions=partitions_of(config),
         goes_by_run_times=needs_of(rules_of(config).order) in TIMED,
         queue_limits=QueueLimits(
             jobs=config.max_queued_jobs_per_user,

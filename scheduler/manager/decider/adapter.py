@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farside.scheduler.admission.figures import Figures
+from farside.scheduler.admission.partitions import Partitions
 from farside.scheduler.manager.aggregation.decide import AggregationRules, Outlook, Site, WantingJob, admission
 from farside.scheduler.manager.model.event import NodeAllocation, StopCause
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase, members_of
@@ -14,6 +15,11 @@ from farside.scheduler.state import Allocation, Job, Node
 
 TIME_LIMITS = TimeLimits()
 DEFAULT_RULES = AggregationRules()
+
+
+def partition_of(job: LiveJob, partitions: Partitions) -> str:
+    """The partition that a job waits in, and that its service counts for."""
+    return partitions.name_of(job.spec.partition)
 
 
 def is_ready(state: LiveState, job: LiveJob) -> bool:
@@ -89,6 +95,7 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
         sequence=job.sequence,
         submit_s=job.submit_s,
         gpus=spec.gpus,
+        vc=spec.partition,
         user=job.user,
         account=spec.account,
         qos=spec.qos,

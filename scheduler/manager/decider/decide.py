@@ -8,6 +8,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
 from farside.scheduler.manager.aggregation.decide import AggregationRules
@@ -16,14 +17,20 @@ from farside.scheduler.manager.aggregation.decide import next_wake_s as aggregat
 from farside.scheduler.manager.aggregation.show import explain as aggregation_lines
 from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider import colocated
-from farside.scheduler.manager.decider.adapter import DEFAULT_RULES, awaited_aggregators, is_ready, outlook_of
+from farside.scheduler.manager.decider.adapter import (
+    DEFAULT_RULES,
+    awaited_aggregators,
+    is_ready,
+    outlook_of,
+    partition_of,
+)
 from farside.scheduler.manager.decider.expectation import expected_lines
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
 from farside.scheduler.manager.decider.placement_reason import why_there
 from farside.scheduler.manager.decider.planner import Planner
 from farside.scheduler.manager.decider.timers import EDGE_S
-from farside.scheduler.manager.decider.unavailable_nodes import out_of_service
+from farside.scheduler.manager.decider.unavailable_nodes import out_of_service, partition_lines
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
@@ -65,16 +72,18 @@ class Decider:
         aggregation: AggregationRules = DEFAULT_RULES,
         colocation: ColocationRules = NO_RULES,
         times: LearnedTimes | None = None,
+        partitions: Partitions = NO_PARTITIONS,
     ) -> None:
         """``times``: for policies that go by how long jobs will run; it knows no job of this state yet."""
         self.state = state
         self.times = times
         self._colocation = colocation
+        self._partitions = partitions
         self._reserved_until_s = math.inf  # when nodes that were reserved may be free for them
         self._is_grouping = True  # groups of co-located jobs are looked at
         self._aggregation = aggregation
         self._aggregates_s = -math.inf  # when shared aggregation is looked at; infinite: when something has happened
-        self._planner = Planner(rules, state, now_s, set_aside=colocation.nodes, times=times)
+        self._planner = Planner(rules, state, now_s, set_aside=colocation.nodes, times=times, partitions=partitions)
         # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
         # got a place since the last look at who can start.
         self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
@@ -89,8 +98,17 @@ class Decider:
 
     @property
     def domain(self) -> Domain:
-        """The domain of the cycle."""
-        return self._planner.domain
+        """The domain of the cycle; of the first partition where there are some."""
+        return next(iter(self._planner.domains.values()))
+
+    @property
+    def domains(self) -> Mapping[str, Domain]:
+        """The domains by the names of their partitions."""
+        return self._planner.domains
+
+    def domain_of(self, job_id: str) -> Domain:
+        """The domain of a job that is known and not over."""
+        return self._planner.domain_of(self.state.jobs[job_id])
 
     def hear(self, entry: Entry) -> None:
         """Moves on by the next entry of the log."""
@@ -194,9 +212,10 @@ class Decider:
         """
         job = self.state.jobs.get(job_id)
         row = self._planner.row(job_id)
-        if job is None or job.phase is not Phase.WAITING or row not in self.domain.waiting:
+        if job is None or job.phase is not Phase.WAITING or row < 0:
             return None
-        return estimate_start(self.domain, row, now_s)
+        domain = self._planner.domain_of(job)
+        return estimate_start(domain, row, now_s) if row in domain.waiting else None
 
     def take(self, fitted: Fitted) -> None:
         """Use a model that was fitted to a lesson of ``times``."""
@@ -212,6 +231,9 @@ class Decider:
         lines = (*self._why(job, now_s, clock), *colocated.group_lines(self.state, job), *there)
         return (*lines, *aggregation_lines(self.state.aggregation, job_id, member_nodes(self.state)))
 
+    def _is_of(self, node: str, job: LiveJob) -> bool:
+        return not self._partitions or self._partitions.owner_of(node) == partition_of(job, self._partitions)
+
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         if job.phase is Phase.WAITING and not is_ready(self.state, job):
             after, most = job.spec.after, AFTER_SHOWN
@@ -224,8 +246,9 @@ class Decider:
             return colocated.explain(self.state, now_s, self._colocation, job)
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
-            waits = (*explain(self.domain, row, now_s, clock), *expected_lines(self.times, job))
-            return (*waits, *out_of_service(self.state.nodes.values(), job))
+            waits = (*explain(self._planner.domain_of(job), row, now_s, clock), *expected_lines(self.times, job))
+            own = (node for node in self.state.nodes.values() if self._is_of(node.name, job))
+            return (*waits, *partition_lines(self.state, self._partitions, job), *out_of_service(own, job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" if place.gpus else place.node for place in job.places)
             why = self._waits.get(job.job_id)

@@ -1,9 +1,12 @@
 """Past use that a new scheduler process begins with, from all jobs that the log still has. PURE."""
 
+from collections import defaultdict
+
 from farside.scheduler.admission.history import History
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.admission.rules import Rules
 from farside.scheduler.fair_share import FairShare
-from farside.scheduler.manager.decider.adapter import job_of
+from farside.scheduler.manager.decider.adapter import job_of, partition_of
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.catalog import Needs, needs_of
@@ -30,30 +33,37 @@ def fair_share_of(tenancy: Tenancy | None, state: LiveState, now_s: float) -> Fa
     return share
 
 
-def history_of(rules: Rules, state: LiveState, times: LearnedTimes | None = None) -> History:
-    """History of the policies from the ended jobs that are still known, in the order of their ends.
+Histories = defaultdict[str, History]
+"""What each partition has learned, by its name; of one that no job has ended in, nothing."""
+
+
+def histories_of(
+    rules: Rules, state: LiveState, times: LearnedTimes | None = None, partitions: Partitions = NO_PARTITIONS
+) -> Histories:
+    """Histories of the policies from the ended jobs that are still known, in the order of their ends.
 
     They are looked through only for a policy that needs them: of some hundred thousand jobs that takes a moment.
     ``times`` hears of all jobs as they came and ended, and has what it had before the restart.
     """
     if times is not None:
-        return _history_with(times, rules, state)
-    history = History(rules.order, rules.placement)
+        return _histories_with(times, rules, state, partitions)
+    histories = Histories(lambda: History(rules.order, rules.placement))
     if needs_of(rules.order) is Needs.ENDED_JOBS:
         ended = [job for job in state.jobs.values() if has_run(job)]
         for job in sorted(ended, key=lambda job: (job.end_s, job.sequence)):
-            history.add(service_gpu_s(job))
-    return history
+            histories[partition_of(job, partitions)].add(service_gpu_s(job))
+    return histories
 
 
-def _history_with(times: LearnedTimes, rules: Rules, state: LiveState) -> History:
-    history = History(times.primed(rules.order), rules.placement)
+def _histories_with(times: LearnedTimes, rules: Rules, state: LiveState, partitions: Partitions) -> Histories:
+    order = times.primed(rules.order)
+    histories = Histories(lambda: History(order, rules.placement))
     jobs = [job for job in state.jobs.values() if not job.spec.colocate and (has_run(job) or not job.is_over)]
     ended = sorted((job for job in jobs if job.is_over), key=lambda job: (job.end_s, job.sequence))
     older = frozenset(job.job_id for job in ended[:-REPLAYED_JOBS])
     for job in ended[:-REPLAYED_JOBS]:
         times.remember(job_of(job), job.held_s)
-        history.add(service_gpu_s(job))
+        histories[partition_of(job, partitions)].add(service_gpu_s(job))
     jobs = [job for job in jobs if job.job_id not in older]
     # At one instant jobs end before others come, as everywhere.
     facts = [(job.end_s, 0, job.sequence, job) for job in jobs if job.is_over]
@@ -62,9 +72,9 @@ def _history_with(times: LearnedTimes, rules: Rules, state: LiveState) -> Histor
         seen = job_of(job)
         expected_gpu_s = times.predicted_gpu_s(seen, at_s)
         if not is_coming:
-            history.add(service_gpu_s(job), expected_gpu_s)
+            histories[partition_of(job, partitions)].add(service_gpu_s(job), expected_gpu_s)
             times.learn(JobEnded(at_s=at_s, job=seen, ran_s=job.held_s))
-    return history
+    return histories
 
 
 def has_run(job: LiveJob) -> bool:

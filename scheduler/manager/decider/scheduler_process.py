@@ -22,6 +22,7 @@ from typing import TypeVar
 from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.manager.aggregation.decide import AggregationRules
@@ -72,6 +73,7 @@ class SchedulerProcess:
         aggregation: AggregationRules = DEFAULT_RULES,
         colocation: ColocationRules = NO_RULES,
         make_times: Callable[[], LearnedTimes | None] = lambda: None,
+        partitions: Partitions = NO_PARTITIONS,
     ) -> None:
         """``make_times``: an estimator for policies that go by run times, which knows no live job yet."""
         self._store = store
@@ -79,7 +81,7 @@ class SchedulerProcess:
         self._fitter = Fitter()
         self._taught: Decider | None = None  # whose jobs the present fit is to
         self._rules = rules
-        self._aggregation, self._colocation = aggregation, colocation
+        self._aggregation, self._colocation, self._partitions = aggregation, colocation, partitions
         self._folder = folder
         self._holder = holder
         self._clock = WallClock(folder)
@@ -160,7 +162,7 @@ class SchedulerProcess:
             state, self._read_state = self._read_state or whole_state(self._store), None
             self._decider = Decider(
                 self._rules, state, self._now_s(state), aggregation=self._aggregation, colocation=self._colocation,
-                times=self._make_times(),
+                times=self._make_times(), partitions=self._partitions,
             )  # fmt: skip
             self._is_spoilt = False
         return self._decider
@@ -243,7 +245,7 @@ class SchedulerProcess:
         if foreseen is None:
             return {"lines": list(lines), "expected_start_s": None}
         if foreseen.at_s == math.inf:
-            return {"lines": [*lines, nobody_knows(decider.domain, foreseen)], "expected_start_s": None}
+            return {"lines": [*lines, nobody_knows(decider.domain_of(job_id), foreseen)], "expected_start_s": None}
         when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
         return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
 

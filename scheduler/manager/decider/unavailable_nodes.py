@@ -1,8 +1,16 @@
-"""Nodes that a waiting job could use but that take no jobs now: which, why, and what makes them available. PURE."""
+"""Nodes that a waiting job could use but that take no jobs now: which, why, and what makes them available. PURE.
+
+And the nodes of its partition.
+"""
 
 from collections.abc import Iterable, Iterator
 
+from farside.scheduler.admission.partitions import Partitions
+from farside.scheduler.manager.decider.adapter import partition_of
+from farside.scheduler.manager.decider.domains import home_of
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
+from farside.scheduler.manager.model.state import LiveState
+from farside.units import format_count
 
 # So many nodes are named on one line.
 NAMED = 8
@@ -25,6 +33,26 @@ def out_of_service(nodes: Iterable[LiveNode], job: LiveJob) -> Iterator[str]:
         gpus = sum(node.device_count for node in there)
         held = f"{gpus} GPUs are" if gpus != 1 else "1 GPU is"
         yield f"{held} on {names}: {why}"
+
+
+def partition_lines(state: LiveState, partitions: Partitions, job: LiveJob) -> Iterator[str]:
+    """What the partition of a waiting job has; nothing where there are no partitions."""
+    if not partitions:
+        return
+    name = partition_of(job, partitions)
+    if name not in partitions.by_name:
+        yield (
+            f"partition {name} is not in the manager's settings any more, and has no nodes; cancel the job and submit "
+            "it to another, or an operator brings the partition back"
+        )
+        return
+    own = [node for node in state.nodes.values() if partitions.owner_of(node.name) == name]
+    gpus = sum(node.device_count for node in own)
+    yield f"partition {name} has {format_count(gpus, 'GPU')} on {format_count(len(own), 'node')}"
+    for other in sorted({home_of(state, partitions, node.name) for node in own} - {name}):
+        there = sorted(node.name for node in own if home_of(state, partitions, node.name) == other)
+        more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+        yield f"jobs of partition {other} are still on {', '.join(there[:NAMED])}{more}, and end there first"
 
 
 def _why(node: LiveNode) -> str:

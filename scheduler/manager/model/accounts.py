@@ -1,18 +1,19 @@
-"""Account and QOS of a submitted job: which it gets, and why they refuse it. PURE."""
+"""Account, QOS and partition of a submitted job: which it gets, and why they refuse it. PURE."""
 
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from farside.errors import ConfigError
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.state import Job
 from farside.scheduler.tenancy import Tenancy
 from farside.units import format_count
 
 
-def charged(spec: JobSpec, user: str, tenancy: Tenancy | None) -> JobSpec:
-    """A job with the account and QOS that it gets: the log keeps these, whatever the settings say later.
+def charged(spec: JobSpec, user: str, tenancy: Tenancy | None, partitions: Partitions = NO_PARTITIONS) -> JobSpec:
+    """A job with the account, QOS and partition that it gets: the log keeps these, whatever the settings say later.
 
     Raises:
         ConfigError: It names one that is not there, or is not for this user; or a QOS for a co-located job, which has
@@ -22,7 +23,8 @@ def charged(spec: JobSpec, user: str, tenancy: Tenancy | None) -> JobSpec:
     if spec.colocate and spec.qos:
         raise ConfigError("qos: co-located jobs wait in the order in which they came", hint="leave it out")
     account, qos = (tenancy or Tenancy()).membership(user=user, account=spec.account, qos=spec.qos)
-    return replace(spec, account=account, qos=qos)
+    partition = spec.partition if spec.colocate else partitions.chosen(spec.partition, account or user)
+    return replace(spec, account=account, qos=qos, partition=partition)
 
 
 def quota_problems(spec: JobSpec, user: str, tenancy: Tenancy | None) -> Iterator[str]:

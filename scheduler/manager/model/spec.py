@@ -77,6 +77,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     name: Annotated[str, line("What listings call the job; empty: the name of its program")] = ""
     account: Annotated[str, line("Whom its GPU hours are charged to; empty: the first account of its user")] = ""
     qos: Annotated[str, line("Its quality of service; empty: the default")] = ""
+    partition: Annotated[
+        str, line("The partition whose nodes it runs on; empty: the first that its account may use")
+    ] = ""
     cwd: Annotated[str, path("Folder it is started in, absolute")] = "/"
     env: Annotated[
         Mapping[str, str],
@@ -236,6 +239,7 @@ _NOT_COLOCATED: Mapping[str, str] = {
     "cpus_per_gpu": "a co-located job has no GPUs; say threads instead",
     "memory_bytes_per_gpu": "a co-located job has no GPUs; say memory_bytes instead",
     "swap_bytes_per_gpu": "a co-located job has no swap; leave it out",
+    "partition": "co-located jobs have nodes of their own; leave it out",
     "aggregation": "a co-located job sums at its nodes' Aggregators, or those that its program names; leave it out",
     "deployment": "a co-located job serves no models; leave it out",
     "profile": "a co-located job is measured by its node's executor; leave it out",

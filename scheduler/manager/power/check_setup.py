@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from farside.config.check import names_in
 from farside.config.manager import ManagerConfig
 from farside.errors import ConfigError
-from farside.scheduler.configured_rules import tenancy_of
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
+from farside.scheduler.configured_rules import partitions_of, tenancy_of
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.power.driver.catalog import read_drivers
 from farside.scheduler.power.driver.driver import PowerDriver
@@ -36,6 +37,7 @@ class PowerSetup:
         idle_w: What an idle node draws.
         tenancy: What accounts and users may hold: jobs that wait for that wake nobody.
         set_aside: Nodes of co-located jobs alone.
+        partitions: A job wakes nodes of its own partition.
     """
 
     policy: str
@@ -49,6 +51,7 @@ class PowerSetup:
     idle_w: float = 800.0
     tenancy: Tenancy | None = None
     set_aside: frozenset[str] = frozenset()
+    partitions: Partitions = NO_PARTITIONS
 
 
 def power_setup(config: ManagerConfig) -> PowerSetup:
@@ -90,4 +93,5 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
         every_s=every_s,
         idle_w=config.idle_w,
         tenancy=tenancy_of(config),
+        partitions=partitions_of(config),
     )

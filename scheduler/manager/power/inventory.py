@@ -178,7 +178,13 @@ class LiveInventory(Inventory):
 
     def called(self) -> frozenset[str]:
         """The nodes that waiting jobs need and that can be switched."""
-        found = nodes_needed(self._live.state, self._setup.tenancy, self._live.now_s(), set_aside=self._setup.set_aside)
+        found = nodes_needed(
+            self._live.state,
+            self._setup.tenancy,
+            self._live.now_s(),
+            set_aside=self._setup.set_aside,
+            partitions=self._setup.partitions,
+        )
         return frozenset(found) & frozenset(self._setup.drivers)
 
     async def record(self, node: NodePower) -> None:

@@ -1,7 +1,7 @@
 """Nodes needed by waiting jobs: idle ones that must stay on, and sleeping ones that are woken. PURE.
 
 The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck]; here nodes differ, so they are named,
-and a job wakes none that it could not use: of another model or of other users, reserved, too small for one of its GPUs.
+and a job wakes none that it could not use: of another partition or model, of other users, reserved, too small.
 Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
 say: `NodeSets` and `QuotaUse`.
 
@@ -13,7 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from farside.scheduler.manager.decider.adapter import awaited_aggregators, is_holding, is_ready, job_of, node_of
+from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
+from farside.scheduler.manager.decider.adapter import (
+    awaited_aggregators,
+    is_holding,
+    is_ready,
+    job_of,
+    node_of,
+    partition_of,
+)
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.record import Phase as JobPhase
 from farside.scheduler.manager.model.state import LiveState
@@ -33,7 +41,12 @@ _REACHABLE = (Phase.OFF, Phase.BOOTING)
 
 
 def nodes_needed(
-    state: LiveState, tenancy: Tenancy | None, now_s: float, *, set_aside: frozenset[str] = frozenset()
+    state: LiveState,
+    tenancy: Tenancy | None,
+    now_s: float,
+    *,
+    set_aside: frozenset[str] = frozenset(),
+    partitions: Partitions = NO_PARTITIONS,
 ) -> tuple[str, ...]:
     """The nodes that waiting jobs would fill: first idle ones that are on, then those on their way up, then others.
 
@@ -43,7 +56,7 @@ def nodes_needed(
     waiting = list(islice(_waiting(state), LOOKED_AT))
     if not waiting:
         return ()
-    rooms = _Rooms(state, set_aside)
+    rooms = _Rooms(state, set_aside, partitions)
     for job in waiting:
         if job.spec.aggregation and awaited_aggregators(state, job, set_aside):
             rooms.call_aggregators(job, is_settled=_is_settled(job, now_s))
@@ -91,8 +104,8 @@ class _Rooms:
         called: The names of those that were filled, in the order in which they were.
     """
 
-    def __init__(self, state: LiveState, set_aside: frozenset[str]) -> None:
-        self._state, self._set_aside = state, set_aside
+    def __init__(self, state: LiveState, set_aside: frozenset[str], partitions: Partitions) -> None:
+        self._state, self._set_aside, self._partitions = state, set_aside, partitions
         self._nodes = tuple(state.nodes.values())
         self._sets = NodeSets([_empty(node) for node in self._nodes])
         self._asks_users = any(node.users for node in self._nodes)
@@ -137,10 +150,12 @@ class _Rooms:
         reserved = {name for one in pending for name in one.nodes}
         demand = demand_of(job_of(job, asks_users=self._asks_users), is_consolidated=False)
         places = ((at, gpus) for gpus, nodes in self._sets.capacities(demand) for at in bits(nodes))
-        return {at: gpus for at, gpus in places if self._is_open(at) and self._nodes[at].name not in reserved}
+        return {at: gpus for at, gpus in places if self._is_open(at, job) and self._nodes[at].name not in reserved}
 
-    def _is_open(self, at: int) -> bool:
-        node = self._nodes[at]
+    def _is_open(self, at: int, job: LiveJob) -> bool:
+        node, partitions = self._nodes[at], self._partitions
+        if partitions and partitions.owner_of(node.name) != partition_of(job, partitions):
+            return False
         return not (node.drain_reason or node.unhealthy or node.name in self._set_aside)
 
     def most(self, fits: Mapping[int, int]) -> int:

@@ -9,13 +9,14 @@ How it works
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count, islice
 
 from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.json_blocks import Blocks
+from farside.scheduler.manager.view.partition import NOBODYS, Whose
 from farside.scheduler.manager.view.view import show_job, show_node
 
 IDLE_S = 600.0
@@ -115,16 +116,21 @@ class NodeListing:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._seen: list[tuple[LiveNode, str] | None] = []
-        self._rows: Blocks[tuple[LiveNode, str]] = Blocks(lambda seen: show_node(*seen), NODES)
+        self._seen: list[tuple[LiveNode, str, Whose] | None] = []
+        self._rows: Blocks[tuple[LiveNode, str, Whose]] = Blocks(lambda seen: show_node(*seen), NODES)
 
     @property
     def mark(self) -> str:
         """Names what it shows now."""
         return f"n-{self._rows.version}"
 
-    def look(self, nodes: Mapping[str, LiveNode], reserved: Mapping[str, str]) -> None:
-        """Takes in the nodes as they are, and why nothing starts on those that are reserved."""
+    def look(
+        self,
+        nodes: Mapping[str, LiveNode],
+        reserved: Mapping[str, str],
+        whose: Callable[[LiveNode], Whose] = lambda node: NOBODYS,
+    ) -> None:
+        """Takes in the nodes as they are, why nothing starts on those that are reserved, and whose they are."""
         names = sorted(nodes)
         if names != self._names:
             self._names, self._seen = names, [None] * len(names)
@@ -132,7 +138,7 @@ class NodeListing:
         for at, name in enumerate(names):
             node, why, seen = nodes[name], reserved.get(name, ""), self._seen[at]
             if seen is None or seen[0] is not node or seen[1] != why:
-                now = self._seen[at] = node, why
+                now = self._seen[at] = node, why, whose(node)
                 self._rows.put(at, now)
 
     def renew(self) -> bool:

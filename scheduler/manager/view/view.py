@@ -19,6 +19,7 @@ from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenanc
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
+from farside.scheduler.manager.view.partition import NOBODYS, Whose
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class Job(Struct, frozen=True, kw_only=True):
     user: str
     account: str
     qos: str
+    partition: str
     deployment: str
     state: Phase
     exit_code: int | None
@@ -159,6 +161,8 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     state: str
     reason: str
     address: str
+    partition: str | None
+    borrower: str | None
     swap_bytes: int
     swap_own_bytes: int
     donor: str | None
@@ -195,6 +199,7 @@ def show_job(job: LiveJob) -> Job:
         user=job.user,
         account=job.spec.account or job.user,
         qos=job.spec.qos,
+        partition=job.spec.partition,
         deployment=job.spec.deployment,
         state=job.phase,
         exit_code=job.exit_code,
@@ -235,10 +240,10 @@ def _has_failed_for_good(job: LiveJob) -> bool:
     return job.phase is Phase.FAILED and job.stop_cause is log.StopCause.TASK_FAILED
 
 
-def show_node(node: LiveNode, reserved: str = "") -> Node:
+def show_node(node: LiveNode, reserved: str = "", whose: Whose = NOBODYS) -> Node:
     """A node, and which job has which of its GPUs, the first where several have parts of one.
 
-    ``reserved``: why and until when nothing starts there; empty: no.
+    ``reserved``: why and until when nothing starts there; empty: no. ``whose``: which partitions' it is.
     """
     held: dict[int, list[GpuShare]] = {}
     for share in node.shares:
@@ -247,6 +252,8 @@ def show_node(node: LiveNode, reserved: str = "") -> Node:
         Node,
         node,
         reason=node.why_not or reserved,
+        partition=whose.partition,
+        borrower=whose.borrower,
         donor=None if node.donor is None else node.donor.control,
         services=_show_services(node),
         gpus=tuple(

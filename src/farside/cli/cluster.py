@@ -39,6 +39,10 @@ _KEY_OF = {
     "--per-gpu": "ranks",
     "--array": "count",
 }
+_Swap = Annotated[
+    str | None, typer.Option("--swap", metavar="SIZE", help="Swap in remote memory for each GPU, such as 8GiB.")
+]
+_Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Partition to run in.")]
 _Aggregation = Annotated[
     str | None, typer.Option("--aggregation", metavar="shared", help="Aggregate gradients at the shared Aggregators.")
 ]
@@ -95,12 +99,11 @@ def submit(
         str | None, typer.Option("--account", "-A", help="Account that GPU hours are charged to.")
     ] = None,
     qos: Annotated[str | None, typer.Option("--qos", help="Quality of service (QOS).")] = None,
+    partition: _Partition = None,
     time_limit: Annotated[
         str | None, typer.Option("--time", "-t", metavar="TIME", help="Time limit, such as 90s or 2h.")
     ] = None,
-    swap: Annotated[
-        str | None, typer.Option("--swap", metavar="SIZE", help="Swap in remote memory for each GPU, such as 8GiB.")
-    ] = None,
+    swap: _Swap = None,
     per_gpu: Annotated[
         bool, typer.Option("--per-gpu", help="Start one process per GPU instead of one per node.")
     ] = False,
@@ -136,7 +139,7 @@ def submit(
         "--gpus": gpus, "--name": name, "--account": account, "--qos": qos, "--time": time_limit, "--swap": swap,
         "--checkpoint": None if checkpoint is None else str(checkpoint.absolute()), "--output": output,
         "--per-gpu": "gpu" if per_gpu else None, "--retries": retries, "--after": after or None, "--array": count,
-        "--hold": True if held else None, "--aggregation": aggregation,
+        "--hold": True if held else None, "--aggregation": aggregation, "--partition": partition,
     }  # fmt: skip
     # All words behind `--` are a command, also one that ends in .toml.
     is_file = False if behind >= len(words) else None

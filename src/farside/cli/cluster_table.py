@@ -42,15 +42,25 @@ def since_s(job: Row) -> float:
 
 
 def node_table(nodes: Iterable[Row]) -> Table:
-    """A line a node."""
-    table = _table("node", "state", "GPUs free", "model", "headroom", "jobs", "why")
-    for node in nodes:
+    """A line a node; with its partition where there are some."""
+    rows = list(nodes)
+    has_partitions = any(node.get("partition") or node.get("borrower") for node in rows)
+    whose = ["partition"] if has_partitions else []
+    table = _table("node", *whose, "state", "GPUs free", "model", "headroom", "jobs", "why")
+    for node in rows:
         jobs = dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"])
         models = ", ".join(dict.fromkeys(gpu["model"] for gpu in node["gpus"]))
         free = f"{node['free_gpus']} of {len(node['gpus'])}"
         headroom = format_bytes(node["headroom_bytes"])
-        _add(table, node["name"], node["state"], free, models, headroom, " ".join(jobs), node["reason"])
+        whose = [_whose(node)] if has_partitions else []
+        _add(table, node["name"], *whose, node["state"], free, models, headroom, " ".join(jobs), node["reason"])
     return table
+
+
+def _whose(node: Row) -> str:
+    """The partition of a node, and another whose jobs run there."""
+    owner, borrower = node.get("partition") or "none", node.get("borrower")
+    return f"{owner}, jobs of {borrower}" if borrower else owner
 
 
 def aggregator_table(rows: Iterable[Row]) -> Table:

@@ -9,7 +9,8 @@ from farside.config.agent import AgentConfig
 from farside.config.aggregator import AggregatorConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
-from farside.config.manager import ManagerConfig
+from farside.config.hostlist import expand
+from farside.config.manager import REST, ManagerConfig
 from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
 from farside.endpoint import is_near, is_on_network, parse_endpoint, socket_path
@@ -130,6 +131,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
     if not NODE.fullmatch(config.node):
         yield "node", f"'{config.node:.70}' is no manager's name; {NODE_WORDS}"
     yield from _tenancy_problems(config)
+    yield from _partition_problems(config)
     if not config.tokens_file.is_absolute():
         yield "tokens_file", f"'{config.tokens_file}' is no path from the root; one that is not there means no tokens"
     if not config.state_dir.is_absolute():
@@ -172,6 +174,38 @@ def aggregator_problems(config: AggregatorConfig) -> Iterator[Problem]:
     yield from _identity_problems(config)
     if config.memory_bytes and config.memory_bytes < MIB:
         yield "memory_bytes", f"is {format_bytes(config.memory_bytes)}, less than a model of one tensor needs; raise it"
+
+
+def _partition_problems(config: ManagerConfig) -> Iterator[Problem]:
+    owners = dict.fromkeys(names_in(config.colocation_nodes), "colocation_nodes")
+    accounts = [row.name for row in config.account]
+    for number, row in enumerate(config.partition, 1):
+        where = f"table {number}"
+        if not NODE.fullmatch(row.name):
+            yield "partition", f"{where}: '{row.name:.70}' is no name; {NODE_WORDS}"
+        elif row.name in [other.name for other in config.partition[: number - 1]]:
+            yield "partition", f"{where}: there is another '{row.name}'; give each a name of its own"
+        try:
+            nodes = expand(row.nodes.replace(" ", ""))
+        except ValueError as error:
+            yield "partition", f"{where}: {error}; write nodes as n1,gpu[01-16]"
+            continue
+        if not nodes:
+            yield "partition", f"{where}: '{row.name:.70}' has no nodes; name some, or * for those that no other has"
+        for node in nodes:
+            if node != REST and not NODE.fullmatch(node):
+                yield "partition", f"{where}: '{node:.70}' is no node's name; {NODE_WORDS}"
+            elif node == REST and node in owners:
+                yield "partition", f"{where}: {owners[node]} has the rest already; * stands once"
+            elif node in owners:
+                yield "partition", f"{where}: {node} is in {owners[node]} as well; a node is in one place only"
+            else:
+                owners[node] = f"partition {row.name}"
+        if REST in nodes and len(nodes) > 1:
+            yield "partition", f"{where}: nodes: {REST} stands alone; leave the other names out"
+        for name in names_in(row.accounts):
+            if name not in accounts:
+                yield "partition", f"{where}: there is no [[account]] '{name:.70}'"
 
 
 def _tenancy_problems(config: ManagerConfig) -> Iterator[Problem]:

@@ -20,6 +20,8 @@ from farside.config.settings import (
 )
 from farside.config.shared import LogSettings, MetricsSettings, PolicySettings, PowerSettings, TlsSettings
 
+REST = "*"  # in place of a partition's nodes: all that no other has
+
 # A table: one setting, one line. A meaning that does not fit is on the next line.
 # fmt: off
 
@@ -44,6 +46,15 @@ class QosRow:
     max_jobs_per_user: int = count(0, 0, 10**6, "Maximum running jobs of one user; 0: no limit")
     may_preempt: bool = flag(True, "Jobs of this QOS may preempt jobs that come after them")
     accounts: str = text("", "Accounts that may use this QOS, separated by commas; empty: all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRow:
+    """One [[partition]]: nodes of its own, and the jobs that go there."""
+
+    name: str = field(metadata=about(Kind.TEXT, "Name for `farside submit --partition`"))
+    nodes: str = text("", "Its nodes, as n1,gpu[01-16]; *: all nodes that no other partition has")
+    accounts: str = text("", "Accounts whose jobs may go there, separated by commas; empty: all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +96,8 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
         "[[account]] tables with name, users, shares, quota_gpus; none: a job is charged to the account that it names")
     qos: tuple[QosRow, ...] = tables(QosRow,
         "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts")
+    partition: tuple[PartitionRow, ...] = tables(PartitionRow,
+        "[[partition]] tables with name, nodes, accounts, each with a queue of its own; none: all nodes are one")
     max_queued_jobs_per_user: int = count(20_000, 0, 10**8,
         "Maximum unfinished jobs of one user, array tasks included; operators may have more; 0: no limit")
     max_queued_bytes_per_user: int = size(64 << 20, 0, 1 << 40,

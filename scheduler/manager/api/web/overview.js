@@ -80,7 +80,7 @@ function nodeCard(node) {
     make("div", { class: "gpus", role: "img" }),
     make("div", { class: "row facts" }, make("span", {}, "memory for jobs"), make("span", { class: "room" })),
     make("div", { class: "bar" }, make("i")),
-    make("p", { class: "facts sensed" }), make("div", { class: "facts services" }), make("p", { class: "reason" }));
+    make("p", { class: "facts partition" }), make("p", { class: "facts sensed" }), make("div", { class: "facts services" }), make("p", { class: "reason" }));
 }
 
 function fillNode(card, node) {
@@ -96,6 +96,7 @@ function fillNode(card, node) {
   });
   write(part(".room"), `${bytes(node.headroom_bytes)} of ${bytes(node.memory_bytes)}`);
   part(".bar > i").style.width = `${node.memory_bytes ? Math.min(100, 100 * node.headroom_bytes / node.memory_bytes) : 0}%`;
+  write(part(".partition"), [node.partition ? `partition ${node.partition}` : "", node.borrower ? `jobs of ${node.borrower}` : ""].filter(Boolean).join(", "));
   write(part(".sensed"), feeling(sensed.get(node.name)));
   keep(part(".services"), Object.entries(node.services), ([name]) => name, () => make("p"), (line, [name, state]) => write(line, `${name}: ${stateOf(state)}`));
   write(part(".reason"), node.reason);

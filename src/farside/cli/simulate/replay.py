@@ -12,7 +12,7 @@ from rich.table import Table
 
 from farside.cli.terminal import standard_output
 from farside.config import ManagerConfig, load_config
-from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.configured_rules import partitions_of, rules_of
 from farside.scheduler.manager.compare_simulation import (
     PAPER_APART_PCT,
     PAPER_SIMULATOR,
@@ -44,7 +44,8 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Re
     """
     before = learned_before(config, rules_of(config))
     with closing(EventStore(config.store_url)) as store:
-        found = recording(whole_log(store, archive_of(config.store_url, config.archive_dir)), only)
+        entries = whole_log(store, archive_of(config.store_url, config.archive_dir))
+        found = recording(entries, only, partitions_of(config))
     return found, simulated(found, before.rules, before.times(fits_at_once=True))
 
 

@@ -1,4 +1,4 @@
-"""Slurm's host lists: ``gn[1-3,7],login,r[1-2]n[01-16]``. PURE."""
+"""Host lists as Slurm writes them: ``gn[1-3,7],login,r[1-2]n[01-16]``. PURE."""
 
 import itertools
 import math
