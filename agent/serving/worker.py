@@ -20,6 +20,8 @@ from farside.agent.lost_peer import notice_lost_peer
 from farside.agent.serving.executor import start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle
 from farside.agent.serving.kept import KEPT_S, KeptExecutors
+from farside.agent.serving.partition.catalog import ON_GPU
+from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Driver
 from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, opened, split_rows
 from farside.errors import ConfigError, FarsideError, Unavailable
@@ -35,10 +37,17 @@ _log = get_log("agent.serving")
 
 
 class Worker:
-    """What a connection needs: the deployment's key, and this host's drivers by name. ``kept_s``: see kept.py."""
+    """What a connection needs.
 
-    def __init__(self, key: bytes, drivers: Mapping[str, Driver], *, kept_s: float = KEPT_S) -> None:
-        self._key, self._drivers = key, drivers
+    Args:
+        key: The deployment's.
+        drivers: This host's, by name.
+        gpus: The GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; empty: all of this host.
+        kept_s: See kept.py.
+    """
+
+    def __init__(self, key: bytes, drivers: Mapping[str, Driver], *, gpus: str = "", kept_s: float = KEPT_S) -> None:
+        self._key, self._drivers, self._gpus = key, drivers, gpus
         self._sessions: set[_Session] = set()
         self._strangers = proof.Unproved(STRANGERS_MAX, STRANGERS_MAX)
         self._kept = KeptExecutors(lambda: self.has_front, kept_s=kept_s)
@@ -55,7 +64,7 @@ class Worker:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one front; for `asyncio.start_server`."""
-        session = _Session(self._key, self._drivers, writer, self._let_in, self._kept)
+        session = _Session(self._key, self._drivers, self._gpus, writer, self._let_in, self._kept)
         self._sessions.add(session)
         self._strangers.come(session.address, session, session.hang_up)
         is_lost = False
@@ -96,11 +105,12 @@ class _Session:
         self,
         key: bytes,
         drivers: Mapping[str, Driver],
+        gpus: str,
         writer: asyncio.StreamWriter,
         let_in: Callable[["_Session"], None],
         kept: KeptExecutors,
     ) -> None:
-        self._drivers, self._writer, self._let_in, self._kept = drivers, writer, let_in, kept
+        self._drivers, self._gpus, self._writer, self._let_in, self._kept = drivers, gpus, writer, let_in, kept
         self.address = str((writer.get_extra_info("peername") or ("",))[0])
         self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
         self.executor: ExecutorHandle | None = None
@@ -169,9 +179,11 @@ class _Session:
                 raise Unavailable(f"there is no device driver {wanted.driver} here")
             for model in wanted.models:
                 await asyncio.to_thread(_check_file, model.path, model.sha256)
-            if wanted.device_name and (name := driver.identity(wanted.device).name) != wanted.device_name:
+            # A front knows the cores of nodes by its file, and a lease's GPU by nothing.
+            device = gpu_named(self._gpus, "CUDA_VISIBLE_DEVICES") if wanted.driver in ON_GPU else wanted.device
+            if wanted.device_name and (name := driver.identity(device).name) != wanted.device_name:
                 raise ConfigError(f"the device here is {name}, and the profile is of {wanted.device_name}")
-            place = driver.open(wanted.device, wanted.part_pct)
+            place = driver.open(device, wanted.part_pct)
             self.executor = await start_executor(
                 place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s, prepare_pct=wanted.prepare_pct
             )

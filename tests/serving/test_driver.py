@@ -181,5 +181,5 @@ def test_a_device_that_can_not_be_cut_is_had_whole_or_not_at_all() -> None:
 
 
 def test_an_unknown_driver_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="no device driver gpu; choose auto, mps or cpu"):
-        find_driver("gpu")
+    with pytest.raises(ConfigError, match="no device driver tpu; choose auto, mps or cpu"):
+        find_driver("tpu")

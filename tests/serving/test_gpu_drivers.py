@@ -7,17 +7,26 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from farside.agent.serving.describe import ModelRequest, describe
+from farside.agent.serving.handle import ServeError
 from farside.agent.serving.partition.catalog import DRIVERS
+from farside.agent.serving.partition.fixed import FixedPlace
+from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.green import GreenDriver
 from farside.agent.serving.partition.mig import MigDriver
 from farside.agent.serving.partition.mps import CONTROL, MpsDriver
+from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device
-from farside.errors import Unavailable
+from farside.agent.serving.remote import Address, RemotePart
+from farside.agent.serving.worker import Worker
+from farside.errors import ConfigError, Unavailable
 from farside.serve.sample_models import make_models
-from tests.serving.executors import Watched
+from tests.serving.executors import Watched, small_models
+from tests.serving.front import in_loop
+from tests.serving.test_worker import KEY, Front
 from tests.support.waiting import text_of, until
 
 # A control daemon that says with what it was started, and ends when it is told to.
@@ -40,13 +49,13 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """A machine with two GPUs, the second one cut into instances of 3, 3 and 1 sevenths."""
+    """A machine with two GPUs, the second one cut into instances of 3, 3 and 1 sevenths where ``is_cut``."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
 
-    def __init__(self, gpus: int = 2) -> None:
-        self._gpus = gpus
+    def __init__(self, gpus: int = 2, *, is_cut: bool = True) -> None:
+        self._gpus, self._is_cut = gpus, is_cut
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self._gpus < 0:
@@ -60,8 +69,8 @@ class Nvml:
             raise NVMLError("Invalid Argument")
         return index
 
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return "NVIDIA A100"
+    def nvmlDeviceGetName(self, handle: object) -> str:  # noqa: N802
+        return "NVIDIA A100 MIG 3g.20gb" if isinstance(handle, str) else "NVIDIA A100"
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
         return SimpleNamespace(total=40 << 30)
@@ -70,7 +79,7 @@ class Nvml:
         return f"MIG-{handle}" if isinstance(handle, str) else f"GPU-{handle}"
 
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        return (handle, handle)
+        return (handle, handle) if self._is_cut else (0, 0)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
         return 7
@@ -118,7 +127,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(control: Path) -> None:
-    driver = MpsDriver(Nvml())
+    driver = MpsDriver(Nvml(is_cut=False))
     first, second, other = (driver.open(Device(number=gpu), part) for gpu, part in ((0, 30), (0, 70), (1, 100)))
     lines = until(lambda: two_lines(control), what="both daemons have started")
     started = sorted((json.loads(line) for line in lines), key=lambda one: str(one[1]))
@@ -134,6 +143,94 @@ def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(
     second.close()
     assert not Path(folder).exists()
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "line"),
+    [
+        (Device(uuid="MIG-1.0"), "GPU MIG-1.0: an instance is not cut by limits here; device = 'gpu' has it whole"),
+        (Device(number=1), "GPU 1: is cut into instances; name one of them by its UUID"),
+        (Device(uuid="GPU-1"), "GPU GPU-1: is cut into instances"),
+    ],
+)
+def test_mps_cuts_no_gpu_that_is_cut_and_no_instance(control: Path, device: Device, line: str) -> None:
+    driver = MpsDriver(Nvml())
+
+    with pytest.raises(Unavailable, match=line):
+        driver.open(device, 50)
+    assert driver.devices() == (Device(number=0, uuid="GPU-0"),)
+    assert not control.exists()
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"),
+    [("", "GPU-0"), ("0", "GPU-0"), ("GPU-0", "GPU-0"), ("MIG-1.2", "MIG-1.2"), ("MIG-1.5", "MIG-1.5")],
+)
+def test_a_gpu_and_an_instance_are_one_part_each(visible: str, uuid: str) -> None:
+    driver = GpuDriver(Nvml())
+    device = gpu_named(visible, "CUDA_VISIBLE_DEVICES")
+
+    part = driver.open(device, 100)
+
+    assert part.entry.environment == {"CUDA_VISIBLE_DEVICES": uuid}
+    assert part.entry.computes_on == "cuda"
+    assert driver.identity(device).memory_mb == 40 << 10
+    assert not part.resize(50)
+    with pytest.raises(Unavailable, match="the driver gpu has no part of 50 %; give 100, or use mps"):
+        driver.open(device, 50)
+
+
+@pytest.mark.parametrize(
+    ("visible", "line"),
+    [
+        ("1", "GPU 1: is cut into instances; name one of them by its UUID"),
+        ("GPU-9", "GPU GPU-9: is not on this machine; nvidia-smi -L lists those there are"),
+        ("7", "GPU 7: Invalid Argument"),
+        ("0,1", "CUDA_VISIBLE_DEVICES 0,1: names several GPUs"),
+        ("first", "CUDA_VISIBLE_DEVICES first: is no GPU; give its number or UUID"),
+    ],
+)
+def test_what_is_not_one_gpu_is_refused_in_one_line(visible: str, line: str) -> None:
+    with pytest.raises((ConfigError, Unavailable), match=line):
+        GpuDriver(Nvml()).open(gpu_named(visible, "CUDA_VISIBLE_DEVICES"), 100)
+
+
+def test_a_machine_serves_on_gpus_that_are_not_cut_and_on_instances() -> None:
+    assert [one.uuid for one in GpuDriver(Nvml()).devices()] == ["GPU-0", "MIG-1.0", "MIG-1.2", "MIG-1.5"]
+    assert GpuDriver(Nvml()).capabilities().problem == ""
+    assert GpuDriver(Nvml(0)).capabilities().problem == "NVIDIA's driver finds no GPU, and no instance of one"
+    assert GpuDriver(Nvml(-1)).capabilities().problem.startswith("libnvidia-ml.so.1: Driver Not Loaded")
+
+
+class OnCores(GpuDriver):
+    """Has executors compute on the processor, as this machine's frameworks do."""
+
+    def open(self, device: Device, part_pct: int) -> FixedPlace:
+        place = super().open(device, part_pct)
+        return FixedPlace(part_pct, msgspec.structs.replace(place.entry, computes_on="cpu"))
+
+
+def variables_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+@in_loop
+async def test_an_executor_of_a_lease_is_on_the_gpu_that_the_lease_has(tmp_path: Path) -> None:
+    models = small_models(tmp_path)
+    for visible, name in (("MIG-1.2", "NVIDIA A100 MIG 3g.20gb"), ("GPU-0", "NVIDIA A100")):
+        worker, front = Worker(KEY, {"gpu": OnCores(Nvml())}, gpus=visible), Front()
+        server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+
+        executor = await front.start(address, models, RemotePart("gpu", Device(), 100, name))
+
+        assert f"CUDA_VISIBLE_DEVICES={visible}" in variables_of(executor.pid)
+        executor.run(1, "mlp", 2, 0)
+        assert (await front.done()).problem == ""
+        with pytest.raises(ServeError, match=r"the device here is NVIDIA A100.*, and the profile is of NVIDIA H100"):
+            await Front().start(address, models, RemotePart("gpu", Device(), 100, "NVIDIA H100"))
+        await executor.close()
+        server.close()
 
 
 def two_lines(file: Path) -> list[str]:

@@ -30,7 +30,7 @@ def told(*arguments: object) -> subprocess.CompletedProcess[str]:
         ({"parts": "0,100"}, "--parts 0,100: is no list of numbers; give numbers of 1 to 100"),
         ({"minutes": 0.0}, "--minutes 0: is out of bounds; give minutes up to a day"),
         ({"cores": "9999"}, "--cores 9999: core 9999 is not ours; name cores of this machine"),
-        ({"device": "whole", "gpu": 1}, "--gpu 1: the driver whole has CPU cores; give --cores"),
+        ({"device": "whole", "gpu": "1"}, "--gpu 1: the driver whole has CPU cores; give --cores"),
         ({"device": "whole", "capacity": 80}, "--capacity 80: is for the driver cpu, not whole; take it out"),
         ({"device": "tpu"}, "there is no device driver tpu; choose auto, mps or cpu"),
         ({"device": "whole", "models": Path("absent")}, "absent: is not a folder; name a folder with model files"),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from farside.agent.serving.partition.cpu import CpuDriver
+from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.green import GreenDriver
 from farside.agent.serving.partition.mig import MigDriver
 from farside.agent.serving.partition.mps import MpsDriver
@@ -14,9 +15,16 @@ from farside.errors import ConfigError, Unavailable
 AUTO = "auto"
 # In the order in which `auto` tries them.
 DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
-    {"mps": MpsDriver, "cpu": CpuDriver, "mig": MigDriver, "green": GreenDriver, "whole": WholeDriver}
+    {
+        "mps": MpsDriver,
+        "cpu": CpuDriver,
+        "mig": MigDriver,
+        "gpu": GpuDriver,
+        "green": GreenDriver,
+        "whole": WholeDriver,
+    }
 )
-ON_GPU = frozenset({"mig", "mps", "green"})
+ON_GPU = frozenset({"mig", "mps", "gpu", "green"})
 
 
 def find_driver(name: str) -> tuple[str, Driver]:

@@ -2,8 +2,17 @@
 
 from typing import Any
 
-from farside.agent.serving.partition.nvidia import conditions_of, gpu_of, identity_of, open_nvml, process_bytes
-from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity, Measured
+from farside.agent.serving.partition.fixed import FixedPlace
+from farside.agent.serving.partition.nvidia import (
+    conditions_of,
+    gpu_of,
+    identity_of,
+    instances_of,
+    open_nvml,
+    process_bytes,
+    uuid_of,
+)
+from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity
 from farside.errors import Unavailable
 
 NAME = "mig"
@@ -60,28 +69,12 @@ class MigDriver:
         return process_bytes(open_nvml(self._given), device, pid)
 
 
-class MigPlace:
+class MigPlace(FixedPlace):
     """One instance."""
 
     def __init__(self, used: set[str], uuid: str, part_pct: int) -> None:
-        self.part_pct = part_pct
-        self.entry = Entry(environment={"CUDA_VISIBLE_DEVICES": uuid}, computes_on="cuda")
+        super().__init__(part_pct, Entry(environment={"CUDA_VISIBLE_DEVICES": uuid}, computes_on="cuda"))
         self._used, self._uuid = used, uuid
-
-    def resize(self, part_pct: int) -> bool:
-        """An instance stays as it is."""
-        return part_pct == self.part_pct
-
-    def hold(self, prepare_pct: int) -> bool:
-        """An instance is nobody else's."""
-        return False
-
-    def let_go(self) -> None:
-        """Changes nothing: the part was not held."""
-
-    def measured(self) -> Measured | None:
-        """The driver does not count an instance's use."""
-        return None
 
     def close(self) -> None:
         """The instance is free."""
@@ -90,19 +83,8 @@ class MigPlace:
 
 def _instances(nvml: Any, device: Device) -> list[tuple[str, int]]:
     """UUID and size in percent of a GPU's instances, sevenths rounded."""
-    handle = gpu_of(nvml, device)
-    try:
-        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
-            return []
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except nvml.NVMLError:  # a GPU that can't be cut
-        return []
     found = []
-    for at in range(count):
-        try:
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
-        except nvml.NVMLError:  # none at this place
-            continue
+    for instance in instances_of(nvml, gpu_of(nvml, device)):
         slices = nvml.nvmlDeviceGetAttributes_v2(instance).gpuInstanceSliceCount
-        found.append((str(nvml.nvmlDeviceGetUUID(instance)), round(100 * slices / SLICES)))
+        found.append((uuid_of(nvml, instance), round(100 * slices / SLICES)))
     return found

@@ -11,8 +11,18 @@ import subprocess
 import tempfile
 from typing import Any
 
-from farside.agent.serving.partition.nvidia import conditions_of, gpu_of, identity_of, open_nvml, process_bytes
-from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity, Measured
+from farside.agent.serving.partition.fixed import FixedPlace
+from farside.agent.serving.partition.nvidia import (
+    INSTANCE,
+    conditions_of,
+    identity_of,
+    open_nvml,
+    process_bytes,
+    uncut_devices,
+    uncut_of,
+    uuid_of,
+)
+from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity
 from farside.errors import Unavailable
 
 NAME = "mps"
@@ -25,7 +35,7 @@ class MpsDriver:
 
     def __init__(self, nvml: Any = None) -> None:
         self._given = nvml
-        self._daemons: dict[int, _Daemon] = {}
+        self._daemons: dict[str, _Daemon] = {}
 
     def capabilities(self) -> Capabilities:
         """Whether there is a GPU, and the program that limits its clients."""
@@ -41,13 +51,23 @@ class MpsDriver:
         """A limit for one process of this GPU's daemon, which is started for the first."""
         if not 1 <= part_pct <= 100:
             raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint="give 1 to 100")
-        daemon = self._daemons.get(device.number)
+        nvml = self._nvml()
+        uuid = uuid_of(nvml, uncut_of(nvml, device))
+        if uuid.startswith(INSTANCE):
+            raise Unavailable(f"GPU {uuid}: an instance is not cut by limits here", hint="device = 'gpu' has it whole")
+        daemon = self._daemons.get(uuid)
         if daemon is None:
-            nvml = self._nvml()
-            uuid = str(nvml.nvmlDeviceGetUUID(gpu_of(nvml, device)))
-            daemon = self._daemons[device.number] = _Daemon(uuid)
+            daemon = self._daemons[uuid] = _Daemon(uuid)
         daemon.users += 1
-        return MpsPlace(self, device.number, daemon, part_pct)
+        return MpsPlace(self, uuid, daemon, part_pct)
+
+    def devices(self) -> tuple[Device, ...]:
+        """GPUs of this machine that are not cut into instances.
+
+        Raises:
+            Unavailable: As `capabilities` says.
+        """
+        return uncut_devices(self._nvml(), with_instances=False)
 
     def identity(self, device: Device) -> Identity:
         """Model and memory of the GPU."""
@@ -61,12 +81,12 @@ class MpsDriver:
         """GPU memory of an executor."""
         return process_bytes(self._nvml(), device, pid)
 
-    def release(self, number: int) -> None:
+    def release(self, uuid: str) -> None:
         """Ends a GPU's daemon with its last part."""
-        daemon = self._daemons[number]
+        daemon = self._daemons[uuid]
         daemon.users -= 1
         if not daemon.users:
-            del self._daemons[number]
+            del self._daemons[uuid]
             daemon.end()
 
     def _nvml(self) -> Any:
@@ -78,33 +98,17 @@ class MpsDriver:
         return nvml
 
 
-class MpsPlace:
-    """A limit for one process."""
+class MpsPlace(FixedPlace):
+    """A limit for one process, which keeps the one that it started with."""
 
-    def __init__(self, driver: MpsDriver, number: int, daemon: "_Daemon", part_pct: int) -> None:
-        self.part_pct = part_pct
-        self._driver, self._number = driver, number
+    def __init__(self, driver: MpsDriver, uuid: str, daemon: "_Daemon", part_pct: int) -> None:
         limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part_pct)}
-        self.entry = Entry(environment={**daemon.variables, **limit}, computes_on="cuda")
-
-    def resize(self, part_pct: int) -> bool:
-        """A process keeps the limit that it started with."""
-        return part_pct == self.part_pct
-
-    def hold(self, prepare_pct: int) -> bool:
-        """A process keeps the limit that it started with."""
-        return False
-
-    def let_go(self) -> None:
-        """Changes nothing: the part was not held."""
-
-    def measured(self) -> Measured | None:
-        """The driver does not count a process's SMs."""
-        return None
+        super().__init__(part_pct, Entry(environment={**daemon.variables, **limit}, computes_on="cuda"))
+        self._driver, self._uuid = driver, uuid
 
     def close(self) -> None:
         """The limit is gone with its process."""
-        self._driver.release(self._number)
+        self._driver.release(self._uuid)
 
 
 class _Daemon:

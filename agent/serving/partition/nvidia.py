@@ -1,11 +1,14 @@
 """NVIDIA's management library as the drivers of GPU parts use it: what a GPU is and how it is. It changes nothing."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from farside.agent.serving.partition.policy import Conditions, Device, Identity
-from farside.errors import Unavailable
+from farside.errors import ConfigError, Unavailable
 
+INSTANCE = "MIG-"  # so begin the UUIDs of instances
 _MB = 1 << 20
+_LISTED = "nvidia-smi -L lists those there are"
 
 
 def open_nvml(nvml: Any = None) -> Any:
@@ -27,16 +30,100 @@ def open_nvml(nvml: Any = None) -> Any:
     return nvml
 
 
+def gpu_named(text: str, where: str) -> Device:
+    """The GPU of a text: one by its index or UUID, an instance by its UUID; the first of the machine if it is empty.
+
+    Args:
+        text: As the variable CUDA_VISIBLE_DEVICES or an option has it.
+        where: What has it, for the line.
+
+    Raises:
+        ConfigError: It names several, or none.
+    """
+    if "," in text:
+        raise ConfigError(f"{where} {text:.200}: names several GPUs", hint="give each its own process")
+    if text.isdecimal():
+        return Device(number=int(text))
+    if text and not text.startswith(("GPU-", INSTANCE)):
+        raise ConfigError(f"{where} {text:.200}: is no GPU", hint=f"give its number or UUID; {_LISTED}")
+    return Device(uuid=text)
+
+
 def gpu_of(nvml: Any, device: Device) -> Any:
-    """The handle of a device's GPU.
+    """The handle of a device's GPU, or of its instance where it has the UUID of one.
 
     Raises:
         Unavailable: There is no such GPU.
     """
+    if device.uuid:
+        gpus = [handle for _, handle in _gpus(nvml)]
+        for handle in (*gpus, *(one for gpu in gpus for one in instances_of(nvml, gpu))):
+            if uuid_of(nvml, handle) == device.uuid:
+                return handle
+        raise Unavailable(f"GPU {device.uuid}: is not on this machine", hint=_LISTED)
     try:
         return nvml.nvmlDeviceGetHandleByIndex(device.number)
     except nvml.NVMLError as error:
-        raise Unavailable(f"GPU {device.number}: {error}", hint="nvidia-smi -L lists those there are") from error
+        raise Unavailable(f"GPU {device.number}: {error}", hint=_LISTED) from error
+
+
+def uncut_of(nvml: Any, device: Device) -> Any:
+    """The handle of a device that CUDA can use as it is: a GPU that is not cut, or an instance.
+
+    Raises:
+        Unavailable: There is no such GPU, or it is cut into instances, and CUDA uses only these.
+    """
+    handle = gpu_of(nvml, device)
+    if not device.uuid.startswith(INSTANCE) and is_cut(nvml, handle):
+        name = device.uuid or device.number
+        raise Unavailable(f"GPU {name}: is cut into instances", hint=f"name one of them by its UUID; {_LISTED}")
+    return handle
+
+
+def uuid_of(nvml: Any, handle: Any) -> str:
+    """The UUID of a GPU or an instance."""
+    return str(nvml.nvmlDeviceGetUUID(handle))
+
+
+def is_cut(nvml: Any, handle: Any) -> bool:
+    """Whether a GPU is in MIG's mode."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # a GPU that can't be cut
+        return False
+
+
+def instances_of(nvml: Any, handle: Any) -> list[Any]:
+    """Handles of the instances that a GPU is cut into."""
+    if not is_cut(nvml, handle):
+        return []
+    found = []
+    for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at))
+        except nvml.NVMLError:  # none at this place
+            continue
+    return found
+
+
+def uncut_devices(nvml: Any, *, with_instances: bool) -> tuple[Device, ...]:
+    """What this machine has that CUDA can use: GPUs that are not cut, and instances of the others, if asked for."""
+    found: list[Device] = []
+    for number, gpu in _gpus(nvml):
+        if not is_cut(nvml, gpu):
+            found.append(Device(number=number, uuid=uuid_of(nvml, gpu)))
+        elif with_instances:
+            found += [Device(number=number, uuid=uuid_of(nvml, one)) for one in instances_of(nvml, gpu)]
+    return tuple(found)
+
+
+def _gpus(nvml: Any) -> Iterator[tuple[int, Any]]:
+    for number in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        except nvml.NVMLError:  # a GPU that this process may not use, or that has failed
+            continue
+        yield number, handle
 
 
 def identity_of(nvml: Any, device: Device) -> Identity:

@@ -1,6 +1,7 @@
 """A CPU device that is not cut: its cores by affinity, for processes that may not make cgroups."""
 
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
+from farside.agent.serving.partition.fixed import FixedPlace
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry
 from farside.agent.serving.partition.processor import Processor
 from farside.errors import Unavailable
 
@@ -26,27 +27,8 @@ class WholeDriver(Processor):
         return WholePlace(device)
 
 
-class WholePlace:
+class WholePlace(FixedPlace):
     """All cores of a device."""
 
     def __init__(self, device: Device) -> None:
-        self.part_pct = 100
-        self.entry = Entry(cores=device.cores, threads=max(1, len(device.cores)))
-
-    def resize(self, part_pct: int) -> bool:
-        """There is one size."""
-        return part_pct == self.part_pct
-
-    def hold(self, prepare_pct: int) -> bool:
-        """There is one size."""
-        return False
-
-    def let_go(self) -> None:
-        """Changes nothing: the part was not held."""
-
-    def measured(self) -> Measured | None:
-        """Nobody counts what it uses."""
-        return None
-
-    def close(self) -> None:
-        """Nothing was made."""
+        super().__init__(100, Entry(cores=device.cores, threads=max(1, len(device.cores))))

@@ -141,9 +141,11 @@ class ProfileRequest:
         str, typer.Option(metavar="0,1,...", help="Cores that are the device, for CPU drivers; default: all.")
     ] = ""
     gpu: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="GPU that is the device, for GPU drivers; default: the first."),
-    ] = None
+        str,
+        typer.Option(
+            metavar="N|UUID", help="GPU that is the device, for GPU drivers, or an instance's UUID; default: the first."
+        ),
+    ] = ""
     parts: Annotated[str, typer.Option(metavar="A,B,...", help="Parts to measure, in percent.")] = "20,40,50,60,80,100"
     capacity: Annotated[
         int | None,

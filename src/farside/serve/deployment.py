@@ -26,7 +26,12 @@ FILE = "serving.toml"
 MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_GPU_DRIVERS = ("green", "mps", "mig")
+GPU_DRIVERS = frozenset({"mps", "gpu"})
+_DRIVERS = ("auto", "cpu", "whole", *sorted(GPU_DRIVERS))
+_NOT_SERVED = {
+    "mig": ("an instance is not cut further", "use gpu, which serves on an instance as on a GPU"),
+    "green": ("green contexts cut a GPU within one process, and each part is a process of its own", "use mps or gpu"),
+}
 
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +83,8 @@ class Deployment:
     """A deployment file that is sound in itself.
 
     Addresses are HOST:PORT, empty where a door stays shut. ``profile`` is None where none is named. ``driver`` is auto,
-    cpu or whole; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0 where all
-    devices may be used. ``terms`` are of leases, and ``of_a_cluster`` those of their keys that the file has.
+    cpu, whole, mps or gpu; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0
+    where all devices may be used. ``terms`` are of leases, and ``of_a_cluster`` those of their keys that the file has.
     """
 
     file: Path
@@ -106,6 +111,11 @@ class Deployment:
     def is_secure(self) -> bool:
         """Whether the doors speak TLS."""
         return self.tls_cert.is_absolute()
+
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether its devices are GPUs."""
+        return self.driver in GPU_DRIVERS
 
     def requests(self) -> tuple[ModelRequest, ...]:
         """What has to be found out of each model file, by name."""
@@ -220,19 +230,20 @@ class _Checked:
     def _check_numbers(self) -> None:
         file = self._file
         check_terms(self._path, file)
-        if file.device in _GPU_DRIVERS:
-            raise self._wrong(f"device = {file.device!r}: GPUs can't be cut by this version", "use cpu, whole or auto")
-        if file.device not in ("auto", "cpu", "whole"):
-            raise self._wrong(f"device = {file.device!r} is no device", "use auto, cpu or whole")
-        if file.device == "whole" and file.capacity_pct != CAPACITY_PCT:
-            raise self._wrong(
-                f"capacity_pct = {file.capacity_pct}: device = 'whole' cuts nothing",
-                "take it out",
-            )
-        if file.device == "whole" and file.prepare_pct != WHOLE_PCT:
-            raise self._wrong(
-                f"prepare_pct = {file.prepare_pct}: device = 'whole' holds no executor to a part", "take it out"
-            )
+        if file.device in _NOT_SERVED:
+            why, hint = _NOT_SERVED[file.device]
+            raise self._wrong(f"device = {file.device!r}: {why}", hint)
+        if file.device not in _DRIVERS:
+            raise self._wrong(f"device = {file.device!r} is no device", f"use {', '.join(_DRIVERS)}")
+        if file.device not in ("auto", "cpu"):
+            for name, given, default, why in (
+                ("capacity_pct", file.capacity_pct, CAPACITY_PCT, "cuts no cores"),
+                ("prepare_pct", file.prepare_pct, WHOLE_PCT, "holds no executor to a part"),
+            ):
+                if given != default:
+                    raise self._wrong(f"{name} = {given}: device = {file.device!r} {why}", "take it out")
+        if file.device in GPU_DRIVERS and file.cpu_devices:
+            raise self._wrong(f"cpu_devices are cores, and device = {file.device!r} has GPUs", "take them out")
         cores = [core for device in file.cpu_devices for core in device]
         if any(not device for device in file.cpu_devices) or len(set(cores)) < len(cores) or min(cores, default=0) < 0:
             raise self._wrong("cpu_devices has an empty device or a core twice", "such as [[0], [1]]")
@@ -322,13 +333,14 @@ def check_for_manager(deployment: Deployment) -> None:
     Raises:
         ConfigError: Its file lacks what leases need, or has what only a machine has.
     """
+    needs_cores = not deployment.is_on_gpus and not deployment.cpu_devices
     for is_wrong, what, hint in (
         (
             deployment.driver == "auto",
             "device = 'auto': on a manager's nodes it has to be named",
-            "device = 'cpu' serves on CPU cores in place of declared GPUs; GPUs can't be cut by this version",
+            "device = 'cpu' serves on CPU cores in place of declared GPUs, 'mps' and 'gpu' on the GPUs themselves",
         ),
-        (not deployment.cpu_devices, "names no cpu_devices", "such as cpu_devices = [[0], [1]]: the nodes' cores"),
+        (needs_cores, "names no cpu_devices", "such as cpu_devices = [[0], [1]]: the nodes' cores"),
         (not deployment.gpus_max, "names no gpus_max", "give the number of GPUs that may be leased at most"),
         (not deployment.terms.key_file, "names no key_file", "`farside keygen FILE` makes one, for front and workers"),
     ):

@@ -18,14 +18,17 @@ import msgspec
 from farside import admin
 from farside.agent.serving.describe import describe_models
 from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.partition.catalog import find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
+from farside.agent.serving.partition.gpu import GpuDriver
+from farside.agent.serving.partition.mps import MpsDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.partition.whole import WholeDriver
 from farside.agent.serving.remote import Address
 from farside.client.manager_client import ManagerAddress
 from farside.daemon.control.keys import read_keys
 from farside.ending import on_end_signals
-from farside.errors import ConfigError
+from farside.errors import ConfigError, Unavailable
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
@@ -49,8 +52,8 @@ from farside.serve.lease.terms import job_of
 from farside.serve.metrics import serving_registry
 from farside.serve.planner import Planner, sizes_of
 from farside.serve.pool import Pool
-from farside.serve.profile.folder import profile_problem, read_header
-from farside.serve.profile.profiler import fingerprint
+from farside.serve.profile.folder import Fingerprint, profile_problem, read_header
+from farside.serve.profile.profiler import fingerprint, runtimes
 from farside.serve.scenario import RATE_MAX
 from farside.serve.service import Service
 from farside.serve.site import LocalSite, OwnDevices, RemoteSite, Site
@@ -156,12 +159,9 @@ async def _grounds(
         driver_name, driver = deployment.driver, None
     else:
         driver_name, driver = _driver_of_profile(deployment, deployment.profile) if is_check else _driver(deployment)
-    if driver_name == "whole":
+    if driver_name in ("whole", "gpu"):
         device = replace(device, cuts=((WHOLE_PCT,),))
-    devices = [
-        Device(number=number, cores=cores)
-        for number, cores in enumerate(deployment.cpu_devices or (tuple(sorted(os.sched_getaffinity(0))),))
-    ]
+    devices = _devices(deployment, driver)
     missing = {core for one in devices for core in one.cores} - os.sched_getaffinity(0)
     if missing and manager is None:
         raise ConfigError(
@@ -177,8 +177,23 @@ async def _grounds(
     if manager is not None:
         if plan_file is not None:
             raise ConfigError("--plan and --manager exclude each other", hint="leases come and go, and plans with them")
-        _log.info("parts are of CPU cores, in place of the GPUs that are leased", driver=driver_name)
+        if not deployment.is_on_gpus:
+            _log.info("parts are of CPU cores, in place of the GPUs that are leased", driver=driver_name)
     return grounds if plan_file is None else replace(grounds, plan=_given_plan(plan_file, grounds))
+
+
+def _devices(deployment: Deployment, driver: Driver | None) -> Sequence[Device]:
+    """Devices that plans may have: of leases' GPUs one, which each worker takes for its own.
+
+    Raises:
+        Unavailable: There is no GPU.
+    """
+    if isinstance(driver, MpsDriver | GpuDriver):
+        return driver.devices()
+    if deployment.is_on_gpus:
+        return [Device()]
+    cores_of = deployment.cpu_devices or (tuple(sorted(os.sched_getaffinity(0))),)
+    return [Device(number=number, cores=cores) for number, cores in enumerate(cores_of)]
 
 
 def _check_profile(folder: Path, grounds: _Grounds) -> str:
@@ -197,10 +212,14 @@ def _check_profile(folder: Path, grounds: _Grounds) -> str:
     hashes = {name: model.sha256 for name, model in grounds.models.items()}
     frameworks = sorted({model.framework for model in grounds.models.values()})
     for device in grounds.devices:
-        driver = grounds.driver or (CpuDriver(deployment.capacity_pct) if driver_name == "cpu" else WholeDriver())
-        ours = fingerprint(driver_name, driver, device, frameworks)
-        if grounds.driver is None:
-            ours = msgspec.structs.replace(ours, name=header.device.name)
+        if grounds.driver is not None:
+            ours = fingerprint(driver_name, grounds.driver, device, frameworks)
+        else:
+            ours = Fingerprint(
+                driver=driver_name, name=header.device.name, cores=device.cores,
+                capacity_pct=deployment.capacity_pct if driver_name == "cpu" else WHOLE_PCT,
+                memory_mb=header.device.memory_mb, runtimes=runtimes(frameworks),
+            )  # fmt: skip
         problem = profile_problem(folder, header, ours, hashes)
         if problem:
             capacity = deployment.capacity_pct
@@ -211,6 +230,11 @@ def _check_profile(folder: Path, grounds: _Grounds) -> str:
 
 
 def _driver(deployment: Deployment) -> tuple[str, Driver]:
+    if deployment.is_on_gpus:
+        try:
+            return find_driver(deployment.driver)
+        except Unavailable as error:
+            raise ConfigError(f"{deployment.file}: device = {deployment.driver!r}: {error}") from error
     cpu = CpuDriver(deployment.capacity_pct)
     if deployment.driver == "whole":
         return "whole", WholeDriver()
@@ -227,6 +251,8 @@ def _driver(deployment: Deployment) -> tuple[str, Driver]:
 
 def _driver_of_profile(deployment: Deployment, profile: Path) -> tuple[str, Driver]:
     """The driver that a start is to take, without a try: groups are the running front's, and a check is not in them."""
+    if deployment.is_on_gpus:
+        return _driver(deployment)
     header = read_header(profile)
     is_whole = deployment.driver == "auto" and header is not None and header.device.driver == "whole"
     if is_whole or deployment.driver == "whole":

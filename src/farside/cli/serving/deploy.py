@@ -58,6 +58,9 @@ def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level:
 
     from farside.agent.serving.lease_task import run_lease
     from farside.agent.serving.partition.cpu import CpuDriver
+    from farside.agent.serving.partition.gpu import GpuDriver
+    from farside.agent.serving.partition.mps import MpsDriver
+    from farside.agent.serving.partition.policy import Driver
     from farside.agent.serving.partition.whole import WholeDriver
     from farside.daemon.control.keys import read_keys
     from farside.listen import allow_many_connections, open_listener
@@ -70,7 +73,13 @@ def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level:
     if listen is None and not (host and port):
         raise ConfigError("this process is no task of a job, so nothing says where it listens", hint="give --listen")
     listener = open_listener(listen or f"tcp:{host}:{port}", setting="--listen" if listen else "MASTER_ADDR")
-    asyncio.run(run_lease(listener, key, {"cpu": CpuDriver(capacity_pct), "whole": WholeDriver()}))
+    drivers: dict[str, Driver] = {
+        "cpu": CpuDriver(capacity_pct),
+        "whole": WholeDriver(),
+        "mps": MpsDriver(),
+        "gpu": GpuDriver(),
+    }
+    asyncio.run(run_lease(listener, key, drivers))
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 
 from farside.agent.serving.partition.catalog import ON_GPU, find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
+from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.cli.serve import ProfileRequest
 from farside.cli.terminal import standard_output
@@ -42,9 +43,9 @@ def run(request: ProfileRequest) -> int:
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
     if name in ON_GPU and request.cores:
         raise ConfigError(f"--cores {request.cores}: the driver {name} has GPUs", hint="give --gpu")
-    if name not in ON_GPU and request.gpu is not None:
+    if name not in ON_GPU and request.gpu:
         raise ConfigError(f"--gpu {request.gpu}: the driver {name} has CPU cores", hint="give --cores")
-    device = Device(number=request.gpu or 0) if name in ON_GPU else Device(cores=cores)
+    device = gpu_named(request.gpu, "--gpu") if name in ON_GPU else Device(cores=cores)
     return asyncio.run(_profile(request, name, driver, device, parts))
 
 

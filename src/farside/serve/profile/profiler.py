@@ -4,7 +4,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -44,6 +44,7 @@ _SPINS = 60_000  # of the fixed loop, some milliseconds
 _EXECUTORS_MAX = 4
 _SEED = 1
 _MB = 1 << 20
+_PACKAGES: Mapping[str, tuple[str, ...]] = {"pytorch": ("torch",), "onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
 
 Say = Callable[[str], None]
 
@@ -111,15 +112,26 @@ async def describe_folder(folder: Path, max_batch: int) -> tuple[ModelFile, ...]
 def fingerprint(driver_name: str, driver: Driver, device: Device, frameworks: Sequence[str]) -> Fingerprint:
     """What a profile of this device, measured now, is of."""
     identity = driver.identity(device)
-    versions = {name: metadata.version("torch" if name == "pytorch" else name) for name in sorted(set(frameworks))}
     return Fingerprint(
         driver=driver_name,
         name=identity.name,
         cores=device.cores,
         capacity_pct=getattr(driver, "capacity_pct", WHOLE_PCT),
         memory_mb=identity.memory_mb,
-        runtimes=versions,
+        runtimes=runtimes(frameworks),
     )
+
+
+def runtimes(frameworks: Sequence[str]) -> dict[str, str]:
+    """Versions of the frameworks that are installed here, by name; the build for GPUs is another package."""
+    return {name: _version(*_PACKAGES.get(name, (name,))) for name in sorted(set(frameworks))}
+
+
+def _version(*packages: str) -> str:
+    for package in packages[:-1]:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return metadata.version(packages[-1])
 
 
 async def profile(task: ProfileTask, say: Say) -> ProfileResult:
