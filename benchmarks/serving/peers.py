@@ -83,25 +83,30 @@ def peers_figure(folder: Path, mix: Mix, tables: Tables, effort: Effort) -> Figu
         FARSIDE: lambda share: Running(
             folder, mix, mix.rates(share), options=("--plan", str(write_plan(folder, ours.plan(share))))
         ),
-        TRITON: lambda _: Triton(folder, mix, tables, best),
+        TRITON: _triton(folder, mix, tables, best),
     }
     expected = {FARSIDE: ours.simulated, TRITON: passed[best]}
     highest = _highest(runs, starts, expected, effort)
     sure, over = SURE_SHARE * ours.planned, OVER_TIMES * statistics.median(highest[TRITON])
     goodput = {share: _goodput(runs, starts, share, effort) for share in (sure, over)}
     others = {
-        setting: runs.one(setting, lambda _, s=setting: Triton(folder, mix, tables, s), over, effort.seconds, 9).goodput
+        setting: runs.one(setting, _triton(folder, mix, tables, setting), over, effort.seconds, 9).goodput
         for setting in SETTINGS
         if setting != best
     }
     return _figure(ours, passed, highest, goodput, others, runs.rows, effort)
 
 
+def _triton(folder: Path, mix: Mix, tables: Tables, setting: str) -> Start:
+    """Starts Triton, which is the same at all rates."""
+    return lambda _: Triton(folder, mix, tables, setting)
+
+
 def _best_of(runs: _Runs, folder: Path, tables: Tables, setting: str, effort: Effort) -> float:
     """The highest share that a setting of Triton's passes, in short runs."""
     search = Search(*_FIRST_RANGE, effort.setting_steps)
     while (share := search.share) is not None:
-        trial = runs.one(setting, lambda _: Triton(folder, runs.mix, tables, setting), share, effort.setting_s, 1)
+        trial = runs.one(setting, _triton(folder, runs.mix, tables, setting), share, effort.setting_s, 1)
         search.tell(passes=trial.passes)
     return search.passed
 

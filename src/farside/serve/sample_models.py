@@ -4,7 +4,7 @@ Nets of different shape, since what a second thread or a larger batch is worth d
 nothing, which shows what serving itself costs. They need the package onnx.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -129,6 +129,6 @@ def _null(net: _Net, size: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (4,), (4,)
 
 
-SAMPLES = MappingProxyType(
+SAMPLES: Mapping[str, Build] = MappingProxyType(
     {"conv": _conv, "mlp": _mlp, "lstm": _lstm, "long": partial(_lstm, steps=240), "null": _null}
 )
