@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from farside.agent.serving.executor import start_executor
-from farside.agent.serving.partition.catalog import find_driver
+from farside.agent.serving.partition import catalog
+from farside.agent.serving.partition.catalog import ON_CORES, ON_GPU, find_driver
 from farside.agent.serving.partition.cpu import CpuDriver, threads_of
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
@@ -183,3 +184,14 @@ def test_a_device_that_can_not_be_cut_is_had_whole_or_not_at_all() -> None:
 def test_an_unknown_driver_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="no device driver tpu; choose auto, mps or cpu"):
         find_driver("tpu")
+
+
+def test_auto_takes_a_driver_of_the_kind_of_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Works(WholeDriver):
+        """Works everywhere."""
+
+    monkeypatch.setattr(catalog, "DRIVERS", {"mps": Works, "whole": WholeDriver})
+
+    assert find_driver("auto")[0] == "mps"
+    assert find_driver("auto", ON_CORES)[0] == "whole"
+    assert find_driver("auto", ON_GPU)[0] == "mps"

@@ -32,6 +32,7 @@ def told(*arguments: object) -> subprocess.CompletedProcess[str]:
         ({"cores": "9999"}, "--cores 9999: core 9999 is not ours; name cores of this machine"),
         ({"device": "whole", "gpu": "1"}, "--gpu 1: the driver whole has CPU cores; give --cores"),
         ({"device": "whole", "capacity": 80}, "--capacity 80: is for the driver cpu, not whole; take it out"),
+        ({"cores": "0", "gpu": "0"}, "--cores 0 and --gpu 0 exclude each other; give one"),
         ({"device": "tpu"}, "there is no device driver tpu; choose auto, mps or cpu"),
         ({"device": "whole", "models": Path("absent")}, "absent: is not a folder; name a folder with model files"),
         ({"device": "green"}, "green: green contexts cut a GPU within one process"),

@@ -1,6 +1,6 @@
 """The partition drivers by name, and which of them a machine has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from farside.agent.serving.partition.cpu import CpuDriver
@@ -25,10 +25,11 @@ DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
     }
 )
 ON_GPU = frozenset({"mig", "mps", "gpu", "green"})
+ON_CORES = DRIVERS.keys() - ON_GPU
 
 
-def find_driver(name: str) -> tuple[str, Driver]:
-    """A driver that works here, with its name; ``auto``: the first that does.
+def find_driver(name: str, among: Collection[str] = DRIVERS.keys()) -> tuple[str, Driver]:
+    """A driver that works here, with its name; ``auto``: the first that does, of those that ``among`` has.
 
     Raises:
         ConfigError: There is none of this name.
@@ -37,7 +38,7 @@ def find_driver(name: str) -> tuple[str, Driver]:
     if name != AUTO and name not in DRIVERS:
         raise ConfigError(f"there is no device driver {name}", hint=f"choose {AUTO}, {' or '.join(DRIVERS)}")
     problems = []
-    for one in DRIVERS if name == AUTO else (name,):
+    for one in [each for each in DRIVERS if each in among] if name == AUTO else (name,):
         driver = DRIVERS[one]()
         problem = driver.capabilities().problem
         if not problem:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 
-from farside.agent.serving.partition.catalog import ON_GPU, find_driver
+from farside.agent.serving.partition.catalog import DRIVERS, ON_CORES, ON_GPU, find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
 from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device, Driver
@@ -34,7 +34,11 @@ def run(request: ProfileRequest) -> int:
     absent = set(cores) - os.sched_getaffinity(0)
     if absent:
         raise ConfigError(f"--cores {request.cores}: core {min(absent)} is not ours", hint="name cores of this machine")
-    name, driver = find_driver(request.device)
+    # Cores or a GPU that are named say what kind of device is meant.
+    kinds = (ON_CORES if request.cores else DRIVERS.keys()) & (ON_GPU if request.gpu else DRIVERS.keys())
+    if not kinds:
+        raise ConfigError(f"--cores {request.cores} and --gpu {request.gpu} exclude each other", hint="give one")
+    name, driver = find_driver(request.device, kinds)
     if isinstance(driver, CpuDriver):
         driver = CpuDriver(request.capacity or CAPACITY_PCT, weight=_WEIGHT)
     elif request.capacity is not None:
