@@ -165,7 +165,7 @@ def check(policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS
     assert live.first_s == pytest.approx(started_s, abs=1e-5)
     assert live.end_s == pytest.approx(ended_s, abs=1e-5)
     # And so it is from the log alone.
-    found = replayed(recording(live.world.log), live.world.rules, times_for(live.world.rules))
+    found = replayed(recording(live.world.log, partitions=partitions), live.world.rules, times_for(live.world.rules))
     assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
 
 
