@@ -454,7 +454,8 @@ def _is_sound(world: World, entries: int) -> None:
         if isinstance(entry.event, JobAllocated):
             limit_s = world.state.jobs[entry.event.job_id].spec.time_limit_s or math.inf
             nodes = {place.node for place in entry.event.places}
-            reserved = [one for one in world.state.maintenance.values() if nodes & {*one.nodes}]
+            every = (one for one in world.state.maintenance.values() if not one.cancelled_by)
+            reserved = [one for one in every if nodes & {*one.nodes}]
             assert all(one.end_s <= world.now_s or world.now_s + limit_s <= one.begin_s for one in reserved)
     for job in world.state.live_jobs():
         if job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING):

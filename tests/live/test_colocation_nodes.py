@@ -281,6 +281,7 @@ def test_workers_start_only_when_all_aggregators_of_their_nodes_are_there() -> N
     to_first = line(world, "n0", *NEW)
 
     assert [one for one in to_first.commands(world.state) if isinstance(one, m.Start)] == []
+    assert any("n1: no Aggregator there" in line for line in world.decider.why(job, world.now_s, str))
 
     world.does(ServiceChanged(node="n1", name="aggregator", raw=AGGREGATOR))
     (start,) = to_first.commands(world.state)

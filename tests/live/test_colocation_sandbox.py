@@ -1,5 +1,6 @@
 """A program of `farside train` as co-located jobs of a sandbox: grouped, moved or not, with the model it has alone."""
 
+import contextlib
 import json
 import os
 import signal
@@ -113,6 +114,16 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
         are_one = all(group["turns_epoch"] == group["plan"]["epoch"] for group in there)
         return there[0]["plan"] if turns == [{*jobs.values()}] * 2 and are_one else None
 
+    def worker_of(name: str, rank: int) -> int | None:
+        """The process that trains as this worker of a job."""
+        words = {f"FARSIDE_CHECKPOINT_DIR={tmp_path / name}".encode(), f"RANK={rank}".encode()}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_worker = b"train_worker" in (path / "cmdline").read_bytes()
+                if is_worker and words <= {*(path / "environ").read_bytes().split(b"\0")}:
+                    return int(path.name)
+        return None
+
     def executor_pid() -> int:
         found = admin.call(session.state / "executors" / "x2" / "admin.sock", "status")
         return int(found["pid"]) if found["group"] else 0
@@ -120,7 +131,7 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
     (tmp_path / "program.py").write_text(PROGRAM)
     wanted = ("--cluster", "2x1", "--executors", "2", "--aggregators", "2", "--donors", "1", "--size", "64MiB")
     with open_sandbox(wanted) as session:
-        jobs = {name: submit(session, tmp_path, name, workers="2") for name in ("first", "second")}
+        jobs = {name: submit(session, tmp_path, name, workers="2", grace="4s") for name in ("first", "second")}
         plan = until(both_take_turns, what="turns of both on both nodes", deadline_s=DEADLINE_S, every_s=0.2)
         assert plan is not None
         before = executor_pid()
@@ -130,11 +141,15 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
         start_manager(session.state)
         after = until(lambda: [group["plan"] for group in groups() if group["plan"]], what="groups", deadline_s=60)
         table = farside(session, "groups")
+        worker = until(lambda: worker_of("first", 1), what="a worker of the first job", deadline_s=DEADLINE_S)
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: asked(session, "jobs", jobs["first"])["failures"], what="its end", deadline_s=DEADLINE_S)
         for name, job in jobs.items():
             until_job(session, job, "running", deadline_s=DEADLINE_S)
             (tmp_path / name / "end").touch()
             found = until_job(session, job, "done", "failed", deadline_s=DEADLINE_S)
-            assert (found["state"], found["failures"]) == ("done", 0)
+            assert (found["state"], found["failures"]) == ("done", int(name == "first"))
 
     assert plan["nodes"] == ["n1", "n2"]
     assert all((one["nodes"], one["epoch"]) == (plan["nodes"], plan["epoch"]) for one in after)

@@ -147,6 +147,7 @@ class _Planning:
         # Nodes by number: a group that the rules leave on its machines keeps its number, and so its node.
         self._names = sorted(outlook.sites)
         self._order = {job: at for at, job in enumerate(outlook.jobs)}
+        self._latest_s = max((one.ends_s for one in outlook.jobs.values()), default=0.0)
         self._sorted = self._sort()
         self._grouping = GroupingRules(memory_bytes=outlook.size.memory_bytes or 1 << 62)
         self._regrouping = Regrouping(self._grouping, decide, outlook.rules.events)
@@ -206,11 +207,8 @@ class _Planning:
         return sorted(found.items(), reverse=True) or [((math.inf, True), [])]
 
     def _pool_of(self, node: str) -> _Pool:
-        site, latest_s = (
-            self._outlook.sites[node],
-            max((one.ends_s for one in self._outlook.jobs.values()), default=0.0),
-        )
-        return site.closes_s if site.closes_s < latest_s else math.inf, not site.why_alone
+        site = self._outlook.sites[node]
+        return site.closes_s if site.closes_s < self._latest_s else math.inf, not site.why_alone
 
     def _settled(self, cluster: Cluster, names: Sequence[str], *, is_first: bool) -> Cluster:
         """What follows on nodes of one pool for those that have left, were measured or wait."""

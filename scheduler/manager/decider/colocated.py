@@ -71,6 +71,11 @@ def why_alone(state: LiveState, node: LiveNode) -> str:
     """Why a node can't be in a group of several; empty: it can. Agents of the version before say nothing of it."""
     if not node.executor.listen:
         return "its executor takes no links of other nodes: start it with --group-listen HOST:PORT, or update the agent"
+    return _no_aggregator(state, node)
+
+
+def _no_aggregator(state: LiveState, node: LiveNode) -> str:
+    """Why workers on several nodes can't sum at a node's Aggregator; empty: they can."""
     offer = state.aggregation.offers.get(node.name)
     if offer is None or not offer.cores or not offer.tcp:
         return "no Aggregator there is reached by other nodes: start `farside aggregator` with a tcp address"
@@ -153,6 +158,9 @@ def group_lines(state: LiveState, job: LiveJob) -> Iterator[str]:
     line = f"group on {', '.join(group.nodes)}: " + (
         f"{count} other job{'s' if count > 1 else ''}" if count else "no other job"
     )
+    if job.phase is Phase.STARTING and group.beside:
+        lacking = ((name, _no_aggregator(state, state.nodes[name])) for name in job.nodes)
+        yield from (f"its workers begin once this is mended: {name}: {why}" for name, why in lacking if why)
     if group.predicted_s is None or group.bound is None:
         yield line + "; not all of them are measured"
     else:
