@@ -1,12 +1,15 @@
 """Co-located jobs with a worker on each of several nodes: how many nodes a group gets, and what each node is told."""
 
+import io
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from farside.agent import messages as m
 from farside.agent.messages import EXECUTOR
+from farside.cli.cluster_table import plan_table
 from farside.scheduler.manager.api.jobs import cluster_problems
 from farside.scheduler.manager.colocation.state import JobTimes
 from farside.scheduler.manager.model.check_log import violations
@@ -15,7 +18,8 @@ from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.spec import spec_problems
 from farside.scheduler.manager.nodes.dispatch import AgentLine, start_of
-from farside.scheduler.manager.nodes.group_orders import granted, group_order, worker_variables
+from farside.scheduler.manager.nodes.group_orders import granted, group_key, group_on, group_order, worker_variables
+from farside.scheduler.manager.view import groups as view
 from tests.live.test_colocation import (
     AGGREGATOR,
     THERE,
@@ -59,6 +63,11 @@ def test_jobs_that_fill_each_others_gaps_share_the_same_nodes() -> None:
     assert together(world) == {("n0", "n1"): (first, second)}
     (group,) = world.state.colocation.groups
     assert (group.predicted_s, group.bound) == (2.0, "cpu")
+    shown = view.report({}, lambda _: True, world.state.colocation).groups
+    assert [(one.node, one.plan.nodes) for one in shown if one.plan] == [(node, ["n0", "n1"]) for node in ("n0", "n1")]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(plan_table([msgspec.to_builtins(one) for one in shown]))
+    assert console.file.getvalue().count("n0 n1") == 1  # type: ignore[attr-defined]
     epochs = {group.epoch for event in events_of(world, GroupsPlanned) for group in event.groups}
     assert epochs == {1}  # the group has the same nodes all the time
 
@@ -210,7 +219,10 @@ NEW = (m.can_service(EXECUTOR, 2), m.can_service(m.AGGREGATOR, 2))
 def test_each_node_of_a_group_is_told_of_it_with_a_key_that_is_in_no_entry() -> None:
     world = grouping_nodes(3)
     submit(world, workers="2")
-    orders = {node: group_order(world.state, node, SECRET).group for node in ("n0", "n1", "n2")}
+    plan = world.state.colocation.groups
+    orders = {
+        node: group_order(world.state, group_on(plan, node), node, SECRET).group for node in ("n0", "n1", "n2")
+    }  # fmt: skip
 
     first, second = orders["n0"], orders["n1"]
     assert first is not None
@@ -218,7 +230,8 @@ def test_each_node_of_a_group_is_told_of_it_with_a_key_that_is_in_no_entry() -> 
     assert orders["n2"] is None
     assert (first.nodes, first.synchronizer, first.epoch) == (("n0", "n1"), "127.0.0.1:7690", 1)
     assert (first.key, first.nodes, second.node) == (second.key, second.nodes, "n1")
-    assert first.key != group_order(world.state, "n0", b"t" * 32).group.key  # type: ignore[union-attr]
+    assert first.key != group_key(b"t" * 32, 1, first.nodes)
+    assert first.key != group_key(SECRET, 2, first.nodes)
     log = b"".join(msgspec.json.encode(entry.event) for entry in world.log)
     for secret in (first.key.hex().encode(), msgspec.json.encode(first.key).strip(b'"')):
         assert secret not in log

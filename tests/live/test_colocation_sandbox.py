@@ -140,7 +140,6 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
         kill_manager(session.state)
         start_manager(session.state)
         after = until(lambda: [group["plan"] for group in groups() if group["plan"]], what="groups", deadline_s=60)
-        table = farside(session, "groups")
         worker = until(lambda: worker_of("first", 1), what="a worker of the first job", deadline_s=DEADLINE_S)
         assert worker is not None
         os.kill(worker, signal.SIGKILL)
@@ -153,6 +152,5 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
 
     assert plan["nodes"] == ["n1", "n2"]
     assert all((one["nodes"], one["epoch"]) == (plan["nodes"], plan["epoch"]) for one in after)
-    assert "n1 n2" in table
     for name in jobs:
         assert_as_alone(tmp_path, name, "--workers", 2)

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from farside import admin
+from farside.errors import ConfigError
+from farside.training.launch import Launch, launch
+from farside.training.static_plan import static_plan_from
 from tests.aggregation.service import service
 from tests.support.waiting import text_of, until
 from tests.train.executors import executor, overlapping, two_nodes
@@ -110,19 +113,16 @@ def test_several_workers_on_a_node_ask_for_no_turns_of_an_executor_that_the_agen
 
 
 def test_workers_train_by_the_key_that_a_manager_gives_to_their_start_alone(tmp_path: Path) -> None:
-    words = ("lasso", "--iterations", 20, "--blocks", 4)
-    wanted = trained(tmp_path, "alone.npz", *words, "--workers", 2)
     key = bytes(range(32))
     told = {"WORLD_SIZE": "2", "FARSIDE_AGGREGATION_JOB": "7", "FARSIDE_AGGREGATION_START": "3"}
 
-    def worker(rank: int, place: str, *more: Any, given: bytes = key) -> "subprocess.Popen[str]":
+    def worker(rank: int, given: bytes = key) -> "subprocess.Popen[str]":
         environment = told | {"RANK": str(rank), "FARSIDE_AGGREGATION_KEY": given.hex()}
-        environment["FARSIDE_AGGREGATION_SERVICE"] = place
-        return train(*words, "--out", tmp_path / f"{rank}.npz", *more, environment=environment)
+        environment["FARSIDE_AGGREGATION_SERVICE"] = f"{one.unix},{two.unix}"
+        return train("lasso", "--iterations", 20, "--blocks", 4, environment=environment)
 
     with service(tmp_path, "a") as one, service(tmp_path, "b", static=False) as two:
-        both = f"{one.unix},{two.unix}"
-        early = [worker(rank, both) for rank in (0, 1)]  # before the manager's word has come
+        early = [worker(rank) for rank in (0, 1)]  # before the manager's word has come
         for each in (one, two):
             until(lambda each=each: each.status()["refused"].get("plan"), what="workers that come early")
             admin.call(
@@ -131,16 +131,19 @@ def test_workers_train_by_the_key_that_a_manager_gives_to_their_start_alone(tmp_
         for process in early:
             code, _, errors = ended(process)
             assert code == 0, errors
-        assert model_of(tmp_path / "0.npz") == wanted
+        _, _, errors = ended(worker(0, given=bytes(32)))
+        assert "the key is not that of job 7" in errors
 
-        for process, line in (
-            (worker(0, both, given=bytes(32)), "the key is not that of job 7"),
-            (worker(0, both, "--workers", 2), "leave out --workers"),
-            (worker(0, both, given=b"7"), "FARSIDE_AGGREGATION_KEY is damaged"),
-        ):
-            code, _, errors = ended(process)
-            assert code
-            assert line in errors, errors
+
+def test_a_worker_of_several_nodes_starts_no_others_and_takes_no_damaged_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSIDE_AGGREGATION_START", "3")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="--workers 2 in a job of 2 workers"):
+        launch(Launch(argv=["true"], workers=2, environment={}))
+    damaged = {"FARSIDE_AGGREGATION_SERVICE": "unix:/a", "FARSIDE_AGGREGATION_KEY": "7a"}
+    for more in ({}, {"FARSIDE_AGGREGATION_KEY": "x"}, {"FARSIDE_AGGREGATION_START": "x"}):
+        with pytest.raises(ConfigError, match="is damaged"):
+            static_plan_from(damaged | {"RANK": "0", "WORLD_SIZE": "2", "FARSIDE_AGGREGATION_JOB": "7"} | more)
 
 
 @pytest.mark.long

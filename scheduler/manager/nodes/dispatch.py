@@ -19,6 +19,7 @@ from farside.agent.aggregator.plan import JobGrant
 from farside.scheduler.manager.aggregation import orders as aggregation
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.colocation.news import Written, timed
+from farside.scheduler.manager.colocation.state import PlannedGroup
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey, members_of
@@ -27,7 +28,7 @@ from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
-from farside.scheduler.manager.nodes.group_orders import granted, group_order, worker_variables
+from farside.scheduler.manager.nodes.group_orders import granted, group_on, group_order, worker_variables
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
@@ -57,6 +58,8 @@ class AgentLine:
         self._timed: dict[str, Written] = {}  # the same of its turns
         self._planned = -1  # the version of shared aggregation that this connection was told
         self._granted: tuple[JobGrant, ...] = ()
+        self._plan: tuple[PlannedGroup, ...] = ()  # the last of groups
+        self._group: PlannedGroup | None = None  # its node's, if that has several nodes
         self.hello, self._read = found.said, found
         self.report: m.Report | None = None  # the last, with what its services say in its own fields
         self.service_problems: Mapping[str, str] = found.problems  # by service, why its last state could not be read
@@ -121,8 +124,8 @@ class AgentLine:
         if self.aggregator is not None:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if self.executor is not None and state.colocation.jobs:
-            here = (one for one in self.executor.takers if _runs(state, self.node, one))
-            workers = {job_id: len(state.jobs[job_id].tasks) for job_id in state.colocation.workers}
+            here = [one for one in self.executor.takers if _runs(state, self.node, one)]
+            workers = {one.job: len(state.jobs[one.job].tasks) for one in here}
             events += timed(state.colocation, self.node, here, report.at_s, self._timed, workers)
         if node is not None:
             drains = any(isinstance(event, log.DrainRequested) for event in events)
@@ -264,7 +267,11 @@ class AgentLine:
         """The group of several nodes that its node is in, when it is another one than that sent."""
         if not self._secret or m.can_service(m.EXECUTOR, 2) not in self.hello.can:
             return
-        order = group_order(state, self.node, self._secret)
+        # A plan has many groups, and is looked through once.
+        if self._plan is not state.colocation.groups:
+            self._plan = state.colocation.groups
+            self._group = group_on(self._plan, self.node)
+        order = group_order(state, self._group, self.node, self._secret)
         if order != self._ordered.get(m.EXECUTOR):
             self._ordered[m.EXECUTOR] = order
             yield self._order(m.EXECUTOR, order, state)

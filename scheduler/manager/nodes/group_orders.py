@@ -4,7 +4,7 @@ All keys follow from the store's secret: none is in an entry of the log, or in t
 """
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from farside.agent import messages as m
 from farside.agent.aggregator.plan import (
@@ -17,7 +17,8 @@ from farside.agent.aggregator.plan import (
 )
 from farside.scheduler.manager.aggregation.orders import reached_at
 from farside.scheduler.manager.aggregation.state import Offer
-from farside.scheduler.manager.model.record import ACTIVE, LiveJob
+from farside.scheduler.manager.colocation.state import PlannedGroup
+from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 
 
@@ -27,27 +28,30 @@ def group_key(secret: bytes, epoch: int, nodes: Sequence[str]) -> bytes:
     return hmac.digest(secret, label, "sha256")
 
 
-def group_order(state: LiveState, node: str, secret: bytes) -> m.ExecutorOrder:
-    """The group of several nodes that a node is in; none, too, while nobody knows where its first node is reached."""
-    for group in state.colocation.groups:
-        if not group.beside or node not in group.nodes:
-            continue
-        first = state.nodes[group.node]
-        where = reached_at(first.executor.listen, first.address)
-        if where:
-            key = group_key(secret, group.epoch, group.nodes)
-            order = m.GroupOrder(epoch=group.epoch, node=node, nodes=group.nodes, synchronizer=where, key=key)
-            return m.ExecutorOrder(group=order)
-    return m.ExecutorOrder()
+def group_on(groups: Iterable[PlannedGroup], node: str) -> PlannedGroup | None:
+    """The group of several nodes that a node is in."""
+    return next((group for group in groups if group.beside and node in group.nodes), None)
+
+
+def group_order(state: LiveState, group: PlannedGroup | None, node: str, secret: bytes) -> m.ExecutorOrder:
+    """Order for a node's executor; it names no group, too, while the address of the group's first node is unknown."""
+    first = None if group is None else state.nodes.get(group.node)
+    where = "" if first is None else reached_at(first.executor.listen, first.address)
+    if group is None or not where:
+        return m.ExecutorOrder()
+    key = group_key(secret, group.epoch, group.nodes)
+    order = m.GroupOrder(epoch=group.epoch, node=node, nodes=group.nodes, synchronizer=where, key=key)
+    return m.ExecutorOrder(group=order)
 
 
 def granted(state: LiveState, node: str, secret: bytes) -> tuple[JobGrant, ...]:
     """The starts of co-located jobs that a node's Aggregator serves: those with a worker there, and on other nodes."""
-    jobs = (state.jobs[job_id] for job_id in state.colocation.workers)
+    there = state.nodes.get(node)
+    starts = () if there is None else ((state.jobs[job_id], start) for job_id, start, _ in there.tasks)
     return tuple(
-        JobGrant(job=job.job_id, start=job.start, key=job_key(secret, job.job_id, job.start))
-        for job in jobs
-        if job.phase in ACTIVE and len(job.tasks) > 1 and any(task.node == node for task in job.tasks)
+        JobGrant(job=job.job_id, start=start, key=job_key(secret, job.job_id, start))
+        for job, start in starts
+        if job.spec.colocate and job.start == start and len(job.tasks) > 1
     )[: m.PLANS_MAX]
 
 
