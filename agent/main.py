@@ -213,6 +213,7 @@ class Agent:
             agent=self._identity,
             users=self._users,
             fence_s=self._config.fence_s,
+            features=tuple(sorted(set(names_in(self._config.features)))),
             services=self.services.facts(),
             **m.fields_of(m.ChangingFacts, self.sense.latest),
         )

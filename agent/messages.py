@@ -48,6 +48,7 @@ TOLD_BYTES_MAX = 32 << 10
 TURN_TAKERS_MAX = 64
 """Workers that one executor serves at a time."""
 USERS_MAX = 1024
+FEATURES_MAX = 64
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
@@ -62,6 +63,8 @@ Duration = Annotated[float, Meta(ge=0, le=4e9)]
 Sum = Annotated[float, Meta(ge=0, le=1e40)]
 Moment = Annotated[float, Meta(ge=0, le=4e12)]
 Node = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
+# The API shows it, and a pattern of JSON schema knows no \Z.
+Feature = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
 TaskId = Annotated[str, Meta(min_length=3, max_length=64, pattern=r"^[A-Za-z0-9_-]+\.[0-9]+\Z")]
 Text = Annotated[str, Meta(max_length=CAUSE_CHARS_MAX)]
 PartName = Annotated[str, Meta(min_length=1, max_length=CAUSE_CHARS_MAX)]
@@ -231,6 +234,8 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     """Whose tasks run here; empty: everybody's but root's."""
     fence_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
     """Its tasks end so long after it lost its manager; 0: never."""
+    features: Annotated[tuple[Feature, ...], Meta(max_length=FEATURES_MAX)] = ()
+    """What its operator says that it has, for jobs that ask for that."""
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):

@@ -4,12 +4,13 @@ The live manager and the simulator ask the same function: `explain`. Nothing is 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from farside.scheduler.domain import Domain, Held
 from farside.scheduler.maintenance_window import closed_gpus
+from farside.scheduler.node_set import bits
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
@@ -204,7 +205,7 @@ class _Wait:
             first, closed = f"{closed[0]}; ", closed[1:]
         else:
             first = ""
-        more = [*self._left_alone(later, never), *closed, *self._waiters()]
+        more = [*self._chosen(), *self._left_alone(later, never), *closed, *self._waiters()]
         takeable = sum(held.demand.gpus for held in leaving)
         if domain.ledger.free_gpus + takeable < self.demand.gpus:
             return self._told(Cause.FEW, blocker, first + because, tuple(more))
@@ -213,6 +214,20 @@ class _Wait:
             return self._told(Cause.HELD, reservation.row, self._held(reservation), (first + because, *more))
         where = self._scattered(takeable)
         return self._told(Cause.SCATTERED, blocker, first + where, (because, *more))
+
+    def _chosen(self) -> Iterator[str]:
+        """What a job that chooses its nodes may have, where these are not all."""
+        if not self.demand.choice:
+            return
+        ledger = self.domain.ledger
+        there = [at for at in bits(ledger.sets.chosen(self.demand.choice)) if ledger.capacity[at]]
+        words = self.demand.choice.words
+        if not there:
+            yield f"no node in service will do ({words})"
+            return
+        gpus, free = sum(ledger.capacity[at] for at in there), sum(max(0, ledger.free[at]) for at in there)
+        on = "node that will do has" if len(there) == 1 else "nodes that will do have"
+        yield f"{len(there)} {on} {gpus_of(gpus)}, {free} of them free ({words})"
 
     def _has_closed_gpus(self) -> bool:
         """Whether free GPUs are on nodes in a maintenance window, which the answer must name first."""
@@ -268,6 +283,11 @@ class _Wait:
 
     def _scattered(self, takeable: int) -> str:
         ledger = self.domain.ledger
+        if self.demand.choice:
+            within = bits(ledger.sets.chosen(self.demand.choice))
+            there = sum(max(0, ledger.free[at]) for at in within if ledger.capacity[at])
+            if there < self.demand.gpus:
+                return f"{there} of them on nodes that will do"
         rooms = [max(0, free) for free in ledger.free]
         whole = sum(free == there for free, there in zip(ledger.free, ledger.capacity, strict=True) if there)
         what = f"scattered over {sum(map(bool, rooms))} nodes, at most {max(rooms)} on one, {whole} nodes idle"
@@ -283,6 +303,8 @@ def need(domain: Domain, demand: Demand) -> str:
         gpus += f" with {format_bytes(int(demand.swap_bytes_per_gpu))} of Farside swap each"
     if demand.runs_as:
         gpus += f" that {demand.runs_as} may use"
+    if demand.choice:
+        gpus += f" {demand.choice.words}"
     size = max(domain.ledger.capacity, default=0)
     if domain.ledger.is_pooled or not demand.is_consolidated or demand.gpus == 1 or not size:
         return gpus
@@ -290,9 +312,10 @@ def need(domain: Domain, demand: Demand) -> str:
     return f"{gpus} on {nodes} nodes" if nodes > 1 else f"{gpus} on one node"
 
 
-def gpus_of(what: Job | Demand) -> str:
+def gpus_of(what: Job | Demand | int) -> str:
     """``1 GPU``, ``16 GPUs``."""
-    return f"{what.gpus} GPU{'s' if what.gpus != 1 else ''}"
+    count = what if isinstance(what, int) else what.gpus
+    return f"{count} GPU{'s' if count != 1 else ''}"
 
 
 def _count(jobs: int) -> str:

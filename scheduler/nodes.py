@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from farside.scheduler.node_set import node_set_of
-from farside.scheduler.state import Demand, Node
+from farside.scheduler.state import ANY_NODE, Choice, Demand, Node
 
 # Shares of CPUs do not add up exactly: so much may be missing. Memory is in bytes, so a byte.
 EDGE_CPUS = 1e-6
@@ -25,6 +25,8 @@ class NodeSets:
     """Sets of nodes by size, GPU model, user, rack and RDMA domain. A node's bit is its index in ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = tuple(nodes)
+        self._chosen: dict[Choice, int] = {ANY_NODE: -1}
         self._models = dict(_grouped(nodes, lambda node: node.gpu_model.casefold()))
         self._wanted: dict[str, int] = {"": -1}
         self._users: dict[str, int] = {"": -1}
@@ -48,7 +50,7 @@ class NodeSets:
         self.is_counting_more = any(
             node.cpus < math.inf or node.memory_bytes < math.inf or node.swap_bytes > 0 for node in nodes
         )
-        self._remembered: dict[tuple[float, float, float, str, str], Capacities] = {}
+        self._remembered: dict[tuple[float, float, float, str, str, Choice], Capacities] = {}
 
     def of_model(self, wanted: str) -> int:
         """The nodes with a GPU model that will do: ``wanted``, or one of several with bars between; -1 (all) for none.
@@ -63,13 +65,25 @@ class NodeSets:
             self._wanted[wanted] = found
         return found
 
+    def chosen(self, choice: Choice) -> int:
+        """The nodes that will do by their names and features; -1 for all."""
+        found = self._chosen.get(choice)
+        if found is None:
+            if len(self._chosen) >= REMEMBERED:
+                self._chosen = {ANY_NODE: -1}
+            takes = np.array([choice.takes(node.name, node.features) for node in self._nodes], dtype=np.bool_)
+            found = self._chosen[choice] = node_set_of(takes)
+        return found
+
     def suitable(self, demand: Demand) -> int:
-        """The nodes with a GPU model that will do, which run jobs of this user; -1 for all."""
-        return self.of_model(demand.gpu_model) & self._users.get(demand.runs_as, self._open)
+        """The nodes with a GPU model that will do, which run jobs of this user and are chosen; -1 for all."""
+        return (
+            self.of_model(demand.gpu_model) & self._users.get(demand.runs_as, self._open) & self.chosen(demand.choice)
+        )
 
     def all_suit(self, demand: Demand) -> bool:
         """Whether a demand asks for GPUs alone, of any kind."""
-        return not demand.gpu_model and not demand.runs_as and not self.counts(demand)
+        return not (demand.gpu_model or demand.runs_as or demand.choice or self.counts(demand))
 
     def counts(self, demand: Demand) -> bool:
         """Whether CPUs, memory or swap of this demand may be what a node lacks."""
@@ -83,7 +97,7 @@ class NodeSets:
             return self.by_size
         key = (
             demand.cpus_per_gpu, demand.memory_bytes_per_gpu, demand.swap_bytes_per_gpu, demand.gpu_model,
-            demand.runs_as,
+            demand.runs_as, demand.choice,
         )  # fmt: skip
         found = self._remembered.get(key)
         if found is None:

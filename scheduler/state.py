@@ -5,8 +5,11 @@ the epoch), sizes are bytes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+# So many nodes or features are named in a line.
+NAMED = 8
 
 # (index of the node in its domain, devices there), in the order of the nodes. A device is a whole GPU, or a part of one
 # that its driver names: devices are counted here, and never divided.
@@ -17,7 +20,8 @@ Allocation = tuple[tuple[int, int], ...]
 class Node:
     """A machine. An infinite amount is not counted in placement.
 
-    ``swap_bytes``: in other nodes' memory. ``users``: whose jobs may run there; empty: everybody's.
+    ``swap_bytes``: in other nodes' memory. ``users``: whose jobs may run there; empty: everybody's. ``features``: what
+    it is said to have besides, for jobs that ask for that.
     """
 
     name: str
@@ -29,6 +33,7 @@ class Node:
     rack: str = ""
     rdma_domain: str = ""
     users: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,39 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The nodes that will do for a job: of ``nodes`` (empty: of all), none of ``exclude``, with all of ``features``."""
+
+    nodes: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether it leaves any out."""
+        return bool(self.nodes or self.exclude or self.features)
+
+    def takes(self, node: str, features: Collection[str]) -> bool:
+        """Whether a node of this name, with these features, will do."""
+        if node in self.exclude or (self.nodes and node not in self.nodes):
+            return False
+        return all(feature in features for feature in self.features)
+
+    @property
+    def words(self) -> str:
+        """``with ib, among n1, n2, without n3``; empty: any node will do."""
+        parts = (("with", self.features), ("among", self.nodes), ("without", self.exclude))
+        return ", ".join(f"{word} {_shortened(names)}" for word, names in parts if names)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+ANY_NODE = Choice()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Job, as known at submission.
 
@@ -90,6 +128,7 @@ class Job:
     swap_bytes_per_gpu: float = 0.0
     gpu_model: str = ""
     runs_as: str = ""
+    choice: Choice = ANY_NODE
     model: str = ""
     model_bytes: int = 0
     skew: float = 0.0
@@ -107,6 +146,7 @@ class Demand:
     swap_bytes_per_gpu: float = 0.0
     gpu_model: str = ""
     runs_as: str = ""
+    choice: Choice = ANY_NODE
     parameter_servers: int = 0
     model_bytes: int = 0
     skew: float = 0.0

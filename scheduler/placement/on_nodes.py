@@ -17,6 +17,7 @@ def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
         swap_bytes_per_gpu=job.swap_bytes_per_gpu,
         gpu_model=job.gpu_model,
         runs_as=job.runs_as,
+        choice=job.choice,
         is_consolidated=is_consolidated,
     )
 

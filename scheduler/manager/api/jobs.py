@@ -258,7 +258,7 @@ def cluster_problems(
     later = [f"after: there is no job {unknown[0]:.60}{more}"] if unknown else []
     if spec.colocate:
         return [*colocation_problems(spec, state, set_aside), *later]
-    problems = []
+    problems = choice_problems(spec, state, partitions)
     known = [
         node
         for node in state.nodes.values()
@@ -268,8 +268,9 @@ def cluster_problems(
     whose = f" that {user} may use" if len(there) < len(known) else ""
     what = f"partition {spec.partition}" if partitions else "the cluster"
     fitting = sum(node.device_count for node in there if node.suits(spec, user))
-    if spec.gpus > fitting:
+    if spec.gpus > fitting and not problems:
         which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
+        which += f" {spec.choice.words}" if spec.choice else ""
         has = f"{what} has {fitting:,}{which}" if fitting else f"{what} has none{which}"
         problems.append(f"gpus: it asks for {spec.gpus:,}, and {has}; ask for {'fewer' if fitting else 'others'}")
     nodes = [node for node in there if node.gpus]
@@ -282,6 +283,25 @@ def cluster_problems(
         has = f"the largest is {format_bytes(most)}" if most else "none has any"
         problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
     return [*problems, *aggregation_problems(spec, state, set_aside), *later]
+
+
+def choice_problems(spec: JobSpec, state: LiveState, partitions: Partitions) -> list[str]:
+    """What a job names that is not there: a node, or a feature that nobody has."""
+    problems = []
+    for key in ("nodes", "exclude"):
+        unknown = next((name for name in getattr(spec, key) if name not in state.nodes), None)
+        if unknown is not None:
+            problems.append(f"{key}: there is no node {unknown:.60}; `farside nodes` lists those that have joined")
+    other = next((name for name in spec.nodes if partitions.owner_of(name) != spec.partition), None)
+    if other is not None and other in state.nodes:
+        has = partitions.owner_of(other) or "none"
+        problems.append(f"nodes: {other} is not in partition {spec.partition}; its partition is {has}")
+    features = {one for node in state.nodes.values() for one in node.features}
+    nobodys = next((name for name in spec.features if name not in features), None)
+    if nobodys is not None:
+        there = f"there are {', '.join(sorted(features))}" if features else "none has any"
+        problems.append(f"features: no node has {nobodys:.60}; {there:.300}")
+    return problems
 
 
 def colocation_problems(spec: JobSpec, state: LiveState, set_aside: frozenset[str]) -> list[str]:

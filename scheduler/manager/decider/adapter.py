@@ -105,6 +105,7 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
         swap_bytes_per_gpu=spec.swap_bytes_per_gpu,
         gpu_model=spec.gpu_model,
         runs_as=job.user if asks_users else "",
+        choice=spec.choice,
         preemptible=spec.preemptible,
         limit_s=spec.time_limit_s or math.inf,
         parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
@@ -172,6 +173,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING, *, aggregating: int = 0,
         gpu_model=node.gpu_model,
         rdma_domain=node.rdma_subnet,
         users=node.users,
+        features=node.features,
     )
 
 

@@ -283,8 +283,8 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return not self.users or user in self.users
 
     def suits(self, spec: JobSpec, user: str) -> bool:
-        """Whether it runs jobs of this user, on GPUs of a model that will do; `NodeSets.suitable` of one node."""
-        if not self.runs_jobs_of(user):
+        """Whether it runs jobs of this user, is chosen, and has GPUs that will do; `NodeSets.suitable` of one node."""
+        if not (self.runs_jobs_of(user) and spec.choice.takes(self.name, self.features)):
             return False
         return not spec.gpu_model or self.gpu_model.casefold() in models_of(spec.gpu_model)
 

@@ -17,10 +17,13 @@ from farside.agent.messages import (
     ARGUMENT_CHARS_MAX,
     ARGUMENTS_MAX,
     DEFAULT_UMASK,
+    FEATURES_MAX,
     GROUP_NODES_MAX,
     THREADS,
     VARIABLES_MAX,
 )
+from farside.config.check import NODE as NAME
+from farside.config.check import NODE_WORDS as NAME_WORDS
 from farside.scheduler.manager.aggregation.state import OWNERS_MAX
 from farside.scheduler.manager.field_limit import items, limit_problems, line, number, path
 from farside.scheduler.manager.model.role import (
@@ -33,6 +36,7 @@ from farside.scheduler.manager.model.role import (
     role_of,
     role_problems,
 )
+from farside.scheduler.state import ANY_NODE, Choice
 from farside.units import format_count
 
 # What lies above is a slip of the hand. The message that starts a task on a node holds 1 MiB, all of this included.
@@ -47,6 +51,7 @@ COLOCATED_RETRIES = 3
 MAX_GRACE_S = 3600.0
 MAX_TIME_LIMIT_S = 4e9  # 126 years, as much as agents take
 MAX_AFTER = 1000
+CHOICE_MAX = 1000
 # Of a job times its count: each of the jobs is told of each that ends.
 MAX_AFTER_IN_ALL = 100_000
 # What GPUs of a job with roles bring along follows from the roles.
@@ -89,6 +94,13 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         Ranks.NODE
     )
     gpu_model: Annotated[str, line("Only GPUs of this model; empty: any")] = ""
+    nodes: Annotated[
+        tuple[str, ...], items("Only nodes among these; empty: among all", CHOICE_MAX, "name a partition or a feature")
+    ] = ()
+    exclude: Annotated[tuple[str, ...], items("None of these nodes", CHOICE_MAX, "name a partition or a feature")] = ()
+    features: Annotated[
+        tuple[str, ...], items("Only nodes with all of these features", FEATURES_MAX, "ask for fewer")
+    ] = ()
     cpus_per_gpu: Annotated[float, number("CPUs it needs for each GPU; 0: not counted", 0)] = 0.0
     memory_bytes_per_gpu: Annotated[float, number("Memory it needs for each GPU; 0: not counted", 0)] = 0.0
     swap_bytes_per_gpu: Annotated[
@@ -139,6 +151,13 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         Meta(description="Whether its communication is profiled; default: at first, if placement is by skew"),
     ] = None
 
+    @property
+    def choice(self) -> Choice:
+        """The nodes that will do for it by their names and features."""
+        if not (self.nodes or self.exclude or self.features):
+            return ANY_NODE
+        return Choice(nodes=self.nodes, exclude=self.exclude, features=self.features)
+
     def role(self, name: str) -> Role | None:
         """The role of that name; None of a job without roles."""
         return next((role for role in self.roles if role.name == name), None)
@@ -157,7 +176,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """Size of the long texts of a job."""
-        texts = (*_all_arguments(self), *self.env, *self.env.values(), *self.after)
+        chosen = (*self.nodes, *self.exclude, *self.features)
+        texts = (*_all_arguments(self), *self.env, *self.env.values(), *self.after, *chosen)
         return sum(map(_size_bytes, texts))
 
     def output_path(self, job_id: str, rank: int) -> str:
@@ -190,7 +210,10 @@ def spec_of(body: JobBody, named: Container[str]) -> JobSpec:
     """What the log keeps of a body: what is not ``named`` in it follows from the rest of it."""
     roles = tuple(map(role_of, body.roles))
     found = {name: getattr(body, name) for name in JobSpec.__struct_fields__}
-    found |= {"roles": roles, "after": tuple(dict.fromkeys(body.after))}
+    found |= {"roles": roles}
+    # Each once, and what is chosen in one order: jobs that choose alike are alike to the cycle.
+    found |= {"after": tuple(dict.fromkeys(body.after))}
+    found |= {key: tuple(sorted(set(getattr(body, key)))) for key in ("nodes", "exclude", "features")}
     if body.preemptible is None:
         found["preemptible"] = bool(body.checkpoint_dir)
     if body.colocate:
@@ -216,6 +239,13 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
             yield f"{key}: must be an absolute path, is '{folder:.60}'"
     if spec.swap_bytes_per_gpu and not spec.memory_bytes_per_gpu:
         yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
+    for key in ("nodes", "exclude", "features"):
+        wrong = next((name for name in getattr(spec, key) if not NAME.fullmatch(name)), None)
+        if wrong is not None:
+            yield f"{key}: '{wrong:.60}' is no name; {NAME_WORDS}"
+    both = sorted(set(spec.nodes) & set(spec.exclude))
+    if both:
+        yield f"exclude: {both[0]} is among nodes as well; leave it out of one"
     if spec.aggregators > 1 and not spec.aggregation:
         yield 'aggregators: only a job with aggregation = "shared" has any; add that, or leave it out'
     yield from _colocation_problems(spec)
@@ -239,6 +269,9 @@ _NOT_COLOCATED: Mapping[str, str] = {
     "cpus_per_gpu": "a co-located job has no GPUs; say threads instead",
     "memory_bytes_per_gpu": "a co-located job has no GPUs; say memory_bytes instead",
     "swap_bytes_per_gpu": "a co-located job has no swap; leave it out",
+    "nodes": "a co-located job may be moved to any node for such jobs; leave it out",
+    "exclude": "a co-located job may be moved to any node for such jobs; leave it out",
+    "features": "a co-located job may be moved to any node for such jobs; leave it out",
     "partition": "co-located jobs have nodes of their own; leave it out",
     "aggregation": "a co-located job sums at its nodes' Aggregators, or those that its program names; leave it out",
     "deployment": "a co-located job serves no models; leave it out",

@@ -25,6 +25,7 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     state_dir: Path = path("/var/lib/farside/agent", "Folder with the records of tasks, which survive a restart")
     run_as: str = choice("submitter", "submitter starter",
         "User of a task. submitter: the user who submitted the job; starter: the user who started the agent (sandbox)")
+    features: str = text("", "What this node has, in names with commas, for jobs that ask for that: ib,nvme")
     users: str = text("", "Users whose tasks may run here, separated by commas; empty: all except uid 0")
     cgroup: str = text("auto",
         "Parent folder (cgroup v2) of the cgroups of tasks; auto: below the agent's own; off: no cgroups and no limits")

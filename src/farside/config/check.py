@@ -20,7 +20,7 @@ from farside.units import MIB, format_bytes
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
 NODE_WORDS = "up to 64 letters, digits and any of . _ : - make one"
 USER = re.compile(r"[A-Za-z0-9_.-]{1,64}\$?")
-USERS_MAX = 1024  # what the agents' protocol lets a node tell
+USERS_MAX, FEATURES_MAX = 1024, 64  # what the agents' protocol lets a node tell
 # Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
 NAME_BYTES_MAX = 233
 SLABS_SPARE = 4096  # of them, for slabs that move: each stands twice for a moment
@@ -91,6 +91,12 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
         yield "declared_gpu_files", "names files of GPUs, and declared_gpus none; name their number there"
     if config.donor_control and not is_on_network(config.donor_control):
         yield "donor_control", f"'{config.donor_control:.70}' is no address on a network; write tcp:HOST:PORT"
+    features = set(names_in(config.features))
+    for name in sorted(features):
+        if not NODE.fullmatch(name):
+            yield "features", f"'{name:.70}' is no name; {NODE_WORDS}"
+    if len(features) > FEATURES_MAX:
+        yield "features", f"has {len(features)} names, and a node can tell {FEATURES_MAX}; leave some out"
     for user in filter(None, config.users.split(",")):
         if not USER.fullmatch(user.strip()):
             yield "users", f"'{user.strip():.70}' is no user's name; write them with commas between"
