@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from farside import admin
 from farside.errors import ConfigError
 from farside.training.launch import Launch, launch
 from farside.training.static_plan import static_plan_from
-from tests.aggregation.service import service
+from tests.aggregation.service import Service, service
 from tests.support.waiting import text_of, until
 from tests.train.executors import executor, overlapping, two_nodes
 from tests.train.programs import ended, model_of, train
@@ -121,10 +122,13 @@ def test_workers_train_by_the_key_that_a_manager_gives_to_their_start_alone(tmp_
         environment["FARSIDE_AGGREGATION_SERVICE"] = f"{one.unix},{two.unix}"
         return train("lasso", "--iterations", 20, "--blocks", 4, environment=environment)
 
+    def refused_early(by: Service) -> int:
+        return int(by.status()["refused"].get("plan", 0))
+
     with service(tmp_path, "a") as one, service(tmp_path, "b", static=False) as two:
         early = [worker(rank) for rank in (0, 1)]  # before the manager's word has come
         for each in (one, two):
-            until(lambda each=each: each.status()["refused"].get("plan"), what="workers that come early")
+            until(partial(refused_early, each), what="workers that come early")
             admin.call(
                 each.socket, "plan", plans=[], grants=[{"job": "7", "start": 3, "key": msgspec.to_builtins(key)}]
             )

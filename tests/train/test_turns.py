@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,9 @@ def test_executors_make_change_and_leave_a_group_while_jobs_run(tmp_path: Path) 
     def with_turns() -> list[int]:
         return [sum(row[6] for row in node.trace()) for node in nodes.values()]
 
+    def has_more(had: list[int]) -> bool:
+        return all(now > was + 20 for now, was in zip(with_turns(), had, strict=True))
+
     def run(job: str, rank: int) -> None:
         turns = SharedNode(str(nodes[f"{rank + 1}"].socket), job=job, worker=rank, workers=2)
         for position in itertools.count(INIT_COMP):
@@ -330,7 +334,7 @@ def test_executors_make_change_and_leave_a_group_while_jobs_run(tmp_path: Path) 
         for epoch, names in ((2, "21"), (3, "12")):
             grouped(epoch, *names)
             had = with_turns()
-            until(lambda had=had: all(now > was + 20 for now, was in zip(with_turns(), had, strict=True)), what="more")
+            until(partial(has_more, had), what="more turns")
         nodes["2"].kill()  # who replaces it knows of no group until it is told again
         until(lambda: nodes["2"].status() and nodes["2"].status()["group"] == 0, what="another executor")
         grouped(3, "1", "2")
