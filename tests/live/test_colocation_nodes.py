@@ -22,11 +22,13 @@ from farside.scheduler.manager.nodes.group_orders import granted, group_key, gro
 from farside.scheduler.manager.view import groups as view
 from tests.live.test_colocation import (
     AGGREGATOR,
+    HOUR_S,
     THERE,
     a_world,
     events_of,
     grouping_nodes,
     let_go,
+    reserve,
     runs_measured,
     submit,
     timed,
@@ -147,6 +149,18 @@ def test_a_job_measured_on_one_node_gets_two_once_they_are_free() -> None:
     assert profile is not None
     assert (profile.net_s, profile.net_alone_s, profile.machines_most) == (1.0, 0.0, 2)
     assert not world.state.colocation.measuring
+
+
+def test_nodes_that_close_at_different_times_are_no_group() -> None:
+    world = grouping_nodes(3)
+    reserve(world, "n0", world.now_s + HOUR_S)
+
+    job = submit(world, workers="2", time_limit_s=HOUR_S / 2)
+    later = submit(world, workers="2", time_limit_s=2 * HOUR_S)
+
+    assert together(world) == {("n0", "n1"): (job,)}  # all are open for as long as it may run
+    world.exits(job)
+    assert together(world) == {("n1", "n2"): (later,)}
 
 
 def test_times_that_no_repeated_part_explains_are_all_shared() -> None:

@@ -369,9 +369,10 @@ class _Planning:
         ]
         counts = (max(least, 2), 1) if most > 1 else (1,)
         for count in (count for count in counts if count >= least):
-            # On one node it does not matter whether that can be in a group.
-            able = [node for node in free if count == 1 or not self._outlook.sites[node].why_alone]
-            if len(able) >= count:
+            # Nodes of two pools could be a group, but one that is never changed.
+            pools = [free] if count == 1 else [self._grouping_with(node, free) for node in free]
+            able = next((nodes for nodes in pools if len(nodes) >= count), None)
+            if able is not None:
                 return tuple(able[:count])
             alike = [nodes for nodes in joined if (len(nodes) > 1) == (count > 1)]
             if alike:
@@ -384,6 +385,11 @@ class _Planning:
         one = self._outlook.jobs[job]
         return [node for node in self._names if node not in taken and self._takes((node,), one)]
 
+    def _grouping_with(self, node: str, free: Sequence[str]) -> list[str]:
+        """Which free nodes can be in a group of several with this one."""
+        pool = self._pool_of(node)
+        return [one for one in free if pool[1] and self._pool_of(one) == pool]
+
     def _measure_on_two(self, groups: dict[Nodes, list[str]]) -> None:
         """A job that is alone on one node, and was measured there alone though it may have more, gets a second one."""
         young_s = self._outlook.now_s - self._outlook.rules.min_run_s
@@ -393,9 +399,11 @@ class _Planning:
             if len(nodes) > 1 or len(jobs) > 1 or not is_known or self._state.workers_of(job)[1] < 2:
                 continue
             one = self._outlook.jobs[job]
-            able = [node for node in self._free(job, groups) if not self._outlook.sites[node].why_alone]
+            if one.since_s > young_s or not self._takes(nodes, one):
+                continue
+            able = self._grouping_with(nodes[0], self._free(job, groups))
             both = tuple(sorted((*nodes, *able[:1])))
-            if one.since_s <= young_s and able and self._takes(both, one):
+            if able:
                 del groups[nodes]
                 groups[both] = jobs
                 self._reasons.append(f"job {job} is measured on {_words(both)}")
