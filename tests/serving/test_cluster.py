@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from farside.agent.serving.partition.gpu import GpuDriver
 from farside.cli.demo.serving_load import poisson
 from farside.cli.keygen import make_key
 from farside.client.manager_client import ManagerClient, find_manager
@@ -75,6 +76,27 @@ def test_a_front_of_the_same_name_elsewhere_is_refused_and_a_lease_that_others_c
     finally:
         first.end()
     until(lambda: not asked(state, "jobs")["jobs"], what="leases are given back")
+
+
+def test_a_lease_without_the_gpu_that_is_to_serve_says_what_its_node_lacks(tmp_path: Path, state: Path) -> None:
+    problem = GpuDriver().capabilities().problem
+    if not problem:
+        pytest.skip("this machine has a GPU")
+    folder = tmp_path / "d"
+    folder.mkdir()
+    make_key(folder / "key")
+    extra = 'gpus_max = 1\nkey_file = "key"\nname = "g"'
+    running = Deployed(folder, "--state", str(state), device="gpu", extra=extra).ready()
+    try:
+        why = until(
+            lambda: next((one.problem for one in running.status().changes if one.problem), ""), what="a plan has failed"
+        )
+        assert "the old plan stays: an executor did not become ready: worker " in why
+        assert problem in why
+        assert not running.status().ready
+    finally:
+        running.end()
+    until(lambda: not asked(state, "jobs")["jobs"], what="the lease is given back")
 
 
 def test_leases_move_from_a_node_that_drains_and_outlive_front_and_manager(tmp_path: Path, state: Path) -> None:

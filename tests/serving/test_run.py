@@ -30,7 +30,7 @@ class Deployed:
 
     def __init__(
         self, folder: Path, *arguments: str, extra: str = "", slo_ms: int = SLO_MS, latency_ms: float = 20.0,
-        rate: int = 20,
+        rate: int = 20, device: str = "whole",
     ) -> None:  # fmt: skip
         pytest.importorskip("grpc", reason="needs grpcio (requirements/serving.txt)")
         self.folder, self.http, self.grpc = folder, free_port(), free_port()
@@ -38,7 +38,7 @@ class Deployed:
         write_profile(folder / "profile", slo_ms, latency_ms)
         lines = [
             f'http_listen = "tcp:127.0.0.1:{self.http}"', f'grpc_listen = "tcp:127.0.0.1:{self.grpc}"',
-            'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', 'device = "whole"', extra,
+            'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', f'device = "{device}"', extra,
         ]  # fmt: skip
         for name in MODELS:
             lines += [
