@@ -2,7 +2,7 @@
 
 One device of two cores. What its second thread is worth to a small batch of a recurrent net is little, and a long batch
 stands before a short SLO; both are what parts are for [glet §2.4]. Which SLOs and rates show it depends on what the
-machine has measured, so mixes are tried in the simulator, and the one with the largest gain there is served.
+machine has measured, so mixes are tried in the simulator, and one of those that gain there is served.
 
 A rate passes if a scheduler plans it and the requests are answered in time, as in the paper's Figure 12. What its last
 plan passes at rates that it refuses is printed beside: the rounds that serve make batches larger than planned where
@@ -255,7 +255,8 @@ def _figure(
         notes=(
             f"A rate passes where a scheduler plans it, and at most {100 * VIOLATED_MAX:g} % of its requests are late, "
             "dropped or rejected. Past any plan: the same requests at rates that it refuses, with its last plan.",
-            "The device is two cores. Of each search the highest rate that passed; ratios are medians of searches'.",
+            "The device is two cores. Of each search the highest rate that passed, and at most the greatest that is "
+            "planned; ratios are medians of searches'.",
         ),
     )  # fmt: skip
 

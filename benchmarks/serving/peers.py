@@ -90,7 +90,7 @@ def peers_figure(folder: Path, mix: Mix, tables: Tables, effort: Effort) -> Figu
     sure, over = SURE_SHARE * ours.planned, OVER_TIMES * statistics.median(highest[TRITON])
     goodput = {share: _goodput(runs, starts, share, effort) for share in (sure, over)}
     others = {
-        setting: runs.one(setting, _triton(folder, mix, tables, setting), over, effort.seconds, 9).goodput
+        setting: runs.one(setting, _triton(folder, mix, tables, setting), over, effort.seconds, 1000).goodput
         for setting in SETTINGS
         if setting != best
     }
