@@ -15,6 +15,8 @@ import json
 import socket
 from dataclasses import dataclass
 
+from farside.kmod_shim.received_fd import receive_with_fd
+
 MESSAGE_BYTES_MAX = 4096
 GUARDED = "guarded"  # on a server's command line: lock your memory first of all
 KEPT = "kept"  # there too: a service manager keeps the device's descriptors, and starts the supervisor again
@@ -46,20 +48,14 @@ def send(end: socket.socket, op: str, *, name: str = "", number: int = 0, fd: in
 
 def receive(end: socket.socket) -> Message | None:
     """The next message, or None when the other side has ended. Raises BlockingIOError where there is none yet."""
-    # Room for exactly one descriptor: more than that is never sent.
-    room = socket.CMSG_SPACE(array.array("i").itemsize)
     try:
-        data, ancillary, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+        data, fd, _is_cut = receive_with_fd(end, MESSAGE_BYTES_MAX)
     # The other side ended before it had read all that we sent. The kernel says so once, ahead of what it sent us.
     except ConnectionResetError:
-        data, ancillary, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+        data, fd, _is_cut = receive_with_fd(end, MESSAGE_BYTES_MAX)
     # No message is empty: this is the end of the other side.
     if not data:
         return None
-    # Stays -1 also where this process had no room for the descriptor (MSG_CTRUNC): the message itself still counts.
-    fd = -1
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fd = array.array("i", payload[:4])[0]
+    # -1 also where this process had no room for the descriptor: the message itself still counts.
     fields = json.loads(data)
     return Message(op=fields["op"], name=fields["name"], number=fields["number"], fd=fd)

@@ -1,8 +1,8 @@
 """An Aggregator's listeners: callers prove their job's key, say what they want, and their sockets go to the engine.
 
-Whatever a caller sends, it can only end its own connection. Until it has proved a key it may stay for `DOOR_LIMIT_S`,
-and counts: of more than `STRANGERS_MAX` the oldest one of the address that has most is let go, so that strangers from
-one address lock out nobody from another.
+Whatever a caller sends, bytes or descriptors, it can only end its own connection. Until it has proved a key it may stay
+for `DOOR_LIMIT_S`, and counts: of more than `STRANGERS_MAX` the oldest one of the address that has most is let go, so
+that strangers from one address lock out nobody from another.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from farside.agent.aggregator.pairing import Made, Pairing
 from farside.agent.lost_peer import notice_lost_peer
 from farside.errors import EngineError, RemoteProtocolError
 from farside.kmod_shim.engine.aggregation import Aggregator
+from farside.kmod_shim.received_fd import receive_with_fd
 from farside.log import Rarely, get_log
 from farside.proof import Unproved
 
@@ -31,7 +32,6 @@ STRANGERS_MAX = 256
 REFUSALS_TOLD_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 """After accept failed for want of descriptors or memory."""
-_FD_BYTES = socket.CMSG_SPACE(4)
 
 
 class Entrance:
@@ -189,19 +189,25 @@ _REASONS = {
 
 
 async def _receive(sock: socket.socket, needed: int, fds: list[int]) -> bytes:
-    """Some of the bytes that are needed; the first descriptor that comes with them is kept, ours to close."""
+    """Some of the bytes that are needed; a descriptor that comes with them is kept in ``fds``, ours to close.
+
+    A whole conversation has one at most, so that nobody fills this process's table of them.
+    """
     loop = asyncio.get_running_loop()
     if sock.family != socket.AF_UNIX:
         return await loop.sock_recv(sock, needed)
     while True:
         try:
-            data, ancillary, _flags, _address = sock.recvmsg(needed, _FD_BYTES, socket.MSG_CMSG_CLOEXEC)
+            data, fd, is_cut = receive_with_fd(sock, needed)
         except BlockingIOError:
             await _readable(sock)
             continue
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(content) >= 4:
-                fds.append(int.from_bytes(content[:4], "little"))
+        if fd >= 0:
+            fds.append(fd)
+        elif is_cut:
+            raise OSError(errno.EMFILE, "no room for the descriptor that came along")
+        if is_cut or len(fds) > 1:
+            raise RemoteProtocolError("more than one descriptor came along")
         return data
 
 

@@ -148,7 +148,7 @@ def attach(one: Service, region: int | None, **changes: Any) -> Welcome | Refuse
         answer = None
         while answer is None:
             if data := caller.to_send():
-                socket.send_fds(sock, [data], [] if region is None else [region])
+                socket.send_fds(sock, [data], [region] if region is not None and caller.is_proved else [])
             answer = caller.receive(sock.recv(caller.needed))
     assert not isinstance(answer, Invite)
     return answer
@@ -186,6 +186,34 @@ def test_a_request_that_makes_no_sense_is_refused(one: Service, changes: dict[st
 
     assert isinstance(answer, Refused)
     assert problem in answer.line
+
+
+def descriptors_of(one: Service) -> int:
+    """How many its server has open."""
+    return len(os.listdir(f"/proc/{one.server_pid}/fd"))
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 100])
+def test_a_stranger_leaves_no_descriptor_behind(one: Service, at_once: int) -> None:
+    before = descriptors_of(one)
+    for _stranger in range(20):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(one.unix.removeprefix("unix:"))
+            socket.send_fds(sock, [b"\0"], [0] * at_once)
+            sock.settimeout(30)
+            assert b"more than one descriptor came along" in sock.recv(1000)
+
+    until(lambda: descriptors_of(one) <= before, what="the server's descriptors")
+
+
+def test_a_stranger_cannot_pile_descriptors_up(one: Service) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(one.unix.removeprefix("unix:"))
+        socket.send_fds(sock, [b"\0"], [0])
+        socket.send_fds(sock, [b"\0"], [0])
+        sock.settimeout(30)
+
+        assert b"more than one descriptor came along" in sock.recv(1000)
 
 
 def test_strangers_keep_nobody_out_and_random_bytes_end_only_themselves(one: Service) -> None:

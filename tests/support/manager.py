@@ -65,7 +65,7 @@ class Manager:
         with self._lock:
             while True:
                 try:
-                    data, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+                    data, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
                 except BlockingIOError:
                     return
                 self._take(data.decode(), [array.array("i", payload[:4])[0] for _, _, payload in ancillary])
