@@ -429,6 +429,7 @@ static void take_contents(struct source *s, const struct frame *frame)
 	struct member *member = &job->member[s->rank];
 	bool is_first = frame->flags & FRAME_FIRST, in_region = !frame->bytes;
 
+	job->is_carried[chunk] = 0;
 	if (layout->sum_only) {
 		if (in_region)
 			memcpy(job->results + layout->offsets[chunk], member->region + layout_result(layout, chunk),
@@ -629,6 +630,20 @@ static int send_all(struct server *a, struct job *job)
 
 /* ---------------------------------------------------------------------- updates */
 
+/*
+ * An update with a momentum of 0 leaves the array as it is, as torch.optim does, and ne_reduce() does not touch it. The
+ * first such update copies it to the other master; from then on both have it.
+ */
+static void carry_momentum(struct job *job, uint32_t chunk, uint64_t version, const struct ne_hyper *hyper)
+{
+	bool is_kept = job->layout.rule == NE_RULE_SGD && !(hyper->momentum > 0);
+
+	if (is_kept && !job->is_carried[chunk])
+		memcpy(master_array(job, chunk, version, 1), master_array(job, chunk, version - 1, 1),
+		       layout_array_bytes(&job->layout, chunk));
+	job->is_carried[chunk] = is_kept;
+}
+
 static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 {
 	const struct layout *layout = &job->layout;
@@ -665,6 +680,7 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 			r.from[i] = master_array(job, chunk, version - 1, i);
 			r.to[i] = master_array(job, chunk, version, i);
 		}
+		carry_momentum(job, chunk, version, hyper);
 	}
 	err = ne_reduce(&r);
 	/* With 64 members on this host there is no place for one copy more in that call. */

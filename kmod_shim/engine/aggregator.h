@@ -97,6 +97,7 @@ struct job {
 	struct move *moves;
 	uint8_t *wants;		/* enum wanted_copy, by chunk */
 	uint8_t *masters[2];
+	uint8_t *is_carried;	/* SGD: both masters have the same momentum, by chunk */
 	uint8_t *results; /* an area: sum only with inline members, or formats that are narrower than the master */
 	struct member member[NE_MEMBERS_MAX];
 	struct bulk *next[NE_MEMBERS_MAX], *previous[NE_MEMBERS_MAX];

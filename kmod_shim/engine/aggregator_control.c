@@ -151,6 +151,7 @@ static void free_job(struct server *a, struct job *job)
 	free(job->numbers);
 	free(job->due);
 	free(job->is_due);
+	free(job->is_carried);
 	free(job->absent);
 	free(job->pulls);
 	free(job->owed);
@@ -283,13 +284,14 @@ static int make_job(struct job *made, const struct ne_job *job)
 	made->numbers = calloc((uint64_t)HYPERS * job->members * job->groups, sizeof(*made->numbers));
 	made->due = calloc(job->chunks, sizeof(*made->due));
 	made->is_due = calloc(job->chunks, 1);
+	made->is_carried = calloc(job->chunks, 1);
 	made->absent = calloc(job->chunks, sizeof(*made->absent));
 	made->pulls = calloc(job->hold ? job->chunks : 1, sizeof(*made->pulls));
 	made->owed = calloc(job->hold ? job->chunks : 1, sizeof(*made->owed));
 	made->unwritten = calloc(job->hold ? job->chunks : 1, sizeof(*made->unwritten));
 	made->hold = job->hold;
 	if (!made->states || !made->moves || !made->wants || !made->numbers || !made->due || !made->is_due ||
-	    !made->absent || !made->pulls || !made->owed || !made->unwritten)
+	    !made->is_carried || !made->absent || !made->pulls || !made->owed || !made->unwritten)
 		return -ENOMEM;
 	for (uint32_t chunk = 0; chunk < job->chunks; chunk++)
 		ne_chunk_make(&made->states[chunk], job->members, layout->sum_only);

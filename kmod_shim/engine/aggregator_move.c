@@ -431,6 +431,7 @@ static void take_contents(struct bulk_source *s, const struct frame *frame)
 {
 	struct job *job = s->job;
 
+	job->is_carried[frame->chunk] = 0;
 	if (frame->flags & FRAME_BEFORE)
 		job->moves[frame->chunk].before = 1 + frame->iteration;
 	else if (is_narrow(job, frame->chunk))

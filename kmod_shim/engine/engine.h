@@ -379,8 +379,9 @@ struct ne_reduction {
  *		beta1 of 0.5 and less: m = fma(w - 1, g - m, g), w = 1 - beta1, as torch interpolates
  *	AdamW	p = p * (1 - lr * wd) in place of the first formula, then as Adam
  *
- * Terms of a weight decay or momentum of 0 are left out. NaN and infinities pass as IEEE 754 has it; of two NaN that meet
- * either may stay. -EINVAL for anything outside of the limits above, and then nothing is written.
+ * Terms of a weight decay or momentum of 0 are left out, and with SGD's momentum of 0 from[1] and to[1] are not touched.
+ * NaN and infinities pass as IEEE 754 has it; of two NaN that meet either may stay. -EINVAL for anything outside of the
+ * limits above, and then nothing is written.
  */
 int ne_reduce(const struct ne_reduction *reduction);
 /* For tests and measurements: true gives up the CPU's vector instructions, false takes them again. 1 when without. */

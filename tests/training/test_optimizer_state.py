@@ -130,6 +130,39 @@ def test_the_optimizer_goes_on_by_itself_after_a_detach(name: str) -> None:
     assert max((by for name, by in apart.items() if name != "convolution.bias"), default=0.0) <= 1e-6
 
 
+def test_a_momentum_that_is_0_for_a_while_is_in_the_checkpoint_and_goes_on() -> None:
+    schedule = (0.9, 0.0, 0.9, 0.0, 0.0, 0.9)
+
+    def body(rank: int, attach: Any) -> Any:
+        model, kept = made(Convolutions, 0), []
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        attach(model, optimizer)
+        for iteration, momentum in enumerate(schedule):
+            optimizer.param_groups[0]["momentum"] = momentum
+            trained(rank, model, optimizer, first=iteration, steps=1)
+            kept.append(copy.deepcopy(optimizer.state_dict()["state"]))
+        return parameters_of(model), kept
+
+    found = run_members(2, body)
+
+    model = made(Convolutions, 0)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    left, wanted = iter(schedule), []
+    alone = train_alone(
+        model,
+        optimizer,
+        members=2,
+        steps=len(schedule),
+        before_step=lambda: optimizer.param_groups[0].update(momentum=next(left)),
+        after_step=lambda: wanted.append(copy.deepcopy(optimizer.state_dict()["state"])),
+    )
+    for parameters, kept in found:
+        assert differing(parameters, alone) == {}
+        for ours, theirs in zip(kept, wanted, strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[one]["momentum_buffer"], theirs[one]["momentum_buffer"]) for one in ours)
+
+
 def test_members_that_come_anew_go_on_from_what_the_service_has() -> None:
     def body(rank: int, attach: Any) -> Any:
         model = made(Convolutions, 0)

@@ -87,10 +87,9 @@ class OptimizerState:
                     parts[piece.tensor][kind].append(whole[at : at + piece.count])
                     at += piece.count
         for one, kinds in zip(self._trainables, parts, strict=True):
-            if self._rule == "sgd" and not self._optimizer.param_groups[one.group]["momentum"]:
-                continue
+            # Never stepped, or SGD that never had a momentum: PyTorch has no state of it either.
             if not any(bool(array.any()) for found in kinds for array in found):
-                continue  # never stepped: PyTorch has no state of it either
+                continue
             state = {
                 name: torch.cat(found).view(one.parameter.shape).to(one.parameter)
                 for name, found in zip(self._names, kinds, strict=True)
