@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from farside.agent.aggregator.door import Attach, Hello, Refused, Request, key_among
 from farside.agent.aggregator.engine_job import engine_job
-from farside.agent.aggregator.layout import Layout, Tensor, first_difference, make_layout, rule_problem
+from farside.agent.aggregator.layout import Layout, first_difference, make_layout, rule_problem
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, job_key, plan_problem, runs_problem
 from farside.errors import ConfigError, EngineError
 from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorStats
@@ -405,8 +405,9 @@ def _check_order(order: Order, request: Request, layout: Layout) -> None:
 def _check_same(job: ServedJob, request: Request) -> None:
     """A job is one thing to all its members."""
     them = f"rank {job.first_rank}"
-    if request.tensors != job.layout.tensors:
-        raise NotAdmittedError(f"the model is another one than {them}'s: {_difference(request.tensors, job, them)}")
+    difference = first_difference(request.tensors, job.layout.tensors, them=them)
+    if difference:
+        raise NotAdmittedError(f"the model is another one than {them}'s: {difference}")
     for word, here, there in (
         ("rule", request.rule, job.rule),
         ("number of members", request.members, job.members),
@@ -419,7 +420,3 @@ def _check_same(job: ServedJob, request: Request) -> None:
         raise NotAdmittedError(
             f"the Aggregators are other ones than {them}'s; name the same in the same order on all ranks"
         )
-
-
-def _difference(tensors: Sequence[Tensor], job: ServedJob, them: str) -> str:
-    return first_difference(tensors, job.layout.tensors, them=them)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from math import prod
 from types import MappingProxyType
 from typing import Annotated
 
@@ -32,6 +33,8 @@ TENSORS_MAX = 65_536
 NAME_BYTES_MAX = 256
 GROUPS_MAX = 64
 COUNT_MAX = 1 << 40
+DIMENSIONS_MAX = 8
+"""Of a shape that is declared; one with more is not. With `COUNT_MAX` elements it takes 20 bytes at most."""
 DECLARATION_BYTES_MAX = MIB
 """Limit of all tensors of a job, encoded: a declaration is one message."""
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8})
@@ -45,13 +48,25 @@ LAYOUT_VERSION = 1
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """One trainable tensor; ``group``: the optimizer's parameter group; ``is_apart``: it is joined with no other."""
+    """One trainable tensor.
+
+    Attributes:
+        name: As the model has it.
+        count: Elements.
+        dtype: Number format, of `ITEM_BYTES`.
+        group: The optimizer's parameter group.
+        is_apart: It is joined with no other.
+        shape: Empty: not said, as by a Farside of before, and then compared with no other.
+    """
 
     name: str
     count: Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
     dtype: str
     group: Annotated[int, msgspec.Meta(ge=0, lt=GROUPS_MAX)] = 0
     is_apart: bool = False
+    shape: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)], ...], msgspec.Meta(max_length=DIMENSIONS_MAX)
+    ] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -85,9 +100,9 @@ class Layout:
     """Chunks of a model.
 
     Attributes:
-        tensors: As they were declared.
+        tensors: As they were declared; without shapes where these would make the declaration too long.
         chunks: What lies in each, one piece behind the other.
-        digest: SHA-256 in hex: equal where tensors, their order and the way they are cut are.
+        digest: SHA-256 in hex: equal where tensors, their order and the way they are cut are. Shapes are not in it.
     """
 
     tensors: tuple[Tensor, ...]
@@ -141,11 +156,13 @@ def make_layout(tensors: Sequence[Tensor]) -> Layout:
     problem = _problem(declared)
     if problem:
         raise ConfigError(problem)
-    # A Farside that knows of none that is apart has the same digest where none is.
-    said = declared if any(one.is_apart for one in declared) else [msgspec.structs.astuple(one)[:4] for one in declared]
-    encoded = msgspec.msgpack.encode((LAYOUT_VERSION, said))
+    # A Farside that knows of none that is apart has the same digest where none is, and one that knows of no shapes too.
+    fields = 5 if any(one.is_apart for one in declared) else 4
+    encoded = msgspec.msgpack.encode((LAYOUT_VERSION, [msgspec.structs.astuple(one)[:fields] for one in declared]))
     if len(encoded) > DECLARATION_BYTES_MAX:
         raise ConfigError(f"the names and sizes of {len(declared)} tensors take {len(encoded)} bytes; 1 MiB can be had")
+    if len(msgspec.msgpack.encode(declared)) > DECLARATION_BYTES_MAX:
+        declared = tuple(msgspec.structs.replace(one, shape=()) for one in declared)
     chunk_bytes = CHUNK_BYTES
     while chunk_bytes <= CHUNK_BYTES_MAX:
         if _chunk_count(declared, chunk_bytes) <= CHUNKS_MAX:
@@ -175,6 +192,8 @@ def _problem(tensors: tuple[Tensor, ...]) -> str:
             return f"tensor '{one.name}' has {one.count} elements; 1 to {COUNT_MAX} can be aggregated"
         if not 0 <= one.group < GROUPS_MAX:
             return f"tensor '{one.name}' is in parameter group {one.group}; there may be {GROUPS_MAX}, from 0"
+        if one.shape and prod(one.shape) != one.count:
+            return f"tensor '{one.name}' of shape {_shown(one.shape)} does not have {one.count} elements"
         names.add(one.name)
     return ""
 
@@ -228,12 +247,18 @@ def _chunks(tensors: tuple[Tensor, ...], chunk_bytes: int) -> Iterator[tuple[Pie
                 yield (Piece(number, offset, min(items, one.count - offset)),)
 
 
+def _shown(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
 def first_difference(mine: Sequence[Tensor], theirs: Sequence[Tensor], *, them: str = "rank 0") -> str:
     """The first tensor that differs between two declarations, in one line; "" where none does."""
     for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):
         if one.name != other.name:
             return f"tensor {number} is '{one.name}' here and '{other.name}' at {them}"
+        shapes = (one.shape, other.shape) if one.shape and other.shape else ((), ())
         for word, here, there in (
+            ("shape", *map(_shown, shapes)),
             ("elements", one.count, other.count),
             ("format", one.dtype, other.dtype),
             ("parameter group", one.group, other.group),

@@ -112,6 +112,51 @@ def test_a_difference_names_the_tensor_that_only_one_has() -> None:
     )
 
 
+def test_shapes_differ_where_both_say_them() -> None:
+    mine, theirs = Tensor("w", 128, "f32", shape=(8, 16)), Tensor("w", 128, "f32", shape=(16, 8))
+
+    assert first_difference([mine], [theirs]) == "tensor 'w': shape 8x16 here and 16x8 at rank 0"
+    assert first_difference([mine], [mine]) == ""
+    assert first_difference([mine], [Tensor("w", 128, "f32")]) == ""
+    assert first_difference([Tensor("w", 128, "f32")], [theirs]) == ""
+
+
+class _TensorBefore(msgspec.Struct, frozen=True, array_like=True):
+    """As the Farside before has it, which knows of no shapes."""
+
+    name: str
+    count: int
+    dtype: str
+    group: int = 0
+    is_apart: bool = False
+
+
+def test_the_version_before_reads_tensors_with_shapes_and_is_read() -> None:
+    one = Tensor("w", 128, "f32", 3, True, (8, 16))
+    before = msgspec.msgpack.decode(msgspec.msgpack.encode([one]), type=list[_TensorBefore])
+
+    assert before == [_TensorBefore("w", 128, "f32", 3, True)]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=list[Tensor]) == [
+        Tensor("w", 128, "f32", 3, True)
+    ]
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_shapes_leave_the_digest_as_it_was(is_apart: bool) -> None:
+    said = [Tensor("w", 128, "f32", is_apart=is_apart, shape=(8, 16)), Tensor("b", 16, "f32", shape=(16,))]
+    unsaid = [msgspec.structs.replace(one, shape=()) for one in said]
+
+    assert make_layout(said).digest == make_layout(unsaid).digest
+    assert make_layout(said).tensors == tuple(said)
+
+
+def test_shapes_that_make_a_declaration_too_long_are_left_out() -> None:
+    many = [Tensor(f"{'a' * 140}{at:06}", 8, "f32", shape=(1, 1, 1, 1, 2, 2, 2, 1)) for at in range(6_500)]
+
+    assert make_layout(many[:3]).tensors == tuple(many[:3])
+    assert {one.shape for one in make_layout(many).tensors} == {()}
+
+
 @pytest.mark.parametrize(
     ("model", "chunks", "joined"),
     [("bert-base", 1677, 8), ("alexnet", 936, 1), ("vgg19", 2196, 1), ("bert-large", 5129, 20)],
@@ -148,6 +193,7 @@ def test_a_large_model_has_larger_chunks_and_one_that_is_too_large_is_refused() 
         ([Tensor("a", 1, "c64")], "'a' is of c64"),
         ([Tensor("a", 0, "f32")], "'a' has 0 elements"),
         ([Tensor("a", 1, "f32", 64)], "'a' is in parameter group 64"),
+        ([Tensor("a", 7, "f32", shape=(2, 4))], "'a' of shape 2x4 does not have 7 elements"),
         ([Tensor("a" * 257, 1, "f32")], "a name has 1 to 256 bytes"),
         ([Tensor(f"{'a' * 200}{at}", 1, "f32") for at in range(6000)], "1 MiB can be had"),
         ([Tensor(f"{at}", 1, "f32") for at in range(module.TENSORS_MAX + 1)], "65537 trainable tensors"),

@@ -62,6 +62,17 @@ def test_another_model_is_refused_by_the_name_of_its_tensor(one: Service) -> Non
     assert "another one than rank 0's: tensor 'norm.weight': elements 301 here and 300 at rank 0" in line
 
 
+def test_a_tensor_of_another_shape_is_refused_and_one_that_says_none_is_not(one: Service) -> None:
+    mine, theirs = Tensor("w", 128, "f32", shape=(8, 16)), Tensor("w", 128, "f32", shape=(16, 8))
+    with training([source(one.folder, [one.unix], rank, job="shape") for rank in (0, 1)], "sgd", (mine,)):
+        line = refused(one, job="shape", rank=1, rule="sgd", tensors=(theirs,))
+
+    assert "another one than rank 0's: tensor 'w': shape 16x8 here and 8x16 at rank 0" in line
+    plans = [source(one.folder, [one.unix], rank, job="unsaid") for rank in (0, 1)]
+    with training(plans[:1], "sgd", (mine,)), training(plans[1:], "sgd", (Tensor("w", 128, "f32"),)):
+        pass
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -96,11 +96,14 @@ def test_a_job_that_only_sums_begins_again_with_rank_0s_parameters(aggregator: S
     assert [differing(one, wanted) for one in found] == [{}] * 4
 
 
-def test_another_model_than_rank_0s_is_refused_with_the_tensor_that_differs(aggregator: Service) -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (4, 3)], ids=["larger", "transposed"])
+def test_another_model_than_rank_0s_is_refused_with_the_tensor_that_differs(
+    aggregator: Service, inputs: int, outputs: int
+) -> None:
     first_came = threading.Event()
 
     def body(rank: int, attach: Any) -> str:
-        model = torch.nn.Linear(3, 4 + rank)
+        model = torch.nn.Linear(inputs, outputs) if rank else torch.nn.Linear(3, 4)
         if rank == 0:
             attach(model, sgd(model))
             first_came.set()
@@ -110,9 +113,9 @@ def test_another_model_than_rank_0s_is_refused_with_the_tensor_that_differs(aggr
             attach(model, sgd(model))
         return str(refused.value)
 
-    line = run(aggregator, "models", body)[1]
+    line = run(aggregator, f"models-{inputs}", body)[1]
 
-    assert "tensor 'weight': elements 15 here and 12 at rank 0" in line
+    assert f"tensor 'weight': shape {outputs}x{inputs} here and 4x3 at rank 0" in line
     assert "\n" not in line
 
 

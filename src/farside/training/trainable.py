@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from farside.agent.aggregator.layout import Tensor
+from farside.agent.aggregator.layout import DIMENSIONS_MAX, Tensor
 from farside.errors import ConfigError
 
 torch: Any = import_module("torch")
@@ -25,7 +25,8 @@ class Trainable(NamedTuple):
     @property
     def tensor(self) -> Tensor:
         """What is declared of it."""
-        return Tensor(self.name, self.parameter.numel(), FORMATS[self.parameter.dtype], self.group)
+        shape = tuple(self.parameter.shape) if self.parameter.dim() <= DIMENSIONS_MAX else ()
+        return Tensor(self.name, self.parameter.numel(), FORMATS[self.parameter.dtype], self.group, shape=shape)
 
 
 def trainable_in(model: Any) -> tuple[Trainable, ...]:
