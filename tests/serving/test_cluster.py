@@ -85,7 +85,7 @@ def test_a_lease_without_the_gpu_that_is_to_serve_says_what_its_node_lacks(tmp_p
     folder = tmp_path / "d"
     folder.mkdir()
     make_key(folder / "key")
-    extra = 'gpus_max = 1\nkey_file = "key"\nname = "g"'
+    extra = 'gpus_max = 1\nkey_file = "key"\nname = "t"'
     running = Deployed(folder, "--state", str(state), device="gpu", extra=extra).ready()
     try:
         why = until(
