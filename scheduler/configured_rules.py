@@ -120,7 +120,10 @@ def partitions_of(config: ManagerConfig) -> Partitions:
     nodes_of = {row.name: expand(row.nodes.replace(" ", "")) for row in config.partition}
     return Partitions(
         by_name={
-            row.name: Partition(name=row.name, accounts=frozenset(names_in(row.accounts))) for row in config.partition
+            row.name: Partition(
+                name=row.name, accounts=frozenset(names_in(row.accounts)), lend_grace_s=row.lend_grace_s
+            )
+            for row in config.partition
         },
         owners={node: name for name, nodes in nodes_of.items() for node in nodes if node != REST},
         rest=next((name for name, nodes in nodes_of.items() if nodes == (REST,)), ""),

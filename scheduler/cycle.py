@@ -168,7 +168,7 @@ class _Plan:
         domain = self._domain
         if self._is_nobody_behind or not (domain.traits.is_preemptive or domain.guests):
             return False
-        return domain.roster.priority_class(row).may_preempt
+        return bool(domain.guests) or domain.roster.priority_class(row).may_preempt
 
     def borrow(self, lenders: Sequence[Domain]) -> None:
         """Look for idle GPUs of other domains for the first waiting job of each class."""
@@ -178,6 +178,8 @@ class _Plan:
         heapq.heapify(heads)
         while heads:
             rank, row, group = heapq.heappop(heads)
+            if domain.book.why_capped(row):
+                continue  # the rest of its class has the same caps
             if self._lodge(row, rank, hosts):
                 following = domain.waiting.first(group)
                 if following is not None:
@@ -187,10 +189,13 @@ class _Plan:
 
     def _lodge(self, row: int, rank: Rank, hosts: Sequence[Domain]) -> bool:
         domain, demand = self._domain, self._domain.demands[self._domain.groups[row]]
-        if row in self._victims or not domain.jobs[row].preemptible:
+        job = domain.jobs[row]
+        if row in self._victims or not job.preemptible:
             return False
         for host in hosts:
-            allocation = host.rules.placement.place(host.ledger, demand)
+            if job.grace_s > host.lend_grace_s:
+                continue
+            allocation = host.book.place_demand(demand, job.limit_s, self._now_s)
             if allocation is not None:
                 domain.lodge(row, host, allocation, self._now_s)
                 are = "is" if demand.gpus == 1 else "are"
@@ -307,29 +312,30 @@ class _Plan:
             if victim.home is self._domain:
                 self._domain.displace(victim.row, victim.rank)
             else:
-                del self._domain.guests[victim.row]
+                self._domain.dismiss(victim.row, is_given=True)
             self._victims[victim.row] = victim
         self._is_displaced = True
         # Now, and not at each look at them: of thousands that were read in a cycle, most have gone.
         self._read = [victim for victim in self._read if victim.row not in self._victims]
 
-    def _behind(self) -> Iterator[_Victim]:
-        """Jobs that may be preempted, the first victim first: guests, then running jobs by rank."""
+    def _behind(self, row: int) -> Iterator[_Victim]:
+        """Jobs that a job may preempt, the first victim first: guests, whoever it is, then running jobs by rank."""
         domain = self._domain
-        for row, (home, held) in reversed(tuple(domain.guests.items())):
-            yield _Victim(row, BEHIND_ALL, held, home)
-        if not domain.traits.is_preemptive:
+        for guest, (home, held) in reversed(tuple(domain.guests.items())):
+            if held.until_s <= self._now_s:  # else it leaves already
+                yield _Victim(guest, BEHIND_ALL, held, home)
+        if not (domain.traits.is_preemptive and domain.roster.priority_class(row).may_preempt):
             return
         yield from self._read
-        for rank, row in self._unread:
-            self._read.append(_Victim(row, rank, domain.running[row], domain))
+        for rank, other in self._unread:
+            self._read.append(_Victim(other, rank, domain.running[other], domain))
             yield self._read[-1]
 
     def _make_room(self, row: int, rank: Rank, demand: Demand) -> tuple[Allocation | None, list[_Victim]]:
         ledger, claim = self._domain.ledger, Claim(self._domain, self._holds)
         gpus, given, allocation = ledger.free_gpus, 0, None
         released: list[_Victim] = []
-        for candidate in self._behind():
+        for candidate in self._behind(row):
             if candidate.rank < rank:
                 break
             released.append(candidate)
@@ -346,7 +352,7 @@ class _Plan:
             if allocation is not None:
                 break
         # Jobs come in the order of their ranks: a running job behind a later one is behind this one as well.
-        self._is_nobody_behind = not released
+        self._is_nobody_behind = not released and self._domain.roster.priority_class(row).may_preempt
         return allocation, self._keep(released[:given], demand, allocation)
 
     def _place_beside(self, claim: Claim, row: int) -> Allocation | None:

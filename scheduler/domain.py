@@ -49,7 +49,7 @@ class Domain:
     where somebody knows; otherwise nothing. ``is_counting_limits``: nodes may be closed, so that time limits decide
     who has room; they do as well where jobs are reserved for, as backfill tells them apart. ``history``: what was
     learned before this domain was made; it goes on in it. ``quota_use``: it knows of other domains with the same
-    accounts; None: there are none.
+    accounts; None: there are none. ``lend_grace_s``: only jobs that leave within this time may be guests here.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class Domain:
         fair_share: FairShare | None = None,
         history: History | None = None,
         quota_use: QuotaUse | None = None,
+        lend_grace_s: float = math.inf,
     ) -> None:
         self.name = name
+        self.lend_grace_s = lend_grace_s
         self.history = history or History(rules.order, rules.placement)
         tenancy = rules.tenancy
         if tenancy is not None and fair_share is None and tenancy.half_life_s:
@@ -113,17 +115,24 @@ class Domain:
         self._to_tail(row)
         self.queue.enter(row, job.submit_s if since_s is None else since_s)
 
-    def restore(self, row: int, job: Job, figures: Figures) -> None:
-        """Add a job that is older than this domain object, waiting or running, with its figures."""
+    def restore(self, row: int, job: Job, figures: Figures, host: "Domain | None" = None) -> None:
+        """Add a job that is older than this domain object, waiting or running, with its figures.
+
+        ``host``: the domain whose guest it is; None: it is no guest.
+        """
         self.submit(
             row, job, remaining_s=figures.remaining_s, predicted_gpu_s=figures.predicted_gpu_s, since_s=figures.since_s
         )
         if figures.has_to_resume:
             self.preempted.add(row)
         if figures.allocation is not None:
-            self.admit(row, figures.allocation, figures.since_s)
-            self.start(row, figures.allocation, self.ledger, figures.since_s)
-            self.book.leave_alone(row, figures.left_alone_until_s)
+            host = host or self
+            if host is self:
+                self.admit(row, figures.allocation, figures.since_s)
+            else:
+                self.lodge(row, host, figures.allocation, figures.since_s)
+            self.start(row, figures.allocation, host.ledger, figures.since_s)
+            host.leave_alone(row, figures.left_alone_until_s)
         # Last, as a start counts what was waited and when it was first: here both are known already.
         self.table.restore(
             row, executed_s=figures.executed_s, waited_s=figures.waited_s, since_s=figures.since_s,
@@ -135,7 +144,21 @@ class Domain:
     def begin(self, row: int, now_s: float, *, delay_s: float) -> None:
         """Note that the processes of a running job start only now: other jobs had to leave its GPUs first."""
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=float(self.table.speed[row]))
-        self.book.keep(row, now_s)
+        if row in self.running:  # else it is a guest elsewhere
+            self.book.keep(row, now_s)
+
+    def leave_alone(self, row: int, until_s: float) -> bool:
+        """Protect a job that runs on this domain's nodes until then; False: it is protected for longer already.
+
+        A guest is protected only while it leaves anyway, for ever: its owner need not wait for any other reason.
+        """
+        if row not in self.guests:
+            return self.book.leave_alone(row, until_s)
+        held = self.guests[row][1]
+        if until_s < math.inf or held.until_s == math.inf:
+            return False
+        held.until_s = math.inf
+        return True
 
     def know(self, row: int, job: Job) -> None:
         """Update what is known of a job; the job keeps what it holds, and may go elsewhere next time."""
@@ -152,22 +175,31 @@ class Domain:
 
     def lose(self, row: int, now_s: float) -> None:
         """Put a running job that lost its GPUs outside of a cycle back at the tail of its queue."""
-        self.book.give(row)
-        self.stop(row, now_s)
-        self._to_tail(row)
+        home = self.dismiss(row)[0] if row in self.guests else self
+        if home is self:
+            self.book.give(row)
+        home.stop(row, now_s)
+        home._to_tail(row)
 
     def finish(self, row: int) -> None:
         """Remove a job that ended and free its GPUs; `learn` takes its service."""
         if row in self.guests:
             # The GPUs are this domain's; the figures of the job belong to its home.
-            home, held = self.guests.pop(row)
-            self.ledger.give(held.demand, held.allocation)
+            home, held = self.dismiss(row)
         else:
             home, held = self, self.book.give(row)
         self.queue.touch()
-        home._learn_slowdown(row, held.allocation, self.ledger)
+        _learn_slowdown(home, row, held.allocation, self.ledger)
         home.book.forget_change(row)
         home.roster.drop(row)
+
+    def dismiss(self, row: int, *, is_given: bool = False) -> tuple["Domain", Held]:
+        """Forget a guest; ``is_given``: the ledger has its GPUs back already."""
+        home, held = self.guests.pop(row)
+        home.book.discharge(row)
+        if not is_given:
+            self.ledger.give(held.demand, held.allocation)
+        return home, held
 
     def learn(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
         """Learn from an ended job of this domain, by its total GPU seconds.
@@ -181,15 +213,6 @@ class Domain:
             self.roster.use(self._as_learned(self.rules))
             self.book.rank_all_anew()
             self.queue.rank_all_anew()
-
-    def _learn_slowdown(self, row: int, allocation: Allocation, ledger: Ledger) -> None:
-        """Learn from a job's speed on its last allocation, for the placement of later jobs."""
-        job = self.jobs[row]
-        if not self.rules.placement.is_learning or job.gpus == 1 or not skew_of(job):
-            return
-        spread, speed = spread_of(job, allocation, ledger), float(self.table.speed[row])
-        self.history.add_sample(Sample(skew=skew_of(job), spread=spread, speed=speed))
-        self.roster.use(self._as_learned(self.rules))
 
     def _as_learned(self, rules: Rules) -> Rules:
         """Rules with the policies as learned from ended jobs, and with tenants' priority before any order."""
@@ -298,6 +321,7 @@ class Domain:
         demand = self.roster.demand(row)
         host.ledger.take(demand, allocation)
         host.guests[row] = self, Held(demand, allocation, now_s, now_s)
+        self.book.charge(row)
         self.waiting.discard(row)
 
     def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:
@@ -354,3 +378,13 @@ class Domain:
             if row not in self.running and row not in at_tail:
                 self._head_position -= 1
                 position[row] = self._head_position
+
+
+def _learn_slowdown(home: Domain, row: int, allocation: Allocation, ledger: Ledger) -> None:
+    """Learn from a job's speed on its last allocation, for the placement of later jobs."""
+    job = home.jobs[row]
+    if not home.rules.placement.is_learning or job.gpus == 1 or not skew_of(job):
+        return
+    spread, speed = spread_of(job, allocation, ledger), float(home.table.speed[row])
+    home.history.add_sample(Sample(skew=skew_of(job), spread=spread, speed=speed))
+    home.roster.use(home._as_learned(home.rules))

@@ -63,6 +63,10 @@ class _Play:
         self.unlimited: list[int] = []  # who left because it was played so
         self._domain = domain
         self._quota_use = QuotaUse()
+        # Guests leave when they are asked to.
+        self._guests = [held for _, held in domain.guests.values()]
+        for held in self._guests:
+            domain.ledger.give(held.demand, held.allocation)
         self._undo: list[tuple[int, Allocation, int]] = []  # row, what it holds, 1: was given, -1: was taken
         self._leaving: list[_Leaving] = [*self._runs(row), *self._ends_of_closures()]
         heapq.heapify(self._leaving)
@@ -129,3 +133,5 @@ class _Play:
                 ledger.take_back(demand, allocation)
             else:
                 ledger.give(demand, allocation)
+        for held in self._guests:
+            ledger.take_back(held.demand, held.allocation)

@@ -110,7 +110,7 @@ class Job:
     ``sequence`` breaks ties between jobs submitted in the same second; it is unique. ``skew`` is S_J, the share of the
     largest tensor in the model [tiresias §3.3.3.1]; 0 where nobody has measured it. ``account`` and ``qos`` are names
     (tenancy.py), empty where it has none. ``runs_as``: whose job it is to nodes that run some users' only; empty where
-    no node does, so that all users' demands are alike.
+    no node does, so that all users' demands are alike. ``grace_s``: how long it may take to leave its GPUs.
     """
 
     job_id: str
@@ -133,6 +133,7 @@ class Job:
     model_bytes: int = 0
     skew: float = 0.0
     preemptible: bool = True
+    grace_s: float = 0.0
     limit_s: float = math.inf
 
 

@@ -43,10 +43,14 @@ class Book:
 
     def place(self, row: int, now_s: float) -> Allocation | None:
         """Free GPUs for a job on nodes that are open to it; None: not enough."""
-        placement, demand = self._roster.rules.placement, self._roster.demand(row)
+        return self.place_demand(self._roster.demand(row), self._roster.jobs[row].limit_s, now_s)
+
+    def place_demand(self, demand: Demand, limit_s: float, now_s: float) -> Allocation | None:
+        """Free GPUs for a job that runs for ``limit_s`` at most, of this domain or a guest; None: not enough."""
+        placement = self._roster.rules.placement
         if not self.maintenance_windows:
             return placement.place(self.ledger, demand)
-        closed = closed_gpus(self.maintenance_windows, self.ledger.free, now_s, self._roster.jobs[row].limit_s)
+        closed = closed_gpus(self.maintenance_windows, self.ledger.free, now_s, limit_s)
         self.ledger.take(NOTHING_BUT_GPUS, closed)
         allocation = placement.place(self.ledger, demand)
         self.ledger.give(NOTHING_BUT_GPUS, closed)
@@ -66,14 +70,24 @@ class Book:
         demand = roster.demand(row)
         self.ledger.take(demand, allocation)
         self.running[row] = Held(demand, allocation, now_s, now_s + roster.rules.min_run_s)
+        self.charge(row)
+
+    def charge(self, row: int) -> None:
+        """Count what a job holds from now on against its quotas, here or as a guest elsewhere."""
+        roster = self._roster
         if row in roster.priority_classes:
-            self.quota_use.take(roster.priority_classes[row], demand.gpus)
+            self.quota_use.take(roster.priority_classes[row], roster.jobs[row].gpus)
+
+    def discharge(self, row: int) -> None:
+        """Count it no longer."""
+        roster = self._roster
+        if row in roster.priority_classes:
+            self.quota_use.give(roster.priority_classes[row], roster.jobs[row].gpus)
 
     def drop(self, row: int) -> Held:
         """Forget what a job holds, but leave its GPUs booked in the ledger."""
         self._by_rank.discard(row)
-        if row in self._roster.priority_classes:
-            self.quota_use.give(self._roster.priority_classes[row], self.running[row].demand.gpus)
+        self.discharge(row)
         return self.running.pop(row)
 
     def give(self, row: int) -> Held:

@@ -11,10 +11,17 @@ from farside.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A partition. ``accounts``: whose jobs may go there; empty: those of all."""
+    """A partition.
+
+    Attributes:
+        name: What jobs call it.
+        accounts: Whose jobs may go there; empty: those of all.
+        lend_grace_s: Its idle nodes run preemptible jobs of others that leave within this time; 0: they are not lent.
+    """
 
     name: str
     accounts: frozenset[str] = frozenset()
+    lend_grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,16 @@ class Partitions:
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self.by_name)
+
+    @property
+    def is_lending(self) -> bool:
+        """Whether any lends its nodes."""
+        return any(one.lend_grace_s for one in self.by_name.values())
+
+    def lend_grace_s(self, name: str) -> float:
+        """How long a borrower of a partition's nodes may take to leave them; 0: it lends none."""
+        partition = self.by_name.get(name)
+        return 0.0 if partition is None else partition.lend_grace_s
 
     def owner_of(self, node: str) -> str:
         """The partition that a node belongs to; empty: none, or there are no partitions."""

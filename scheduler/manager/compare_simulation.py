@@ -226,7 +226,8 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
     if times is not None:
         rules = replace(rules, order=times.primed(rules.order))
     simulation = Simulation(
-        found.cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found)
+        found.cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found),
+        is_lending=found.partitions.is_lending,
     )  # fmt: skip
     runs = simulation.run()
     stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]

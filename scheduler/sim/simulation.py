@@ -289,8 +289,9 @@ class Simulation:
                 self.runs[row].cost_s -= max(0.0, unpaid_s)
                 self._has_progressed = self._has_progressed or unpaid_s < -EDGE_S
                 self._wake(domain.name, now_s + self._rules.reserve_after_s)
-                if self._hosts.pop(row, None) is not None:
-                    # A guest waits again in its own domain, whose cycle may have run already.
+                if self._hosts.pop(row, None) is not None or self._is_lending:
+                    # A guest waits again in its own domain, whose cycle may have run already; and whoever lost GPUs at
+                    # home may be a guest elsewhere.
                     self._wake(self.jobs[row].job.vc, now_s)
         if changed:
             self._watch(domain, list(dict.fromkeys(changed)), now_s)

@@ -150,7 +150,10 @@ def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tupl
         )
     )
     by = rules(policy, **more)
-    runs = Simulation(cluster, by, jobs, estimator=times_for(by), is_in_whole_seconds=False).run()
+    runs = Simulation(
+        cluster, by, jobs, estimator=times_for(by), is_in_whole_seconds=False,
+        is_lending=world.partitions.is_lending,
+    ).run()  # fmt: skip
     names = [one.job.job_id for one in jobs]
     return (
         {name: run.start_s for name, run in zip(names, runs, strict=True)},
@@ -215,3 +218,18 @@ def test_partitions_decide_as_virtual_clusters_of_the_simulator(
     policy: str, more: dict[str, str], day: list[Coming]
 ) -> None:
     check(policy, day, TWO, **more)
+
+
+LENDING = Partitions(by_name={name: Partition(name=name, lend_grace_s=60) for name in "ab"}, owners=TWO.owners)
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [("fifo", {}), ("best-effort", {}), ("las", {"limits_gpu_s": "100.0331,400.0717"})],
+)
+@settings(max_examples=10, deadline=None)
+@given(day=PARTITIONED)
+def test_partitions_that_lend_decide_as_virtual_clusters_that_lend(
+    policy: str, more: dict[str, str], day: list[Coming]
+) -> None:
+    check(policy, day, LENDING, **more)

@@ -89,6 +89,7 @@ class ManagerCollector:
         yield counter, "service_faults", "States of node services that could not be read.", sessions.service_faults
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
+        yield gauge, "lent_gpus", "GPUs that partitions lend to jobs of others.", _lent_gpus(state)
         yield from _aggregation(state)
         yield from _colocation(state)
         wanted = None if state.wanted is None else state.wanted.nodes
@@ -98,6 +99,10 @@ class ManagerCollector:
         yield counter, "decisions", text, scheduler.get("cycles")
         text = "Cycles that failed by a fault in Farside, and were tried again."
         yield counter, "cycle_failures", text, scheduler.get("cycle_failures")
+
+
+def _lent_gpus(live: LiveState) -> int:
+    return sum(job.spec.gpus for job in live.live_jobs() if job.host and job.phase in ACTIVE)
 
 
 def _aggregation(live: LiveState) -> Iterator[_Figure]:

@@ -107,6 +107,7 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
         runs_as=job.user if asks_users else "",
         choice=spec.choice,
         preemptible=spec.preemptible,
+        grace_s=spec.grace_s,
         limit_s=spec.time_limit_s or math.inf,
         parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
         model=spec.model,

@@ -30,7 +30,7 @@ def home_of(state: LiveState, partitions: Partitions, node: str) -> str:
     if not partitions:
         return ""
     there = (state.jobs[job_id] for job_id in state.jobs_on(node) if job_id in state.jobs)
-    names = (adapter.partition_of(job, partitions) for job in there if not job.spec.colocate)
+    names = (job.host or adapter.partition_of(job, partitions) for job in there if not job.spec.colocate)
     return next(names, partitions.owner_of(node))
 
 
@@ -81,7 +81,7 @@ class Domains:
         self.by_name = {
             name: Domain(
                 name, tuple(there), rules, table, is_counting_limits=True, fair_share=fair_share_of(name),
-                history=histories[name], quota_use=QuotaUse(together),
+                history=histories[name], quota_use=QuotaUse(together), lend_grace_s=partitions.lend_grace_s(name),
             )
             for name, there in nodes.items()
         }  # fmt: skip
@@ -89,8 +89,9 @@ class Domains:
     def _names(self) -> dict[str, None]:
         if not self._partitions:
             return {"": None}
-        jobs = (job for job in self._state.live_jobs() if not job.spec.colocate)
-        return dict.fromkeys((*self._partitions.by_name, *(self.name_of(job) for job in jobs)))
+        jobs = [job for job in self._state.live_jobs() if not job.spec.colocate]
+        hosts = (job.host for job in jobs if job.host and adapter.is_holding(job))
+        return dict.fromkeys((*self._partitions.by_name, *(self.name_of(job) for job in jobs), *hosts))
 
     def add(self, job: LiveJob) -> int:
         """The row of a job, a new one if it has none."""
@@ -109,6 +110,18 @@ class Domains:
     def of(self, job: LiveJob) -> Domain:
         """The domain that a job belongs to."""
         return self.by_name[self.name_of(job)]
+
+    def host_of(self, job: LiveJob) -> Domain:
+        """The domain whose nodes a job holds, or held last."""
+        return self.by_name.get(job.host, self.of(job)) if job.host else self.of(job)
+
+    def holder_of(self, row: int) -> Domain | None:
+        """The domain that has a job among those which run on its nodes; None: it does not run."""
+        return next((one for one in self.by_name.values() if row in one.running or row in one.guests), None)
+
+    def lenders_to(self, borrower: Domain) -> list[Domain]:
+        """The domains whose idle nodes may run jobs of another."""
+        return [one for one in self.by_name.values() if one is not borrower and self._partitions.lend_grace_s(one.name)]
 
     def job_at(self, row: int) -> LiveJob:
         """The job of a row."""

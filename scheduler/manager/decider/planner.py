@@ -214,7 +214,7 @@ class Planner:
     def _cycle(self, domain: Domain, now_s: float) -> list[log.Event]:
         events: list[log.Event] = []
         changed: list[int] = []
-        for action in run_cycle(domain, now_s):
+        for action in run_cycle(domain, now_s, self._domains.lenders_to(domain)):
             job = self._domains.job_at(action.row)
             changed.append(action.row)
             event: log.Event | None
@@ -250,7 +250,8 @@ class Planner:
 
     def _allocated(self, job: LiveJob, action: Start) -> log.Event | None:
         places = adapter.node_allocations_of(action.allocation, self.domains[action.host].ledger.nodes)
-        event = log.JobAllocated(job_id=job.job_id, places=places, reason=action.reason)
+        host = action.host if action.host != self._domains.name_of(job) else ""
+        event = log.JobAllocated(job_id=job.job_id, places=places, reason=action.reason, host=host)
         if job.phase in ACTIVE:
             self._pending.deferred[job.job_id] = event
             return None
@@ -274,21 +275,21 @@ class Planner:
         if self._pending.is_ahead(job.job_id):
             return
         row, domain = self._domains.rows.get(job.job_id, -1), self.domain_of(job)
-        is_there = row in domain.jobs
-        is_running = is_there and row in domain.running
+        holder = self._domains.holder_of(row)
+        is_running = holder is not None
         if job.job_id in self._pending.deferred and adapter.may_wait(self._state, job, self._set_aside):
             return
         self._pending.deferred.pop(job.job_id, None)
         if adapter.is_holding(job):
-            if not is_running:
+            if holder is None:
                 self._spoil()
             elif job.phase is Phase.STOPPING:
-                domain.book.leave_alone(row, math.inf)  # its processes go already: nobody is helped by preempting it
+                holder.leave_alone(row, math.inf)  # its processes go already: nobody is helped by preempting it
             return
-        if is_running and job.is_over:
-            domain.finish(row)
-        elif is_running:
-            domain.lose(row, now_s)
+        if holder is not None and job.is_over:
+            holder.finish(row)
+        elif holder is not None:
+            holder.lose(row, now_s)
         if row >= 0:
             self._timers.end_turn([row])
         if adapter.may_wait(self._state, job, self._set_aside):
@@ -317,7 +318,7 @@ class Planner:
         row, domain = self._domains.rows[job.job_id], self.domain_of(job)
         domain.begin(row, now_s, delay_s=self._resume_s(job))
         until_s = self._alone_until_s(job, now_s)
-        if domain.book.leave_alone(row, until_s):
+        if self._domains.host_of(job).leave_alone(row, until_s):
             self._timers.set(Timer.MIN_RUN, until_s)
         self._timers.end_turn([row])
         self._watch([row], now_s)
@@ -341,7 +342,7 @@ class Planner:
                 until_s = math.inf  # its processes go already: nobody is helped by preempting it
             allocation = adapter.allocation_of(job.places, self._domains.index)
             figures = replace(figures, allocation=allocation, left_alone_until_s=until_s)
-        domain.restore(row, seen, figures)
+        domain.restore(row, seen, figures, self._domains.host_of(job))
         if figures.allocation is not None:
             if figures.left_alone_until_s > now_s:
                 self._timers.set(Timer.MIN_RUN, figures.left_alone_until_s)

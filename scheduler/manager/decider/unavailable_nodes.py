@@ -3,6 +3,7 @@
 And the nodes of its partition.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 from farside.scheduler.admission.partitions import Partitions
@@ -10,7 +11,7 @@ from farside.scheduler.manager.decider.adapter import partition_of
 from farside.scheduler.manager.decider.domains import home_of
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.state import LiveState
-from farside.units import format_count
+from farside.units import format_count, format_seconds
 
 # So many nodes are named on one line.
 NAMED = 8
@@ -49,10 +50,23 @@ def partition_lines(state: LiveState, partitions: Partitions, job: LiveJob) -> I
     own = [node for node in state.nodes.values() if partitions.owner_of(node.name) == name]
     gpus = sum(node.device_count for node in own)
     yield f"partition {name} has {format_count(gpus, 'GPU')} on {format_count(len(own), 'node')}"
+    yield from _why_no_guest(partitions, name, job)
     for other in sorted({home_of(state, partitions, node.name) for node in own} - {name}):
         there = sorted(node.name for node in own if home_of(state, partitions, node.name) == other)
         more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
         yield f"jobs of partition {other} are still on {', '.join(there[:NAMED])}{more}, and end there first"
+
+
+def _why_no_guest(partitions: Partitions, name: str, job: LiveJob) -> Iterator[str]:
+    """Why a job can't have idle nodes of partitions that lend theirs."""
+    lenders = [one for one in partitions.by_name.values() if one.name != name and one.lend_grace_s]
+    if lenders and not job.spec.preemptible:
+        yield "it borrows no idle nodes of other partitions, since it is not preemptible"
+        return
+    longest_s = max((one.lend_grace_s for one in lenders), default=math.inf)
+    if job.spec.grace_s > longest_s:
+        asked, most = format_seconds(job.spec.grace_s), format_seconds(longest_s)
+        yield f"it borrows no idle nodes of other partitions: its grace is {asked}, and they lend for {most} at most"
 
 
 def _why(node: LiveNode) -> str:

@@ -466,7 +466,7 @@ def _lead(state: LiveState, event: log.SchedulerTookLead, entry: log.Entry) -> N
 def _allocated(state: LiveState, event: log.JobAllocated, entry: log.Entry) -> Touched:
     # Held a moment ago, when the leader had not read that yet: it takes the place back as soon as it has.
     job = _job(state, entry, event.job_id, Phase.WAITING, Phase.HELD)
-    allocated = replace(job, phase=Phase.ALLOCATED, places=event.places, reason=event.reason)
+    allocated = replace(job, phase=Phase.ALLOCATED, places=event.places, host=event.host, reason=event.reason)
     state.allocated[job.job_id] = None
     state.add_allocation(allocated)
     return _put(state, allocated)

@@ -4,6 +4,7 @@ It shares no code with what decides and applies: a fault there shall not hide it
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from farside.scheduler.manager.model import event as log
 from farside.scheduler.power.state import Phase
 
 _Process = tuple[str, int, int]  # job, start, rank
+# So much longer than its grace a job may take until its last process is reported gone: it is killed, and its agent
+# says so.
+LEAVING_S = 30.0
 
 
 @dataclass(slots=True)
@@ -25,6 +29,9 @@ class _Job:
     is_started: bool = False
     is_stopping: bool = False
     is_over: bool = False
+    grace_s: float = 0.0
+    host: str = ""  # the partition that lends it its places
+    asked_back_s: float = math.inf  # when that wanted them
 
 
 @dataclass(slots=True)
@@ -253,6 +260,7 @@ def _submitted(check: _Check, event: log.JobSubmitted) -> None:
             _Job(
                 may_be_cancelled=bool(event.spec.after),
                 is_colocated=event.spec.colocate,
+                grace_s=event.spec.grace_s,
                 workers=(int(least), int(most or least)),
             ),
         )
@@ -309,6 +317,7 @@ def _allocated(check: _Check, event: log.JobAllocated | log.AllocationReleased) 
     if isinstance(event, log.AllocationReleased) and not job.places:
         yield f"job {event.job_id} {what}, and had none"
     job.places = event.places if isinstance(event, log.JobAllocated) else ()
+    job.host = event.host if isinstance(event, log.JobAllocated) else ""
     given = [(place.node, place.gpus) for place in job.places]
     if job.places and job.is_colocated and given != [(node, 0) for node in check.groups.get(event.job_id, ())]:
         yield f"job {event.job_id} was given another place than its group's nodes, without GPUs"
@@ -358,6 +367,8 @@ def _stopping(check: _Check, event: log.JobStopping) -> Iterator[str]:
     if event.cause is log.StopCause.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     job.is_stopping = True
+    if job.host and event.cause is log.StopCause.PREEMPTED:
+        job.asked_back_s = check.at_s
 
 
 def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[str]:
@@ -370,6 +381,10 @@ def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[s
         if not job.is_stopping and ending is not log.Ending.DONE:
             yield f"job {event.job_id} was taken from its nodes, and never ordered to stop"
         yield from _left_behind(check, job, event.job_id)
+        late_s = check.at_s - job.asked_back_s - job.grace_s
+        if late_s > LEAVING_S and not any(check.lost_at.get(node, 0) > job.started_at for node in job.nodes[-1]):
+            yield f"job {event.job_id} kept nodes of partition {job.host} {late_s:.0f} s longer than its grace"
+        job.asked_back_s = math.inf
     elif ending is not log.Ending.CANCELLED:
         yield f"job {event.job_id} ended as {ending or 'to wait again'}, and did not run"
     if ending is log.Ending.CANCELLED and not job.may_be_cancelled:

@@ -356,11 +356,15 @@ class NodeClosed(Struct, frozen=True, kw_only=True):
 
 
 class JobAllocated(Struct, frozen=True, kw_only=True):
-    """The cycle gave a job GPUs. It starts as soon as those who must leave them have left."""
+    """The cycle gave a job GPUs. It starts as soon as those who must leave them have left.
+
+    ``host``: the partition that lends it these; empty: they are its own partition's.
+    """
 
     job_id: str
     places: tuple[NodeAllocation, ...]
     reason: str
+    host: str = ""
 
 
 class AllocationReleased(Struct, frozen=True, kw_only=True):

@@ -115,6 +115,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         sequence: Its place among all jobs ever submitted.
         start: How often it was started; the number of its latest start.
         places: The nodes that the cycle gave it, from PLACED on.
+        host: The partition that lends it these; empty: they are its own partition's.
         tasks: The processes of its latest start, by rank.
         since_s: When its phase last changed between waiting and holding GPUs, or it was promoted.
         executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted.
@@ -144,6 +145,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     submitted_at: int = 0
     start: int = 0
     places: tuple[log.NodeAllocation, ...] = ()
+    host: str = ""
     tasks: tuple[LiveTask, ...] = ()
     executed_s: float = 0.0
     waited_s: float = 0.0

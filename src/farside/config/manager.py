@@ -55,6 +55,8 @@ class PartitionRow:
     name: str = field(metadata=about(Kind.TEXT, "Name for `farside submit --partition`"))
     nodes: str = text("", "Its nodes, as n1,gpu[01-16]; *: all nodes that no other partition has")
     accounts: str = text("", "Accounts whose jobs may go there, separated by commas; empty: all")
+    lend_grace_s: float = seconds(0, 0, 3600,
+        "Idle nodes run others' preemptible jobs with at most this grace; 0: they are not lent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
     qos: tuple[QosRow, ...] = tables(QosRow,
         "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts")
     partition: tuple[PartitionRow, ...] = tables(PartitionRow,
-        "[[partition]] tables with name, nodes, accounts, each with a queue of its own; none: all nodes are one")
+        "[[partition]] tables with name, nodes, accounts, lend_grace_s; each has a queue; none: all nodes are one")
     max_queued_jobs_per_user: int = count(20_000, 0, 10**8,
         "Maximum unfinished jobs of one user, array tasks included; operators may have more; 0: no limit")
     max_queued_bytes_per_user: int = size(64 << 20, 0, 1 << 40,
