@@ -135,6 +135,9 @@ def test_more_cores_hold_more_jobs(tmp_path: Path) -> None:
     [
         ("[[", "mixes.json: Input data was truncated"),
         ({}, "mixes.json: Expected `array`, got `object`"),
+        ({"a": 1}, "mixes.json: Expected `array`, got `object`"),
+        ([1], "mix 1: Expected `array`, got `int`"),
+        ([event()], "mix 1: Expected `array`, got `object`"),
         ([[event(iteration_s=0)]], "mix 1, event 1: Expected `float` >= 1e-06, in arrive.iteration_s"),
         ([[event(iteration_s=1e300)]], "mix 1, event 1: Expected `float` <= 1000000.0, in arrive.iteration_s"),
         ([[], [event(), {"at_s": 1, "exit": 7}]], "mix 2, event 2: Expected `str | null`, got `int`, in exit"),
@@ -256,6 +259,30 @@ def test_an_option_that_a_job_log_does_not_take_is_refused(
 
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1,0,8,-5\n", "jobs.csv, line 2, column duration_s"),
+        ("1,0,8,-5\n2,0,8,-5\n", "jobs.csv: 2 rows cannot be used; fix them"),
+    ],
+)
+def test_bad_rows_of_a_job_log_are_told_without_an_option_that_there_is_not(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    done = run(log(tmp_path, f"job_id,submit_s,gpus,duration_s\n{text}"))
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "--on-bad" not in done.stderr
+
+
+def test_phillys_job_log_is_one_though_it_is_json(tmp_path: Path) -> None:
+    done = run(log(tmp_path, '[{"jobid": "", "submitted_time": "2017-10-09 00:00:00", "attempts": []}]'))
+
+    assert done.returncode == 2
+    assert "line 1, column jobid: is empty" in done.stderr
 
 
 def test_an_option_of_job_logs_is_refused_for_mixes(tmp_path: Path) -> None:

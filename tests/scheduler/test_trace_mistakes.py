@@ -15,7 +15,7 @@ HEADER = "job_id,submit_s,gpus,duration_s"
 
 def refusal(folder: Path, text: str | bytes, *, fmt: str = "auto", packed: bool = False) -> str:
     with pytest.raises(ConfigError) as raised:
-        read_trace(write_file(folder, text, packed=packed), fmt=fmt)
+        read_trace(write_file(folder, text, packed=packed), fmt=fmt, on_bad="refuse")
     return str(raised.value).replace(str(folder), "")
 
 
@@ -117,7 +117,7 @@ def test_bad_rows_are_skipped_and_counted_where_the_operator_says_so(tmp_path: P
             '[{"a": ' + "9" * 5000 + "}]",
             "line 1: a number of thousands of digits; no job has such; is the file damaged?",
         ),
-        ("[[1]]", "line 1: '1' is no JSON object; is this Philly's cluster_job_log?"),
+        ("[[1]]", "line 1: '1' is no JSON object; give what Philly's cluster_job_log has there"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:

@@ -80,13 +80,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 
 
-def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad = "refuse", attempts: Attempts = "whole") -> Trace:
+def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad | None = None, attempts: Attempts = "whole") -> Trace:
     """The jobs of a file, plain or gzip, by submit time; ``builtin:NAME`` is a trace that comes with Farside.
 
     Args:
         path: The file.
         fmt: A name of `FORMATS`; ``auto`` finds out from the header.
-        on_bad: What to do about rows that cannot be used: refuse the file, or skip and count them.
+        on_bad: What to do about rows that cannot be used: refuse the file, or skip and count them; None: refuse it,
+            where nobody can choose.
         attempts: Whether a job that was started several times is one job or several; only ``philly-json`` has those.
 
     Raises:
@@ -158,7 +159,7 @@ def _told(lacking: Iterable[frozenset[str]]) -> str:
     return ", ".join(" or ".join(sorted(one_of)) for one_of in lacking)
 
 
-def _collect(items: Iterable[Item], path: str, name: str, on_bad: OnBad) -> Trace:
+def _collect(items: Iterable[Item], path: str, name: str, on_bad: OnBad | None) -> Trace:
     intake = Intake(path, id_column=FORMATS[name].id_column, on_bad=on_bad)
     jobs: list[TraceJob] = []
     for item in items:

@@ -17,13 +17,14 @@ class Intake:
     Args:
         path: For messages.
         id_column: What a message about an id names.
-        on_bad: What `close` does about rows that cannot be used: refuse the file, or let them be skipped.
+        on_bad: What `close` does about rows that cannot be used: refuse the file, or let them be skipped. None: refuse
+            it, and name no option, since what reads the file has none.
 
     Attributes:
         problems: The first lines about rows that cannot be used.
     """
 
-    def __init__(self, path: str, *, id_column: str, on_bad: OnBad) -> None:
+    def __init__(self, path: str, *, id_column: str, on_bad: OnBad | None) -> None:
         self._path = path
         self._id_column = id_column
         self._on_bad = on_bad
@@ -66,7 +67,7 @@ class Intake:
         Raises:
             ConfigError: Rows cannot be used, and that is not to be passed over; or there is no job.
         """
-        if self.bad and self._on_bad == "refuse":
+        if self.bad and self._on_bad != "skip":
             raise self._refusal()
         if not jobs:
             told = self.problems[:1] or [f"{count} {note}" for count, note in self.notes]
@@ -74,9 +75,13 @@ class Intake:
             raise ConfigError(f"{self._path}: holds no job{why}", hint="name a file with at least one")
 
     def _refusal(self) -> ConfigError:
+        has_choice = self._on_bad is not None
         if self.bad == 1:
-            return ConfigError(f"{self.problems[0]}, or leave it out with --on-bad skip")
+            return ConfigError(self.problems[0] + (", or leave it out with --on-bad skip" if has_choice else ""))
         left = self.bad - len(self.problems)
         several = [*self.problems, *([f"{self._path}: and {left} more"] if left > 0 else [])]
         rows = f"{self._path}: {self.bad} rows cannot be used"
-        return ConfigError("\n".join([*several, rows]), hint="fix them, or leave them out with --on-bad skip")
+        return ConfigError(
+            "\n".join([*several, rows]),
+            hint="fix them" + (", or leave them out with --on-bad skip" if has_choice else ""),
+        )

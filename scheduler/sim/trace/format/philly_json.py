@@ -106,7 +106,7 @@ class _Entry:
 
 def _object(key: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise BadRow(key, f"{shown(str(value))} is no JSON object", "is this Philly's cluster_job_log?")
+        raise BadRow(key, f"{shown(str(value))} is no JSON object", "give what Philly's cluster_job_log has there")
     return cast("Mapping[str, object]", value)
 
 
@@ -114,7 +114,7 @@ def _list(key: str, value: object) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadRow(key, f"{shown(str(value))} is no JSON list", "is this Philly's cluster_job_log?")
+        raise BadRow(key, f"{shown(str(value))} is no JSON list", "give what Philly's cluster_job_log has there")
     return cast("list[object]", value)
 
 

@@ -26,8 +26,9 @@ _LOG_OPTIONS = {
     "on_demand_min": "--on-demand-min",
     "servers_max": "--servers-max",
 }
-# A list of lists, also one that ends too soon. A job log in JSON is a list of objects.
-_MIXES = re.compile(rb"\s*\[\s*([\[\]]|$)|\s*\{\s*\}")
+_JSON = re.compile(rb"\s*[\[{]")
+# Of Philly's jobs, in the one job log that is JSON. Any other JSON is mixes, or should be.
+_JOB_KEYS = re.compile(rb'"(jobid|submitted_time|attempts)"')
 _HEAD_BYTES = 4096
 
 
@@ -42,10 +43,10 @@ def run(request: AggregationRequest, json_out: Path | None) -> None:
     check_writable((json_out,))
     try:
         with request.file.open("rb") as file:
-            is_mixes = _MIXES.match(file.read(_HEAD_BYTES)) is not None
+            head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise ConfigError(f"{request.file}: {error.strerror}", hint="name a file of mixes, or a job log") from error
-    if is_mixes:
+    if _JSON.match(head) and not _JOB_KEYS.search(head):
         _run_mixes(request, json_out)
     else:
         _run_log(request, json_out)
