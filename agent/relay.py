@@ -18,7 +18,7 @@ from statistics import median
 import msgspec
 
 from farside.agent import messages as m
-from farside.agent.aggregator.layout import Tensor, first_difference, make_layout, rule_problem
+from farside.agent.aggregator.layout import Tensor, first_difference, make_layout, rule_problem, update_of
 from farside.agent.aggregator.plan import JobPlan
 from farside.agent.relay_protocol import (
     HEAD_BYTES,
@@ -219,6 +219,9 @@ class Relay:
         """
         if job.digest and ask.digest != job.digest and ask.tensors:
             them = "another member on this node"
+            here, there = update_of(ask.tensors, ask.rule), update_of(job.tensors, job.rule)
+            if here and there and here != there:
+                return f"update is '{here}' at rank {ticket.rank} and '{there}' at {them}; let all ranks say the same"
             what = first_difference(ask.tensors, job.tensors, them=them)
             return f"rank {ticket.rank} has another model than {them}: {what or 'it is cut otherwise'}"
         if job.rule and ask.rule != job.rule:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from farside.agent.aggregator.door import Attach, Hello, Refused, Request, key_among
 from farside.agent.aggregator.engine_job import engine_job
-from farside.agent.aggregator.layout import Layout, first_difference, make_layout, rule_problem
+from farside.agent.aggregator.layout import Layout, first_difference, make_layout, rule_problem, update_of
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, job_key, plan_problem, runs_problem
 from farside.errors import ConfigError, EngineError
 from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorStats
@@ -405,9 +405,14 @@ def _check_order(order: Order, request: Request, layout: Layout) -> None:
 def _check_same(job: ServedJob, request: Request) -> None:
     """A job is one thing to all its members."""
     them = f"rank {job.first_rank}"
+    here, there = update_of(request.tensors, request.rule), update_of(job.layout.tensors, job.rule)
+    if here and there and here != there:
+        raise NotAdmittedError(f"update is '{here}' here and '{there}' at {them}; let all ranks say the same")
     difference = first_difference(request.tensors, job.layout.tensors, them=them)
     if difference:
         raise NotAdmittedError(f"the model is another one than {them}'s: {difference}")
+    if isinstance(request, Attach) and request.number != job.number:
+        raise NotAdmittedError(_other_number(job, request, them))
     for word, here, there in (
         ("rule", request.rule, job.rule),
         ("number of members", request.members, job.members),
@@ -420,3 +425,13 @@ def _check_same(job: ServedJob, request: Request) -> None:
         raise NotAdmittedError(
             f"the Aggregators are other ones than {them}'s; name the same in the same order on all ranks"
         )
+
+
+def _other_number(job: ServedJob, attach: Attach, them: str) -> str:
+    if job.lives.get(attach.rank) == attach.life:
+        first, second = sorted((job.number + 1, attach.number + 1))
+        return f"one Aggregator is named twice, as number {first} and {second} of the list; name each by one address"
+    return (
+        f"this Aggregator is number {attach.number + 1} of the list here and {job.number + 1} at {them}; name each "
+        "once, in the same order on all ranks"
+    )

@@ -43,6 +43,10 @@ SUM_ONLY = frozenset(("f64", "i32", "i64"))
 """Formats that no optimizer and no mean takes."""
 RULES = ("sum", "mean", "sgd", "adam", "adamw")
 """What becomes of the members' gradients."""
+OPTIMIZERS = frozenset(("sgd", "adam", "adamw"))
+"""Those that update parameters at the Aggregators."""
+WORKERS_OWN = "farside.used"
+"""Name of the tensor that `farside.attach(..., update="worker")` declares before the model's."""
 LAYOUT_VERSION = 1
 """Goes into the digest: members whose Farside cuts otherwise don't agree."""
 
@@ -191,7 +195,10 @@ def _problem(tensors: tuple[Tensor, ...]) -> str:
         if not 1 <= one.count <= COUNT_MAX:
             return f"tensor '{one.name}' has {one.count} elements; 1 to {COUNT_MAX} can be aggregated"
         if not 0 <= one.group < GROUPS_MAX:
-            return f"tensor '{one.name}' is in parameter group {one.group}; there may be {GROUPS_MAX}, from 0"
+            return (
+                f"tensor '{one.name}' is in parameter group {one.group}; there may be {GROUPS_MAX}, from 0; "
+                'farside.attach(..., update="worker") takes any number of them'
+            )
         if one.shape and prod(one.shape) != one.count:
             return f"tensor '{one.name}' of shape {_shown(one.shape)} does not have {one.count} elements"
         names.add(one.name)
@@ -245,6 +252,13 @@ def _chunks(tensors: tuple[Tensor, ...], chunk_bytes: int) -> Iterator[tuple[Pie
             items = chunk_bytes // ITEM_BYTES[one.dtype]
             for offset in range(0, one.count, items):
                 yield (Piece(number, offset, min(items, one.count - offset)),)
+
+
+def update_of(tensors: Sequence[Tensor], rule: str) -> str:
+    """Which ``update`` of `farside.attach` declared these: "worker" or "server"; "": neither is known to have."""
+    if tensors[:1] and tensors[0].name == WORKERS_OWN:
+        return "worker"
+    return "server" if rule in OPTIMIZERS else ""
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.agent import messages as m
-from farside.agent.aggregator.layout import Tensor, make_layout
+from farside.agent.aggregator.layout import WORKERS_OWN, Tensor, make_layout
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run
 from farside.agent.relay import MODEL_RUNS_MAX, Relay, _few
 from farside.agent.relay_protocol import (
@@ -145,6 +145,18 @@ def test_another_model_on_the_same_node_is_refused_with_the_tensor_that_differs(
     assert found == [plan()]
     assert "than another member on this node: tensor 'b': elements 11 here and 10 at" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_another_update_on_the_same_node_is_refused_as_that(tmp_path: Path) -> None:
+    workers = make_layout((Tensor(WORKERS_OWN, len(TENSORS), "f32", 1), *TENSORS))
+    with served(tmp_path) as relay:
+        thread, _found = in_thread(lambda: relay.source(0).plan(LAYOUT, rule="sgd", after_epoch=0))
+        until(lambda: relay.told, what="the declaration")
+        relay.take(plan())
+        thread.join(60)
+
+        with pytest.raises(PeerError, match="update is 'worker' at rank 1 and 'server' at another member on this node"):
+            relay.source(1).plan(workers, rule="mean", after_epoch=0)
 
 
 def test_another_model_than_that_of_members_on_other_nodes_is_left_to_the_aggregators(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 
 from farside.agent.aggregator.door import NONCE_BYTES, Attach, Caller, Invite, Refused, Welcome
 from farside.agent.aggregator.entrance import STRANGERS_MAX
-from farside.agent.aggregator.layout import Tensor, make_layout
+from farside.agent.aggregator.layout import WORKERS_OWN, Tensor, make_layout
 from farside.agent.aggregator.plan import job_key
 from farside.errors import FarsideError
 from farside.training.member import MemberSession
-from tests.aggregation.service import KEY, TENSORS, Service, push, service, source, training
+from tests.aggregation.service import KEY, TENSORS, Service, push, put_start, service, source, training
 from tests.support.waiting import until
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
@@ -85,6 +86,26 @@ def test_members_must_agree(one: Service, changes: dict[str, Any], problem: str)
         assert problem in refused(one, job="agree", rank=1, **changes)
 
         job.step()
+
+
+def test_another_update_is_refused_as_that(one: Service) -> None:
+    workers_own = Tensor(WORKERS_OWN, 3, "f32", 1)
+    with training([source(one.folder, [one.unix], rank, job="update") for rank in (0, 1)], "sgd"):
+        line = refused(one, job="update", rank=1, rule="mean", tensors=(workers_own, *TENSORS))
+
+    assert line.endswith("update is 'worker' here and 'server' at rank 0; let all ranks say the same")
+
+
+def test_one_aggregator_by_two_addresses_is_refused_as_named_twice(one: Service, tmp_path: Path) -> None:
+    other = tmp_path / "other.sock"
+    other.symlink_to(one.unix.removeprefix("unix:"))
+    plan = source(one.folder, [one.unix, f"unix:{other}"], 0, job="two addresses")
+    session = MemberSession(plan, rule="sgd", tensors=TENSORS)
+    try:
+        with pytest.raises(FarsideError, match="one Aggregator is named twice, as number 1 and 2 of the list"):
+            session.connect(partial(put_start, session))
+    finally:
+        session.close()
 
 
 def test_an_aggregator_that_is_out_of_memory_says_so(one: Service) -> None:
@@ -197,6 +218,14 @@ def test_a_request_that_makes_no_sense_is_refused(one: Service, changes: dict[st
 
     assert isinstance(answer, Refused)
     assert problem in answer.line
+
+
+def test_aggregators_in_another_order_are_refused_by_their_place_in_the_list(one: Service) -> None:
+    with training([source(one.folder, [one.unix], 0, job="by hand", members=1)], "sum"):
+        answer = attach(one, None, number=1)
+
+    assert isinstance(answer, Refused)
+    assert "is number 2 of the list here and 1 at rank 0; name each once, in the same order on all" in answer.line
 
 
 def descriptors_of(one: Service) -> int:

@@ -119,6 +119,25 @@ def test_another_model_than_rank_0s_is_refused_with_the_tensor_that_differs(
     assert "\n" not in line
 
 
+def test_another_update_than_rank_0s_is_refused_as_that(aggregator: Service) -> None:
+    first_came = threading.Event()
+
+    def body(rank: int, attach: Any) -> str:
+        model = made(Convolutions, 0)
+        if rank == 0:
+            attach(model, sgd(model))
+            first_came.set()
+            return ""
+        first_came.wait()
+        with pytest.raises(FarsideError) as refused:
+            attach(model, sgd(model), update="worker")
+        return str(refused.value)
+
+    line = run(aggregator, "updates", body)[1]
+
+    assert "update is 'worker' here and 'server' at rank 0; let all ranks say the same" in line
+
+
 def test_a_rank_that_comes_anew_alone_is_refused_where_aggregators_only_sum(aggregator: Service) -> None:
     trained = threading.Barrier(2)
     refused_line: list[str] = []

@@ -210,9 +210,10 @@ class MemberSession:
             raise PeerError(f"job {plan.job}: the model is another one than the job declared; start all ranks anew")
         self._checked(plan)
         with contextlib.ExitStack() as stack:
-            lanes = [self._first_lane(address, deadline_s) for address in self._plan.aggregators]
-            for lane in lanes:
-                stack.callback(lane.close)
+            lanes = list[_Lane]()
+            for address in self._plan.aggregators:
+                lanes.append(self._first_lane(address, deadline_s))
+                stack.callback(lanes[-1].close)
             if all(lane.welcome.version is None for lane in lanes):
                 self._begin(parameters)
             self._own(self._plan.runs)
