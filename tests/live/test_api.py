@@ -91,6 +91,7 @@ async def an_api(
     operators: frozenset[str] = frozenset(),
     takes_unproved: bool = True,
     partitions: Partitions = NO_PARTITIONS,
+    cpus_in_proportion: bool = False,
 ) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
@@ -106,7 +107,7 @@ async def an_api(
         Context(
             log=log, callers=callers, folder=folder, sessions=sessions, power=power, may_tokens_submit=False,
             gpu_power_w=700.0, only_uid=only_uid, tenancy=tenancy, queue_limits=queue_limits,
-            partitions=partitions,
+            partitions=partitions, cpus_in_proportion=cpus_in_proportion,
         )
     )  # fmt: skip
     ready = asyncio.Event()

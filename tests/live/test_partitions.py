@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from farside.config import ManagerConfig
 from farside.config.check import manager_problems
@@ -12,7 +13,7 @@ from farside.config.manager import AccountRow, PartitionRow
 from farside.errors import ConfigError
 from farside.scheduler.admission.partitions import Partitions
 from farside.scheduler.configured_rules import partitions_of
-from farside.scheduler.manager.api.jobs import cluster_problems
+from farside.scheduler.manager.api.jobs import cluster_problems, with_cpus
 from farside.scheduler.manager.compare_simulation import recording, simulated
 from farside.scheduler.manager.model.accounts import charged
 from farside.scheduler.manager.model.check_log import violations
@@ -22,6 +23,7 @@ from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.power.nodes_needed import nodes_needed
 from farside.scheduler.manager.view.partition import Owners, Whose
 from farside.scheduler.tenancy import Account, Tenancy
+from tests.live.facts import gpus, joined
 from tests.live.test_api import OTHER, an_api
 from tests.live.world import World, rules
 
@@ -318,5 +320,44 @@ def test_the_api_lists_the_partition_of_nodes_and_jobs(tmp_path: Path) -> None:
             assert "partition: there is no partition 'c'" in refused.text
             assert (job["partition"], node["partition"], node["borrower"]) == ("a", "a", None)
             assert (await user.get("/v1/nodes/n0")).json()["partition"] == "a"
+
+    asyncio.run(test())
+
+
+# ------------------------------------------------------------------------------------- CPUs in proportion
+
+
+@pytest.mark.parametrize(("cpus", "each"), [({"n0": 16, "n1": 8}, 2), ({"n0": 16, "n1": 15}, 3), ({"n0": 2}, 0)])
+def test_a_job_gets_its_gpus_part_of_the_cpus_of_the_node_with_the_fewest(cpus: dict[str, int], each: int) -> None:
+    w = World(rules(), nodes=0)
+    for name, count in cpus.items():
+        w.does(joined(name, name, cpus=count, gpus=gpus(4, "H200")))
+
+    assert with_cpus(JobSpec(argv=("true",)), w.state, user="ann").cpus_per_gpu == each
+
+
+def test_cpus_follow_from_the_nodes_that_a_job_may_use() -> None:
+    w = World(rules(), nodes=0, partitions=partitions_of(config(a="n0", b="*")))
+    for name, count in (("n0", 32), ("n1", 8), ("n2", 16)):
+        w.does(joined(name, name, cpus=count, gpus=gpus(4, "H200")))
+
+    def found(**more: object) -> float:
+        spec = structs.replace(JobSpec(argv=("true",)), **more)
+        return with_cpus(spec, w.state, user="ann", partitions=w.partitions).cpus_per_gpu
+
+    assert (found(partition="a"), found(partition="b"), found(partition="b", exclude=("n1",))) == (8, 2, 4)
+    assert found(partition="a", gpu_model="H100") == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "each"), [({}, 1), ({"cpus_per_gpu": 0}, 0), ({"cpus_per_gpu": 0.5}, 0.5)], ids=["none", "zero", "some"]
+)
+def test_the_api_sets_cpus_only_where_a_job_names_none(tmp_path: Path, told: dict[str, float], each: float) -> None:
+    async def test() -> None:
+        async with an_api(tmp_path, cpus_in_proportion=True) as api:  # a node with 8 CPUs and 8 GPUs
+            user = api.as_uid(OTHER.pw_uid)
+            (job,) = (await user.post("/v1/jobs", json={"argv": ["/bin/true"], **told})).json()["ids"]
+
+            assert (await user.get(f"/v1/jobs/{job}")).json()["spec"].get("cpus_per_gpu", 0) == each
 
     asyncio.run(test())

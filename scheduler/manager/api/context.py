@@ -32,6 +32,7 @@ class Context:
             nodes run no task as root.
         colocation_nodes: Names of the nodes that are set aside for co-located jobs.
         goes_by_run_times: The policy asks how long jobs will run, so the scheduler process can say what it expects.
+        cpus_in_proportion: A job that names no CPUs gets them by its GPUs.
         queue_limits: What one who is no operator may have in the queue, and submit within an hour.
     """
 
@@ -48,6 +49,7 @@ class Context:
     colocation_nodes: frozenset[str] = frozenset()
     partitions: Partitions = NO_PARTITIONS
     goes_by_run_times: bool = False
+    cpus_in_proportion: bool = False
     access_log: AccessLog = field(init=False)
     scheduler: SchedulerWatch = field(init=False)
     overviews: OverviewStreams = field(init=False)

@@ -94,6 +94,8 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
     spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy, shared.partitions)
+    if shared.cpus_in_proportion and not {"cpus_per_gpu", "roles"} & {*told}:
+        spec = with_cpus(spec, log.state, user=caller.name, partitions=shared.partitions)
     problems = await _problems(spec, body.count, caller, shared)
     if problems:
         raise HTTPException(422, "; ".join(problems))
@@ -242,6 +244,19 @@ def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
     # What is neither job nor array stays, and is refused by its name.
     each = ([task.job_id for task in state.array(other)] or [other] for other in dict.fromkeys(spec.after))
     return structs.replace(spec, after=tuple(chain.from_iterable(each)))
+
+
+def with_cpus(spec: JobSpec, state: LiveState, *, user: str, partitions: Partitions = NO_PARTITIONS) -> JobSpec:
+    """A job with its GPUs' part of the CPUs of a node that it may use, of all these nodes the fewest. [helios §2.1]
+
+    CPUs of an Aggregator in the pool are not the node's to give. One that no node suits is as it was.
+    """
+    parts = (
+        max(0, node.cpus - state.aggregation.cores_of(node.name)) // node.device_count
+        for node in state.nodes.values()
+        if node.device_count and partitions.owner_of(node.name) == spec.partition and node.suits(spec, user)
+    )
+    return spec if spec.colocate else structs.replace(spec, cpus_per_gpu=float(min(parts, default=0)))
 
 
 def cluster_problems(

@@ -131,6 +131,7 @@ def _context(config: ManagerConfig) -> Context:
         tenancy=tenancy_of(config),
         colocation_nodes=frozenset(names_in(config.colocation_nodes)),
         partitions=partitions_of(config),
+        cpus_in_proportion=config.cpus_in_proportion,
         goes_by_run_times=needs_of(rules_of(config).order) in TIMED,
         queue_limits=QueueLimits(
             jobs=config.max_queued_jobs_per_user,

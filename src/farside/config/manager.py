@@ -100,6 +100,8 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
         "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts")
     partition: tuple[PartitionRow, ...] = tables(PartitionRow,
         "[[partition]] tables with name, nodes, accounts, lend_grace_s; each has a queue; none: all nodes are one")
+    cpus_in_proportion: bool = flag(False,
+        "A job that names no cpus_per_gpu gets its GPUs' part of the CPUs of a node that it may use")
     max_queued_jobs_per_user: int = count(20_000, 0, 10**8,
         "Maximum unfinished jobs of one user, array tasks included; operators may have more; 0: no limit")
     max_queued_bytes_per_user: int = size(64 << 20, 0, 1 << 40,
