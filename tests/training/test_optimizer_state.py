@@ -212,6 +212,57 @@ def test_a_checkpoint_of_another_iteration_than_the_services_is_refused_unless_o
         assert (iteration, left) == (2, 0)
 
 
+def test_a_model_that_was_trained_alone_since_is_not_taken_for_the_jobs() -> None:
+    """SGD does not count its steps: by the number alone it is where the job is."""
+
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        handle = attach(model, optimizer)
+        trained(rank, model, optimizer, steps=2)
+        handle.detach()
+        if rank:
+            return ""
+        trained(rank, model, optimizer, steps=1)
+        with pytest.raises(ConfigError) as refused:
+            attach(model, optimizer)
+        return str(refused.value)
+
+    line = run_members(2, body)[0]
+
+    assert line.startswith(
+        "'convolution.weight' is not what the job has at iteration 2, at which this rank says it is;"
+    )
+
+
+def test_a_job_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def body(rank: int, attach: Any) -> None:
+        for _start in range(2):
+            model = made(Convolutions, 0)
+            optimizer = OPTIMIZERS["sgd"](model.parameters())
+            handle = attach(model, optimizer)
+            trained(rank, model, optimizer, steps=2)
+            handle.wait()
+            end(handle)
+
+    run_members(2, body)
+
+    assert caplog.text.count("goes on at iteration 2 with what the Aggregators have kept of it; to begin anew") == 1
+
+
+def test_a_parameter_whose_gradients_were_zeros_has_a_state() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        attach(model, optimizer)
+        (0.0 * model.loss(rank, 0)).backward()
+        optimizer.step()
+        return sorted(optimizer.state_dict()["state"]), len(list(model.parameters()))
+
+    for kept, count in run_members(2, body):
+        assert kept == list(range(count))
+
+
 def state_of_one_step(model: Any) -> Any:
     other = copy.deepcopy(model)
     optimizer = OPTIMIZERS["adam"](other.parameters())

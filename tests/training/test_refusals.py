@@ -57,8 +57,22 @@ AT_ATTACH: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "dampening": (lambda: with_optimizer(torch.optim.SGD, momentum=0.9, dampening=0.1), "the option dampening"),
     "maximize": (lambda: with_optimizer(torch.optim.Adam, maximize=True), "the option maximize"),
     "amsgrad": (lambda: with_optimizer(torch.optim.AdamW, amsgrad=True), "the option amsgrad"),
+    "expanded": (lambda: with_sgd(holding(torch.zeros(3, 1).expand(3, 4))), "several elements in the same memory"),
+    "overlapping": (lambda: with_sgd(one_memory()), "'0.weight' and '1.weight' are in the same memory; tie them by"),
     "stranger": (lambda: (made(Convolutions, 0), sgd(torch.nn.Linear(3, 3))), "the model does not have"),
 }  # fmt: skip
+
+
+def holding(values: Any) -> Any:
+    model = torch.nn.Module()
+    model.values = torch.nn.Parameter(values)
+    return model
+
+
+def one_memory() -> Any:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight.data = model[0].weight.data
+    return model
 
 
 def with_sgd(model: Any) -> tuple[Any, Any]:
@@ -153,6 +167,54 @@ def unscale(model: Any, optimizer: Any, handle: Any) -> None:
     scaler.step(optimizer)
 
 
+def unscale_within_the_step(model: Any, optimizer: Any, handle: Any) -> None:
+    """As GradScaler does with a fused optimizer: the gradients themselves stay as they are."""
+    model.loss(0, 0).backward()
+    optimizer.grad_scale, optimizer.found_inf = torch.full((), 8.0), torch.zeros(())
+    optimizer.step()
+
+
+def clip_in_a_late_hook_of_the_step(model: Any, optimizer: Any, handle: Any) -> None:
+    def clip_all(*_arguments: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    optimizer.register_step_pre_hook(clip_all)
+    model.loss(0, 0).backward()
+    optimizer.step()
+
+
+def hook_the_step_after_backward(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    optimizer.register_step_pre_hook(lambda *_arguments: None)
+    optimizer.step()
+
+
+def take_one_out(model: Any, optimizer: Any, handle: Any) -> None:
+    optimizer.param_groups[0]["params"].pop()
+    model.loss(0, 0).backward()
+
+
+def move_one_to_another_group(model: Any, optimizer: Any, handle: Any) -> None:
+    moved = optimizer.param_groups[0]["params"].pop()
+    optimizer.add_param_group({"params": [moved], "lr": 0.5})
+    model.loss(0, 0).backward()
+
+
+def set_momentum(model: Any, optimizer: Any, handle: Any) -> None:
+    optimizer.state[model.wide.weight]["momentum_buffer"] = torch.ones_like(model.wide.weight)
+    model.loss(0, 0).backward()
+
+
+def restart_momentum(model: Any, optimizer: Any, handle: Any) -> None:
+    optimizer.state = {}
+    model.loss(0, 0).backward()
+
+
+def new_module(model: Any, optimizer: Any, handle: Any) -> None:
+    model.more = torch.nn.Linear(2, 2)
+    model.loss(0, 0).backward()
+
+
 def drop(model: Any, optimizer: Any, handle: Any) -> None:
     model.loss(0, 0).backward()
     optimizer.zero_grad()
@@ -219,6 +281,14 @@ WHILE_TRAINING = {
     hook_late: "the gradient of 'wide.weight' was changed after backward()",
     exchange: "the gradient of 'wide.weight' was changed after backward()",
     unscale: "was changed after backward()",
+    unscale_within_the_step: "a GradScaler wants optimizer.step() to unscale the gradients; the server has them as",
+    clip_in_a_late_hook_of_the_step: "was changed after backward()",
+    hook_the_step_after_backward: "a hook was set before optimizer.step() that would find no gradients any more; set",
+    take_one_out: "the optimizer's parameters or the kind of a group are other ones than at farside.attach",
+    move_one_to_another_group: "the optimizer's parameters or the kind of a group are other ones",
+    set_momentum: "optimizer.state was changed by hand since farside.attach, and the server has the state; change it",
+    restart_momentum: "optimizer.state was changed by hand",
+    new_module: "parameter 'more.weight' has come into the model since farside.attach, and is not aggregated; make",
     drop: "was changed after backward()",
     twice: "twice without optimizer.step(); put all but the last one into `with handle.accumulate():`",
     graph: "without create_graph=True",
@@ -273,7 +343,7 @@ def test_a_second_model_in_the_same_place_of_a_job_is_refused_and_the_first_one_
     assert "\n" not in line
 
 
-def hook_in_backward(model: Any, optimizer: Any) -> None:
+def hook_in_backward(model: Any, optimizer: Any, handle: Any) -> None:
     def add(parameter: Any) -> None:
         parameter.grad[5, 7] += 100
 
@@ -281,7 +351,7 @@ def hook_in_backward(model: Any, optimizer: Any) -> None:
     model.loss(0, 0).backward()
 
 
-def step_in_backward(model: Any, optimizer: Any) -> None:
+def step_in_backward(model: Any, optimizer: Any, handle: Any) -> None:
     def step(parameter: Any) -> None:
         parameter.grad = None
 
@@ -289,25 +359,67 @@ def step_in_backward(model: Any, optimizer: Any) -> None:
     model.loss(0, 0).backward()
 
 
-def unfreeze_one(model: Any, optimizer: Any) -> None:
+def unfreeze_one(model: Any, optimizer: Any, handle: Any) -> None:
     model.norm.bias.requires_grad_(True)
     model.loss(0, 0).backward()
 
 
-def unfreeze_one_alone(model: Any, optimizer: Any) -> None:
+def unfreeze_one_alone(model: Any, optimizer: Any, handle: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(parameter is model.norm.bias)
     model.loss(0, 0).backward()
     optimizer.step()
 
 
-def add_one(model: Any, optimizer: Any) -> None:
+def add_one(model: Any, optimizer: Any, handle: Any) -> None:
     model.more = torch.nn.Linear(2, 2)
     optimizer.add_param_group({"params": list(model.more.parameters())})
     model.loss(0, 0).backward()
 
 
+def step_after_gathering(model: Any, optimizer: Any, handle: Any) -> None:
+    with handle.accumulate():
+        model.loss(0, 0).backward()
+    optimizer.step()
+
+
+def gradients_by_hand(model: Any, optimizer: Any, handle: Any) -> None:
+    for _iteration in range(2):
+        wanted = [one for one in model.parameters() if one.requires_grad]
+        for parameter, gradient in zip(wanted, torch.autograd.grad(model.loss(0, 0), wanted), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+def gradients_by_hand_after_a_step(model: Any, optimizer: Any, handle: Any) -> None:
+    model.loss(0, 0).backward()
+    optimizer.step()
+    optimizer.step()  # with the same gradients, on all ranks
+    model.wide.weight.grad += 1
+    optimizer.step()
+
+
+def go_on_after_a_failed_backward(model: Any, optimizer: Any, handle: Any) -> None:
+    def fail(_gradient: Any) -> None:
+        raise RuntimeError("no luck")
+
+    hook = model.norm.weight.register_hook(fail)
+    with pytest.raises(RuntimeError, match="no luck"):
+        model.loss(0, 0).backward()
+    hook.remove()
+    optimizer.step()
+
+
+def load_others(model: Any, optimizer: Any, handle: Any) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
 WITH_MEANS = {
+    step_after_gathering: "optimizer.step() with gradients that were only accumulated: they are this rank's own; leave",
+    gradients_by_hand: "was not made by backward(), which sends gradients to the other ranks; call backward()",
+    gradients_by_hand_after_a_step: "the gradient of 'wide.weight' was not made by backward()",
+    go_on_after_a_failed_backward: "backward() has failed after some of its gradients had left, and the iteration",
+    load_others: "has come into the model since farside.attach, and is not aggregated; make all modules, and load with",
     hook_in_backward: "the gradient of 'wide.weight' was changed within backward(), after it had left; change it after",
     step_in_backward: "the gradient of 'wide.weight' was changed within backward(), after it had left",
     unfreeze_one: "parameter 'norm.bias' was unfrozen after farside.attach, and is not aggregated",
@@ -322,9 +434,9 @@ def test_what_would_differ_between_ranks_is_refused_where_they_get_means(wrong: 
         model = made(Convolutions, 0)
         model.norm.bias.requires_grad_(False)
         optimizer = sgd(model)
-        attach(model, optimizer, update="worker")
+        handle = attach(model, optimizer, update="worker")
         with pytest.raises(ConfigError) as refused:
-            wrong(model, optimizer)
+            wrong(model, optimizer, handle)
         return str(refused.value)
 
     lines = run_members(2, body)

@@ -1,6 +1,8 @@
 """The server's optimizer behind an unchanged training loop: equal to one process, to the bit."""
 
+import operator
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.training.models import (
     Transformer,
     differing,
     made,
+    mean_of,
     needs_torch,
     parameters_of,
     torch,
@@ -87,6 +90,7 @@ def test_gradients_accumulate_and_leave_with_the_last_backward() -> None:
         optimizer = OPTIMIZERS["nesterov"](model.parameters())
         handle = attach(model, optimizer, find_unused_parameters=True)
         for iteration in range(STEPS):
+            optimizer.zero_grad()
             with handle.accumulate():
                 model.loss(rank, 100 + iteration).backward()
             model.loss(rank, iteration).backward()
@@ -150,16 +154,83 @@ def test_a_state_dict_has_every_update_though_no_forward_has_run_since() -> None
     assert differing(found[0], alone(Convolutions, OPTIMIZERS["sgd"])) == {}
 
 
-def test_the_optimizer_has_nothing_left_to_do() -> None:
+def test_the_optimizer_has_nothing_to_do_and_gradients_stay_until_zero_grad() -> None:
     def body(rank: int, attach: Any) -> Any:
         model = made(Convolutions, seed=0)
         optimizer = OPTIMIZERS["adam"](model.parameters())
         attach(model, optimizer)
         model.loss(rank, 0).backward()
+        before = [one.grad for one in model.parameters()]
         optimizer.step()
-        return len(optimizer.state), [one.grad for one in model.parameters() if one.grad is not None]
+        after = [one.grad for one in model.parameters()]
+        optimizer.zero_grad()
+        return (
+            len(optimizer.state), all(map(operator.is_, before, after)), {one.grad for one in model.parameters()}
+        )  # fmt: skip
 
-    assert run_members(2, body) == [(0, []), (0, [])]
+    assert run_members(2, body) == [(0, True, {None})] * 2
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_zeros_that_zero_grad_leaves_count_as_a_gradient(name: str) -> None:
+    """As in PyTorch: decay, momentum and moments go on of a parameter that an iteration does not use."""
+
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Heads, 0)
+        optimizer = OPTIMIZERS[name](model.parameters())
+        handle = attach(model, optimizer, find_unused_parameters=True)
+        for iteration, used in enumerate(USED):
+            optimizer.zero_grad(set_to_none=False)
+            model.loss(rank, iteration, used[rank]).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    model = made(Heads, 0)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for iteration, used in enumerate(USED):
+        gradients = []
+        for rank in (0, 1):
+            optimizer.zero_grad(set_to_none=False)
+            model.loss(rank, iteration, used[rank]).backward()
+            gradients.append([one.grad.clone() for one in model.parameters()])
+        for parameter, each in zip(model.parameters(), zip(*gradients, strict=True), strict=True):
+            parameter.grad.copy_(mean_of(each))
+        optimizer.step()
+    apart = [by for one in found for by in differing(one, parameters_of(model)).values()]
+    assert max(apart, default=0.0) <= (0.0 if name == "sgd" else 1e-6)
+
+
+def test_gradients_add_up_over_steps_until_zero_grad() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        handle = attach(model, optimizer)
+        for iteration in range(4):
+            if iteration % 2 == 0:
+                optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    model = made(Convolutions, seed=0)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    sums: dict[int, list[Any]] = {}
+    for iteration in range(4):
+        for rank in (0, 1):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            now = [one.grad.clone() for one in model.parameters()]
+            sums[rank] = now if iteration % 2 == 0 else [one + more for one, more in zip(sums[rank], now, strict=True)]
+        for parameter, each in zip(model.parameters(), zip(sums[0], sums[1], strict=True), strict=True):
+            parameter.grad.copy_(mean_of(each))
+        optimizer.step()
+    assert [differing(one, parameters_of(model)) for one in found] == [{}, {}]
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -481,3 +552,66 @@ def test_parameters_that_are_exchanged_for_an_evaluation_and_put_back_are_not_ch
     found = run_members(2, body)
 
     assert differing(found[0], alone(Convolutions, OPTIMIZERS["sgd"], steps=4)) == {}
+
+
+def test_a_model_whose_halves_run_in_threads_is_one_process() -> None:
+    """Two threads find the same result new; only one copies it."""
+
+    def halves(model: Any, rank: int, iteration: int) -> Any:
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(lambda at: model.loss(rank, 2 * iteration + at), (0, 1))
+        return first + second
+
+    class Plain(torch.nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+
+        def loss(self, rank: int, iteration: int) -> Any:
+            inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * iteration + rank))
+            return self(inputs).square().mean()
+
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Plain, 0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        handle = attach(model, optimizer)
+        for iteration in range(STEPS):
+            optimizer.zero_grad()
+            halves(model, rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    model = made(Plain, 0)
+    wanted = train_alone(
+        model, OPTIMIZERS["sgd"](model.parameters()), members=2, steps=STEPS, loss=halves
+    )  # fmt: skip
+    assert [differing(one, wanted) for one in found] == [{}, {}]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_trace_right_after_a_step_is_that_of_a_model_that_is_not_attached() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        attach(model, optimizer)
+        model.loss(rank, 0).backward()
+        optimizer.step()
+        if rank:  # members are threads here, and PyTorch traces one model at a time
+            return True
+        images = torch.ones(2, 3, 8, 8)
+        traced = torch.jit.trace(model.eval(), images)
+        return bool(torch.equal(traced(images), model(images)))
+
+    assert run_members(2, body) == [True, True]
+
+
+def test_a_parameter_that_the_optimizer_does_not_have_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    def body(rank: int, attach: Any) -> None:
+        model = made(Convolutions, 0)
+        attach(model, OPTIMIZERS["sgd"](model.head.parameters()))
+
+    run_members(2, body)
+
+    assert "the optimizer does not have 'convolution.weight' and 5 others: each rank keeps its own" in caplog.text

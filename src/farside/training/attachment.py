@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +95,8 @@ class Attachment:
         self._waited_s = 0.0
         self._last_finish_s: float | None = None
         self._is_accumulating = False
+        # A model may run in several threads, which find the same result new; held while that is copied.
+        self._giving = threading.RLock()
         self.is_open = True
 
     def _connect(self, contents: Callable[[], Any] | None = None) -> None:
@@ -241,8 +244,8 @@ class Attachment:
     def _second_backward(self, number: int) -> ConfigError:
         return ConfigError(
             f"backward() came to '{self._trainables[number].name}' twice without optimizer.step()",
-            hint="put all but the last one into `with handle.accumulate():`; where a GradScaler skips steps, "
-            'use farside.attach(..., update="worker")',
+            hint="put all but the last one into `with handle.accumulate():`; where it was one, give checkpoint() "
+            'use_reentrant=False; where a GradScaler skips steps, use farside.attach(..., update="worker")',
         )
 
     # Results
@@ -252,12 +255,13 @@ class Attachment:
         exchange, first = self._exchange, self._first
         if not exchange.has_stale:
             return
-        stale = exchange.stale([number + first for number in numbers])
-        if stale:
-            began_s = time.monotonic()
-            exchange.wait(stale)
-            self._waited_s += time.monotonic() - began_s
-            self._give(stale)
+        with self._giving:
+            stale = exchange.stale([number + first for number in numbers])
+            if stale:
+                began_s = time.monotonic()
+                exchange.wait(stale)
+                self._waited_s += time.monotonic() - began_s
+                self._give(stale)
 
     def _give(self, tensors: Sequence[int]) -> None:
         self._copy.give([tensor - self._first for tensor in tensors])

@@ -3,7 +3,8 @@
     ddp.register_comm_hook(farside.training.ddp.state(model), farside.training.ddp.hook)
 
 What is pushed are parameters' gradients, never buckets: DDP makes these anew after the first iteration. A process group
-of one rank will do, since `state` gives every rank rank 0's parameters.
+of one rank will do, since `state` gives every rank rank 0's parameters; but with find_unused_parameters DDP asks its
+group who used what, and then all ranks have to be in it.
 """
 
 import os
@@ -134,9 +135,16 @@ def state(
     Raises:
         FarsideError: this can't be aggregated, or the service can't be had: one line.
     """
-    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    trainables = trainable_in(inner)
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    trainables = trainable_in(model.module if is_ddp else model)
     found = source_of(service, key_file, job=job, rank=rank, members=members)
+    if is_ddp and model.find_unused_parameters and model.process_group.size() < found.members:
+        found.close()
+        raise ConfigError(
+            "DistributedDataParallel has find_unused_parameters=True, and its process group has "
+            f"{model.process_group.size()} of {found.members} ranks: one with a parameter unused drops its mean",
+            hint="make the process group of all ranks",
+        )
     if found.members == 1:
         found.close()
         return DDPAlone()

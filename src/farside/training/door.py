@@ -12,7 +12,7 @@ from farside.errors import ConfigError
 from farside.training.attachment import Attachment, TrainingStats, check_place, closed_on_error
 from farside.training.optimizer_rule import rule_of
 from farside.training.server_update import ServerUpdate
-from farside.training.trainable import check_optimizer, optimized_in, trainable_in
+from farside.training.trainable import check_optimizer, optimized_in, trainable_in, untrained_in
 from farside.training.worker_update import WorkerUpdate, tensors_of
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ def open_door(
     _check_words(update, resume)
     if update == "server":
         trainables, rule = optimized_in(model, optimizer), rule_of(optimizer)
+        _tell_of_untrained(model, optimizer)
         tensors = tuple(replace(one.tensor, is_apart=find_unused_parameters) for one in trainables)
     else:
         trainables, rule = trainable_in(model), "mean"
@@ -98,6 +99,15 @@ def open_door(
     for one in (model, optimizer):
         _attached[one] = weakref.ref(handle)
     return handle
+
+
+def _tell_of_untrained(model: Any, optimizer: Any) -> None:
+    if alone := untrained_in(model, optimizer):
+        others = f" and {len(alone) - 1} others" if alone[1:] else ""
+        _log.warning(
+            f"farside.attach: the optimizer does not have '{alone[0]}'{others}: each rank keeps its own; to have all "
+            'ranks train it, give it to the optimizer, or use update="worker"; to train it nowhere, freeze it'
+        )
 
 
 def _check_words(update: str, resume: str | None) -> None:

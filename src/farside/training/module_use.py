@@ -14,10 +14,11 @@ How it works
   What neither sees has its own check where gradients come (`ServerUpdate`).
 """
 
+import contextlib
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -118,7 +119,8 @@ class ModuleUse:
         self._has_run = True
         if self.is_behind():
             self._mode.enter()  # the forward may run in another thread than the step
-            if self.waits_late and torch.is_grad_enabled():
+            # What is traced is to look as it does without the mode.
+            if self.waits_late and torch.is_grad_enabled() and torch._C._get_tracing_state() is None:
                 never_seen, self._never_seen = self._never_seen, []
                 self._bring([*never_seen, *own])
             else:
@@ -133,7 +135,7 @@ class ModuleUse:
                 hint="call handle.wait() before it is forked",
             )
         # Within a transform, such as `torch.func.grad`, a parameter could not be written.
-        with _temporarily_no_transforms():
+        with _temporarily_no_transforms(), _untraced():
             self._need(numbers)
 
     def _find(self, values: Iterable[Any], used: list[int]) -> None:
@@ -213,6 +215,17 @@ class _Uses(_overrides.TorchFunctionMode):  # type: ignore[misc] # PyTorch is no
         """In this thread; within a call that it sees it stays, and does nothing."""
         if _length():
             _push_all([mode for mode in _popped() if mode is not self])
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Nothing in here is recorded by `torch.jit.trace`."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def _popped() -> list[Any]:

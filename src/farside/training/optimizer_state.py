@@ -5,7 +5,7 @@ So the iteration is kept in the optimizer's first parameter group, where it goes
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -33,6 +33,7 @@ class OptimizerState:
         """``trainables`` are the layout's tensors."""
         self._optimizer, self._rule, self._trainables, self._layout = optimizer, rule, tuple(trainables), layout
         self._names = KEPT[rule]
+        self._at_attach = optimizer.state
 
     @property
     def is_there(self) -> bool:
@@ -77,8 +78,11 @@ class OptimizerState:
         every = [parameter, *(torch.zeros_like(parameter) if value is None else value for value in kept)]
         return [value.detach().to("cpu", torch.float32).flatten() for value in every]
 
-    def put(self, iteration: int, by_chunk: Sequence[ChunkState]) -> None:
-        """Give the optimizer what was fetched from the server, as if it had made its steps itself."""
+    def put(self, iteration: int, by_chunk: Sequence[ChunkState], *, stepped: Collection[int]) -> None:
+        """Give the optimizer what was fetched from the server, as if it had made its steps itself.
+
+        ``stepped``: which parameters, by number, are known to have had a gradient; of others it is seen by their state.
+        """
         parts: list[list[list[Any]]] = [[[] for _name in self._names] for _one in self._trainables]
         for pieces, arrays in zip(self._layout.chunks, by_chunk, strict=True):
             for kind, array in enumerate(arrays[1:]):
@@ -86,9 +90,10 @@ class OptimizerState:
                 for piece in pieces:
                     parts[piece.tensor][kind].append(whole[at : at + piece.count])
                     at += piece.count
-        for one, kinds in zip(self._trainables, parts, strict=True):
+        for number, (one, kinds) in enumerate(zip(self._trainables, parts, strict=True)):
             # Never stepped, or SGD that never had a momentum: PyTorch has no state of it either.
-            if not any(bool(array.any()) for found in kinds for array in found):
+            is_known = self._rule != "sgd" and number in stepped
+            if not is_known and not any(bool(array.any()) for found in kinds for array in found):
                 continue
             state = {
                 name: torch.cat(found).view(one.parameter.shape).to(one.parameter)
@@ -98,6 +103,19 @@ class OptimizerState:
                 state["step"] = torch.tensor(float(iteration))
             self._optimizer.state[one.parameter] = state
         self._optimizer.param_groups[0][ITERATION] = iteration
+
+    def check_unused(self) -> None:
+        """Whether the optimizer still has no state of its own.
+
+        Raises:
+            ConfigError: the script has put something there, which the server does not see.
+        """
+        state = self._optimizer.state
+        if state is not self._at_attach or any(state.get(one.parameter) for one in self._trainables):
+            raise ConfigError(
+                "optimizer.state was changed by hand since farside.attach, and the server has the state",
+                hint='change it before farside.attach, or use farside.attach(..., update="worker")',
+            )
 
     def drop(self) -> None:
         """Let the state go: the server has it."""

@@ -1,12 +1,13 @@
 """The chapter's door: the server updates the parameters, and members get them back before they are used.
 
-An iteration ends with the user's `optimizer.step()`, which then finds nothing to do: all gradients have left, and
-`grad` is None. Parameters come back while the next iteration begins. [autops §4.3.1]
+An iteration ends with the user's `optimizer.step()`, which finds nothing to do: all gradients have left, and are out of
+its sight while it runs. Parameters come back while the next iteration begins. [autops §4.3.1]
 
 PyTorch passes over a parameter without a gradient, and the server over a chunk for which no member had one. Where that
 is not the same, since a chunk has other parameters or Adam counts its steps, the iteration is refused before it ends.
 """
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from farside.training.optimizer_state import OptimizerState
 from farside.training.sampled_words import sampled_at, words_of
 from farside.training.tensor_copy import has_bits_of
 from farside.training.trainable import LaterParameters, Trainable
+
+_log = logging.getLogger(__name__)
 
 torch: Any = import_module("torch")
 _engine: Any = import_module("torch.autograd").Variable._execution_engine
@@ -49,6 +52,8 @@ class ServerUpdate(Attachment):
         self._optimizer = optimizer
         self._counts_steps = rule != "sgd"
         self._passed_over: set[int] = set()
+        self._had_gradient: set[int] = set()
+        self._kept: list[Any] = []  # gradients during a step, which finds none
         self._given: dict[int, _Given] = {}
         self._lock = threading.Lock()  # GPUs have a thread each in backward()
         self._is_joining = False
@@ -57,20 +62,22 @@ class ServerUpdate(Attachment):
         self._indices: dict[int, Any] = {}
         self._state = OptimizerState(optimizer, rule, trainables, session.layout)
         self._is_beginning = False
-        self._later = LaterParameters(model, optimizer, counts_others=False)
+        self._later = LaterParameters(model, optimizer, counts_others=False, keeps_groups=True)
         self._numbers: list[Hyper] = []
         self._sampled = [sampled_at(parameter.numel()) for parameter in self._parameters]
         own_iteration, has_own = self._state.iteration, self._state.is_there
         self._connect(self._contents)
         if not takes_service:
             self._check_resume(own_iteration, has_own)
+        self._tell_of_resume()
         self._begin(self._begin_iteration)
         self._give(range(len(self._parameters)))
         self._use = ModuleUse(
             model, self._parameters, need=self._need, is_behind=lambda: self._exchange.has_stale, overlap=overlap
         )
         self._hook_gradients()
-        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._step_hook = optimizer.register_step_pre_hook(self._before_step)
+        self._hooks += [self._step_hook, optimizer.register_step_post_hook(self._after_step)]
         self._state.drop()
         for module in model.modules():
             self._hooks.append(module.register_state_dict_pre_hook(ModuleHook(lambda *_arguments: self.wait())))
@@ -93,7 +100,11 @@ class ServerUpdate(Attachment):
 
     def _check_resume(self, own_iteration: int | None, has_own: bool) -> None:
         served, is_first = self._session.first_version, self._source.rank == 0
-        if self._is_beginning or own_iteration == served:
+        if self._is_beginning:
+            return
+        if own_iteration == served:
+            if is_first:  # whose values count where a job begins
+                self._check_same(served)
             return
         # Rank 0 knows whether the job begins; the others know that they differ only where they can count.
         if own_iteration is None and not (is_first and has_own):
@@ -104,6 +115,23 @@ class ServerUpdate(Attachment):
             hint='resume="service" takes the job\'s; to begin from yours, load it at rank 0 and name another job',
         )
 
+    def _check_same(self, served: int) -> None:
+        """Refuses a model that says it is where the job is, and has been trained otherwise since."""
+        for number, one in enumerate(self._trainables):
+            if not has_bits_of(one.parameter, self._copy.result(number)):
+                raise ConfigError(
+                    f"'{one.name}' is not what the job has at iteration {served}, at which this rank says it is",
+                    hint='resume="service" takes the job\'s; to begin from yours, name another job',
+                )
+
+    def _tell_of_resume(self) -> None:
+        served = self._session.first_version
+        if served and not self._is_beginning and self._source.rank == 0:
+            _log.warning(
+                f"farside.attach: job '{self._source.job}' goes on at iteration {served} with what the Aggregators "
+                "have kept of it; to begin anew, name another job"
+            )
+
     def _before_state_dict(self, _optimizer: Any) -> None:
         if self._exchange.has_begun:
             raise ConfigError("optimizer.state_dict() between backward() and step()", hint="call it after step()")
@@ -113,7 +141,7 @@ class ServerUpdate(Attachment):
     def _fetch_state(self) -> None:
         version = self._exchange.version
         if version:
-            self._state.put(version, self._session.fetch(version))
+            self._state.put(version, self._session.fetch(version), stepped=self._had_gradient)
 
     def _refuse_load(self, *_arguments: Any) -> None:
         raise ConfigError(
@@ -137,7 +165,12 @@ class ServerUpdate(Attachment):
 
     def _begin_iteration(self, iteration: int) -> None:
         self._check_parameters()
-        self._give(self._exchange.all_stale())
+        # Hooks of a step that were set since then see gradients before ours takes them away.
+        hooks = self._optimizer._optimizer_step_pre_hooks
+        if next(reversed(hooks)) != self._step_hook.id:  # in a step it is: that goes through them
+            hooks.move_to_end(self._step_hook.id)
+        with self._giving:
+            self._give(self._exchange.all_stale())
         self._check_all_by_hand()
         now = [numbers_of(self._optimizer, group) for group in self._optimizer.param_groups]
         for group, numbers in enumerate(now):
@@ -151,7 +184,7 @@ class ServerUpdate(Attachment):
             raise ConfigError(
                 f"'{self._trainables[number].name}' has a gradient now, and had none in an iteration before; the "
                 "server's Adam counts one step for all parameters, PyTorch's one for each",
-                hint='use farside.attach(..., update="worker")',
+                hint='use farside.attach(..., update="worker"), and call step() only after backward()',
             )
         if self._copy.has_devices and not self._is_accumulating:
             # Clipping and scalers would change gradients that are still being copied, and not be noticed.
@@ -179,8 +212,18 @@ class ServerUpdate(Attachment):
         self._is_joining = False
         self._copy.join()
 
-    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # 1. Refuse what can't be right before anything more is pushed.
+        if next(reversed(optimizer._optimizer_step_pre_hooks)) != self._step_hook.id:
+            raise ConfigError(
+                "a hook was set before optimizer.step() that would find no gradients any more",
+                hint="set it before backward()",
+            )
+        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            raise ConfigError(
+                "a GradScaler wants optimizer.step() to unscale the gradients; the server has them as they were",
+                hint='use farside.attach(..., update="worker")',
+            )
         if kwargs.get("closure") is not None or any(one is not None for one in args[1:]):
             raise ConfigError(
                 "optimizer.step() has a closure, which the server can't call",
@@ -193,9 +236,12 @@ class ServerUpdate(Attachment):
         self._check_unchanged()
         self._check_absent()
         # 2. The rest of the iteration.
-        self._passed_over.update(self._push_missing())
+        absent = self._push_missing()
+        self._passed_over.update(absent)
+        self._had_gradient.update(set(range(len(self._parameters))).difference(absent))
         self._copy.drain()
-        # 3. Nothing is left for the optimizer to do.
+        # 3. Nothing is left for the optimizer to do. Afterwards gradients are there until `zero_grad`, as ever.
+        self._kept = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         self._taken.clear()
@@ -203,8 +249,14 @@ class ServerUpdate(Attachment):
         self._use.begin_iteration()
         self._measure()
 
+    def _after_step(self, *_arguments: Any) -> None:
+        for parameter, gradient in zip(self._parameters, self._kept, strict=False):
+            parameter.grad = gradient
+        self._kept = []
+
     def _check_parameters(self) -> None:
         self._later.check()
+        self._state.check_unused()
         for number, parameter in enumerate(self._parameters):
             self._check_format(number, parameter)
 

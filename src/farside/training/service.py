@@ -1,8 +1,8 @@
 """Which service a training script uses: the one that it names, or the one of the job that it runs in."""
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
 
 from farside.errors import ConfigError
 from farside.training.member import source_from_environment
@@ -23,6 +23,15 @@ def source_of(
     Raises:
         ConfigError: nothing names one, or not all of it.
     """
+    for name, value in (("rank", rank), ("members", members)):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex | None):
+            raise ConfigError(f"farside.attach: {name} is {value!r}, not a whole number")
+    if not isinstance(service, str) and not all(isinstance(one, str) for one in _listed(service)):
+        raise ConfigError(
+            f"farside.attach: service is {service!r}", hint="name each Aggregator as unix:PATH or tcp:HOST:PORT"
+        )
+    if key_file is not None and not isinstance(key_file, str | os.PathLike):
+        raise ConfigError(f"farside.attach: key_file is {key_file!r}, not a path")
     given = {"job": job, "rank": rank, "members": members, "key_file": key_file and os.fspath(key_file)}
     names = {"job": JOB, "rank": "RANK", "members": "WORLD_SIZE", "key_file": KEY_FILE}
     told = {names[name]: str(value) for name, value in given.items() if value is not None}
@@ -41,3 +50,7 @@ def source_of(
         raise ConfigError("farside.attach: service without key_file", hint="name the file with the service's key")
     named = (service,) if isinstance(service, str) else service
     return static_plan_from({**os.environ, SERVICE: ",".join(named), **told})
+
+
+def _listed(service: object) -> Iterable[object]:
+    return service if isinstance(service, Iterable) else (service,)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from farside.agent.aggregator.layout import DIMENSIONS_MAX, Tensor
@@ -48,10 +49,33 @@ def optimized_in(model: Any, optimizer: Any) -> tuple[Trainable, ...]:
     _check_model(model)
     check_optimizer(model, optimizer)
     groups = {id(parameter): number for number, parameter in grouped(optimizer)}
-    return _checked(
+    found = _checked(
         Trainable(name, parameter, groups[id(parameter)])
         for name, parameter in model.named_parameters()
         if id(parameter) in groups
+    )
+    _check_apart(found)
+    return found
+
+
+def _check_apart(trainables: Iterable[Trainable]) -> None:
+    """Refuses two parameters in the same memory: each would get the result of its own."""
+    ends = sorted(
+        (one.parameter.data_ptr(), one.parameter.data_ptr() + one.parameter.nbytes, one.name) for one in trainables
+    )
+    for (_, end, name), (begin, _, other) in pairwise(ends):
+        if begin < end:
+            raise ConfigError(
+                f"parameters '{name}' and '{other}' are in the same memory",
+                hint="tie them by making them one torch.nn.Parameter",
+            )
+
+
+def untrained_in(model: Any, optimizer: Any) -> tuple[str, ...]:
+    """Names of parameters that want a gradient and are not the optimizer's."""
+    known = {id(parameter) for _group, parameter in grouped(optimizer)}
+    return tuple(
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in known
     )
 
 
@@ -85,10 +109,17 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
 class LaterParameters:
     """Refuses what would be trained without being aggregated: each rank would train its own, and nobody would know."""
 
-    def __init__(self, model: Any, optimizer: Any, *, counts_others: bool) -> None:
-        """What is frozen now is to stay so; without ``counts_others`` only where the optimizer has it."""
+    def __init__(self, model: Any, optimizer: Any, *, counts_others: bool, keeps_groups: bool = False) -> None:
+        """What is frozen now is to stay so; without ``counts_others`` only where the optimizer has it.
+
+        ``keeps_groups``: the optimizer's parameters stay where they are, and groups what they are.
+        """
         self._model, self._optimizer = model, optimizer
         self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        # Kept, so that no later parameter has the id of one of these.
+        self._of_model = tuple(model.parameters())
+        self._known_to_model = self._known | {id(parameter) for parameter in self._of_model}
+        self._groups = _groups_of(optimizer) if keeps_groups else None
         self._frozen = [
             (name, parameter)
             for name, parameter in model.named_parameters()
@@ -109,6 +140,18 @@ class LaterParameters:
                     f"{which} was added to the optimizer after farside.attach, and is not aggregated",
                     hint="add all parameters before farside.attach",
                 )
+        if self._groups is not None and self._groups != _groups_of(self._optimizer):
+            raise ConfigError(
+                "the optimizer's parameters or the kind of a group are other ones than at farside.attach; the server "
+                "has them as they were",
+                hint="change parameter groups before farside.attach; their numbers, such as lr, may change later",
+            )
+        for name, parameter in self._model.named_parameters():
+            if id(parameter) not in self._known_to_model and parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter '{name}' has come into the model since farside.attach, and is not aggregated",
+                    hint="make all modules, and load with assign=True, before farside.attach",
+                )
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ConfigError(
@@ -116,6 +159,14 @@ class LaterParameters:
                     hint='unfreeze it before farside.attach; with update="worker" it may be frozen again until it is '
                     "trained",
                 )
+
+
+def _groups_of(optimizer: Any) -> list[tuple[Any, ...]]:
+    """By group its parameters, and the options that decide which optimizer it is."""
+    return [
+        (group.get("decoupled_weight_decay"), *(id(parameter) for parameter in group["params"]))
+        for group in optimizer.param_groups
+    ]
 
 
 def grouped(optimizer: Any) -> Iterator[tuple[int, Any]]:
@@ -127,6 +178,8 @@ def grouped(optimizer: Any) -> Iterator[tuple[int, Any]]:
 def _check_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"farside.attach: the model is a {type(model).__name__}, not a torch.nn.Module")
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("farside.attach within torch.inference_mode()", hint="attach outside of it")
     for name, module in model.named_modules():
         # A module that FSDP2 has taken has a class of its own with FSDPModule among its bases.
         kinds = {base.__name__ for base in type(module).__mro__}
@@ -162,6 +215,13 @@ def check_parameter(name: str, parameter: Any) -> None:
             f"parameter '{name}' is of {parameter.dtype}; float32, float16 and bfloat16 can be aggregated",
             hint="convert the model, or freeze this parameter",
         )
+    if torch._debug_has_internal_overlap(parameter.detach()) == 1:
+        raise ConfigError(
+            f"parameter '{name}' has several elements in the same memory, as expand() makes them",
+            hint="make it of a clone",
+        )
+    if parameter.is_inference():
+        raise ConfigError(f"parameter '{name}' was made in torch.inference_mode()", hint="make the model outside")
     if parameter.device.type not in ("cpu", "cuda"):
         raise ConfigError(f"parameter '{name}' is on device {parameter.device}; use the CPU or CUDA")
     if parameter.layout is not torch.strided:

@@ -6,6 +6,7 @@ door's own says which parameters had a gradient here; where no member had one, `
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from farside.agent.aggregator.layout import Tensor
 from farside.errors import ConfigError
 from farside.training.attachment import Attachment
+from farside.training.module_use import ModuleHook
 from farside.training.region_place import RegionPlaces
 from farside.training.trainable import LaterParameters, Trainable
 
@@ -43,16 +45,23 @@ class WorkerUpdate(Attachment):
         self._used = torch.frombuffer(places.results[USED], dtype=torch.float32)
         self._lock = threading.Lock()  # GPUs have a thread each in backward()
         self._is_called_back = False
+        self._has_unsent = False  # gradients that only accumulated
+        self._has_means = False  # since the last step
+        self._left: dict[int, tuple[Any, int]] = {}  # gradients at the last step, and what PyTorch counted of them
         self._connect()
         self._begin()
         self._copy.give(range(count))
         self._hook_gradients()
+        # With assign=True that makes other parameters of all, which no hook of these would notice.
+        loaded = ModuleHook(lambda *_arguments: self._later.check())
+        self._hooks += [module.register_load_state_dict_post_hook(loaded) for module in model.modules()]
         # Where all that is aggregated is frozen no gradient leads to a check. Wrappers may have no hooks.
         with contextlib.suppress(AttributeError):
-            self._hooks.append(optimizer.register_step_pre_hook(lambda *_arguments: self._later.check()))
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
 
     def _on_gradient(self, number: int, parameter: Any) -> None:
         if self._is_accumulating:
+            self._has_unsent = True
             return
         with self._lock:
             is_first, self._is_called_back = not self._is_called_back, True
@@ -75,6 +84,7 @@ class WorkerUpdate(Attachment):
         exchange.fill(USED)
         exchange.finish()
         self._taken.clear()
+        self._has_unsent, self._has_means = False, True
         # 2. The means, which have come back meanwhile from the last layer on.
         self._take_means()
         self._measure()
@@ -92,6 +102,48 @@ class WorkerUpdate(Attachment):
                         parameter.grad = torch.empty_like(parameter)
                     parameter.grad.copy_(self._copy.result(number), non_blocking=True)
             self._exchange.arrived([tensor])
+
+    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._later.check()
+        if self._is_called_back:
+            raise ConfigError(
+                "backward() has failed after some of its gradients had left, and the iteration can't be completed",
+                hint="start all ranks again",
+            )
+        if kwargs.get("closure") is not None or any(one is not None for one in args[1:]):
+            return  # that calls backward() itself
+        if self._has_unsent:
+            raise ConfigError(
+                "optimizer.step() with gradients that were only accumulated: they are this rank's own",
+                hint="leave `with handle.accumulate():` before the last backward()",
+            )
+        if not self._has_means:
+            self._check_left()
+        self._has_means = False
+        self._left = {
+            number: (weakref.ref(parameter.grad), parameter.grad._version)
+            for number, parameter in enumerate(self._parameters)
+            if parameter.grad is not None
+        }
+
+    def _check_left(self) -> None:
+        """No backward() has come since the last step: refuses gradients that were not there then."""
+        for number, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            before, version = self._left.get(number, (lambda: None, -1))
+            if gradient is None or (gradient is before() and gradient._version == version) or not gradient.any():
+                continue
+            raise ConfigError(
+                f"the gradient of '{self._trainables[number].name}' was not made by backward(), which sends gradients "
+                "to the other ranks",
+                hint="call backward(), not torch.autograd.grad or torch.func.grad",
+            )
+
+    def _second_backward(self, number: int) -> ConfigError:
+        return ConfigError(
+            f"backward() came to '{self._trainables[number].name}' twice before it ended",
+            hint="give checkpoint() use_reentrant=False; if a backward() has failed before, start all ranks again",
+        )
 
     def _need(self, numbers: Any) -> None:
         """Nothing is behind: `backward()` has brought all means."""
