@@ -1,6 +1,6 @@
 """A job's way through the manager, one behaviour each, with no clock and no processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from msgspec import structs
@@ -416,9 +416,9 @@ def test_a_job_that_is_given_a_place_and_loses_it_in_the_same_cycle_waits_and_is
 ) -> None:
     world, cycles = World(rules(), nodes=1), 0
 
-    def giving_and_taking(domain: Domain, now_s: float) -> Iterator[Action]:
+    def giving_and_taking(domain: Domain, now_s: float, lenders: Sequence[Domain]) -> Iterator[Action]:
         nonlocal cycles
-        for action in run_cycle(domain, now_s):
+        for action in run_cycle(domain, now_s, lenders):
             yield action
             if isinstance(action, Start) and not cycles:
                 cycles += 1

@@ -1,7 +1,7 @@
 """The scheduler process beside its store: what it writes at once, and whom it keeps waiting."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ class FailingCycle:
     def __init__(self, times: int) -> None:
         self.left = times
 
-    def __call__(self, domain: Domain, now_s: float) -> tuple[Action, ...]:
-        actions = run_cycle(domain, now_s)
+    def __call__(self, domain: Domain, now_s: float, lenders: Sequence[Domain]) -> tuple[Action, ...]:
+        actions = run_cycle(domain, now_s, lenders)
         if self.left:
             self.left -= 1
             raise ZeroDivisionError("a policy's\nfault")
@@ -270,10 +270,10 @@ def test_a_job_that_fails_every_cycle_may_be_cancelled_and_the_others_start(
     monkeypatch.setattr(mishap, "LONGEST_PAUSE_S", 0.01)
     monkeypatch.setattr(mishap, "IN_A_ROW_MAX", 1 << 30)
 
-    def cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
+    def cycle(domain: Domain, now_s: float, lenders: Sequence[Domain]) -> tuple[Action, ...]:
         if any(job.gpus == 13 for job in domain.jobs.values()):
             raise ValueError("13 GPUs")
-        return run_cycle(domain, now_s)
+        return run_cycle(domain, now_s, lenders)
 
     monkeypatch.setattr(planner, "run_cycle", cycle)
 
