@@ -405,9 +405,9 @@ def _check_order(order: Order, request: Request, layout: Layout) -> None:
 def _check_same(job: ServedJob, request: Request) -> None:
     """A job is one thing to all its members."""
     them = f"rank {job.first_rank}"
-    here, there = update_of(request.tensors, request.rule), update_of(job.layout.tensors, job.rule)
-    if here and there and here != there:
-        raise NotAdmittedError(f"update is '{here}' here and '{there}' at {them}; let all ranks say the same")
+    ours, theirs = update_of(request.tensors, request.rule), update_of(job.layout.tensors, job.rule)
+    if ours and theirs and ours != theirs:
+        raise NotAdmittedError(f"update is '{ours}' here and '{theirs}' at {them}; let all ranks say the same")
     difference = first_difference(request.tensors, job.layout.tensors, them=them)
     if difference:
         raise NotAdmittedError(f"the model is another one than {them}'s: {difference}")
