@@ -38,10 +38,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualCluster:
-    """Virtual cluster: a tenant's own nodes."""
+    """Virtual cluster: a tenant's own nodes.
+
+    ``lend_grace_s``: jobs of others that leave within this time may run on them while they idle; 0: none.
+    """
 
     name: str
     nodes: tuple[Node, ...]
+    lend_grace_s: float = math.inf
 
     @property
     def gpus(self) -> int:

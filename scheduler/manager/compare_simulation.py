@@ -74,8 +74,11 @@ class Recording:
         for node in self.nodes:
             if (name := self.partitions.owner_of(node.name)) in own:
                 own[name].append(node)
+        grace_s = self.partitions.lend_grace_s
         return Cluster(
-            virtual_clusters=tuple(VirtualCluster(name=name, nodes=tuple(nodes)) for name, nodes in own.items())
+            virtual_clusters=tuple(
+                VirtualCluster(name=name, nodes=tuple(nodes), lend_grace_s=grace_s(name)) for name, nodes in own.items()
+            )
         )
 
 

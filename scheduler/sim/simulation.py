@@ -98,7 +98,9 @@ class Simulation:
         nodes = [node for vc in cluster.virtual_clusters for node in vc.nodes]
         is_counting_more = any(min(node.cpus, node.memory_bytes) < math.inf for node in nodes)
         self.domains: Mapping[str, Domain] = {
-            vc.name: Domain(vc.name, vc.nodes, rules, self.table, is_counting_more=is_counting_more)
+            vc.name: Domain(
+                vc.name, vc.nodes, rules, self.table, is_counting_more=is_counting_more, lend_grace_s=vc.lend_grace_s
+            )
             for vc in cluster.virtual_clusters
         }
         self.events = 0
@@ -269,8 +271,12 @@ class Simulation:
             heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), start))
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
-        others = [other for other in self.domains.values() if other is not domain] if self._is_lending else ()
-        actions = run_cycle(domain, now_s, others)
+        lenders = [
+            other
+            for other in (self.domains.values() if self._is_lending else ())
+            if other is not domain and other.lend_grace_s
+        ]
+        actions = run_cycle(domain, now_s, lenders)
         changed: list[int] = []
         for action in actions:
             row = action.row

@@ -145,7 +145,11 @@ def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tupl
     vcs = dict.fromkeys(owners.get(node.name, "") for node in nodes)
     cluster = Cluster(
         virtual_clusters=tuple(
-            VirtualCluster(name=name, nodes=tuple(node for node in nodes if owners.get(node.name, "") == name))
+            VirtualCluster(
+                name=name,
+                nodes=tuple(node for node in nodes if owners.get(node.name, "") == name),
+                lend_grace_s=world.partitions.lend_grace_s(name),
+            )
             for name in vcs
         )
     )
@@ -220,16 +224,23 @@ def test_partitions_decide_as_virtual_clusters_of_the_simulator(
     check(policy, day, TWO, **more)
 
 
-LENDING = Partitions(by_name={name: Partition(name=name, lend_grace_s=60) for name in "ab"}, owners=TWO.owners)
+def lending(*names: str) -> Partitions:
+    by_name = {name: Partition(name=name, lend_grace_s=60 if name in names else 0) for name in "ab"}
+    return Partitions(by_name=by_name, owners=TWO.owners)
 
 
 @pytest.mark.parametrize(
-    ("policy", "more"),
-    [("fifo", {}), ("best-effort", {}), ("las", {"limits_gpu_s": "100.0331,400.0717"})],
+    ("policy", "lenders", "more"),
+    [
+        ("fifo", "ab", {}),
+        ("best-effort", "ab", {}),
+        ("las", "ab", {"limits_gpu_s": "100.0331,400.0717"}),
+        ("las", "a", {"limits_gpu_s": "100.0331,400.0717"}),
+    ],
 )
 @settings(max_examples=10, deadline=None)
 @given(day=PARTITIONED)
 def test_partitions_that_lend_decide_as_virtual_clusters_that_lend(
-    policy: str, more: dict[str, str], day: list[Coming]
+    policy: str, lenders: str, more: dict[str, str], day: list[Coming]
 ) -> None:
-    check(policy, day, LENDING, **more)
+    check(policy, day, lending(*lenders), **more)
