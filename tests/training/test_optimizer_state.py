@@ -300,3 +300,24 @@ def test_parameters_with_other_numbers_of_steps_are_refused() -> None:
         return str(refused.value)
 
     assert "the server counts one for all" in run_members(2, body)[0]
+
+
+def test_training_goes_on_after_a_state_dict_that_failed() -> None:
+    def body(rank: int, attach: Any) -> int:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        handle = attach(model, optimizer)
+        trained(rank, model, optimizer, steps=1)
+
+        def fail(*_arguments: Any) -> None:
+            raise RuntimeError("no room")
+
+        hook = optimizer.register_state_dict_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no room"):
+            optimizer.state_dict()
+        hook.remove()
+        trained(rank, model, optimizer, first=1, steps=1)
+        handle.wait()
+        return int(handle.iteration)
+
+    assert run_members(2, body) == [2, 2]

@@ -1,5 +1,6 @@
 """What can't be aggregated is refused with one line, before anything has changed or while training."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,7 @@ AT_ATTACH: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "maximize": (lambda: with_optimizer(torch.optim.Adam, maximize=True), "the option maximize"),
     "amsgrad": (lambda: with_optimizer(torch.optim.AdamW, amsgrad=True), "the option amsgrad"),
     "expanded": (lambda: with_sgd(holding(torch.zeros(3, 1).expand(3, 4))), "several elements in the same memory"),
-    "overlapping": (lambda: with_sgd(one_memory()), "'0.weight' and '1.weight' are in the same memory; tie them by"),
+    "overlapping": (lambda: with_sgd(one_memory()), "'0.weight' and '1.weight' are in the same memory; make them one"),
     "stranger": (lambda: (made(Convolutions, 0), sgd(torch.nn.Linear(3, 3))), "the model does not have"),
 }  # fmt: skip
 
@@ -210,11 +211,6 @@ def restart_momentum(model: Any, optimizer: Any, handle: Any) -> None:
     model.loss(0, 0).backward()
 
 
-def new_module(model: Any, optimizer: Any, handle: Any) -> None:
-    model.more = torch.nn.Linear(2, 2)
-    model.loss(0, 0).backward()
-
-
 def drop(model: Any, optimizer: Any, handle: Any) -> None:
     model.loss(0, 0).backward()
     optimizer.zero_grad()
@@ -288,7 +284,6 @@ WHILE_TRAINING = {
     move_one_to_another_group: "the optimizer's parameters or the kind of a group are other ones",
     set_momentum: "optimizer.state was changed by hand since farside.attach, and the server has the state; change it",
     restart_momentum: "optimizer.state was changed by hand",
-    new_module: "parameter 'more.weight' has come into the model since farside.attach, and is not aggregated; make",
     drop: "was changed after backward()",
     twice: "twice without optimizer.step(); put all but the last one into `with handle.accumulate():`",
     graph: "without create_graph=True",
@@ -394,9 +389,24 @@ def gradients_by_hand(model: Any, optimizer: Any, handle: Any) -> None:
 def gradients_by_hand_after_a_step(model: Any, optimizer: Any, handle: Any) -> None:
     model.loss(0, 0).backward()
     optimizer.step()
-    optimizer.step()  # with the same gradients, on all ranks
-    model.wide.weight.grad += 1
+    model.wide.weight.grad.neg_()
+    optimizer.step()  # with what is left of the means, on all ranks
+    model.wide.weight.grad = torch.ones_like(model.wide.weight)
     optimizer.step()
+
+
+def step_by_another_optimizer(model: Any, optimizer: Any, handle: Any) -> None:
+    other = torch.optim.Adam(model.wide.parameters())
+    model.wide.weight.grad = torch.ones_like(model.wide.weight)
+    other.step()
+
+
+def train_a_new_module(model: Any, optimizer: Any, handle: Any) -> None:
+    model.average = copy.deepcopy(model.wide)  # may be there: it is not trained
+    model.loss(0, 0).backward()
+    optimizer.step()
+    model.more = torch.nn.Linear(96, 1)
+    (model.loss(0, 1) + model.more(torch.ones(96)).sum()).backward()
 
 
 def go_on_after_a_failed_backward(model: Any, optimizer: Any, handle: Any) -> None:
@@ -419,7 +429,9 @@ WITH_MEANS = {
     gradients_by_hand: "was not made by backward(), which sends gradients to the other ranks; call backward()",
     gradients_by_hand_after_a_step: "the gradient of 'wide.weight' was not made by backward()",
     go_on_after_a_failed_backward: "backward() has failed after some of its gradients had left, and the iteration",
-    load_others: "has come into the model since farside.attach, and is not aggregated; make all modules, and load with",
+    step_by_another_optimizer: "the gradient of 'wide.weight' was not made by backward()",
+    train_a_new_module: "parameter 'more.weight' has come into the model since farside.attach, and is not aggregated",
+    load_others: "is another one than at farside.attach, and is not aggregated; load with assign=True before",
     hook_in_backward: "the gradient of 'wide.weight' was changed within backward(), after it had left; change it after",
     step_in_backward: "the gradient of 'wide.weight' was changed within backward(), after it had left",
     unfreeze_one: "parameter 'norm.bias' was unfrozen after farside.attach, and is not aggregated",

@@ -10,6 +10,7 @@ import pytest
 from farside.errors import ConfigError
 from tests.training.members import run_members
 from tests.training.models import (
+    CLASSES,
     Convolutions,
     Module,
     Transformer,
@@ -615,3 +616,76 @@ def test_a_parameter_that_the_optimizer_does_not_have_is_told_of(caplog: pytest.
     run_members(2, body)
 
     assert "the optimizer does not have 'convolution.weight' and 5 others: each rank keeps its own" in caplog.text
+
+
+def test_a_new_module_that_the_optimizer_does_not_have_is_told_of_when_it_trains(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body(rank: int, attach: Any) -> None:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        attach(model, optimizer)
+        model.probe = torch.nn.Linear(CLASSES, 1)
+        model.idle = torch.nn.Linear(1, 1)
+        for iteration in range(3):
+            optimizer.zero_grad()
+            (model.loss(rank, iteration) + model.probe(torch.ones(CLASSES)).sum()).backward()
+            optimizer.step()
+
+    run_members(2, body)
+
+    line = "parameter 'probe.weight' has come into the model since farside.attach, and is not aggregated: each rank"
+    assert caplog.text.count(line) == 2
+    assert "idle" not in caplog.text
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_gradients_that_a_hook_clears_after_each_step_do_not_count_again(early: bool) -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+
+        def clear(*_arguments: Any) -> None:
+            assert all(one.grad is not None for one in model.parameters())
+            optimizer.zero_grad()
+
+        if early:
+            optimizer.register_step_post_hook(clear)
+        handle = attach(model, optimizer)
+        if not early:
+            optimizer.register_step_post_hook(clear)
+        for iteration in range(STEPS):
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+        handle.wait()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    assert [differing(one, alone(Convolutions, OPTIMIZERS["sgd"])) for one in found] == [{}, {}]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_state_that_torch_distributed_checkpoint_asks_for_costs_no_iteration(name: str) -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = OPTIMIZERS[name](model.parameters())
+        handle = attach(model, optimizer)
+        for iteration in range(STEPS):
+            optimizer.zero_grad()
+            model.loss(rank, iteration).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept = get_optimizer_state_dict(model, optimizer)["state"]
+        handle.wait()
+        return handle.iteration, len(kept), parameters_of(model)
+
+    found = run_members(2, body)
+
+    wanted = alone(Convolutions, OPTIMIZERS[name])
+    for iterations, kept, parameters in found:
+        assert (iterations, kept) == (STEPS, len(wanted))
+        apart = [by for one, by in differing(parameters, wanted).items() if one != "convolution.bias"]
+        assert max(apart, default=0.0) <= (0.0 if name == "sgd" else 1e-6)

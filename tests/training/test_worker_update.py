@@ -270,3 +270,44 @@ def test_an_optimizer_inside_of_a_wrapper_steps_with_the_means() -> None:
     model = made(Convolutions, seed=0)
     wanted = train_alone(model, OPTIMIZERS["adam"](model.parameters()), members=2, steps=1)
     assert [differing(one, wanted) for one in found] == [{}, {}]
+
+
+def test_one_model_may_gather_gradients_while_the_other_steps() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        both = torch.nn.ModuleDict({"one": made(Convolutions, 0), "other": made(Convolutions, 1)})
+        optimizers = [torch.optim.SGD(both[name].parameters(), lr=0.1) for name in ("one", "other")]
+        handle = attach(both, optimizers[0], update="worker")
+        both["one"].loss(rank, 0).backward()
+        with handle.accumulate():
+            both["other"].loss(rank, 1).backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        both["other"].loss(rank, 2).backward()
+        optimizers[1].step()
+        return parameters_of(both)
+
+    found = run_members(2, body)
+
+    assert differing(found[0], found[1]) == {}
+
+
+def test_a_mean_may_be_clipped_and_replaced_between_several_steps() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attach(model, optimizer, update="worker")
+        model.loss(rank, 0).backward()
+        with torch.inference_mode():
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad * 0.5
+        optimizer.step()
+        optimizer.zero_grad()
+        model.loss(rank, 1).backward()
+        for _step in range(2):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    assert differing(found[0], found[1]) == {}

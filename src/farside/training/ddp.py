@@ -1,10 +1,10 @@
 """The door of DistributedDataParallel: a communication hook, whose gradients go to the shared Aggregators.
 
-    ddp.register_comm_hook(farside.training.ddp.state(model), farside.training.ddp.hook)
+    ddp.register_comm_hook(farside.training.ddp.state(ddp), farside.training.ddp.hook)
 
 What is pushed are parameters' gradients, never buckets: DDP makes these anew after the first iteration. A process group
-of one rank will do, since `state` gives every rank rank 0's parameters; but with find_unused_parameters DDP asks its
-group who used what, and then all ranks have to be in it.
+of one rank will do, since `state` gives every rank rank 0's parameters; but with find_unused_parameters or static_graph
+DDP asks its group who used what, and then all ranks have to be in it. `state` sees that if it is given the DDP itself.
 """
 
 import os
@@ -125,7 +125,7 @@ def state(
     """The state of `hook` for a model, on every rank.
 
     Args:
-        model: The model, or its DistributedDataParallel.
+        model: The DistributedDataParallel, or the model inside.
         service: As for `farside.attach`, like what follows.
         key_file: The service's key.
         job: The job's name.
@@ -138,10 +138,11 @@ def state(
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     trainables = trainable_in(model.module if is_ddp else model)
     found = source_of(service, key_file, job=job, rank=rank, members=members)
-    if is_ddp and model.find_unused_parameters and model.process_group.size() < found.members:
+    asks = [name for name in ("find_unused_parameters", "static_graph") if is_ddp and getattr(model, name)]
+    if asks and model.process_group.size() < found.members:
         found.close()
         raise ConfigError(
-            "DistributedDataParallel has find_unused_parameters=True, and its process group has "
+            f"DistributedDataParallel has {asks[0]}=True, and its process group has "
             f"{model.process_group.size()} of {found.members} ranks: one with a parameter unused drops its mean",
             hint="make the process group of all ranks",
         )

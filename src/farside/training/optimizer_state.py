@@ -34,6 +34,7 @@ class OptimizerState:
         self._optimizer, self._rule, self._trainables, self._layout = optimizer, rule, tuple(trainables), layout
         self._names = KEPT[rule]
         self._at_attach = optimizer.state
+        self._is_shown = False
 
     @property
     def is_there(self) -> bool:
@@ -103,6 +104,7 @@ class OptimizerState:
                 state["step"] = torch.tensor(float(iteration))
             self._optimizer.state[one.parameter] = state
         self._optimizer.param_groups[0][ITERATION] = iteration
+        self._is_shown = True
 
     def check_unused(self) -> None:
         """Whether the optimizer still has no state of its own.
@@ -110,6 +112,8 @@ class OptimizerState:
         Raises:
             ConfigError: the script has put something there, which the server does not see.
         """
+        if self._is_shown:  # who asked for it has failed before the end
+            self.drop()
         state = self._optimizer.state
         if state is not self._at_attach or any(state.get(one.parameter) for one in self._trainables):
             raise ConfigError(
@@ -121,6 +125,7 @@ class OptimizerState:
         """Let the state go: the server has it."""
         self._optimizer.state.clear()
         self._optimizer.param_groups[0].pop(ITERATION, None)
+        self._is_shown = False
 
 
 def _bytes_of(tensor: Any) -> bytes:

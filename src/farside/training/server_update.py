@@ -62,7 +62,7 @@ class ServerUpdate(Attachment):
         self._indices: dict[int, Any] = {}
         self._state = OptimizerState(optimizer, rule, trainables, session.layout)
         self._is_beginning = False
-        self._later = LaterParameters(model, optimizer, counts_others=False, keeps_groups=True)
+        self._later = LaterParameters(model, optimizer, is_server=True)
         self._numbers: list[Hyper] = []
         self._sampled = [sampled_at(parameter.numel()) for parameter in self._parameters]
         own_iteration, has_own = self._state.iteration, self._state.is_there
@@ -77,13 +77,18 @@ class ServerUpdate(Attachment):
         )
         self._hook_gradients()
         self._step_hook = optimizer.register_step_pre_hook(self._before_step)
-        self._hooks += [self._step_hook, optimizer.register_step_post_hook(self._after_step)]
+        after = optimizer.register_step_post_hook(self._after_step)
+        # Before those of the script: they see, and clear, the gradients that are there.
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+        self._hooks += [self._step_hook, after]
         self._state.drop()
         for module in model.modules():
             self._hooks.append(module.register_state_dict_pre_hook(ModuleHook(lambda *_arguments: self.wait())))
             self._hooks.append(module.register_load_state_dict_pre_hook(ModuleHook(self._refuse_load)))
         self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_state_dict))
-        self._hooks.append(optimizer.register_state_dict_post_hook(lambda *_arguments: self._state.drop()))
+        packed = optimizer.register_state_dict_post_hook(lambda *_arguments: self._state.drop())
+        optimizer._optimizer_state_dict_post_hooks.move_to_end(packed.id, last=False)  # others may fail
+        self._hooks.append(packed)
         self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._refuse_load))
         self._hooks.append(self._use)
 
@@ -213,11 +218,14 @@ class ServerUpdate(Attachment):
         self._copy.join()
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_for_show():
+            self._take_away()
+            return
         # 1. Refuse what can't be right before anything more is pushed.
         if next(reversed(optimizer._optimizer_step_pre_hooks)) != self._step_hook.id:
             raise ConfigError(
                 "a hook was set before optimizer.step() that would find no gradients any more",
-                hint="set it before backward()",
+                hint="set it before farside.attach",
             )
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             raise ConfigError(
@@ -241,13 +249,23 @@ class ServerUpdate(Attachment):
         self._had_gradient.update(set(range(len(self._parameters))).difference(absent))
         self._copy.drain()
         # 3. Nothing is left for the optimizer to do. Afterwards gradients are there until `zero_grad`, as ever.
-        self._kept = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._take_away()
         self._taken.clear()
         self._exchange.finish()
         self._use.begin_iteration()
         self._measure()
+
+    def _is_for_show(self) -> bool:
+        """Whether this is what torch.distributed.checkpoint does to an optimizer without a state, to make one."""
+        if self._exchange.has_begun or any(float(group["lr"]) for group in self._optimizer.param_groups):
+            return False
+        there = [one.grad for one in self._parameters if one.grad is not None]
+        return bool(there) and not any(bool(gradient.any()) for gradient in there)
+
+    def _take_away(self) -> None:
+        self._kept = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _after_step(self, *_arguments: Any) -> None:
         for parameter, gradient in zip(self._parameters, self._kept, strict=False):

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 from farside.errors import ConfigError
 from farside.training.member import source_from_environment
 from farside.training.relay_plan import SOCKET
-from farside.training.static_plan import JOB, KEY_FILE, SERVICE, static_plan_from
+from farside.training.static_plan import JOB, KEY, KEY_FILE, SERVICE, START, static_plan_from
 
 
 def source_of(
@@ -24,9 +24,10 @@ def source_of(
         ConfigError: nothing names one, or not all of it.
     """
     for name, value in (("rank", rank), ("members", members)):
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex | None):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex | str | None):
             raise ConfigError(f"farside.attach: {name} is {value!r}, not a whole number")
-    if not isinstance(service, str) and not all(isinstance(one, str) for one in _listed(service)):
+    named = tuple(service) if isinstance(service, Iterable) and not isinstance(service, str) else (service,)
+    if not all(isinstance(one, str) for one in named):
         raise ConfigError(
             f"farside.attach: service is {service!r}", hint="name each Aggregator as unix:PATH or tcp:HOST:PORT"
         )
@@ -38,7 +39,7 @@ def source_of(
     for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if one in told and other not in told and not os.environ.get(other):
             raise ConfigError("farside.attach: of rank and members only one is given", hint="give both, or neither")
-    if not service:
+    if not any(named):
         if os.environ.get(SOCKET) and told:
             which = next(name for name, value in given.items() if value is not None)
             raise ConfigError(
@@ -48,9 +49,6 @@ def source_of(
         return static_plan_from({**os.environ, **told}) if told else source_from_environment()
     if key_file is None:
         raise ConfigError("farside.attach: service without key_file", hint="name the file with the service's key")
-    named = (service,) if isinstance(service, str) else service
-    return static_plan_from({**os.environ, SERVICE: ",".join(named), **told})
-
-
-def _listed(service: object) -> Iterable[object]:
-    return service if isinstance(service, Iterable) else (service,)
+    # A key that a manager has given to this start is for the Aggregators of that job.
+    own = {name: value for name, value in os.environ.items() if name not in (KEY, START)}
+    return static_plan_from({**own, SERVICE: ",".join(named), **told})

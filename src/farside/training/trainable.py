@@ -1,5 +1,6 @@
 """Which parameters of a model are aggregated, and why others cannot be."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 
 from farside.agent.aggregator.layout import DIMENSIONS_MAX, Tensor
 from farside.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 torch: Any = import_module("torch")
 
@@ -67,7 +70,7 @@ def _check_apart(trainables: Iterable[Trainable]) -> None:
         if begin < end:
             raise ConfigError(
                 f"parameters '{name}' and '{other}' are in the same memory",
-                hint="tie them by making them one torch.nn.Parameter",
+                hint="make them one torch.nn.Parameter, or each of a clone of its part",
             )
 
 
@@ -109,22 +112,26 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
 class LaterParameters:
     """Refuses what would be trained without being aggregated: each rank would train its own, and nobody would know."""
 
-    def __init__(self, model: Any, optimizer: Any, *, counts_others: bool, keeps_groups: bool = False) -> None:
-        """What is frozen now is to stay so; without ``counts_others`` only where the optimizer has it.
+    def __init__(self, model: Any, optimizer: Any, *, is_server: bool) -> None:
+        """What is frozen now is to stay so.
 
-        ``keeps_groups``: the optimizer's parameters stay where they are, and groups what they are.
+        ``is_server``: of the model only what the optimizer has is aggregated; that stays in its group, and groups what
+        they are.
         """
-        self._model, self._optimizer = model, optimizer
-        self._known = {id(parameter) for _group, parameter in grouped(optimizer)}
+        self._model, self._optimizer, self._is_server = model, optimizer, is_server
+        own = {id(parameter) for _group, parameter in grouped(optimizer)}
         # Kept, so that no later parameter has the id of one of these.
-        self._of_model = tuple(model.parameters())
-        self._known_to_model = self._known | {id(parameter) for parameter in self._of_model}
-        self._groups = _groups_of(optimizer) if keeps_groups else None
+        self._of_model = tuple(model.named_parameters())
+        self._known = own | {id(parameter) for _name, parameter in self._of_model}
+        self._may_have = own if is_server else self._known
+        self._groups = _groups_of(optimizer) if is_server else None
         self._frozen = [
             (name, parameter)
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad and (counts_others or id(parameter) in self._known)
+            for name, parameter in self._of_model
+            if not parameter.requires_grad and (not is_server or id(parameter) in own)
         ]
+        self._registrations = _count_registrations()
+        self._new: list[tuple[str, Any]] = []
 
     def check(self) -> None:
         """Whether all is as it was.
@@ -133,7 +140,7 @@ class LaterParameters:
             ConfigError: the optimizer has got a parameter, or one that was frozen wants a gradient.
         """
         for number, parameter in grouped(self._optimizer):
-            if id(parameter) not in self._known:
+            if id(parameter) not in self._may_have:
                 names = (name for name, one in self._model.named_parameters() if one is parameter)
                 which = next((f"parameter '{name}'" for name in names), f"a parameter of group {number}")
                 raise ConfigError(
@@ -146,12 +153,7 @@ class LaterParameters:
                 "has them as they were",
                 hint="change parameter groups before farside.attach; their numbers, such as lr, may change later",
             )
-        for name, parameter in self._model.named_parameters():
-            if id(parameter) not in self._known_to_model and parameter.requires_grad:
-                raise ConfigError(
-                    f"parameter '{name}' has come into the model since farside.attach, and is not aggregated",
-                    hint="make all modules, and load with assign=True, before farside.attach",
-                )
+        self._check_new()
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ConfigError(
@@ -159,6 +161,53 @@ class LaterParameters:
                     hint='unfreeze it before farside.attach; with update="worker" it may be frozen again until it is '
                     "trained",
                 )
+
+    def _check_new(self) -> None:
+        if self._registrations != _count_registrations():
+            self._registrations = _count_registrations()
+            parameters = self._model.named_parameters()
+            self._new = [(name, one) for name, one in parameters if id(one) not in self._known]
+        for name, parameter in tuple(self._new):
+            if not parameter.is_leaf or parameter.grad is None:
+                continue  # a copy that is never trained, such as an average
+            line = f"parameter '{name}' has come into the model since farside.attach, and is not aggregated"
+            if not self._is_server:
+                raise ConfigError(line, hint="make all modules before farside.attach")
+            # As one that the optimizer did not have at attach.
+            _log.warning(f"{line}: each rank keeps its own")
+            self._known.add(id(parameter))
+            self._new.remove((name, parameter))
+
+    def check_kept(self) -> None:
+        """Whether the model still has its parameters.
+
+        Raises:
+            ConfigError: one has been replaced.
+        """
+        now = {id(parameter) for parameter in self._model.parameters()}
+        for name, parameter in self._of_model:
+            if parameter.requires_grad and id(parameter) not in now:
+                raise ConfigError(
+                    f"parameter '{name}' is another one than at farside.attach, and is not aggregated",
+                    hint="load with assign=True before farside.attach",
+                )
+
+
+_counted = [0]
+
+
+def _count_registrations() -> int:
+    """How many parameters and modules PyTorch has put into modules since this was asked first."""
+    if not _counted[0]:
+        modules = import_module("torch.nn.modules.module")
+        modules.register_module_parameter_registration_hook(_note_registration)
+        modules.register_module_module_registration_hook(_note_registration)
+        _counted[0] = 1
+    return _counted[0]
+
+
+def _note_registration(*_arguments: Any) -> None:
+    _counted[0] += 1
 
 
 def _groups_of(optimizer: Any) -> list[tuple[Any, ...]]:

@@ -4,7 +4,6 @@ Optimizer, clipping and GradScaler then work as they do with one process, and al
 door's own says which parameters had a gradient here; where no member had one, `grad` stays None, as PyTorch leaves it.
 """
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,9 +15,10 @@ from farside.errors import ConfigError
 from farside.training.attachment import Attachment
 from farside.training.module_use import ModuleHook
 from farside.training.region_place import RegionPlaces
-from farside.training.trainable import LaterParameters, Trainable
+from farside.training.trainable import LaterParameters, Trainable, grouped
 
 torch: Any = import_module("torch")
+_register_step_pre_hook: Any = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook
 _engine: Any = import_module("torch.autograd").Variable._execution_engine
 
 USED = 0
@@ -38,30 +38,30 @@ class WorkerUpdate(Attachment):
     ) -> None:
         """Connects; rank 0's parameters are everybody's when it returns."""
         super().__init__(session, source, trainables, first=USED + 1)
-        self._later = LaterParameters(model, optimizer, counts_others=True)
+        self._later = LaterParameters(model, optimizer, is_server=False)
         places = RegionPlaces(session.layout, session.member)
         count = len(self._trainables)
         self._used_here = [torch.frombuffer(places.gradients(parity)[USED], dtype=torch.float32) for parity in (0, 1)]
         self._used = torch.frombuffer(places.results[USED], dtype=torch.float32)
         self._lock = threading.Lock()  # GPUs have a thread each in backward()
         self._is_called_back = False
-        self._has_unsent = False  # gradients that only accumulated
-        self._has_means = False  # since the last step
-        self._left: dict[int, tuple[Any, int]] = {}  # gradients at the last step, and what PyTorch counted of them
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        self._unsent: set[int] = set()  # whose gradients only accumulated
+        self._fresh: set[int] = set()  # whose means have come since the last step with them
+        self._left: dict[int, Any] = {}  # gradients at that step
         self._connect()
         self._begin()
         self._copy.give(range(count))
         self._hook_gradients()
         # With assign=True that makes other parameters of all, which no hook of these would notice.
-        loaded = ModuleHook(lambda *_arguments: self._later.check())
-        self._hooks += [module.register_load_state_dict_post_hook(loaded) for module in model.modules()]
-        # Where all that is aggregated is frozen no gradient leads to a check. Wrappers may have no hooks.
-        with contextlib.suppress(AttributeError):
-            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        loaded = ModuleHook(lambda *_arguments: self._later.check_kept())
+        self._hooks.append(model.register_load_state_dict_post_hook(loaded))
+        # Other optimizers may have some of the parameters; and wrappers have an optimizer inside.
+        self._hooks.append(_register_step_pre_hook(self._before_step))
 
     def _on_gradient(self, number: int, parameter: Any) -> None:
         if self._is_accumulating:
-            self._has_unsent = True
+            self._unsent.add(number)
             return
         with self._lock:
             is_first, self._is_called_back = not self._is_called_back, True
@@ -84,7 +84,7 @@ class WorkerUpdate(Attachment):
         exchange.fill(USED)
         exchange.finish()
         self._taken.clear()
-        self._has_unsent, self._has_means = False, True
+        self._unsent.clear()
         # 2. The means, which have come back meanwhile from the last layer on.
         self._take_means()
         self._measure()
@@ -97,13 +97,18 @@ class WorkerUpdate(Attachment):
             tensor, parameter = number + self._first, self._parameters[number]
             self._exchange.wait([tensor])
             if is_used[number]:
+                self._fresh.add(number)
                 with torch.no_grad():
                     if parameter.grad is None:
                         parameter.grad = torch.empty_like(parameter)
                     parameter.grad.copy_(self._copy.result(number), non_blocking=True)
             self._exchange.arrived([tensor])
 
-    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = (self._numbers.get(id(parameter)) for _group, parameter in grouped(optimizer))
+        numbers = [number for number in found if number is not None]
+        if not numbers:
+            return
         self._later.check()
         if self._is_called_back:
             raise ConfigError(
@@ -112,27 +117,24 @@ class WorkerUpdate(Attachment):
             )
         if kwargs.get("closure") is not None or any(one is not None for one in args[1:]):
             return  # that calls backward() itself
-        if self._has_unsent:
+        if any(_is_there(self._parameters[number].grad) for number in self._unsent.intersection(numbers)):
             raise ConfigError(
                 "optimizer.step() with gradients that were only accumulated: they are this rank's own",
                 hint="leave `with handle.accumulate():` before the last backward()",
             )
-        if not self._has_means:
-            self._check_left()
-        self._has_means = False
-        self._left = {
-            number: (weakref.ref(parameter.grad), parameter.grad._version)
-            for number, parameter in enumerate(self._parameters)
-            if parameter.grad is not None
-        }
+        for number in numbers:
+            gradient = self._parameters[number].grad
+            if number not in self._fresh:
+                self._check_left(number, gradient)
+            if gradient is None:
+                self._left.pop(number, None)
+            else:
+                self._left[number] = weakref.ref(gradient)
+        self._fresh.difference_update(numbers)
 
-    def _check_left(self) -> None:
-        """No backward() has come since the last step: refuses gradients that were not there then."""
-        for number, parameter in enumerate(self._parameters):
-            gradient = parameter.grad
-            before, version = self._left.get(number, (lambda: None, -1))
-            if gradient is None or (gradient is before() and gradient._version == version) or not gradient.any():
-                continue
+    def _check_left(self, number: int, gradient: Any) -> None:
+        """No backward() has brought a mean since the last step: refuses a gradient that was not there then."""
+        if gradient is not self._left.get(number, lambda: None)() and _is_there(gradient):
             raise ConfigError(
                 f"the gradient of '{self._trainables[number].name}' was not made by backward(), which sends gradients "
                 "to the other ranks",
@@ -157,3 +159,8 @@ class WorkerUpdate(Attachment):
                     "left",
                     hint="change it after backward(), when it is the mean, or by a hook set before farside.attach",
                 )
+
+
+def _is_there(gradient: Any) -> bool:
+    """Whether there is one, and it is not what `zero_grad` leaves."""
+    return gradient is not None and bool(gradient.any())
