@@ -394,14 +394,14 @@ class _Planning:
         """A job that is alone on one node, and was measured there alone though it may have more, gets a second one."""
         young_s = self._outlook.now_s - self._outlook.rules.min_run_s
         for nodes, jobs in list(groups.items()):
-            job = jobs[0]
+            node, job = nodes[0], jobs[0]
             is_known = self._state.knows(job, 1) and not self._state.knows(job, 2)
             if len(nodes) > 1 or len(jobs) > 1 or not is_known or self._state.workers_of(job)[1] < 2:
                 continue
             one = self._outlook.jobs[job]
             if one.since_s > young_s or not self._takes(nodes, one):
                 continue
-            able = self._grouping_with(nodes[0], self._free(job, groups))
+            able = self._grouping_with(node, self._free(job, groups))
             both = tuple(sorted((*nodes, *able[:1])))
             if able:
                 del groups[nodes]
