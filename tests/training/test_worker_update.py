@@ -236,42 +236,6 @@ def test_two_models_with_an_optimizer_each_are_one_process_when_both_are_attache
     assert [differing(one, parameters_of(pair)) for one in found] == [{}, {}]
 
 
-Optimizer: Any = torch.optim.Optimizer if torch is not None else object
-
-
-class Wrapper(Optimizer):  # type: ignore[misc]
-    """An optimizer around another one, as libraries have them: it is none itself, and takes no hooks."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    @property
-    def param_groups(self) -> Any:
-        """The other one's."""
-        return self.inner.param_groups
-
-    def step(self) -> None:
-        """The other one's."""
-        self.inner.step()
-
-
-def test_an_optimizer_inside_of_a_wrapper_steps_with_the_means() -> None:
-    def body(rank: int, attach: Any) -> Any:
-        model = made(Convolutions, seed=rank)
-        inner = OPTIMIZERS["adam"](model.parameters())
-        optimizer = Wrapper(inner)
-        attach(model, optimizer, update="worker")
-        model.loss(rank, 0).backward()
-        optimizer.step()
-        return parameters_of(model)
-
-    found = run_members(2, body)
-
-    model = made(Convolutions, seed=0)
-    wanted = train_alone(model, OPTIMIZERS["adam"](model.parameters()), members=2, steps=1)
-    assert [differing(one, wanted) for one in found] == [{}, {}]
-
-
 def test_one_model_may_gather_gradients_while_the_other_steps() -> None:
     def body(rank: int, attach: Any) -> Any:
         both = torch.nn.ModuleDict({"one": made(Convolutions, 0), "other": made(Convolutions, 1)})
@@ -311,3 +275,39 @@ def test_a_mean_may_be_clipped_and_replaced_between_several_steps() -> None:
     found = run_members(2, body)
 
     assert differing(found[0], found[1]) == {}
+
+
+Optimizer: Any = torch.optim.Optimizer if torch is not None else object
+
+
+class Wrapper(Optimizer):  # type: ignore[misc]
+    """An optimizer around another one, as libraries have them: it is none itself, and takes no hooks."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:
+        """The other one's."""
+        return self.inner.param_groups
+
+    def step(self) -> None:
+        """The other one's."""
+        self.inner.step()
+
+
+def test_an_optimizer_inside_of_a_wrapper_steps_with_the_means() -> None:
+    def body(rank: int, attach: Any) -> Any:
+        model = made(Convolutions, seed=rank)
+        inner = OPTIMIZERS["adam"](model.parameters())
+        optimizer = Wrapper(inner)
+        attach(model, optimizer, update="worker")
+        model.loss(rank, 0).backward()
+        optimizer.step()
+        return parameters_of(model)
+
+    found = run_members(2, body)
+
+    model = made(Convolutions, seed=0)
+    wanted = train_alone(model, OPTIMIZERS["adam"](model.parameters()), members=2, steps=1)
+    assert [differing(one, wanted) for one in found] == [{}, {}]
