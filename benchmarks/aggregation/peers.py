@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.load import BUILD, BenchmarkError
+from benchmarks.peer_install import run_install
 
 PACKAGES = ("mxnet==1.9.1", "numpy==1.23.5")
 VENV = BUILD / "peers" / "ps-lite"
-INSTALL_S = 600.0
 
 
 def gloo_python() -> str:
@@ -34,20 +34,13 @@ def pslite_python() -> str:
     """
     python = VENV / "bin" / "python"
     if not (VENV / "installed").exists():
-        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
-        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES])
+        run_install([sys.executable, "-m", "venv", "--clear", str(VENV)], " ".join(PACKAGES))
+        run_install(
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES],
+            " ".join(PACKAGES),
+        )
         (VENV / "installed").touch()
     return str(python)
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{command[0]} took more than {INSTALL_S:.0f} s") from None
-    if done.returncode:
-        told = (done.stderr or done.stdout).strip().splitlines()
-        raise BenchmarkError(f"{' '.join(PACKAGES)} can't be installed: {told[-1] if told else 'no word'}")
 
 
 def version_of(python: Path | str, module: str) -> str:

@@ -6,17 +6,16 @@ they want besides among PyTriton's.
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.load import BUILD, BenchmarkError
+from benchmarks.peer_install import run_install
 
 VENV = BUILD / "peers" / "triton"
 ROOT = Path(__file__).parents[2]
-INSTALL_S = 900.0
 _PINS = ROOT / "requirements" / "hashed" / "peers.txt"
 # perf_analyzer's names of libraries that PyTriton's wheel has under names of its own.
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
@@ -36,9 +35,11 @@ def install() -> Path:
         BenchmarkError: They can't be installed here; pip's last line.
     """
     if not _is_there():
-        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+        run_install([sys.executable, "-m", "venv", "--clear", str(VENV)], "requirements/peers.txt")
         pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(_PINS)])
+        run_install(
+            [*pip, "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(_PINS)], "requirements/peers.txt"
+        )
         libraries = VENV / "lib" / "perf_analyzer"
         libraries.mkdir()
         for name, pattern in _LIBRARIES.items():
@@ -81,16 +82,6 @@ def _is_there() -> bool:
     """Whether what is installed is what is pinned."""
     stamp = VENV / "installed"
     return stamp.is_file() and stamp.read_bytes() == _PINS.read_bytes()
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{command[0]} took more than {INSTALL_S:.0f} s") from None
-    if done.returncode:
-        told = (done.stderr or done.stdout).strip().splitlines()
-        raise BenchmarkError(f"requirements/peers.txt can't be installed: {told[-1] if told else 'no word'}")
 
 
 def main() -> int:
