@@ -10,6 +10,7 @@ How it works
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from farside.scheduler.admission.book import NOTHING_BUT_GPUS as NOTHING_BUT_GPUS
@@ -378,6 +379,11 @@ class Domain:
             if row not in self.running and row not in at_tail:
                 self._head_position -= 1
                 position[row] = self._head_position
+
+
+def lenders_to(borrower: Domain, domains: Iterable[Domain]) -> list[Domain]:
+    """Those of the domains whose idle nodes may run jobs of another one."""
+    return [one for one in domains if one is not borrower and one.lend_grace_s]
 
 
 def _learn_slowdown(home: Domain, row: int, allocation: Allocation, ledger: Ledger) -> None:

@@ -20,7 +20,7 @@ from enum import IntEnum
 
 from farside.errors import FarsideError
 from farside.scheduler.cycle import run_cycle
-from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.domain import Domain, Rules, lenders_to
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.sim.trace.job import TraceJob
@@ -271,11 +271,7 @@ class Simulation:
             heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), start))
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
-        lenders = [
-            other
-            for other in (self.domains.values() if self._is_lending else ())
-            if other is not domain and other.lend_grace_s
-        ]
+        lenders = lenders_to(domain, self.domains.values()) if self._is_lending else ()
         actions = run_cycle(domain, now_s, lenders)
         changed: list[int] = []
         for action in actions:

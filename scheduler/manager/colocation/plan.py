@@ -32,7 +32,7 @@ from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, Re
 from farside.units import format_bytes
 
 Nodes = tuple[str, ...]
-"""Of a group, in the order of workers."""
+"""Nodes of a group, in the order of workers."""
 _Pool = tuple[float, bool]
 """When nodes close, and whether they can be in a group of several: jobs change places only within such a pool."""
 NO_GAIN = "it would keep no more machines busy beside the jobs that run"

@@ -231,9 +231,6 @@ class Decider:
         lines = (*self._why(job, now_s, clock), *colocated.group_lines(self.state, job), *there)
         return (*lines, *aggregation_lines(self.state.aggregation, job_id, member_nodes(self.state)))
 
-    def _is_of(self, node: str, job: LiveJob) -> bool:
-        return not self._partitions or self._partitions.owner_of(node) == partition_of(job, self._partitions)
-
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         if job.phase is Phase.WAITING and not is_ready(self.state, job):
             after, most = job.spec.after, AFTER_SHOWN
@@ -247,7 +244,8 @@ class Decider:
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
             waits = (*explain(self._planner.domain_of(job), row, now_s, clock), *expected_lines(self.times, job))
-            own = (node for node in self.state.nodes.values() if self._is_of(node.name, job))
+            name = partition_of(job, self._partitions)
+            own = (node for node in self.state.nodes.values() if self._partitions.owner_of(node.name) == name)
             return (*waits, *partition_lines(self.state, self._partitions, job), *out_of_service(own, job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" if place.gpus else place.node for place in job.places)

@@ -119,10 +119,6 @@ class Domains:
         """The domain that has a job among those which run on its nodes; None: it does not run."""
         return next((one for one in self.by_name.values() if row in one.running or row in one.guests), None)
 
-    def lenders_to(self, borrower: Domain) -> list[Domain]:
-        """The domains whose idle nodes may run jobs of another."""
-        return [one for one in self.by_name.values() if one is not borrower and self._partitions.lend_grace_s(one.name)]
-
     def job_at(self, row: int) -> LiveJob:
         """The job of a row."""
         return self._state.jobs[self.ids[row]]

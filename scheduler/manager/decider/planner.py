@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.cycle import run_cycle
-from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.domain import Domain, Rules, lenders_to
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.manager.decider import adapter
 from farside.scheduler.manager.decider.domains import Domains
@@ -214,7 +214,7 @@ class Planner:
     def _cycle(self, domain: Domain, now_s: float) -> list[log.Event]:
         events: list[log.Event] = []
         changed: list[int] = []
-        for action in run_cycle(domain, now_s, self._domains.lenders_to(domain)):
+        for action in run_cycle(domain, now_s, lenders_to(domain, self.domains.values())):
             job = self._domains.job_at(action.row)
             changed.append(action.row)
             event: log.Event | None

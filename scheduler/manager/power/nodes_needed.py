@@ -154,7 +154,7 @@ class _Rooms:
 
     def _is_open(self, at: int, job: LiveJob) -> bool:
         node, partitions = self._nodes[at], self._partitions
-        if partitions and partitions.owner_of(node.name) != partition_of(job, partitions):
+        if partitions.owner_of(node.name) != partition_of(job, partitions):
             return False
         return not (node.drain_reason or node.unhealthy or node.name in self._set_aside)
 
