@@ -1,28 +1,15 @@
 """A GPU that is not cut, or an instance that an administrator has cut: one part of 100 %, for one executor."""
 
-from typing import Any
-
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import (
-    conditions_of,
-    identity_of,
-    open_nvml,
-    process_bytes,
-    uncut_devices,
-    uncut_of,
-    uuid_of,
-)
-from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity
+from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry
 from farside.errors import Unavailable
 
 NAME = "gpu"
 
 
-class GpuDriver:
-    """Gives a GPU or an instance whole, or nothing; ``nvml``: another module than pynvml, in tests."""
-
-    def __init__(self, nvml: Any = None) -> None:
-        self._given = nvml
+class GpuDriver(NvidiaGpus):
+    """Gives a GPU or an instance whole, or nothing."""
 
     def capabilities(self) -> Capabilities:
         """Whether there is a GPU or an instance."""
@@ -41,25 +28,13 @@ class GpuDriver:
         Raises:
             Unavailable: The driver or its library is missing.
         """
-        return uncut_devices(open_nvml(self._given), with_instances=True)
+        return uncut_devices(self.nvml(), with_instances=True)
 
     def open(self, device: Device, part_pct: int) -> FixedPlace:
         """The whole device."""
         if part_pct != 100:
             where = f"GPU {device.uuid or device.number}"
             raise Unavailable(f"{where}: the driver {NAME} has no part of {part_pct} %", hint="give 100, or use mps")
-        nvml = open_nvml(self._given)
+        nvml = self.nvml()
         uuid = uuid_of(nvml, uncut_of(nvml, device))
         return FixedPlace(part_pct, Entry(environment={"CUDA_VISIBLE_DEVICES": uuid}, computes_on="cuda"))
-
-    def identity(self, device: Device) -> Identity:
-        """Model and memory of the GPU, or of the instance."""
-        return identity_of(open_nvml(self._given), device)
-
-    def conditions(self, device: Device) -> Conditions:
-        """Clock and temperature now."""
-        return conditions_of(open_nvml(self._given), device)
-
-    def process_bytes(self, device: Device, pid: int) -> int:
-        """GPU memory of an executor."""
-        return process_bytes(open_nvml(self._given), device, pid)

@@ -3,16 +3,8 @@
 from typing import Any
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import (
-    conditions_of,
-    gpu_of,
-    identity_of,
-    instances_of,
-    open_nvml,
-    process_bytes,
-    uuid_of,
-)
-from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity
+from farside.agent.serving.partition.nvidia import NvidiaGpus, gpu_of, instances_of, uuid_of
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry
 from farside.errors import Unavailable
 
 NAME = "mig"
@@ -20,17 +12,17 @@ SLICES = 7  # of a GPU: an instance has some of them
 _HINT = "an administrator cuts a GPU by nvidia-smi mig"
 
 
-class MigDriver:
-    """Hands out instances; ``nvml``: another module than pynvml, in tests."""
+class MigDriver(NvidiaGpus):
+    """Hands out instances."""
 
     def __init__(self, nvml: Any = None) -> None:
-        self._given = nvml
+        super().__init__(nvml)
         self._used: set[str] = set()
 
     def capabilities(self) -> Capabilities:
         """Which instances the GPUs of this machine have."""
         try:
-            nvml = open_nvml(self._given)
+            nvml = self.nvml()
             sizes = [
                 size
                 for number in range(nvml.nvmlDeviceGetCount())
@@ -48,25 +40,13 @@ class MigDriver:
 
     def open(self, device: Device, part_pct: int) -> "MigPlace":
         """A free instance of this size."""
-        instances = _instances(open_nvml(self._given), device)
+        instances = _instances(self.nvml(), device)
         for uuid, size in instances:
             if size == part_pct and uuid not in self._used:
                 self._used.add(uuid)
                 return MigPlace(self._used, uuid, size)
         there = ", ".join(f"{size} %{' (in use)' if uuid in self._used else ''}" for uuid, size in instances) or "none"
         raise Unavailable(f"GPU {device.number}: has no free instance of {part_pct} %, but {there}", hint=_HINT)
-
-    def identity(self, device: Device) -> Identity:
-        """Model and memory of the whole GPU."""
-        return identity_of(open_nvml(self._given), device)
-
-    def conditions(self, device: Device) -> Conditions:
-        """Clock and temperature of the GPU now."""
-        return conditions_of(open_nvml(self._given), device)
-
-    def process_bytes(self, device: Device, pid: int) -> int:
-        """GPU memory of an executor."""
-        return process_bytes(open_nvml(self._given), device, pid)
 
 
 class MigPlace(FixedPlace):

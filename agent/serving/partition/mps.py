@@ -12,17 +12,8 @@ import tempfile
 from typing import Any
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import (
-    INSTANCE,
-    conditions_of,
-    identity_of,
-    open_nvml,
-    process_bytes,
-    uncut_devices,
-    uncut_of,
-    uuid_of,
-)
-from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Entry, Identity
+from farside.agent.serving.partition.nvidia import INSTANCE, NvidiaGpus, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry
 from farside.errors import Unavailable
 
 NAME = "mps"
@@ -30,17 +21,17 @@ CONTROL = "nvidia-cuda-mps-control"
 _QUIT_S = 10.0
 
 
-class MpsDriver:
-    """Cuts GPUs by limits; ``nvml``: another module than pynvml, in tests."""
+class MpsDriver(NvidiaGpus):
+    """Cuts GPUs by limits."""
 
     def __init__(self, nvml: Any = None) -> None:
-        self._given = nvml
+        super().__init__(nvml)
         self._daemons: dict[str, _Daemon] = {}
 
     def capabilities(self) -> Capabilities:
         """Whether there is a GPU, and the program that limits its clients."""
         try:
-            self._nvml()
+            self.nvml()
         except Unavailable as error:
             return Capabilities(driver=NAME, problem=str(error))
         return Capabilities(
@@ -51,7 +42,7 @@ class MpsDriver:
         """A limit for one process of this GPU's daemon, which is started for the first."""
         if not 1 <= part_pct <= 100:
             raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint="give 1 to 100")
-        nvml = self._nvml()
+        nvml = self.nvml()
         uuid = uuid_of(nvml, uncut_of(nvml, device))
         if uuid.startswith(INSTANCE):
             raise Unavailable(f"GPU {uuid}: an instance is not cut by limits here", hint="device = 'gpu' has it whole")
@@ -67,19 +58,7 @@ class MpsDriver:
         Raises:
             Unavailable: As `capabilities` says.
         """
-        return uncut_devices(self._nvml(), with_instances=False)
-
-    def identity(self, device: Device) -> Identity:
-        """Model and memory of the GPU."""
-        return identity_of(self._nvml(), device)
-
-    def conditions(self, device: Device) -> Conditions:
-        """Clock and temperature of the GPU now."""
-        return conditions_of(self._nvml(), device)
-
-    def process_bytes(self, device: Device, pid: int) -> int:
-        """GPU memory of an executor."""
-        return process_bytes(self._nvml(), device, pid)
+        return uncut_devices(self.nvml(), with_instances=False)
 
     def release(self, uuid: str) -> None:
         """Ends a GPU's daemon with its last part."""
@@ -89,8 +68,9 @@ class MpsDriver:
             del self._daemons[uuid]
             daemon.end()
 
-    def _nvml(self) -> Any:
-        nvml = open_nvml(self._given)
+    def nvml(self) -> Any:
+        """The library, where there is a GPU and the program that limits its clients."""
+        nvml = super().nvml()
         if not nvml.nvmlDeviceGetCount():
             raise Unavailable("NVIDIA's driver finds no GPU")
         if shutil.which(CONTROL) is None:

@@ -126,43 +126,58 @@ def _gpus(nvml: Any) -> Iterator[tuple[int, Any]]:
         yield number, handle
 
 
-def identity_of(nvml: Any, device: Device) -> Identity:
-    """Model and memory of a GPU.
+class NvidiaGpus:
+    """What drivers of NVIDIA's GPUs have in common; ``nvml``: another module than pynvml, in tests."""
 
-    Raises:
-        Unavailable: There is no such GPU.
-    """
-    handle = gpu_of(nvml, device)
-    return Identity(nvml.nvmlDeviceGetName(handle), round(nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB))
+    def __init__(self, nvml: Any = None) -> None:
+        self._given = nvml
 
+    def nvml(self) -> Any:
+        """The library, with an open driver.
 
-def conditions_of(nvml: Any, device: Device) -> Conditions:
-    """Clock of the SMs and temperature now; None where the GPU has no such sensor.
+        Raises:
+            Unavailable: The driver, its library or what else is needed is missing.
+        """
+        return open_nvml(self._given)
 
-    Raises:
-        Unavailable: There is no such GPU.
-    """
-    handle = gpu_of(nvml, device)
+    def identity(self, device: Device) -> Identity:
+        """Model and memory of a GPU, or of an instance.
 
-    def asked(call: Any, kind: Any) -> float | None:
-        try:
-            return float(call(handle, kind))
-        except nvml.NVMLError:
-            return None
+        Raises:
+            Unavailable: There is no such GPU.
+        """
+        nvml = self.nvml()
+        handle = gpu_of(nvml, device)
+        return Identity(nvml.nvmlDeviceGetName(handle), round(nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB))
 
-    return Conditions(
-        asked(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-        asked(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-    )
+    def conditions(self, device: Device) -> Conditions:
+        """Clock of the SMs and temperature now; None where the GPU has no such sensor.
 
+        Raises:
+            Unavailable: There is no such GPU.
+        """
+        nvml = self.nvml()
+        handle = gpu_of(nvml, device)
 
-def process_bytes(nvml: Any, device: Device, pid: int) -> int:
-    """GPU memory of a process; 0 where the driver does not count it.
+        def asked(call: Any, kind: Any) -> float | None:
+            try:
+                return float(call(handle, kind))
+            except nvml.NVMLError:
+                return None
 
-    Raises:
-        Unavailable: There is no such GPU.
-    """
-    for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu_of(nvml, device)):
-        if process.pid == pid:
-            return int(process.usedGpuMemory or 0)
-    return 0
+        return Conditions(
+            asked(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            asked(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        )
+
+    def process_bytes(self, device: Device, pid: int) -> int:
+        """GPU memory of an executor; 0 where the driver does not count it.
+
+        Raises:
+            Unavailable: There is no such GPU.
+        """
+        nvml = self.nvml()
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu_of(nvml, device)):
+            if process.pid == pid:
+                return int(process.usedGpuMemory or 0)
+        return 0
