@@ -34,7 +34,7 @@ NAME_BYTES_MAX = 256
 GROUPS_MAX = 64
 COUNT_MAX = 1 << 40
 DIMENSIONS_MAX = 8
-"""Of a shape that is declared; one with more is not. With `COUNT_MAX` elements it takes 20 bytes at most."""
+"""A shape with more of them is not declared. One that is takes 20 bytes at most, as it has `COUNT_MAX` elements."""
 DECLARATION_BYTES_MAX = MIB
 """Limit of all tensors of a job, encoded: a declaration is one message."""
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8})

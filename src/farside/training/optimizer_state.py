@@ -79,10 +79,10 @@ class OptimizerState:
         every = [parameter, *(torch.zeros_like(parameter) if value is None else value for value in kept)]
         return [value.detach().to("cpu", torch.float32).flatten() for value in every]
 
-    def put(self, iteration: int, by_chunk: Sequence[ChunkState], *, stepped: Collection[int]) -> None:
+    def put(self, iteration: int, by_chunk: Sequence[ChunkState], *, unstepped: Collection[int]) -> None:
         """Give the optimizer what was fetched from the server, as if it had made its steps itself.
 
-        ``stepped``: which parameters, by number, are known to have had a gradient; of others it is seen by their state.
+        ``unstepped``: parameters, by number, that are not known to have had a gradient; it is seen by their state.
         """
         parts: list[list[list[Any]]] = [[[] for _name in self._names] for _one in self._trainables]
         for pieces, arrays in zip(self._layout.chunks, by_chunk, strict=True):
@@ -93,7 +93,7 @@ class OptimizerState:
                     at += piece.count
         for number, (one, kinds) in enumerate(zip(self._trainables, parts, strict=True)):
             # Never stepped, or SGD that never had a momentum: PyTorch has no state of it either.
-            is_known = self._rule != "sgd" and number in stepped
+            is_known = self._rule != "sgd" and number not in unstepped
             if not is_known and not any(bool(array.any()) for found in kinds for array in found):
                 continue
             state = {

@@ -52,7 +52,7 @@ class ServerUpdate(Attachment):
         self._optimizer = optimizer
         self._counts_steps = rule != "sgd"
         self._passed_over: set[int] = set()
-        self._had_gradient: set[int] = set()
+        self._never_stepped = set(range(len(self._parameters)))  # by this process
         self._kept: list[Any] = []  # gradients during a step, which finds none
         self._given: dict[int, _Given] = {}
         self._lock = threading.Lock()  # GPUs have a thread each in backward()
@@ -146,7 +146,7 @@ class ServerUpdate(Attachment):
     def _fetch_state(self) -> None:
         version = self._exchange.version
         if version:
-            self._state.put(version, self._session.fetch(version), stepped=self._had_gradient)
+            self._state.put(version, self._session.fetch(version), unstepped=self._never_stepped)
 
     def _refuse_load(self, *_arguments: Any) -> None:
         raise ConfigError(
@@ -246,7 +246,7 @@ class ServerUpdate(Attachment):
         # 2. The rest of the iteration.
         absent = self._push_missing()
         self._passed_over.update(absent)
-        self._had_gradient.update(set(range(len(self._parameters))).difference(absent))
+        self._never_stepped.intersection_update(absent)
         self._copy.drain()
         # 3. Nothing is left for the optimizer to do. Afterwards gradients are there until `zero_grad`, as ever.
         self._take_away()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from farside.agent.aggregator.layout import Tensor
+from farside.agent.aggregator.layout import WORKERS_OWN, Tensor
 from farside.errors import ConfigError
 from farside.training.attachment import Attachment
 from farside.training.module_use import ModuleHook
@@ -27,7 +27,7 @@ USED = 0
 
 def tensors_of(trainables: Sequence[Trainable]) -> tuple[Tensor, ...]:
     """What is declared: the door's own tensor, in a group and thus in a chunk of its own, then the parameters."""
-    return (Tensor("farside.used", len(trainables), "f32", 1), *(one.tensor for one in trainables))
+    return (Tensor(WORKERS_OWN, len(trainables), "f32", 1), *(one.tensor for one in trainables))
 
 
 class WorkerUpdate(Attachment):
