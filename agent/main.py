@@ -473,7 +473,7 @@ def _holders(tasks: Iterable[Task]) -> Iterator[GpuHolder]:
     """Which task has what of which GPU."""
     for task in tasks:
         for share in task.shares:
-            job, name = task.state.task_id.rpartition(".")[0], folder_name(share.holder)
+            job, name = m.job_of_task(task.state.task_id), folder_name(share.holder)
             yield GpuHolder(gpu=share.gpu, part=share.part, task=name, job=job, user=task.user)
 
 

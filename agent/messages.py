@@ -532,6 +532,11 @@ class TaskState(TaskKey, frozen=True, kw_only=True):
     kind: EndKind | None = None  # from the moment it is to end; None: it is not, or the agent has words only
 
 
+def job_of_task(task_id: str) -> str:
+    """The job of a task, whose id is the job's, a dot and its rank."""
+    return task_id.rpartition(".")[0]
+
+
 class TaskSpec(Part, frozen=True, kw_only=True):
     """What to run, as which user, with which resources of this node."""
 

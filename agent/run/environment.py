@@ -25,7 +25,7 @@ def environment(
     Farside learns how long that took.
     """
     spec = start.spec
-    job_id = start.task_id.rpartition(".")[0]
+    job_id = m.job_of_task(start.task_id)
     account = {"PATH": PATH_DEFAULT, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "LANG": "C.UTF-8"}
     ours = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

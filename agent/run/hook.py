@@ -70,7 +70,7 @@ def hook_environment(start: m.Start, account: str, end: m.TaskState | None = Non
         "PATH": PATH_DEFAULT,
         "LANG": "C.UTF-8",
         "CUDA_VISIBLE_DEVICES": ",".join(part or str(gpu) for gpu, part in spec.devices),
-        "FARSIDE_JOB": start.task_id.rpartition(".")[0],
+        "FARSIDE_JOB": m.job_of_task(start.task_id),
         "FARSIDE_TASK": start.task_id,
         "FARSIDE_START": str(start.start),
         "FARSIDE_USER": account,

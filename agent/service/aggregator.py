@@ -114,7 +114,7 @@ class AggregatorService(NodeService):
             uid = self._uid_of(start.spec.user)
         except Refused:
             return {}  # it will not be started
-        job = start.task_id.rpartition(".")[0]
+        job = m.job_of_task(start.task_id)
         ticket = Ticket(job=job, start=start.start, rank=membership.rank, members=membership.members, uid=uid)
         return {RELAY_VARIABLE: os.fspath(self._relay.path), TOKEN_VARIABLE: token_of(ticket, self._key)}
 
