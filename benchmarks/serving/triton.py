@@ -18,6 +18,7 @@ from farside.agent.serving.describe import ModelRequest, describe
 from farside.agent.serving.model_file import ModelFile
 from farside.cli.demo.serving_load import Target
 from farside.cli.demo.serving_rig import MAX_BATCH, Mix, devices, free_ports, row_shape
+from farside.ending import end_process
 from farside.serve.table import Tables
 
 READY_S, END_S = 120.0, 30.0
@@ -98,13 +99,8 @@ class Triton:
         raise BenchmarkError(f"Triton did not start: {lines[-1] if lines else 'nothing was said'}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._process is not None:
+            end_process(self._process, END_S)
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,7 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,18 @@ def on_end_signals(act: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in ENDING:
             loop.remove_signal_handler(number)
+
+
+def end_process(process: "subprocess.Popen[bytes]", limit_s: float) -> None:
+    """Ends a child by SIGTERM, and by SIGKILL after ``limit_s``; nothing if it has ended."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def leave_no_core_dump() -> None:

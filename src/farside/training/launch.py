@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from farside.agent.messages import LIBRARY_THREADS
+from farside.ending import end_process
 from farside.errors import ConfigError, PeerError
 from farside.log import get_log
 from farside.training.loop.ended import Paused
@@ -220,9 +221,4 @@ def _aggregator(folder: Path, variables: Mapping[str, str]) -> Iterator["subproc
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=AGREE_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, AGREE_LIMIT_S)

@@ -19,6 +19,7 @@ import psutil
 
 from farside import admin
 from farside.cli.demo.serving_load import Target
+from farside.ending import end_process
 from farside.errors import PeerError, Unavailable
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.plan import Plan
@@ -178,13 +179,8 @@ class Running:
         raise Unavailable(f"the deployment did not start: {lines[-1] if lines else 'nothing was said'}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._process is not None:
+            end_process(self._process, END_S)
 
     def status(self) -> ServeStatus:
         """What it says of itself."""
