@@ -76,6 +76,7 @@ def reduce(
     hyper: Hyper | None = None,
     masters: Sequence[Buffer] = (),
     next_masters: Sequence[Buffer] | None = None,
+    past_caches: bool = False,
 ) -> None:
     """Reduces one chunk's gradients, given in rank order, into every one of ``outputs``.
 
@@ -88,6 +89,7 @@ def reduce(
         hyper: An optimizer's numbers.
         masters: An optimizer's arrays of float32: parameters, then momentum or the two moments.
         next_masters: Where those go after the step; None: in place.
+        past_caches: The CPU's caches do not hold the outputs until somebody reads them. It changes no bit.
 
     Raises:
         ValueError: arrays differ in length, or an optimizer lacks an array.
@@ -109,7 +111,7 @@ def reduce(
 
     asked = ffi.new("struct ne_reduction *")
     asked.dtype, asked.rule, asked.count, asked.step = dtype, rule, count, step
-    asked.members, asked.results = len(views), len(writable)
+    asked.members, asked.results, asked.past_caches = len(views), len(writable), past_caches
     # cffi frees an array with the last reference to it, and a struct that points to it holds none.
     pointers = ffi.new("void *[]", [ffi.cast("void *", view) for view in views])
     results = ffi.new("void *[]", [ffi.cast("void *", view) for view in writable])

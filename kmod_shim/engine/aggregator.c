@@ -35,8 +35,9 @@
 #include "reduce.h"
 
 enum {
-	SLICE_NS = 200000,   /* of updates between two looks */
-	HELD_LOOK_MS = 1000, /* how often frames that wait for a plan are looked at */
+	SLICE_NS = 200000,	 /* of updates between two looks */
+	CACHED_BYTES = 16 << 20, /* of results, and a CPU's caches hold them until they are read */
+	HELD_LOOK_MS = 1000,	 /* how often frames that wait for a plan are looked at */
 };
 
 /* How long a frame of an epoch newer than the plan may wait for it. */
@@ -668,6 +669,7 @@ static int reduce_chunk(struct job *job, uint32_t chunk, uint64_t version)
 	}
 	if (keeps_results && r.results < NE_MEMBERS_MAX)
 		outputs[r.results++] = job->results + layout->offsets[chunk];
+	r.past_caches = layout->area_bytes * r.results > CACHED_BYTES;
 	if (!layout->sum_only) {
 		const struct ne_hyper *hyper = numbers_for(job, 0, layout->groups[chunk], version);
 

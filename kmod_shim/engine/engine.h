@@ -362,6 +362,7 @@ struct ne_reduction {
 	uint64_t count;			/* elements of each, at most NE_REDUCTION_MAX */
 	const void *const *gradients;	/* in rank order; aligned to an element, as all that follows */
 	void *const *outputs;		/* each is a gradient's own memory, or overlaps nothing else here */
+	uint32_t past_caches;		/* 1: caches do not hold the results until somebody reads them; the same bits */
 	uint64_t step;			/* an optimizer's: of this chunk's update, from 1 */
 	struct ne_hyper hyper;
 	const float *from[3];		/* an optimizer's: parameters, momentum or first moment, second moment, before */

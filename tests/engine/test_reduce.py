@@ -168,6 +168,29 @@ def test_a_mean_is_the_sum_divided_by_the_members(dtype: DType, variant: bool) -
         assert_same_bits(output, narrow(summed(gradients, dtype) / np.float32(members), dtype), dtype)
 
 
+def beside_a_boundary(length: int, shift: int) -> Array:
+    """Zeros that begin ``shift`` elements after a boundary of 32 bytes."""
+    array = np.zeros(length + shift + 8, np.float32)
+    first = -array.ctypes.data % 32 // 4 + shift
+    return array[first : first + length]
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("rule", [Rule.SUM, Rule.MEAN], ids=lambda rule: rule.name)
+def test_results_that_go_past_the_caches_have_the_same_bits(rule: Rule, shift: int, variant: bool) -> None:
+    rng = np.random.default_rng(5)
+    for length in LENGTHS:
+        gradients = [any_bits(rng, DType.F32, length) for _ in range(3)]
+        near = np.zeros(length, np.float32)
+        far = [beside_a_boundary(length, at) for at in (0, shift)]
+
+        aggregation.reduce(rule, DType.F32, gradients, [near])
+        aggregation.reduce(rule, DType.F32, gradients, far, past_caches=True)
+
+        assert near.any()
+        assert all(result.tobytes() == near.tobytes() for result in far)
+
+
 @pytest.mark.parametrize("dtype", list(DType))
 def test_the_sum_of_one_is_its_copy_even_of_a_signalling_nan(dtype: DType, variant: bool) -> None:
     gradient = any_bits(np.random.default_rng(1), dtype, 3000)
@@ -289,12 +312,13 @@ def test_any_bits_pass_an_optimizer_as_they_pass_its_formulas(name: str, variant
     assert_same_bits(output, wanted[0], DType.F32)
 
 
-def test_a_result_may_take_its_gradients_place(variant: bool) -> None:
+@pytest.mark.parametrize("past_caches", [False, True])
+def test_a_result_may_take_its_gradients_place(variant: bool, past_caches: bool) -> None:
     rng = np.random.default_rng(3)
     gradients = [ordinary(rng, DType.F32, 2500) for _ in range(4)]
     wanted = summed(gradients, DType.F32)
 
-    aggregation.reduce(Rule.SUM, DType.F32, gradients, gradients)
+    aggregation.reduce(Rule.SUM, DType.F32, gradients, gradients, past_caches=past_caches)
 
     for output in gradients:
         assert_same_bits(output, wanted, DType.F32)
