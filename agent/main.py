@@ -39,7 +39,7 @@ from farside.agent.service.donor import DonorSense
 from farside.agent.service.executor import ExecutorService
 from farside.agent.service.service import NodeServices
 from farside.agent.session import Node, Session
-from farside.agent.startup import check_fence, gpus_of, manager_address, why_unfenced
+from farside.agent.startup import borrowers_of, check_fence, gpus_of, manager_address, why_unfenced
 from farside.agent.status import AgentStatus, GpuHolder
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
@@ -114,7 +114,10 @@ class Agent:
         problem = self._task_memory.problem(is_limited=self._cgroup is not None and self._cgroup.limits_memory)
         if problem:
             raise ConfigError(f"task_memory: is limit; {problem}", hint='task_memory = "warn"')
-        self._borrower = BorrowerService(_given(config.peers_file), swap=lambda: self.sense.latest.swap, clock=clock)
+        self._borrower = BorrowerService(
+            _given(config.peers_file), swap=lambda: self.sense.latest.swap, clock=clock,
+            sockets=borrowers_of(config),
+        )  # fmt: skip
         self._aggregator = self._make_aggregator()
         self._executor = ExecutorService(
             _given(config.executor_socket), _given(config.executor_admin_socket),
@@ -235,7 +238,8 @@ class Agent:
         await power_off(self._config.power_off)
 
     async def _read(self) -> m.Reading:
-        return replace(await self.sense.read(), services=self.services.facts(), holding=self.services.holding())
+        reading, _ = await asyncio.gather(self.sense.read(), self._borrower.look())
+        return replace(reading, services=self.services.facts(), holding=self.services.holding())
 
     def _welcomed(self, generation: int, is_proved: bool) -> None:
         if is_proved:

@@ -61,6 +61,7 @@ U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Duration = Annotated[float, Meta(ge=0, le=4e9)]
 Sum = Annotated[float, Meta(ge=0, le=1e40)]
+Rate = Annotated[float, Meta(ge=0, le=1e18)]
 Moment = Annotated[float, Meta(ge=0, le=4e12)]
 Node = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 # The API shows it, and a pattern of JSON schema knows no \Z.
@@ -160,6 +161,43 @@ class Donor(Part, frozen=True, kw_only=True, omit_defaults=True):
         return Donor(node=self.node, control=control, has_rdma=self.has_rdma)
 
 
+class LentMemory(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory that this node's donor lends, to whomever: `Donor` is there only if others can reach it over a network.
+
+    ``lendable_bytes``: in slabs that it could lend now, besides. Rates are of what went over networks since the agent
+    asked before; None: it has not asked twice.
+    """
+
+    lent_bytes: U63
+    lendable_bytes: U63 = 0
+    read_bytes_per_s: Rate | None = None
+    written_bytes_per_s: Rate | None = None
+
+
+class BorrowedMemory(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Pages of this node's Farside devices, all together, as their borrowers say.
+
+    Attributes:
+        remote_bytes: At donors, or just about to be.
+        on_disk_bytes: On backup disks alone.
+        pending_bytes: Not on a disk yet that is to have them.
+        pages_at_risk: With one copy where two are promised, or on a disk alone that fails.
+        disk_failed: A backup disk fails; None: there is none.
+        reads_per_s, writes_per_s: Requests since the agent asked before.
+        read_p99_s, write_p99_s: What 99 in 100 of those took at most, to a factor of two; None: there were none.
+    """
+
+    remote_bytes: U63
+    on_disk_bytes: U63 = 0
+    pending_bytes: U63 = 0
+    pages_at_risk: U63 = 0
+    disk_failed: bool | None = None
+    reads_per_s: Rate = 0.0
+    writes_per_s: Rate = 0.0
+    read_p99_s: Duration | None = None
+    write_p99_s: Duration | None = None
+
+
 class Drained(Part, frozen=True, kw_only=True):
     """Drained donor of this node: the number of the LENDING that closed it, and its slabs that are still lent.
 
@@ -239,11 +277,12 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):
-    """Facts of the service ``donor``; `Reading` has them too, for managers that know no services."""
+    """Facts of the service ``donor``; `Reading` has the first three too, for managers that know no services."""
 
     donor: Donor | None = None
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
     drained: Drained | None = None  # None: the donor lends, or has not answered
+    lent: LentMemory | None = None  # None: no donor answers, or the agent is of the version before
 
 
 class DonorOrder(Part, frozen=True, kw_only=True):
@@ -258,9 +297,10 @@ class DonorOrder(Part, frozen=True, kw_only=True):
 
 
 class BorrowerFacts(Part, frozen=True, kw_only=True):
-    """What the service ``borrower`` says; `ChangingFacts` has the same field, for managers that know no services."""
+    """What the service ``borrower`` says; `ChangingFacts` has ``swap`` too, for managers that know no services."""
 
     swap: Swap | None = None
+    borrowed: BorrowedMemory | None = None  # None: no borrower answers, or the agent is of the version before
 
 
 class Reading(ChangingFacts, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """What an agent's settings must hold before it starts: asked by the agent itself, and by `farside doctor`."""
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from farside.agent.run.containment import CgroupRoot
@@ -17,6 +18,11 @@ from farside.tls import TlsFiles, client_tls
 FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
 
 _log = get_log("agent")
+
+
+def borrowers_of(config: AgentConfig) -> tuple[Path, ...]:
+    """Admin sockets of the node's borrowers."""
+    return tuple(map(Path, names_in(config.blockdev_socket)))
 
 
 def manager_address(config: AgentConfig) -> ManagerAddress:

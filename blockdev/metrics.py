@@ -74,6 +74,11 @@ class DeviceCollector:
         yield _gauge("size_bytes", "Size of the device.", device.context.config.size_bytes)
         yield _gauge("connections", "Clients now.", self._reporter.connections)
         yield _gauge("pending_bytes", "Payload that waits for the disk now.", figures.pending_bytes())
+        told = self._reporter.pages()
+        yield _gauge("pages_remote", "Pages that donors have now, or are about to have.", told["pages_remote"])
+        failed = told["disk_failed"]
+        text = "1 while the backup disk fails; there is none without a disk."
+        yield _gauge("disk_failed", text, None if failed is None else float(failed))
         text = "Pages with one copy now, though the protection promises two."
         yield _gauge("pages_exposed", text, figures.pages_exposed())
         text = "Pages that one donor has and no second now, though two donors shall."

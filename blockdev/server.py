@@ -203,6 +203,7 @@ class Server:
     ) -> None:
         handlers: Mapping[str, admin.Handler] = {
             "status": reporter.status,
+            "figures": reporter.figures,
             "fault": reporter.fault,
             "trust": reporter.trust,
             "replace": self._replace,

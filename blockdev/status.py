@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from farside.blockdev.device import BlockDevice
 from farside.blockdev.donor.donor import Donor
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.table import Slab
-from farside.blockdev.total import LONGEST
+from farside.blockdev.total import LONGEST, latency_buckets
 from farside.config import FaultRule
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import GRANULE_BYTES, EngineStats, Fault
@@ -25,6 +26,26 @@ GIB = 1 << 30
 _DONOR_FIGURES = ("free_slabs", "used_bytes", "total_bytes", "headroom_bytes")  # of FREE_MEM; 0 before the first
 
 
+class Rates:
+    """Requests a second, over the time since it was last asked, at least a second."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._last = time.monotonic(), stats
+
+    def since_last(self, stats: EngineStats, *, pages_per_s: float) -> Mapping[str, float]:
+        """The rates now; ``pages_per_s`` is the device's own."""
+        now_s = time.monotonic()
+        then_s, before = self._last
+        elapsed_s = max(0.001, now_s - then_s)
+        if elapsed_s >= 1.0:
+            self._last = now_s, stats
+        return {
+            "reads_per_s": (stats.requests_read - before.requests_read) / elapsed_s,
+            "writes_per_s": (stats.requests_write - before.requests_write) / elapsed_s,
+            "pages_per_s": pages_per_s,
+        }
+
+
 class Reporter:
     """Status and fault commands of one device."""
 
@@ -33,7 +54,8 @@ class Reporter:
         self._clients = clients
         self._engine = engine
         self._began_s = time.monotonic()
-        self._last: tuple[float, EngineStats] = (self._began_s, engine.stats())  # what rates are counted from
+        # Each asker has its own: one that asks often would shorten the time that the other's rates are over.
+        self._status_rates, self._figure_rates = Rates(engine.stats()), Rates(engine.stats())
 
     @property
     def connections(self) -> int:
@@ -62,15 +84,11 @@ class Reporter:
             "listen": config.listen,
             "disk_path": os.fspath(config.disk_path) if context.has_disk else "",
             "mapped_bytes": mapped * GRANULE_BYTES,
-            "pending_bytes": self._engine.figures.pending_bytes(),
-            "pages_exposed": self._engine.figures.pages_exposed(),
-            "pages_single": self._engine.figures.pages_single(),
-            "pages_disk_alone": self._engine.figures.pages_disk_alone(),
-            "pages_clear": self._engine.figures.pages_clear(),
+            **self.pages(),
             "connections": self.connections,
             "workers": config.workers,
             "longest_request_s": totals[LONGEST] / 1e9,
-            "rates": self._rates(stats),
+            "rates": self._status_rates.since_last(stats, pages_per_s=self.device.rates),
             "pages_in": _by_place(totals, "pages_in_"),
             "pages_out": _by_place(totals, "pages_out_"),
             "hedges": {
@@ -87,6 +105,31 @@ class Reporter:
             "slabs": [self._slab(slab) for slab in islice(table.slabs.values(), SLABS_MAX)],
             "slabs_omitted": max(0, len(table.slabs) - SLABS_MAX),
             "engine": asdict(stats),
+        }
+
+    async def figures(self, _: Mapping[str, object]) -> object:
+        """Admin: where the pages are, rates, and latencies, for the node's agent: what is cheap to say every second."""
+        totals, stats = self.device.totals(), self._engine.stats()
+        return {
+            "role": "blockdev",
+            **self.pages(),
+            "rates": self._figure_rates.since_last(stats, pages_per_s=self.device.rates),
+            "latency_buckets": {kind: latency_buckets(totals, kind) for kind in ("read", "write")},
+        }
+
+    def pages(self) -> Mapping[str, Any]:
+        """Pages by where they are, and whether the disk fails; None: there is no disk."""
+        context, figures = self.device.context, self._engine.figures
+        # In this order: a page that leaves the disk in between counts as one that has not left it yet, never twice.
+        filled, disk_alone = figures.pages_filled(), figures.pages_disk_alone()
+        return {
+            "pending_bytes": figures.pending_bytes(),
+            "pages_remote": max(0, filled - disk_alone),
+            "pages_exposed": figures.pages_exposed(),
+            "pages_single": figures.pages_single(),
+            "pages_disk_alone": disk_alone,
+            "pages_clear": figures.pages_clear(),
+            "disk_failed": not context.is_disk_well if context.has_disk else None,
         }
 
     async def fault(self, arguments: Mapping[str, object]) -> object:
@@ -109,19 +152,6 @@ class Reporter:
             raise ConfigError("trust takes one argument", hint="farside admin trust donor=NODE")
         self.device.donors.trust(str(arguments["donor"]))
         return {}
-
-    def _rates(self, stats: EngineStats) -> Mapping[str, float]:
-        # Over the time since it was last asked, at least a second.
-        now_s = time.monotonic()
-        then_s, before = self._last
-        elapsed_s = max(0.001, now_s - then_s)
-        if elapsed_s >= 1.0:
-            self._last = (now_s, stats)
-        return {
-            "reads_per_s": (stats.requests_read - before.requests_read) / elapsed_s,
-            "writes_per_s": (stats.requests_write - before.requests_write) / elapsed_s,
-            "pages_per_s": self.device.rates,
-        }
 
     def _donor(self, donor: Donor) -> Mapping[str, object]:
         return {

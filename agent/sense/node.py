@@ -107,7 +107,9 @@ class NodeSense:
             swap=self._read_swap(tasks),
             rdma_subnet=read_rdma_subnet(self._proc_root.parent),
             unfit=self._links.read()[: m.CAUSE_CHARS_MAX],
-            **m.fields_of(m.DonorFacts, lent),
+            donor=lent.donor,
+            loans=lent.loans,
+            drained=lent.drained,
         )
 
     def _warn(self, used: list[tuple[RunningTask, int]]) -> None:

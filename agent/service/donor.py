@@ -8,6 +8,7 @@ donor that was started again lends again, until it is told once more.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ class Lent(m.DonorFacts, frozen=True, kw_only=True):
 NOTHING_LENT = Lent()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traffic:
+    """What a donor's process had served over networks at a time."""
+
+    at_s: float
+    pid: int
+    read_bytes: int
+    written_bytes: int
+
+
 class DonorSense(NodeService):
     """The service ``donor``: asks the donor by its admin socket."""
 
@@ -53,6 +64,7 @@ class DonorSense(NodeService):
         self._heard_s = 0.0
         self._wanted: m.DonorOrder | None = None  # None: no manager has said whether it may lend
         self._lent = NOTHING_LENT
+        self._traffic: _Traffic | None = None
 
     def obey(self, order: msgspec.Raw) -> None:
         """Whether the donor may lend, a `DonorOrder`; the next reading sees to it."""
@@ -70,11 +82,13 @@ class DonorSense(NodeService):
 
     def metrics(self) -> Mapping[str, float]:
         """What it has lent, and could lend."""
-        donor = self._lent.donor
+        lent = self._lent.lent or m.LentMemory(lent_bytes=0)
+        rates = {"read_bytes_per_s": lent.read_bytes_per_s, "written_bytes_per_s": lent.written_bytes_per_s}
         return {
             "slabs_bytes": self._lent.slabs_bytes,
-            "lent_bytes": sum(loan.bytes for loan in self._lent.loans),
-            "free_bytes": 0 if donor is None else donor.free_bytes,
+            "lent_bytes": lent.lent_bytes,
+            "free_bytes": lent.lendable_bytes,
+            **{name: rate for name, rate in rates.items() if rate is not None},
         }
 
     def drained(self) -> bool:
@@ -105,12 +119,30 @@ class DonorSense(NodeService):
         self._last, self._heard_s = lent.donor, self._clock.now_s()
         return lent
 
+    def _with_rates(self, lent: Lent, told: Mapping[str, Any]) -> Lent:
+        """With the rates since the status before, if that was of the same process."""
+        traffic, now_s = told.get("traffic", {}), self._clock.now_s()
+        if lent.lent is None or not traffic:
+            return lent
+        read_bytes, written_bytes = int(traffic["read_bytes"]), int(traffic["written_bytes"])
+        now = _Traffic(at_s=now_s, pid=int(told["pid"]), read_bytes=read_bytes, written_bytes=written_bytes)
+        before, self._traffic = self._traffic, now
+        if before is None or before.pid != now.pid or now_s <= before.at_s:
+            return lent
+        elapsed_s = now_s - before.at_s
+        memory = msgspec.structs.replace(
+            lent.lent,
+            read_bytes_per_s=max(0, read_bytes - before.read_bytes) / elapsed_s,
+            written_bytes_per_s=max(0, written_bytes - before.written_bytes) / elapsed_s,
+        )
+        return msgspec.structs.replace(lent, lent=memory)
+
     async def _settled(self, socket: Path) -> Lent:
         """Status of the donor, which is first drained or undrained where it does other than the manager wants."""
         told = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
         wanted = self._wanted
         if wanted is None:
-            return lent_of(told, self._control)
+            return self._with_rates(lent_of(told, self._control), told)
         # Compared at each reading: a donor that was restarted has forgotten what it was told.
         if bool(wanted.closed_by) is not _is_closed(told):
             if wanted.closed_by:
@@ -118,7 +150,7 @@ class DonorSense(NodeService):
             else:
                 await admin.ask(socket, "undrain", timeout_s=ASK_LIMIT_S, by=BY)
             told = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
-        lent = lent_of(told, self._control)
+        lent = self._with_rates(lent_of(told, self._control), told)
         if not (wanted.closed_by and _is_closed(told)):
             return lent
         # Ready slabs are nobody's: the others are still lent.
@@ -155,10 +187,20 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
     loans = tuple(
         m.Loan(borrower=name, bytes=slabs * slab_bytes, slabs=slabs) for slabs, name in sessions[: m.LOANS_MAX] if slabs
     )
-    return Lent(slabs_bytes=int(told["memory"]["slabs_bytes"]), loans=loans, donor=_donor_of(told, control))
+    is_lending = not (told["closing"] or told["draining"])
+    memory = m.LentMemory(
+        lent_bytes=sum(slabs for slabs, _ in sessions) * slab_bytes,
+        lendable_bytes=int(told["memory"]["free_slabs"]) * slab_bytes if is_lending else 0,
+    )
+    return Lent(
+        slabs_bytes=int(told["memory"]["slabs_bytes"]),
+        loans=loans,
+        donor=_donor_of(told, memory, is_lending=is_lending, control=control),
+        lent=memory,
+    )
 
 
-def _donor_of(told: Mapping[str, Any], control: str) -> m.Donor | None:
+def _donor_of(told: Mapping[str, Any], memory: m.LentMemory, *, is_lending: bool, control: str) -> m.Donor | None:
     """The donor, where other nodes can reach it: not one on a unix socket, nor one of a version that says not where."""
     at = control or next((one for one in told.get("listen", ()) if isinstance(parse_endpoint(one), tuple)), "")
     if not at:
@@ -167,7 +209,7 @@ def _donor_of(told: Mapping[str, Any], control: str) -> m.Donor | None:
         node=str(told["node"])[:64],
         control=at,
         has_rdma=bool(told.get("has_rdma", False)),
-        lends=not (told["closing"] or told["draining"]),
-        free_bytes=int(told["memory"]["free_slabs"]) * int(told["slab_bytes"]),
-        lent_bytes=sum(int(one["slabs"]) for one in told["sessions"]) * int(told["slab_bytes"]),
+        lends=is_lending,
+        free_bytes=memory.lendable_bytes,
+        lent_bytes=memory.lent_bytes,
     )

@@ -233,6 +233,10 @@ class Figures:
         """Pages that only the disk has; they are lost if it breaks."""
         return int(lib.ne_pages_disk_alone(self._handle()))
 
+    def pages_filled(self) -> int:
+        """Pages that have a copy anywhere: at donors, on the disk, or on their way there."""
+        return int(lib.ne_pages_filled(self._handle()))
+
     def pages_clear(self) -> int:
         """Pages that donors have in the clear."""
         return int(lib.ne_pages_clear(self._handle()))

@@ -384,6 +384,7 @@ struct ne_device {
 	_Atomic int32_t *single;	/* [clusters]: with replicas, pages that one donor has and no second; likewise */
 	_Atomic int32_t *disk_alone;	/* [clusters]: pages that the disk alone has; likewise */
 	_Atomic int32_t *clear;		/* [clusters]: pages that donors have in the clear; likewise */
+	_Atomic int32_t *filled;	/* [clusters]: pages that have a copy anywhere; likewise */
 	_Atomic uint32_t lifting;	/* the mover copies those to donors */
 	struct slab_live *live;
 	_Atomic uint32_t donor_direct[NE_DONORS_MAX]; /* slabs are memory here */
@@ -478,6 +479,7 @@ static inline bool page_is_single(uint64_t a)
 }
 
 static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
+static inline bool page_is_filled(uint64_t a) { return a & P_SOURCES; }
 static inline bool page_is_clear(uint64_t a) { return a & P_RALL && !(a & P_SEALED); }
 
 /* What tells a content of a page from all others that it had or will have: the tweak beside the page's number. */
@@ -490,6 +492,7 @@ static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t 
 	int32_t single = page_is_single(to) - page_is_single(*a);
 	int32_t alone = page_is_on_disk_alone(to) - page_is_on_disk_alone(*a);
 	int32_t clear = page_is_clear(to) - page_is_clear(*a);
+	int32_t filled = page_is_filled(to) - page_is_filled(*a);
 	uint64_t cluster = (uint64_t)(p - dev->page) / NE_CLUSTER_PAGES;
 
 	if (!atomic_compare_exchange_weak(&p->a, a, to))
@@ -502,6 +505,8 @@ static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t 
 		atomic_fetch_add(&dev->disk_alone[cluster], alone);
 	if (clear)
 		atomic_fetch_add(&dev->clear[cluster], clear);
+	if (filled) /* seldom: a page that is written again stays filled */
+		atomic_fetch_add(&dev->filled[cluster], filled);
 	return true;
 }
 

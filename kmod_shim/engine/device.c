@@ -52,7 +52,7 @@ struct table {
 	uint64_t bytes;
 };
 
-enum { TABLES = 9 };
+enum { TABLES = 10 };
 
 static void tables_of(struct ne_device *dev, struct table ret[TABLES])
 {
@@ -62,6 +62,7 @@ static void tables_of(struct ne_device *dev, struct table ret[TABLES])
 		{(void **)&dev->single, dev->clusters * sizeof(*dev->single)},
 		{(void **)&dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone)},
 		{(void **)&dev->clear, dev->clusters * sizeof(*dev->clear)},
+		{(void **)&dev->filled, dev->clusters * sizeof(*dev->filled)},
 		{(void **)&dev->live, NE_SLABS_MAX * sizeof(*dev->live)},
 		{(void **)&dev->faults, NE_DONORS_MAX * sizeof(*dev->faults)},
 		{(void **)&dev->events, EVENTS * sizeof(*dev->events)},

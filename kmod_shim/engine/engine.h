@@ -274,6 +274,8 @@ uint64_t ne_pages_exposed(const struct ne_device *dev);
 uint64_t ne_pages_single(const struct ne_device *dev);
 /* Pages that the disk alone has: what no donor was given, and what came back from one. A disk that breaks loses them. */
 uint64_t ne_pages_disk_alone(const struct ne_device *dev);
+/* Pages that have a copy anywhere: at donors, on the disk, or on their way there. */
+uint64_t ne_pages_filled(const struct ne_device *dev);
 /* Pages that donors have in the clear: all of them without encrypt_remote, else what the mover has still to seal. */
 uint64_t ne_pages_clear(const struct ne_device *dev);
 /*

@@ -67,6 +67,11 @@ uint64_t ne_pages_disk_alone(const struct ne_device *dev)
 	return pages_of(dev, dev->disk_alone);
 }
 
+uint64_t ne_pages_filled(const struct ne_device *dev)
+{
+	return pages_of(dev, dev->filled);
+}
+
 uint64_t ne_pages_clear(const struct ne_device *dev)
 {
 	return pages_of(dev, dev->clear);

@@ -162,6 +162,7 @@ int state_adopt_pages(struct ne_device *dev)
 		dev->single[i / NE_CLUSTER_PAGES] += has_replicas(dev) && page_is_single(to);
 		dev->disk_alone[i / NE_CLUSTER_PAGES] += page_is_on_disk_alone(to);
 		dev->clear[i / NE_CLUSTER_PAGES] += page_is_clear(to);
+		dev->filled[i / NE_CLUSTER_PAGES] += page_is_filled(to);
 		if (to & P_PEND) {
 			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
 

@@ -32,6 +32,7 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
         "declared_gpus": 8,
         "gpu_model": "h100",
         "daemon_socket": "",
+        "blockdev_socket": "",
         "peers_file": "",
         "aggregator_socket": "",
         "aggregation_socket": str(folder / "aggregation.sock"),

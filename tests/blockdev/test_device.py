@@ -4,12 +4,15 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farside.blockdev import context as context_module
 from farside.blockdev import device as device_module
+from farside.blockdev.client.listener import Clients
 from farside.blockdev.device import BlockDevice
+from farside.blockdev.status import Reporter
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.daemon.control.keys import KeyRing
@@ -137,6 +140,33 @@ def test_what_the_disk_alone_has_goes_to_donors_when_the_disk_begins_to_fail(wor
         await world.until(lambda: world.engine.figures.pages_disk_alone() == 0)
         os.ftruncate(world.disk_fd, 0)
         assert world.clients[0].read(0, len(data)) == data
+
+    play(world, body)
+
+
+@pytest.mark.parametrize("world", ["all"], indirect=True)
+def test_the_figures_say_where_the_pages_are_and_whether_the_disk_fails(world: World) -> None:
+    async def body(device: BlockDevice) -> None:
+        clients = Clients(world.engine, 1, hold=lambda worker, fd: None, forget=lambda worker: None)
+        reporter = Reporter(device, clients, world.engine)
+
+        def pages() -> tuple[int, int, bool]:
+            told = reporter.pages()
+            return told["pages_remote"], told["pages_disk_alone"], told["disk_failed"]
+
+        await write_to_disk(world)
+        assert pages() == (0, 100, False)
+        lend(world, device)
+        await world.until(lambda: pages() == (100, 0, False))
+        world.clients[0].write(0, bytes(10 * PAGE))
+        await world.until(lambda: pages() == (90, 0, False))
+        assert sum(world.engine.cluster_count(granule)[1] for granule in range(4)) == 90
+
+        world.engine.disk_fault_set(Fault.ERROR, 1, 0)
+        world.clients[0].write(20 * PAGE, page(1))
+        await world.until(lambda: pages() == (90, 0, True))
+        told: Any = await reporter.figures({})
+        assert sum(told["latency_buckets"]["write"]) == world.engine.stats().requests_write
 
     play(world, body)
 

@@ -13,6 +13,7 @@ from tests.support.waiting import until
 MIB = 1 << 20
 DONOR, HEADROOM, DEVICE, JOB = 256 * MIB, 32 * MIB, 256 * MIB, 150 * MIB
 LIMIT_S = 120.0
+HELD = ("remote_bytes", "on_disk_bytes")
 WRITE = f"for i in range({DEVICE // MIB}): h.pwrite(bytes([i % 251 + 1]) * {MIB}, i << 20)"
 CHECK = f"print(all(h.pread({MIB}, i << 20) == bytes([i % 251 + 1]) * {MIB} for i in range({DEVICE // MIB})))"
 TRAIN = """
@@ -43,6 +44,15 @@ def test_a_donor_gives_back_what_a_job_on_its_node_needs_and_no_page_is_lost(tmp
         before = until(
             lambda: found if min((found := lent_bytes(session)).values()) > room else None,
             what="both donors lend more than beside a job", deadline_s=LIMIT_S,
+        )  # fmt: skip
+        memory = {name: node["memory"] for name, node in nodes(session).items()}
+        for name, told in memory.items():
+            assert isinstance(told, dict)
+            assert told["lent_bytes"] > room
+            assert (told["remote_bytes"] is None) is (name != "n1")  # the borrower is on the machine of the first node
+        until(
+            lambda: sum(int(str(nodes(session)["n1"]["memory"][what])) for what in HELD) == DEVICE,  # type: ignore[index,misc]
+            what="all pages to be told of", deadline_s=LIMIT_S,
         )  # fmt: skip
         headroom = {name: int(str(node["headroom_bytes"])) for name, node in nodes(session).items()}
         # What is lent counts as free: the job is placed, though without it there might be no room.

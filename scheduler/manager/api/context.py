@@ -1,5 +1,6 @@
 """The state that all routes share; `route_arguments.py` hands it to each of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from farside.scheduler.manager.power.controller import LivePower
 from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.listing import JobListings, NodeListing
+from farside.scheduler.manager.view.memory import NodeMemory
 from farside.scheduler.manager.view.partition import Owners
 from farside.scheduler.tenancy import Tenancy
 
@@ -63,6 +65,10 @@ class Context:
     def owners(self) -> Owners:
         """What says whose nodes are."""
         return Owners(partitions=self.partitions, jobs=self.log.state.jobs)
+
+    def memory(self) -> Mapping[str, NodeMemory]:
+        """Memory that nodes lend and have borrowed, by node; without those whose agents are connected elsewhere."""
+        return {name: told.memory for name, told in self.sessions.sensed().items()}
 
     def __post_init__(self) -> None:
         power = self.power

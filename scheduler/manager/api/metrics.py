@@ -6,7 +6,7 @@ nobody.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +23,7 @@ from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.model.record import ACTIVE, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.view.groups import report
+from farside.scheduler.manager.view.memory import NodeMemory
 from farside.scrape import family, registry_of
 
 _Figure = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, float | None]
@@ -90,6 +91,7 @@ class ManagerCollector:
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
         yield gauge, "lent_gpus", "GPUs that partitions lend to jobs of others.", _lent_gpus(state)
+        yield from _memory(self._context.memory().values())
         yield from _aggregation(state)
         yield from _colocation(state)
         wanted = None if state.wanted is None else state.wanted.nodes
@@ -103,6 +105,20 @@ class ManagerCollector:
 
 def _lent_gpus(live: LiveState) -> int:
     return sum(job.spec.gpus for job in live.live_jobs() if job.host and job.phase in ACTIVE)
+
+
+def _memory(nodes: Collection[NodeMemory]) -> Iterator[_Figure]:
+    """Sums over the nodes whose agents are connected here."""
+    texts = {
+        "lent_bytes": "Memory that donors have lent.",
+        "lendable_bytes": "Memory that donors could lend now, besides.",
+        "remote_bytes": "Pages of nodes' Farside devices that donors have.",
+        "on_disk_bytes": "Pages of nodes' Farside devices that backup disks alone have.",
+        "pages_at_risk": "Pages with one copy where two are promised, or that a disk alone has which fails.",
+        "disk_failed": "Nodes of which a backup disk fails.",
+    }
+    for name, text in texts.items():
+        yield GaugeMetricFamily, f"memory_{name}", text, sum(getattr(node, name) or 0 for node in nodes)
 
 
 def _aggregation(live: LiveState) -> Iterator[_Figure]:

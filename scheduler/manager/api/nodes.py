@@ -18,6 +18,7 @@ from farside.scheduler.manager.api.route_arguments import NodeNamed, Operator, P
 from farside.scheduler.manager.model.event import DrainRequested, UndrainRequested
 from farside.scheduler.manager.model.maintenance import reserved_now
 from farside.scheduler.manager.view.listing import NodeListing
+from farside.scheduler.manager.view.memory import NO_MEMORY
 from farside.scheduler.manager.view.view import History, Node, NodeList, show_entry, show_node
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
@@ -35,7 +36,7 @@ async def nodes(_: Person, shared: Shared, known: Known = "") -> Response:
     log, listing = shared.log, shared.nodes
 
     def look() -> NodeListing:
-        listing.look(log.state.nodes, reserved_now(log.state, log.now_s()), shared.owners.of)
+        listing.look(log.state.nodes, reserved_now(log.state, log.now_s()), shared.owners.of, shared.memory())
         return listing
 
     await up_to_date(look)
@@ -75,4 +76,5 @@ async def undrain(caller: Operator, node: NodeNamed, shared: Shared) -> Response
 def _shown(name: str, shared: Context) -> Response:
     log = shared.log
     node, reserved = log.state.nodes[name], reserved_now(log.state, log.now_s())
-    return answer(show_node(node, reserved.get(name, ""), shared.owners.of(node)))
+    memory = shared.memory().get(name, NO_MEMORY)
+    return answer(show_node(node, reserved.get(name, ""), shared.owners.of(node), memory))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from farside import admin
 from farside.agent.messages import ExecutorFacts
@@ -94,7 +95,7 @@ class OverviewStreams:
         self._deployments = deployments or Deployments()
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
-        self._nodes: Rows[LiveNode] = Rows(lambda node: show_node(node, whose=whose(node)))
+        self._nodes: Rows[LiveNode] = Rows(lambda node: show_node(node, whose=whose(node), memory=UNSET))
         self._follow: Counter[str] = Counter()
         self._users_streams = 0
 

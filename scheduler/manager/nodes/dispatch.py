@@ -29,6 +29,7 @@ from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
 from farside.scheduler.manager.nodes.group_orders import granted, group_on, group_order, worker_variables
+from farside.scheduler.manager.view.memory import NO_MEMORY, memory_of
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
@@ -53,6 +54,7 @@ class AgentLine:
         found = services.read(hello)
         self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
         self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
+        self.memory = NO_MEMORY  # that its node lends and has borrowed, as the last report says
         self._secret = secret
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
         self._timed: dict[str, Written] = {}  # the same of its turns
@@ -121,6 +123,7 @@ class AgentLine:
         events += self._service_changes(state, found, report.at_s)
         events += self._told_of_jobs(state, report.told)
         self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
+        self.memory = memory_of(report, found.facts.get(services.DONOR), found.facts.get(services.BORROWER))
         if self.aggregator is not None:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if self.executor is not None and state.colocation.jobs:

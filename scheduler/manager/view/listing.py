@@ -16,6 +16,7 @@ from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.json_blocks import Blocks
+from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.partition import NOBODYS, Whose
 from farside.scheduler.manager.view.view import show_job, show_node
 
@@ -26,6 +27,8 @@ STEP = 1000
 JOBS, NODES = 256, 64
 
 _Key = tuple[str | None, bool]
+_SeenNode = tuple[LiveNode, str, Whose, NodeMemory]
+NOTHING_SAID: Mapping[str, NodeMemory] = {}
 
 
 class JobListing:
@@ -116,8 +119,8 @@ class NodeListing:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._seen: list[tuple[LiveNode, str, Whose] | None] = []
-        self._rows: Blocks[tuple[LiveNode, str, Whose]] = Blocks(lambda seen: show_node(*seen), NODES)
+        self._seen: list[_SeenNode | None] = []
+        self._rows: Blocks[_SeenNode] = Blocks(lambda seen: show_node(*seen), NODES)
 
     @property
     def mark(self) -> str:
@@ -129,16 +132,17 @@ class NodeListing:
         nodes: Mapping[str, LiveNode],
         reserved: Mapping[str, str],
         whose: Callable[[LiveNode], Whose] = lambda node: NOBODYS,
+        memory: Mapping[str, NodeMemory] = NOTHING_SAID,
     ) -> None:
-        """Takes in the nodes as they are, why nothing starts on those that are reserved, and whose they are."""
+        """Takes in the nodes as they are, why nothing starts on some, whose they are, and what they lend and borrow."""
         names = sorted(nodes)
         if names != self._names:
             self._names, self._seen = names, [None] * len(names)
             self._rows.clear()
         for at, name in enumerate(names):
-            node, why, seen = nodes[name], reserved.get(name, ""), self._seen[at]
-            if seen is None or seen[0] is not node or seen[1] != why:
-                now = self._seen[at] = node, why, whose(node)
+            node, why, seen, lent = nodes[name], reserved.get(name, ""), self._seen[at], memory.get(name, NO_MEMORY)
+            if seen is None or seen[0] is not node or seen[1] != why or seen[3] != lent:
+                now = self._seen[at] = node, why, whose(node), lent
                 self._rows.put(at, now)
 
     def renew(self) -> bool:

@@ -22,6 +22,7 @@ from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.deployments import Deployment
 from farside.scheduler.manager.view.groups import Group
 from farside.scheduler.manager.view.like import like
+from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.power import Energy
 from farside.scheduler.manager.view.view import Job, Node, show_job, show_node
 
@@ -41,7 +42,8 @@ class Sensed:
 
     ``can_close``: its agent closes the donor when it is told to; ``closed_by``: the order by which that was done, with
     ``slabs`` of others left. 0: the donor is open. ``holding``: services that have something of others, by name.
-    ``aggregator``, ``executor``: what its service of that name said; None: it has none.
+    ``aggregator``, ``executor``: what its service of that name said; None: it has none. ``memory``: that it lends and
+    has borrowed.
     """
 
     gpu_busy_pct: float | None = None
@@ -57,6 +59,7 @@ class Sensed:
     holding: tuple[str, ...] = ()
     aggregator: AggregatorFacts | None = None
     executor: ExecutorFacts | None = None
+    memory: NodeMemory = NO_MEMORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class SensedNode(Struct, frozen=True, kw_only=True):
     lends: bool
     lendable_bytes: int
     swap_used_bytes: int
+    memory: NodeMemory
 
 
 class Cluster(Energy, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct, defstruct, structs
+from msgspec import Meta, Raw, Struct, UnsetType, defstruct, structs
 
 from farside.agent.messages import NodeFacts
 from farside.scheduler.manager.model import event as log
@@ -19,6 +19,7 @@ from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenanc
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
+from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.partition import NOBODYS, Whose
 
 
@@ -170,6 +171,7 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     gpus: tuple[NodeGpu, ...]
     free_gpus: int
     joined_s: float
+    memory: NodeMemory | UnsetType
 
 
 class NodeList(Struct, frozen=True, kw_only=True):
@@ -240,10 +242,13 @@ def _has_failed_for_good(job: LiveJob) -> bool:
     return job.phase is Phase.FAILED and job.stop_cause is log.StopCause.TASK_FAILED
 
 
-def show_node(node: LiveNode, reserved: str = "", whose: Whose = NOBODYS) -> Node:
+def show_node(
+    node: LiveNode, reserved: str = "", whose: Whose = NOBODYS, memory: NodeMemory | UnsetType = NO_MEMORY
+) -> Node:
     """A node, and which job has which of its GPUs, the first where several have parts of one.
 
-    ``reserved``: why and until when nothing starts there; empty: no. ``whose``: which partitions' it is.
+    ``reserved``: why and until when nothing starts there; empty: no. ``whose``: which partitions' it is. ``memory``:
+    that it lends and has borrowed; unset: it is shown elsewhere.
     """
     held: dict[int, list[GpuShare]] = {}
     for share in node.shares:
@@ -271,6 +276,7 @@ def show_node(node: LiveNode, reserved: str = "", whose: Whose = NOBODYS) -> Nod
             for gpu in node.gpus
         ),
         free_gpus=len(node.free_devices),
+        memory=memory,
     )
 
 

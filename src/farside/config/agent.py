@@ -56,6 +56,8 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     memory_reserve_bytes: int = size(0, 0, 1024 * TIB, "Memory that jobs never get; 0: 1/16 of memory_total_bytes")
     daemon_socket: Path = path("/run/farside/daemon.sock",
         "Admin socket of this node's donor: memory that it lends counts as free; empty: none")
+    blockdev_socket: str = text("/run/farside/blockdev.sock",
+        "Admin sockets of this node's borrowers, separated by commas: where their pages are is shown; empty: none")
     donor_control: str = text("", "tcp:HOST:PORT of this node's donor for borrowers; empty: where the donor listens")
     peers_file: Path = path("/var/lib/farside/peers.toml",
         "List of donors, written for this node's borrower as the manager knows them; empty: none")

@@ -91,6 +91,9 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
         yield "declared_gpu_files", "names files of GPUs, and declared_gpus none; name their number there"
     if config.donor_control and not is_on_network(config.donor_control):
         yield "donor_control", f"'{config.donor_control:.70}' is no address on a network; write tcp:HOST:PORT"
+    for path in names_in(config.blockdev_socket):
+        if not path.startswith("/"):
+            yield "blockdev_socket", f"'{path:.70}' is no path from the root; several stand with commas between"
     features = set(names_in(config.features))
     for name in sorted(features):
         if not NODE.fullmatch(name):

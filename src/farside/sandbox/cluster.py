@@ -246,6 +246,8 @@ class Cluster:
             "memory_total_bytes": psutil.virtual_memory().total // self.shape.nodes,
             # The n-th node is the machine of the n-th donor, where there is one.
             "daemon_socket": os.fspath(donor_folder(self.state, f"d{name.removeprefix('n')}") / "admin.sock"),
+            # The first node is the machine of the borrower as well.
+            "blockdev_socket": os.fspath(self.state / "blockdev" / "admin.sock") if name == "n1" else "",
             "peers_file": os.fspath(folder / "peers.toml"),
             "aggregator_socket": self._aggregator_socket(name),
             "aggregation_socket": os.fspath(folder / "aggregation.sock"),

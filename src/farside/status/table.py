@@ -58,12 +58,15 @@ def traffic_table(device: Row) -> Table:
     table.add_row("size", format_bytes(_number(device, "size_bytes")))
     table.add_row("protection", str(device.get("protection", "-")))
     table.add_row("mapped to donors", format_bytes(_number(device, "mapped_bytes")))
+    table.add_row("pages that donors have", f"{_number(device, 'pages_remote'):.0f}")
     table.add_row("waiting for the disk", format_bytes(_number(device, "pending_bytes")))
     table.add_row("pages with one copy only", f"{_number(device, 'pages_exposed'):.0f}")
     if single := _number(device, "pages_single"):
         table.add_row("pages that one donor has, not two", f"{single:.0f}")
     if device.get("protection") == "disk":
         table.add_row("pages on the disk alone", f"{_number(device, 'pages_disk_alone'):.0f}")
+        if device.get("disk_failed"):
+            table.add_row("the backup disk", "fails")
     if clear := _number(device, "pages_clear"):
         table.add_row("pages that donors have in the clear", f"{clear:.0f}")
     if left_out := device.get("donors_left_out"):

@@ -126,8 +126,13 @@ function feeling(told) {
   if (told.gpu_busy_pct !== null) words.push(`GPUs ${told.gpu_busy_pct} % busy`);
   if (told.gpu_power_w !== null) words.push(`${told.gpu_power_w.toLocaleString("en")} W`);
   if (told.memory_stall_pct >= 1) words.push(`memory stalls ${Math.round(told.memory_stall_pct)} %`);
-  const lent = told.loans.reduce((sum, loan) => sum + loan.bytes, 0);
-  if (lent) words.push(`lends ${bytes(lent)}`);
+  const memory = told.memory;
+  if (memory.lent_bytes) words.push(`lends ${bytes(memory.lent_bytes)}`);
+  if (memory.lendable_bytes) words.push(`could lend ${bytes(memory.lendable_bytes)}${memory.lent_bytes ? " more" : ""}`);
+  if (memory.remote_bytes) words.push(`${bytes(memory.remote_bytes)} at donors`);
+  if (memory.on_disk_bytes) words.push(`${bytes(memory.on_disk_bytes)} on its disk alone`);
+  if (memory.pages_at_risk) words.push(`${many(memory.pages_at_risk, "page")} at risk`);
+  if (memory.disk_failed) words.push("its backup disk fails");
   return words.join(" · ");
 }
 
