@@ -4,7 +4,9 @@ The engine uses libibverbs itself for pages. This module is for people: `farside
 anybody swaps over it.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +50,9 @@ def read_capabilities(name: str) -> Capabilities:
     try:
         # Debian's package, compiled and without stubs, so that pyright finds no module. Imported here, because most
         # machines have neither the package nor a card.
-        from pyverbs.device import Context  # pyright: ignore[reportMissingImports]
-        from pyverbs.pyverbs_error import PyverbsError  # pyright: ignore[reportMissingImports]
+        with _log_kept():
+            from pyverbs.device import Context  # pyright: ignore[reportMissingImports]
+            from pyverbs.pyverbs_error import PyverbsError  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise Unavailable("pyverbs is not installed", hint="apt-get install python3-pyverbs") from error
     try:
@@ -58,6 +61,18 @@ def read_capabilities(name: str) -> Capabilities:
     except PyverbsError as error:
         hint = "run it as a user who may open /dev/infiniband/uverbs*"
         raise Unavailable(f"{name} can't be opened: {' '.join(str(error).split())}", hint=hint) from error
+
+
+@contextmanager
+def _log_kept() -> Iterator[None]:
+    """The root logger stays as it is. The library sets it up for itself, and shows what others note from then on."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _capabilities(name: str, device: Any, port: Any) -> Capabilities:

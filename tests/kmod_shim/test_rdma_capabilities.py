@@ -1,7 +1,10 @@
 """What RDMA devices can do, and what is said of what they lack."""
 
 import importlib.util
+import logging
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +69,26 @@ def test_the_numbers_of_verbs_are_read_as_verbs_means_them() -> None:
 def test_a_device_that_is_not_there_is_one_line() -> None:
     with pytest.raises(Unavailable, match=r"can't be opened|not installed"):
         read_capabilities("none0")
+
+
+def test_a_library_that_sets_the_log_up_changes_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pyverbs"
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
+    package.joinpath("device.py").write_text("import logging\nlogging.basicConfig(level=logging.INFO)\n")
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    for name in ("pyverbs", "pyverbs.device"):
+        monkeypatch.setitem(sys.modules, name, logging)  # so that what is imported here is gone again afterwards
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(Unavailable, match="not installed"):  # it has no Context
+        read_capabilities("none0")
+
+    assert "pyverbs.device" in sys.modules, "it was imported"
+    assert (root.handlers, root.level) == ([], logging.WARNING)
 
 
 @pytest.mark.rdma
