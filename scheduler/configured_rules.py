@@ -15,6 +15,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.order.yarn import YarnCs
 from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.settings import named_settings
 from farside.scheduler.tenancy import Account, Qos, Tenancy
 
@@ -28,7 +29,7 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         ConfigError: No such policy or placement, or it can't be used on real nodes.
     """
     told = named_settings("policy_settings", config.policy_settings)
-    placement = make_placement(config.placement, {})
+    placement = _placement_of(config)
     # Placements say this only through the ledger that they make; one without nodes is enough to ask.
     if placement.ledger(()).is_pooled:
         raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
@@ -45,6 +46,17 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         reserve_after_s=reserve_after_s,
         tenancy=tenancy_of(config) if isinstance(config, ManagerConfig) else None,
     )
+
+
+def _placement_of(config: ManagerConfig | SlurmConfig) -> PlacementPolicy:
+    told = config.placement_settings if isinstance(config, ManagerConfig) else ""
+    placement = make_placement(config.placement, named_settings("placement_settings", told))
+    if placement.is_learning:
+        raise ConfigError(
+            "placement_settings: relearn_jobs learns from how fast jobs ran there, which only the simulator knows",
+            hint="leave it out; packlimit=SHARE sets the limit by hand",
+        )
+    return placement
 
 
 def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolicy) -> None:

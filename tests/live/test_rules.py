@@ -11,6 +11,9 @@ from farside.config import ManagerConfig, SlurmConfig
 from farside.errors import ConfigError
 from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
 from farside.scheduler.order.catalog import ORDERS
+from farside.scheduler.placement.catalog import PLACEMENTS
+from farside.scheduler.placement.skew import Skew
+from farside.scheduler.settings import settings_of
 
 
 def test_a_reservation_that_would_begin_at_once_is_refused() -> None:
@@ -25,6 +28,36 @@ def test_no_reservation_is_never() -> None:
 def test_a_placement_that_counts_only_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not say on which nodes"):
         rules_of(ManagerConfig(placement="count"))
+
+
+def test_the_settings_of_a_placement_reach_it() -> None:
+    rules = rules_of(ManagerConfig(placement="skew", placement_settings="packlimit=0.5; unmeasured=relax"))
+
+    assert rules.placement == Skew(packlimit=0.5, unmeasured="relax")
+
+
+@pytest.mark.parametrize(
+    ("placement", "told", "why"),
+    [
+        ("skew", "packlimit", "placement_settings: 'packlimit' is not NAME=VALUE"),
+        ("skew", "packlimit=2", "skew: packlimit: must be a share from 0 to 1, is 2"),
+        ("skew", "relearn_jobs=100", "relearn_jobs learns from how fast jobs ran there"),
+        ("consolidate", "packlimit=0.5", "consolidate: no setting 'packlimit'"),
+    ],
+)
+def test_a_setting_that_a_placement_does_not_take_is_refused(placement: str, told: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        rules_of(ManagerConfig(placement=placement, placement_settings=told))
+
+
+def test_the_documents_have_every_placement_with_its_settings() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "manager.md").read_text()
+    table = manual.partition("| placement | a job's nodes |")[2].partition("\n\n")[0]
+    rows = [[re.findall("`([a-z_]+)`", cell) for cell in line.split("|")] for line in table.splitlines()[2:]]
+
+    assert {row[1][0]: set(row[3]) for row in rows} == {
+        name: set(settings_of(kind)) for name, kind in PLACEMENTS.items()
+    }
 
 
 def test_yarn_cs_without_its_placement_is_refused() -> None:

@@ -89,6 +89,7 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
     state_dir: Path = path("/run/farside/manager",
         "Folder made at start, for sockets between the manager's own processes")
     placement: str = text("consolidate", "Placement that chooses nodes; `farside sim run --help` names them; not count")
+    placement_settings: str = text("", "Settings of the placement: NAME=VALUE, separated by semicolons")
     policy_history: Path = path("",
         "Log of past jobs from which the policy learns before the first job, in a format of `farside sim`; empty: none")
     policy_models: Path = path("", "Folder with a model that `farside predict fit` wrote; empty: none is loaded")
