@@ -1,5 +1,6 @@
 """A cluster of two machines, set up by the scripts that vagrant provisions with: manager, agents, and a user's job."""
 
+import hashlib
 import json
 import secrets
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import until
+from tests.vm.harness.guest import Guest
 from tests.vm.harness.network import Network
 from tests.vm.test_three_machines import CHECKOUT, PROVISION, START_S
 
@@ -27,7 +29,7 @@ done
 PATIENT = 'node_timeout_s = "20min"\n'
 # As the Vagrantfile has it: "these also after each reboot", the role before the manager, the agent last.
 ROLES = {
-    BORROWER: ("borrower.sh {name} {address} 64MiB {donor}", "manager.sh {name} {address}"),
+    BORROWER: ("borrower.sh {name} {address} 64MiB {donor}", "manager.sh {name} {address} {tokens}"),
     DONOR: ("donor.sh {name} {address}",),
 }
 
@@ -35,9 +37,10 @@ ROLES = {
 @pytest.fixture
 def cluster(pair: Network) -> Network:
     """Both machines are set up, the donor first, and their agents are at the manager."""
-    key, token = secrets.token_hex(32), secrets.token_hex(32)
+    key = secrets.token_hex(32)
     for guest in pair:
-        guest.run(f"{CHECKOUT} && cd /etc/farside && (umask 077 && echo {key} >key && echo {token} >agent.token)")
+        words = f"echo {key} >key && echo {token_of(guest)} >agent.token"
+        guest.run(f"{CHECKOUT} && cd /etc/farside && (umask 077 && {words})")
         guest.run("mkdir -p /etc/farside/manager.d && cat >/etc/farside/manager.d/slow.toml", stdin=PATIENT.encode())
         guest.run("useradd --create-home --uid 1234 vagrant")
         guest.run("cat >/home/vagrant/job && chmod 755 /home/vagrant/job", stdin=JOB.encode())
@@ -47,10 +50,17 @@ def cluster(pair: Network) -> Network:
     return pair
 
 
+def token_of(guest: Guest) -> str:
+    """Each machine has one of its own. It is no secret: nothing else is on the guests' network."""
+    return hashlib.sha256(guest.name.encode()).hexdigest()
+
+
 def provision(cluster: Network, number: int) -> None:
     """What `vagrant provision` runs each time on one of them, but for the packages and the build."""
     guest, donor = cluster[number], cluster[DONOR]
-    words = {"name": guest.name, "address": guest.address, "donor": f"{donor.name}={donor.address}"}
+    tokens = " ".join(f"{each.name}={hashlib.sha256(token_of(each).encode()).hexdigest()}" for each in cluster)
+    donors = f"{donor.name}={donor.address}"
+    words = {"name": guest.name, "address": guest.address, "donor": donors, "tokens": tokens}
     for command in ("rxe.sh {address}", *ROLES[number], f"agent.sh {{name}} {cluster[BORROWER].address} {GPUS}"):
         guest.run(f"{PROVISION}/{command.format(**words)}", limit_s=START_S)
 
