@@ -1,16 +1,17 @@
 """Relay of shared aggregation: the socket by which a node's members declare their model and hear their plan.
 
 It holds nothing that has to outlive it: tokens prove themselves, plans come again from the manager, and members that
-find nobody here try on while they train.
+find nobody here try on while they train. Every user of the machine may connect, so what a user's connections and
+messages may take is bounded by user; members that are hung up on come again.
 """
 
 import asyncio
 import os
 import socket
 import struct
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,9 +24,11 @@ from farside.agent.aggregator.plan import JobPlan
 from farside.agent.relay_protocol import (
     HEAD_BYTES,
     LINE_CHARS_MAX,
+    MEMBER_BYTES_MAX,
     POLL_S,
     Ask,
     Declare,
+    FromMember,
     FromRelay,
     Given,
     Measured,
@@ -36,16 +39,26 @@ from farside.agent.relay_protocol import (
     from_member,
     length_of,
     proved_ticket,
+    token_in,
 )
 from farside.errors import ConfigError, FarsideError, RemoteProtocolError
 from farside.listen import clear_stale, open_listener
-from farside.log import get_log
+from farside.log import Rarely, get_log
+from farside.proof import Unproved
 
 WINDOW = 100
 """Iterations whose times are told: as many as a job is watched for after a change."""
 MODEL_RUNS_MAX = 512
 """Runs of equal chunks in what the manager is told of a model; beyond that, neighbours are told as one."""
 MEMBERS_HELD_MAX = 512
+CONNECTIONS_MAX, USER_CONNECTIONS_MAX = 1024, 256
+"""A member has two, one that asks and one that tells. One too many of a user takes the place of the user's oldest."""
+USER_BYTES_MAX = 16 << 20
+"""Of one user's messages that are on their way: so many declarations come at once, others are sent again."""
+MESSAGE_LIMIT_S = 10.0
+"""For a message to come whole, and for an answer to be taken."""
+FORGET_S = 4 * POLL_S
+"""Members ask again within `POLL_S`: a start without a plan that nobody asks for is over."""
 _CREDENTIALS = struct.Struct("3i")
 
 _log = get_log("agent.relay")
@@ -61,6 +74,7 @@ class _Job:
     tensors: tuple[Tensor, ...] = ()
     digest: str = ""
     rule: str = ""
+    asked_s: float = 0.0  # when a member asked last, by the loop's clock
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     first: dict[int, int] = field(default_factory=dict)  # by rank, the first iteration that was told
     times: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)
@@ -85,6 +99,9 @@ class Relay:
         self._jobs: dict[JobStart, _Job] = {}
         self.waiting = 0
         self._conversations: set[asyncio.Task[None]] = set()
+        self._open = Unproved(USER_CONNECTIONS_MAX, CONNECTIONS_MAX)
+        self._coming: Counter[int] = Counter()  # bytes of messages that are not whole yet, by user
+        self._rarely = Rarely()
 
     def take(self, plans: Iterable[JobPlan]) -> None:
         """The plans of all jobs with members here; those of others are over."""
@@ -142,33 +159,81 @@ class Relay:
             await asyncio.gather(*self._conversations, return_exceptions=True)
 
     def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
+        uid = _uid_of(writer)
+        task = asyncio.get_running_loop().create_task(self._converse(reader, writer, uid))
         self._conversations.add(task)
         task.add_done_callback(self._conversations.discard)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def hang_up() -> None:
+            writer.transport.abort()
+            task.cancel()
+
+        if not self._open.come(str(uid), task, hang_up) and self._rarely.may("crowd") is not None:
+            _log.warning("too many connections; the oldest of the user that has most is hung up on", uid=uid)
+        task.add_done_callback(lambda _: self._open.leave(str(uid), task))
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uid: int) -> None:
         try:
-            while True:
-                head = await reader.readexactly(HEAD_BYTES)
-                message = from_member(await reader.readexactly(length_of(head)))
-                ticket = proved_ticket(message.token, self._key, _uid_of(writer))
-                if isinstance(message, Measured):
-                    self._measure(ticket, message)
-                    continue
-                writer.write(encoded(await self._answer(ticket, message)))
-                await writer.drain()
+            await self._serve(reader, writer, uid)
         except FarsideError as error:
             writer.write(encoded(Refused(line=str(error)[:LINE_CHARS_MAX])))
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # it is gone
-        finally:
             writer.close()
+            with suppress(OSError, asyncio.CancelledError):
+                async with asyncio.timeout(MESSAGE_LIMIT_S):
+                    await writer.wait_closed()
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # it is gone, or too slow
+        finally:
+            writer.transport.abort()  # who reads nothing keeps nothing open
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uid: int) -> None:
+        while True:
+            ticket, message = await self._received(reader, uid)
+            if isinstance(message, Measured):
+                self._measure(ticket, message)
+                continue
+            writer.write(encoded(await self._answer(ticket, message)))
+            async with asyncio.timeout(MESSAGE_LIMIT_S):
+                await writer.drain()
+
+    async def _received(self, reader: asyncio.StreamReader, uid: int) -> tuple[Ticket, FromMember]:
+        """The next message, and who has proved to send it."""
+        length = length_of(await reader.readexactly(HEAD_BYTES), MEMBER_BYTES_MAX)
+        with self._room_for(length, uid):
+            async with asyncio.timeout(MESSAGE_LIMIT_S):
+                body = await reader.readexactly(length)
+            ticket = proved_ticket(token_in(body), self._key, uid)
+            return ticket, from_member(body)
+
+    @contextmanager
+    def _room_for(self, length: int, uid: int) -> Iterator[None]:
+        if self._coming[uid] + length > USER_BYTES_MAX:
+            raise ConnectionAbortedError("too much comes at once from this user")
+        self._coming[uid] += length
+        try:
+            yield
+        finally:
+            self._coming[uid] -= length
+            if not self._coming[uid]:
+                del self._coming[uid]
+
+    def _asked_for(self, key: JobStart) -> _Job:
+        """What is known of a start that a member asks for, a new one if need be."""
+        now_s = asyncio.get_running_loop().time()
+        if key not in self._jobs:
+            # It ended before it had a plan, and nobody says so.
+            over = [one for one, job in self._jobs.items() if job.plan is None and now_s > job.asked_s + FORGET_S]
+            for one in over:
+                del self._jobs[one]
+            if len(self._jobs) >= MEMBERS_HELD_MAX:
+                raise RemoteProtocolError("too many jobs declare models on this node")
+        job = self._jobs.setdefault(key, _Job())
+        job.asked_s = now_s
+        return job
 
     async def _answer(self, ticket: Ticket, ask: Ask) -> FromRelay:
         key = ticket.job, ticket.start
-        if key not in self._jobs and len(self._jobs) >= MEMBERS_HELD_MAX:
-            raise RemoteProtocolError("too many jobs declare models on this node")
-        job = self._jobs.setdefault(key, _Job())
+        job = self._asked_for(key)
         if ask.tensors:
             self._declare(ticket, job, ask)
         elif ask.digest != job.digest and (job.digest or job.plan is None):
@@ -192,6 +257,8 @@ class Relay:
         return Wait()
 
     def _declare(self, ticket: Ticket, job: _Job, ask: Ask) -> None:
+        if job.digest or (job.plan is not None and job.plan.digest != ask.digest):
+            return  # `_differs` looks at what it says of itself; to cut a model takes long
         try:
             layout = make_layout(ask.tensors)
         except ConfigError as error:
@@ -199,8 +266,6 @@ class Relay:
         problem = rule_problem(ask.tensors, ask.rule)
         if problem or layout.digest != ask.digest:
             raise RemoteProtocolError(problem or "the digest is not that of these tensors; update Farside")
-        if job.digest or (job.plan is not None and job.plan.digest != layout.digest):
-            return
         job.tensors, job.digest, job.rule = layout.tensors, layout.digest, ask.rule
         if job.plan is None:
             runs = [(task.count, task.chunk_bytes) for task in layout.tasks]

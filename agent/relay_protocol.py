@@ -18,13 +18,15 @@ from typing import Annotated
 
 import msgspec
 
-from farside.agent.aggregator.layout import RULES, TENSORS_MAX, Tensor
+from farside.agent.aggregator.layout import DECLARATION_BYTES_MAX, RULES, TENSORS_MAX, Tensor
 from farside.agent.aggregator.plan import MEMBERS_MAX, JobPlan
 from farside.errors import RemoteProtocolError
 
 VERSION = 1
 BYTES_MAX = 4 << 20
-"""A declaration of 1 MiB, or a plan of as many runs as there may be chunks."""
+"""A plan of as many runs as there may be chunks."""
+MEMBER_BYTES_MAX = 2 * DECLARATION_BYTES_MAX
+"""A declaration, whose limit is that of its fields in the oldest version, and what is beside it."""
 HEAD_BYTES = 4
 POLL_S = 25.0
 """A member that waits for a newer plan is answered after this time in any case: it sees that the agent lives."""
@@ -78,10 +80,15 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     line: Annotated[str, msgspec.Meta(max_length=LINE_CHARS_MAX)]
 
 
+class _Shown(msgspec.Struct, frozen=True):
+    token: _Token
+
+
 FromMember = Ask | Measured
 FromRelay = Given | Wait | Declare | Refused
 _ENCODER = msgspec.msgpack.Encoder()
 _MEMBER = msgspec.msgpack.Decoder(FromMember)
+_SHOWN = msgspec.msgpack.Decoder(_Shown)
 _RELAY = msgspec.msgpack.Decoder(FromRelay)
 
 
@@ -145,16 +152,28 @@ def encoded(message: FromMember | FromRelay) -> bytes:
     return len(body).to_bytes(HEAD_BYTES, "little") + body
 
 
-def length_of(head: bytes) -> int:
-    """Bytes of the message behind this head.
+def length_of(head: bytes, most: int = BYTES_MAX) -> int:
+    """Bytes of the message behind this head, at most ``most``.
 
     Raises:
         RemoteProtocolError: More than there may be.
     """
     length = int.from_bytes(head, "little")
-    if not 0 < length <= BYTES_MAX:
-        raise RemoteProtocolError(f"a message has 1 to {BYTES_MAX} bytes, not {length}")
+    if not 0 < length <= most:
+        raise RemoteProtocolError(f"a message has 1 to {most} bytes, not {length}")
     return length
+
+
+def token_in(body: bytes) -> str:
+    """The token of a member's message. The rest is passed over: it costs nothing before the token is proved.
+
+    Raises:
+        RemoteProtocolError: It has none.
+    """
+    try:
+        return _SHOWN.decode(body).token
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"no message of a member: {error}") from None
 
 
 def from_member(body: bytes) -> FromMember:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,16 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.agent import messages as m
-from farside.agent.aggregator.layout import WORKERS_OWN, Tensor, make_layout
+from farside.agent import relay as relay_module
+from farside.agent.aggregator.layout import DECLARATION_BYTES_MAX, WORKERS_OWN, Tensor, make_layout
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run
 from farside.agent.relay import MODEL_RUNS_MAX, Relay, _few
 from farside.agent.relay_protocol import (
+    HEAD_BYTES,
+    MEMBER_BYTES_MAX,
+    Ask,
     Ticket,
+    encoded,
     from_member,
     from_relay,
     length_of,
     proved_ticket,
     ticket_in,
+    token_in,
     token_of,
 )
 from farside.errors import ConfigError, FarsideError, PeerError, RemoteProtocolError, Unavailable
@@ -231,6 +238,77 @@ def test_a_source_that_is_closed_waits_no_more(tmp_path: Path) -> None:
     assert isinstance(found[0], Unavailable)
 
 
+def connected(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(60)
+    sock.connect(str(path))
+    return sock
+
+
+def test_a_user_without_a_token_holds_few_connections_and_keeps_no_member_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "USER_CONNECTIONS_MAX", 4)
+    with served(tmp_path) as relay:
+        relay.take(plan())
+        strangers = [connected(relay.path) for _ in range(8)]
+
+        assert [one.recv(1) for one in strangers[:4]] == [b""] * 4
+        assert relay.source().plan(LAYOUT, rule="mean", after_epoch=0) == plan()
+        for one in strangers:
+            one.close()
+
+
+def test_messages_that_do_not_end_take_little_memory_and_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "USER_BYTES_MAX", MEMBER_BYTES_MAX)
+    monkeypatch.setattr(relay_module, "MESSAGE_LIMIT_S", 1.0)
+    head = MEMBER_BYTES_MAX.to_bytes(HEAD_BYTES, "little")
+    with served(tmp_path) as relay:
+        relay.take(plan())
+        first, second = connected(relay.path), connected(relay.path)
+        first.sendall(head)
+        second.sendall(head)
+
+        assert (first.recv(1), second.recv(1)) == (b"", b"")
+        assert relay.source().plan(LAYOUT, rule="mean", after_epoch=0) == plan()
+        too_long = connected(relay.path)
+        too_long.sendall((MEMBER_BYTES_MAX + 1).to_bytes(HEAD_BYTES, "little"))
+        assert b"bytes, not" in too_long.recv(1000)
+        for one in (first, second, too_long):
+            one.close()
+
+
+def test_a_declaration_of_the_greatest_length_is_taken(tmp_path: Path) -> None:
+    layout = make_layout([Tensor(f"{number:08d}", 100, "f32", shape=(10, 10)) for number in range(65_500)])
+    assert len(encoded(Ask(token="", digest="", rule="mean", tensors=layout.tensors))) > DECLARATION_BYTES_MAX
+    with served(tmp_path) as relay:
+        relay.take(plan(digest=layout.digest))
+
+        assert relay.source().plan(layout, rule="mean", after_epoch=0).digest == layout.digest
+
+
+def test_a_start_that_ended_before_it_had_a_plan_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "MEMBERS_HELD_MAX", 2)
+    with served(tmp_path) as relay:
+        for start in (2, 3):
+            source = relay.source(start=start)
+            thread, _ = in_thread(lambda one=source: one.plan(LAYOUT, rule="mean", after_epoch=0))
+            until(lambda most=start - 1: len(relay.told) == most, what="the declaration")
+            source.close()
+            thread.join(60)
+
+        with pytest.raises(PeerError, match="too many jobs"):
+            relay.source(start=4).plan(LAYOUT, rule="mean", after_epoch=0)
+        monkeypatch.setattr(relay_module, "FORGET_S", 0.0)
+        source = relay.source(start=4)
+        thread, _ = in_thread(lambda: source.plan(LAYOUT, rule="mean", after_epoch=0))
+        until(lambda: len(relay.told) == 3, what="the declaration of the third start")
+        source.close()
+        thread.join(60)
+
+
 def test_times_are_those_of_the_slowest_member_over_its_last_hundred_iterations(tmp_path: Path) -> None:
     with served(tmp_path) as relay:
         relay.take(plan())
@@ -254,7 +332,7 @@ def test_a_process_of_no_job_is_told_so_in_one_line() -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_by_both_ends(data: bytes) -> None:
-    for read in (from_member, from_relay):
+    for read in (token_in, from_member, from_relay):
         with suppress(RemoteProtocolError):
             read(data)
     with suppress(RemoteProtocolError):
@@ -265,6 +343,7 @@ def test_random_bytes_are_refused_by_both_ends(data: bytes) -> None:
 def test_a_token_says_what_it_was_made_of_and_only_to_who_made_it(text: str, key: bytes) -> None:
     made = token_of(ticket(), KEY)
 
+    assert token_in(encoded(Ask(token=made, digest="", rule="mean"))[HEAD_BYTES:]) == made
     assert proved_ticket(made, KEY, os.getuid()) == ticket_in(made) == ticket()
     for token in (text, f"{made[:-1]}x", f"{text}.{made}"):
         with pytest.raises(RemoteProtocolError):
