@@ -366,6 +366,11 @@ class Door:
         return self._state in (_State.REQUEST, _State.ANSWER)
 
     @property
+    def key(self) -> bytes:
+        """The job's key, which the caller has to prove, or has."""
+        return self._key
+
+    @property
     def needed(self) -> int:
         """Bytes to read; 0: the conversation is over."""
         return 0 if self._state in (_State.ANSWER, _State.DONE) else self._messages.needed

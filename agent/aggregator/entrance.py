@@ -111,6 +111,7 @@ class Entrance:
             # The connection is the queue pair's from here on, and closed by whoever makes that.
             self._pairing.come(door.hello, request, sock.dup(), door.welcome(Welcome(self._incarnation)))
             return
+        self._check_key(door)
         job = self._jobs.admit(door.hello, request)
         if not (isinstance(request, Attach) and not request.has_region and door.has_rdma):
             self._let_in(sock, door, request, job, fds, None)
@@ -118,11 +119,18 @@ class Entrance:
         with self._jobs.awaiting(job):
             made = await self._invite(sock, door)
             try:
+                self._check_key(door)
                 self._jobs.admit_later(job, door.hello, request)
                 self._let_in(sock, door, request, job, fds, made)
             finally:
                 if made is not None:
                     made.link.close()  # unless the engine has it
+
+    def _check_key(self, door: Door) -> None:
+        """Whether the key that was proved is the job's still: a manager may have given it one of its own meanwhile."""
+        assert door.hello is not None
+        if self._jobs.key_of(door.hello) != door.key:
+            raise NotAdmittedError(f"job {door.hello.job:.60} has another key by now", is_final=False)
 
     async def _invite(self, sock: socket.socket, door: Door) -> Made | None:
         assert door.hello is not None

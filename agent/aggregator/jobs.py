@@ -53,6 +53,7 @@ class ServedJob:
         passed: Of each rank the processes before that.
         awaited: Callers who were admitted, and have no lane yet since their queue pair is being made.
         idle_since_s: When its last lane ended; None: it has one.
+        is_granted: A manager had given it a key of its own when its first member came.
     """
 
     engine_number: int
@@ -70,6 +71,7 @@ class ServedJob:
     awaited: int = 0
     idle_since_s: float | None = None
     is_lost: bool = False
+    is_granted: bool = False
 
     @property
     def is_sum(self) -> bool:
@@ -152,6 +154,10 @@ class Jobs:
         """
         job = self._jobs.get((hello.job, hello.start))
         order = self._orders.get((hello.job, hello.start))
+        if job is not None and not job.is_granted and (hello.job, hello.start) in self._grants:
+            # Somebody with the key file has named it so before the manager said the key of its members.
+            self.drop(job, why="the manager has given it a key of its own")
+            job = None
         if job is not None and job.is_sum and (job.lives or job.static_runs) and not self._has_members(job):
             # What has no optimizer here is in its members alone, and a new process would wait for it for ever. Before
             # the first member of a manager's job comes, what is here is copied by the owner before.
@@ -232,6 +238,7 @@ class Jobs:
             hold=request.hold,
             first_rank=request.rank if isinstance(request, Attach) else 0,
             static_runs=runs,
+            is_granted=(hello.job, hello.start) in self._grants,
         )
         self._tell_engine(job, order)
         self._jobs[hello.job, hello.start] = self._by_number[job.engine_number] = job
