@@ -85,6 +85,7 @@ def test_what_is_wrong_is_said_in_one_line(
     ("launcher", "rank", "job"),
     [
         ({"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "run"}, 1, "run"),
+        ({"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "78"}, 1, "78"),
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77"}, 3, "77"),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "FARSIDE_AGGREGATION_JOB": "mine"}, 2, "mine"),
     ],
@@ -95,6 +96,14 @@ def test_launchers_say_rank_and_job(key_file: Path, launcher: dict[str, str], ra
     source = static_plan_from(told | launcher)
 
     assert (source.rank, source.members, source.job) == (rank, 4, job)
+
+
+def test_runs_that_torchrun_gives_no_name_are_not_one_job(key_file: Path) -> None:
+    launcher = {"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
+    told = {"FARSIDE_AGGREGATION_SERVICE": "unix:/a", "FARSIDE_AGGREGATION_KEY_FILE": str(key_file)}
+
+    with pytest.raises(ConfigError, match=r"JOB is not set; give the job a name, .*--rdzv-id"):
+        static_plan_from(told | launcher)
 
 
 @pytest.mark.parametrize(

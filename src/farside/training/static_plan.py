@@ -38,6 +38,8 @@ _RANKS = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 _JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+_UNNAMED = ("", "none")
+"""What torchrun says of every run without --rdzv-id: no name, or all of them would be one job."""
 
 
 class StaticPlan:
@@ -135,9 +137,12 @@ def static_plan_from(environment: Mapping[str, str] = os.environ) -> StaticPlan:
     if not key and not environment.get(KEY_FILE):
         raise ConfigError(f"{KEY_FILE} is not set", hint="name the key file of the Aggregators")
     rank, members = _rank(environment)
-    name = environment.get(JOB) or next((environment[one] for one in _JOBS if environment.get(one)), "")
+    told = (environment.get(one, "") for one in _JOBS)
+    name = environment.get(JOB) or next((one for one in told if one not in _UNNAMED), "")
     if not name:
-        raise ConfigError(f"{JOB} is not set", hint="give the job a name, the same at all its members")
+        raise ConfigError(
+            f"{JOB} is not set", hint="give the job a name, the same at all its members; with torchrun by --rdzv-id"
+        )
     file = "" if key else environment[KEY_FILE]
     return StaticPlan(service, file, job=name, rank=rank, members=members, start=start, key=key)
 
