@@ -166,7 +166,7 @@ class Jobs:
         if job is None:
             job = self._add(hello, request, order)
         else:
-            _check_same(job, request)
+            self._check_same(job, request)
         if isinstance(request, Attach):
             self._check_member(job, request)
         job.idle_since_s = None
@@ -193,6 +193,17 @@ class Jobs:
 
     def _has_members(self, job: ServedJob) -> bool:
         return job.awaited > 0 or self.stats(job).lanes > 0
+
+    def _check_same(self, job: ServedJob, request: Request) -> None:
+        try:
+            _check_same(job, request)
+        except NotAdmittedError as error:
+            if not job.static_runs or self._has_members(job):
+                raise
+            raise NotAdmittedError(
+                f"{error}. Job {job.name:.60} has ended and is kept for {self._keep_s:g} s: to begin anew, name "
+                "another job, or wait"
+            ) from error
 
     def _check_member(self, job: ServedJob, attach: Attach) -> None:
         if attach.rank >= job.members:

@@ -282,7 +282,9 @@ def test_a_checkpoint_that_is_loaded_after_attach_is_refused(what: str) -> None:
             (model if what == "model" else optimizer).load_state_dict(kept[0 if what == "model" else 1])
         return str(refused.value)
 
-    assert run_members(2, body)[0].endswith("load checkpoints before farside.attach; rank 0's counts for all")
+    assert run_members(2, body)[0].endswith(
+        "load checkpoints before farside.attach; rank 0's counts for all. After training, call handle.detach() first"
+    )
 
 
 def test_parameters_with_other_numbers_of_steps_are_refused() -> None:

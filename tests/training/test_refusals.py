@@ -61,6 +61,7 @@ AT_ATTACH: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "expanded": (lambda: with_sgd(holding(torch.zeros(3, 1).expand(3, 4))), "several elements in the same memory"),
     "overlapping": (lambda: with_sgd(one_memory()), "'0.weight' and '1.weight' are in the same memory; make them one"),
     "stranger": (lambda: (made(Convolutions, 0), sgd(torch.nn.Linear(3, 3))), "the model does not have"),
+    "frozen": (lambda: with_sgd(made(Convolutions, 0).requires_grad_(False)), "no parameter wants a gradient"),
 }  # fmt: skip
 
 
@@ -95,6 +96,11 @@ def test_what_cannot_be_aggregated_is_refused_before_the_service_is_looked_for(c
 
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_with_nothing_to_train_is_refused_where_workers_update_too() -> None:
+    with pytest.raises(ConfigError, match=r"no parameter wants a gradient, .*unfreeze what is to be trained before"):
+        attach(*with_sgd(made(Convolutions, 0).requires_grad_(False)), update="worker")
 
 
 def test_another_kind_of_update_is_refused() -> None:
@@ -494,3 +500,24 @@ def test_a_world_of_one_trains_and_says_that_nothing_is_shared(caplog: pytest.Lo
     assert all(torch.equal(found[name], one) for name, one in parameters_of(model).items())
     assert iterations == 0
     assert "a world of one: it trains, and nothing is shared" in caplog.text
+
+
+def test_a_world_of_one_counts_its_iterations_from_those_of_its_checkpoint() -> None:
+    def body(rank: int, attach: Any) -> tuple[int, int, int]:
+        model = made(Convolutions, 0)
+        optimizer = torch.optim.Adam(model.parameters())
+        step(model, optimizer)
+        handle = attach(model, optimizer)
+        began = handle.iteration
+        step(model, optimizer)
+        step(model, optimizer)
+        went = handle.iteration
+        handle.detach()
+        step(model, optimizer)
+        return began, went, handle.iteration
+
+    def step(model: Any, optimizer: Any) -> None:
+        model.loss(0, 0).backward()
+        optimizer.step()
+
+    assert run_members(1, body)[0] == (1, 3, 3)

@@ -1,6 +1,7 @@
 """What the service itself refuses, and how a job of it begins again."""
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 import farside
 from farside.errors import FarsideError
 from tests.aggregation.service import Service, service, write_key
+from tests.support.waiting import until
 from tests.training.models import Convolutions, differing, made, needs_torch, parameters_of, torch, train_alone
 
 pytestmark = needs_torch
@@ -117,6 +119,33 @@ def test_another_model_than_rank_0s_is_refused_with_the_tensor_that_differs(
 
     assert f"tensor 'weight': shape {outputs}x{inputs} here and 4x3 at rank 0" in line
     assert "\n" not in line
+
+
+def test_a_script_that_is_run_again_with_another_model_is_told_that_the_first_run_is_kept(aggregator: Service) -> None:
+    def train(rank: int, attach: Any) -> None:
+        model = torch.nn.Linear(3, 4)
+        optimizer = sgd(model)
+        handle = attach(model, optimizer)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        handle.detach()
+
+    def train_another(rank: int, attach: Any) -> str:
+        model = torch.nn.Linear(3, 5)
+        with pytest.raises(FarsideError) as refused:
+            attach(model, sgd(model))
+        return str(refused.value)
+
+    def kept() -> list[str]:
+        return [line for line in run(aggregator, "again", train_another) if "is kept for" in line]
+
+    run(aggregator, "again", train)
+
+    for line in until(kept, what="the end of the first run"):
+        assert re.search(
+            r"'weight': shape 5x3 here and 4x3 at rank [01]\. Job again has ended and is kept for \d+ s", line
+        )
+        assert line.endswith(": to begin anew, name another job, or wait")
 
 
 def test_another_update_than_rank_0s_is_refused_as_that(aggregator: Service) -> None:

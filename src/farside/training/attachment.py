@@ -244,8 +244,9 @@ class Attachment:
     def _second_backward(self, number: int) -> ConfigError:
         return ConfigError(
             f"backward() came to '{self._trainables[number].name}' twice without optimizer.step()",
-            hint="put all but the last one into `with handle.accumulate():`; where it was one, give checkpoint() "
-            'use_reentrant=False; where a GradScaler skips steps, use farside.attach(..., update="worker")',
+            hint="put all but the last one into `with handle.accumulate():`; freeze what another model's loss only "
+            "goes through; where it was one backward(), give checkpoint() use_reentrant=False; where a GradScaler "
+            'skips steps, use farside.attach(..., update="worker")',
         )
 
     # Results

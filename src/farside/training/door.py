@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from farside.errors import ConfigError
 from farside.training.attachment import Attachment, TrainingStats, check_place, closed_on_error
 from farside.training.optimizer_rule import rule_of
+from farside.training.optimizer_state import iteration_of
 from farside.training.server_update import ServerUpdate
 from farside.training.trainable import check_optimizer, optimized_in, trainable_in, untrained_in
 from farside.training.worker_update import WorkerUpdate, tensors_of
@@ -83,7 +84,7 @@ def open_door(
     if source.members == 1:
         source.close()
         _log.warning("farside.attach: a world of one: it trains, and nothing is shared")
-        return Alone()
+        return Alone(optimizer, iteration=iteration_of(optimizer) if update == "server" else 0)
     with closed_on_error(source):
         check_place(source)
     session = session_of(source, rule=rule, tensors=tensors)
@@ -128,7 +129,15 @@ def _is_attached(one: Any) -> bool:
 class Alone:
     """The handle of a world of one: every step is the optimizer's own."""
 
-    iteration = 0
+    def __init__(self, optimizer: Any, *, iteration: int) -> None:
+        """``iteration``: what the optimizer has made; its steps from here on are counted."""
+        self.iteration = iteration
+        self._hooks: list[Any] = []
+        with contextlib.suppress(AttributeError):  # a wrapper may have no hooks
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _after_step(self, *_arguments: Any) -> None:
+        self.iteration += 1
 
     def wait(self) -> None:
         """Nothing is ever behind."""
@@ -143,4 +152,6 @@ class Alone:
         return TrainingStats(iterations=0, tensors=0, chunks=0, pushed_bytes=0, waited_s=0.0, waits_late=False)
 
     def detach(self) -> None:
-        """Nothing to leave."""
+        """Nothing to leave; nothing is counted any more."""
+        for hook in self._hooks:
+            hook.remove()

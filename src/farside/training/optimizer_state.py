@@ -128,5 +128,11 @@ class OptimizerState:
         self._is_shown = False
 
 
+def iteration_of(optimizer: Any) -> int:
+    """Steps that an optimizer says it has made, with the parameter that has most; 0 where it does not say."""
+    steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return max(steps, default=int(optimizer.param_groups[0].get(ITERATION, 0)))
+
+
 def _bytes_of(tensor: Any) -> bytes:
     return bytes((ctypes.c_char * (4 * tensor.numel())).from_address(tensor.data_ptr()))

@@ -151,7 +151,8 @@ class ServerUpdate(Attachment):
     def _refuse_load(self, *_arguments: Any) -> None:
         raise ConfigError(
             "load_state_dict() after farside.attach would not reach the server",
-            hint="load checkpoints before farside.attach; rank 0's counts for all",
+            hint="load checkpoints before farside.attach; rank 0's counts for all. After training, call "
+            "handle.detach() first",
         )
 
     def detach(self) -> None:

@@ -86,7 +86,13 @@ def _checked(candidates: Iterable[Trainable]) -> tuple[Trainable, ...]:
     wanted = [one for one in candidates if one.parameter.requires_grad]
     for name, parameter, _group in wanted:
         check_parameter(name, parameter)
-    return tuple(one for one in wanted if one.parameter.numel())
+    found = tuple(one for one in wanted if one.parameter.numel())
+    if not found:
+        raise ConfigError(
+            "no parameter wants a gradient, and nothing is to be aggregated",
+            hint="unfreeze what is to be trained before farside.attach",
+        )
+    return found
 
 
 def check_optimizer(model: Any, optimizer: Any) -> None:
