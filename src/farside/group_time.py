@@ -4,6 +4,8 @@ The jobs of a group have the same machines and take turns there, step by step: o
 are on the network. Both the simulator and whoever plans or measures groups use these equations [harmony §IV-B2].
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -99,3 +101,84 @@ def group_time(jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
         comm_s=sum(job.comm_s(machines) for job in jobs),
         longest_s=max((job.iteration_s(machines) for job in jobs), default=0.0),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCost:
+    """What reading input back from one place costs: bytes a second, and CPU seconds a byte."""
+
+    bytes_s: float
+    cpu_s_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloading:
+    """Where input that does not stay in memory is read from.
+
+    Attributes:
+        disk: A disk of the machine.
+        peer: Idle memory of another machine; None: there is none.
+        net_bytes_s: What the network carries, where updates are on it too; infinite: that memory has a network of its
+            own.
+    """
+
+    disk: ReadCost
+    peer: ReadCost | None = None
+    net_bytes_s: float = math.inf
+
+
+_NEAR_LEAST = 0.01
+_HALVINGS = 50
+
+
+def reloading_s(time: GroupTime, spilled_bytes: float, peer_bytes: float, way: Reloading) -> float:
+    """Seconds of a group's iteration that reads input back: equation 1 with the disk, the peer, and what they cost.
+
+    Ours: the paper reads from the disk alone, and its model has no term for it [harmony §IV-B2 eq. 1, §IV-C].
+
+    Args:
+        time: The iteration of the group without that.
+        spilled_bytes: What all its jobs read in an iteration, on each machine.
+        peer_bytes: How many of these come from a peer.
+        way: Where from.
+    """
+    return max(start + slope * peer_bytes for start, slope in _terms(time, spilled_bytes, way))
+
+
+def best_peer_bytes(time: GroupTime, spilled_bytes: float, way: Reloading) -> float:
+    """How many of the bytes that are read should come from a peer: the fewest with a time within 1 % of the least.
+
+    The time is the greatest of straight lines, so the least is at an end or where two of them cross.
+    """
+    if way.peer is None or spilled_bytes <= 0:
+        return 0.0
+    lines = _terms(time, spilled_bytes, way)
+    tried = [0.0, spilled_bytes]
+    for (start, slope), (other, its_slope) in itertools.combinations(lines, 2):
+        if slope != its_slope and 0 < (crossing := (other - start) / (slope - its_slope)) < spilled_bytes:
+            tried.append(crossing)
+
+    def seconds(peer_bytes: float) -> float:
+        return reloading_s(time, spilled_bytes, peer_bytes, way)
+
+    best = min(tried, key=lambda one: (seconds(one), one))
+    enough_s = (1 + _NEAR_LEAST) * seconds(best)
+    low, high = 0.0, best
+    if seconds(low) <= enough_s:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if seconds(middle) <= enough_s else (middle, high)
+    return high
+
+
+def _terms(time: GroupTime, spilled_bytes: float, way: Reloading) -> list[tuple[float, float]]:
+    """Each term of the iteration as seconds without a peer, and seconds more for each byte that comes from one."""
+    disk, peer = way.disk, way.peer or ReadCost(bytes_s=math.inf)
+    return [
+        (time.comp_s + disk.cpu_s_byte * spilled_bytes, peer.cpu_s_byte - disk.cpu_s_byte),
+        (time.comm_s, 1 / way.net_bytes_s),
+        (spilled_bytes / disk.bytes_s, -1 / disk.bytes_s),
+        (0.0, 1 / peer.bytes_s),
+        (time.longest_s, 0.0),
+    ]

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import (
+    GroupTime,
+    ReadCost,
+    Reloading,
+    WorkProfile,
+    best_peer_bytes,
+    group_time,
+    reloading_s,
+)
 from farside.scheduler.sharing.colocation.grouping import busy_shares
 from tests.colocation.draws import profiles
 
@@ -63,3 +71,37 @@ def test_idle_machines_count_as_not_busy() -> None:
     time = group_time([job("a", 40, 1), job("b", 40, 1)], 4)
 
     assert busy_shares([(time, 4)], 8) == pytest.approx((0.5, 0.05))
+
+
+GB = 10.0**9
+_costs = st.builds(ReadCost, bytes_s=st.floats(GB / 100, 10 * GB), cpu_s_byte=st.floats(0, 1 / GB))
+_ways = st.builds(
+    Reloading, disk=_costs, peer=_costs, net_bytes_s=st.one_of(st.just(float("inf")), st.floats(GB / 100, 10 * GB))
+)
+_times = st.builds(
+    GroupTime, comp_s=st.floats(0.01, 50), comm_s=st.floats(0.01, 50), longest_s=st.floats(0.01, 60)
+)  # fmt: skip
+
+
+@given(_times, st.floats(0, 20 * GB), _ways, st.floats(0, 1))
+def test_no_other_share_of_a_peer_is_better_by_more_than_1_percent_and_none_as_good_is_less(
+    time: GroupTime, spilled_bytes: float, way: Reloading, share: float
+) -> None:
+    best = best_peer_bytes(time, spilled_bytes, way)
+    best_s = reloading_s(time, spilled_bytes, best, way)
+
+    assert 0 <= best <= spilled_bytes
+    assert best_s <= 1.0100001 * reloading_s(time, spilled_bytes, share * spilled_bytes, way)
+    assert best == 0 or reloading_s(time, spilled_bytes, 0.9 * best, way) >= best_s * (1 - 1e-9)
+
+
+def test_a_group_that_communicates_reads_from_the_disk_and_one_that_computes_from_both() -> None:
+    way = Reloading(disk=ReadCost(bytes_s=GB / 10), peer=ReadCost(bytes_s=GB), net_bytes_s=GB)
+    computes = GroupTime(comp_s=10, comm_s=1, longest_s=8)
+    communicates = GroupTime(comp_s=1, comm_s=10, longest_s=8)
+
+    # 1 GB takes the disk 10 s, which both have anyway; of 2 GB the disk can't read all in that time.
+    assert [best_peer_bytes(time, GB, way) for time in (computes, communicates)] == [0, 0]
+    assert reloading_s(computes, 2 * GB, best_peer_bytes(computes, 2 * GB, way), way) == pytest.approx(10, rel=0.011)
+    assert 10 < reloading_s(communicates, 2 * GB, best_peer_bytes(communicates, 2 * GB, way), way) < 11.2
+    assert best_peer_bytes(computes, 2 * GB, Reloading(disk=way.disk)) == 0

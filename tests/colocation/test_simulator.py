@@ -178,3 +178,23 @@ def test_a_table_is_read_in_the_order_of_submission() -> None:
     jobs = read_table(text.splitlines(), "jobs.csv")
 
     assert [(job.job, job.app, job.submit_s) for job in jobs] == [("early", "lda", 0.0), ("late", "nmf", 5.0)]
+
+
+def test_input_that_does_not_fit_takes_the_time_of_a_slow_disk_and_a_peer_shortens_it() -> None:
+    jobs = [TableJob(job=f"j{n}", work_machine_s=10, net_s=1, iterations=50, input_bytes=400 * 10**9) for n in range(4)]
+    by_disk = {"disk_bytes_s": 20e6}
+
+    free, slow, helped = (
+        play("harmony", jobs, 8, Settings(**more)) for more in ({}, by_disk, by_disk | {"peer_bytes_s": 100e6})
+    )
+
+    assert free.makespan_s < helped.makespan_s < slow.makespan_s
+    for outcome in (slow, helped):
+        assert any(group.simulated_s > 2 * 10 / group.machines for group in outcome.groups)
+        for group in outcome.groups:
+            assert group.predicted_s == pytest.approx(group.simulated_s)
+
+
+def test_a_peer_without_a_disk_is_refused() -> None:
+    with pytest.raises(ValueError, match="peer_bytes_s needs disk_bytes_s"):
+        Settings(peer_bytes_s=1e9)

@@ -60,6 +60,11 @@ class GroupingRules:
         floors = sum([job.floor_bytes for job in jobs])
         return floors + (0 if self.spills else sum([job.input_bytes for job in jobs]) / machines) <= self.memory_bytes
 
+    def spilled_bytes(self, jobs: Sequence[WorkProfile], machines: int) -> float:
+        """What of jobs' input does not fit in the memory of each machine."""
+        floors, inputs = sum([job.floor_bytes for job in jobs]), sum([job.input_bytes for job in jobs]) / machines
+        return min(inputs, max(0.0, floors + inputs - self.memory_bytes)) if self.spills else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGroup:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import WorkProfile
 from farside.scheduler.sharing.colocation.regroup import Change, Cluster, RunningGroup
 from farside.scheduler.sim.colocation.policies import Policy, Settings
 from farside.scheduler.sim.colocation.table import TableJob
@@ -284,10 +284,11 @@ class _Run:
         cpu = sum(profile.comp_s(group.machines) / speeds[profile.job] for profile in profiles)
         net = sum(profile.comm_s(group.machines) / speeds[profile.job] for profile in profiles)
         self._sums.of[group] = (group.machines * cpu, group.machines * net)
-        predicted = group_time([self._cluster.profiles[name] for name in group.jobs], group.machines).iteration_s
+        believed = [self._cluster.profiles[name] for name in group.jobs]
         self._groups.append(
             GroupRecord(
                 at_s=self._now_s, machines=group.machines, jobs=group.jobs,
-                predicted_s=predicted if self._policy.takes_turns else None, simulated_s=max(speeds.values()),
+                predicted_s=max(self._policy.iterations_s(believed, group.machines).values())
+                if self._policy.takes_turns else None, simulated_s=max(speeds.values()),
             )
         )  # fmt: skip

@@ -1,12 +1,20 @@
 """What the simulator compares: jobs alone, jobs that share without turns, and groups by the rules. PURE."""
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import (
+    ReadCost,
+    Reloading,
+    WorkProfile,
+    best_peer_bytes,
+    group_time,
+    reloading_s,
+)
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.printed import decide_printed
 from farside.scheduler.sharing.colocation.regroup import (
@@ -37,6 +45,8 @@ class Settings:
         cpu_weight: Weight of busy processors in the score; the network has the rest.
         memory_bytes: Memory of a machine.
         spills: Whether input that does not fit lies on the disk, for the policies that group.
+        disk_bytes_s: Bytes a second that a machine reads back from its disk; 0: reading takes no time.
+        peer_bytes_s: Bytes a second that it reads back from other machines' memory, by the network; 0: it has none.
         age_limit_s: A job that has waited longer is in the next grouping.
         min_run_s: A job that started less long ago is not moved.
         group_count: `sums` or the paper's `l6`.
@@ -56,6 +66,8 @@ class Settings:
     cpu_weight: float = 1.0
     memory_bytes: float = 32e9
     spills: bool = True
+    disk_bytes_s: float = 0.0
+    peer_bytes_s: float = 0.0
     age_limit_s: float = 8 * 3600.0
     min_run_s: float = 0.0
     group_count: Literal["sums", "l6"] = "sums"
@@ -72,6 +84,8 @@ class Settings:
             raise ValueError("error and common_error must be below 1")
         if self.alike_max not in (1, 2, 3):
             raise ValueError("alike_max must be 1, 2 or 3")
+        if self.peer_bytes_s and not self.disk_bytes_s:
+            raise ValueError("peer_bytes_s needs disk_bytes_s: nobody reads from a peer if the disk takes no time")
 
     @property
     def rules(self) -> GroupingRules:
@@ -80,6 +94,16 @@ class Settings:
             cpu_weight=self.cpu_weight, memory_bytes=int(min(self.memory_bytes, 2.0**62)), spills=self.spills,
             group_count=self.group_count, additions=self.additions,
         )  # fmt: skip
+
+    @property
+    def reloading(self) -> Reloading | None:
+        """Where input that does not fit is read from; None: that takes no time."""
+        if not self.disk_bytes_s:
+            return None
+        peer = ReadCost(bytes_s=self.peer_bytes_s) if self.peer_bytes_s else None
+        # The peer is reached by the network of the updates.
+        net_bytes_s = self.peer_bytes_s or math.inf
+        return Reloading(disk=ReadCost(bytes_s=self.disk_bytes_s), peer=peer, net_bytes_s=net_bytes_s)
 
     @property
     def events(self) -> RegroupRules:
@@ -120,7 +144,7 @@ class Grouped:
     takes_turns = True
 
     def __init__(self, settings: Settings, decide: Decide, order: Order = "long") -> None:
-        self._rules = settings.rules
+        self._rules, self._reloading = settings.rules, settings.reloading
         self.order: Order = order
         self._regrouping = Regrouping(settings.rules, decide, settings.events)
 
@@ -133,8 +157,13 @@ class Grouped:
         return self._regrouping.ended(cluster, number, job)
 
     def iterations_s(self, jobs: Sequence[WorkProfile], machines: int) -> Mapping[str, float]:
-        """All as long as the group."""
-        return dict.fromkeys((job.job for job in jobs), group_time(jobs, machines).iteration_s)
+        """All as long as the group, with what it reads back where its input does not fit."""
+        time = group_time(jobs, machines)
+        iteration_s, way = time.iteration_s, self._reloading
+        spilled_bytes = self._rules.spilled_bytes(jobs, machines)
+        if way is not None and spilled_bytes:
+            iteration_s = reloading_s(time, spilled_bytes, best_peer_bytes(time, spilled_bytes, way), way)
+        return dict.fromkeys((job.job for job in jobs), iteration_s)
 
     def has_room(self, jobs: Sequence[WorkProfile], machines: int) -> bool:
         """As the rules have it; the printed algorithm does not look."""
