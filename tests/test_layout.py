@@ -83,6 +83,7 @@ PURE = (
         ]
     ),
     *(f"farside.agent.serving.{name}" for name in ("frames", "life", "model_file", "partition.policy", "wire")),
+    "farside.agent.training.alpha",
     "farside.agent.training.link",
     "farside.agent.training.messages",
     "farside.agent.training.subtask",

@@ -257,6 +257,10 @@ class _Executor:
                 "step_s": dict(counts.step_s) if counts else {},
                 "iteration_s": counts.iteration_s if counts else 0.0,
             }
+            climber = self._server.spilling.jobs.get(job)
+            if climber is not None:
+                keep = climber.keep
+                jobs[job] |= {"spilled": keep.spilled, "by_peer": keep.by_peer, "has_settled": climber.step is None}
         return {
             "pid": os.getpid(),
             "node": self._wanted.node if self._order is None else self._order.node,

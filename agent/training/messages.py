@@ -8,10 +8,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from farside.agent.training.alpha import Use
 from farside.agent.training.subtask import FIRST, LAST, Apart, Bound, Progress, Ready, Together, ToNode
 from farside.errors import RemoteProtocolError
+from farside.group_time import ReadCost
 
-VERSION = 1
+VERSION, SPILLING_VERSION = 1, 2
+"""Of a worker that keeps its input in memory, and of one that says what its memory is: an executor of the version
+before refuses the latter alone."""
 WORKER_BYTES_MAX = 512
 LINK_BYTES_MAX = 1024
 WORKERS_MAX = 64
@@ -27,6 +31,9 @@ Worker = Annotated[int, msgspec.Meta(ge=0, lt=WORKERS_MAX)]
 Position = Annotated[int, msgspec.Meta(ge=FIRST, le=LAST)]
 Done = Annotated[int, msgspec.Meta(ge=FIRST - 1, le=LAST)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -82,6 +89,31 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=7):
     line: str
 
 
+class Uses(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """What an iteration took of time and memory: `Use` of `agent/training/alpha.py`, whose names its fields have.
+
+    ``disk`` and ``peer`` are bytes a second and CPU seconds a byte.
+    """
+
+    spilled: Share
+    iteration_s: Seconds
+    comp_s: Seconds
+    net_s: Seconds
+    stall_s: Seconds
+    input_bytes: Number
+    used_bytes: Number
+    limit_bytes: Number
+    disk: tuple[Rate, Seconds] | None
+    peer: tuple[Rate, Seconds] | None
+
+
+class Keeps(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """What a worker is to keep where, from its next iteration on."""
+
+    spilled: Share
+    by_peer: Share
+
+
 class HasProgress(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """`Progress`."""
 
@@ -132,8 +164,8 @@ class JobGone(msgspec.Struct, frozen=True, array_like=True, tag=17):
     job: UserJob
 
 
-FromWorker = Here | Wants | HasDone | Yields
-ToWorker = Granted | Beat | Refused
+FromWorker = Here | Wants | HasDone | Yields | Uses
+ToWorker = Granted | Beat | Refused | Keeps
 OfLink = HasProgress | IsReady | IsBound | AreTogether | AreApart | JobHere | JobGone | Beat
 
 _FROM_WORKER: "msgspec.msgpack.Decoder[FromWorker]" = msgspec.msgpack.Decoder(FromWorker)
@@ -178,6 +210,24 @@ def event_of(message: msgspec.Struct) -> Progress | ToNode | None:
     """The event that came; None: it is about something other than turns."""
     event = _EVENT.get(type(message))
     return None if event is None else event(**msgspec.structs.asdict(message))
+
+
+def wire_of_use(use: Use) -> Uses:
+    """The message of an iteration's use."""
+    disk, peer = ((one.bytes_s, one.cpu_s_byte) if one is not None else None for one in (use.disk, use.peer))
+    return Uses(
+        use.spilled, use.iteration_s, use.comp_s, use.net_s, use.stall_s, use.input_bytes, use.used_bytes,
+        use.limit_bytes, disk, peer,
+    )  # fmt: skip
+
+
+def use_of(job: str, message: Uses) -> Use:
+    """What came of an iteration of a job."""
+    disk, peer = (
+        ReadCost(bytes_s=one[0], cpu_s_byte=one[1]) if one is not None else None for one in (message.disk, message.peer)
+    )
+    fields = msgspec.structs.asdict(message) | {"disk": disk, "peer": peer}
+    return Use(job=job, **fields)
 
 
 T = TypeVar("T")

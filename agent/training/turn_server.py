@@ -11,22 +11,27 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from farside.agent.training import node_queue
+from farside.agent.training import alpha, node_queue
 from farside.agent.training.messages import (
     BEAT_S,
+    SPILLING_VERSION,
     VERSION,
     WORKER_BYTES_MAX,
     Beat,
     Granted,
     HasDone,
     Here,
+    Keeps,
     Refused,
+    Uses,
     Wants,
     Yields,
     from_worker,
     packet_of,
+    use_of,
 )
 from farside.agent.training.node_queue import (
     Deadline,
@@ -46,6 +51,7 @@ from farside.agent.training.node_queue import (
 from farside.agent.training.subtask import Apart, Progress, ToNode
 from farside.agent.training.turn_record import TurnRecord
 from farside.errors import RemoteProtocolError
+from farside.group_time import GroupTime
 from farside.log import get_log
 
 _log = get_log("executor")
@@ -93,6 +99,7 @@ class TurnServer:
         """Serves from now on, in the running loop; ``group`` makes the synchroniser's side for this node."""
         self.queue = NodeQueue()
         self.record = TurnRecord()
+        self.spilling = alpha.Spilling()
         self.hung_up = 0
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -241,12 +248,32 @@ class TurnServer:
             self.take(Done(job=line.job, position=message.position))
         elif isinstance(message, Yields):
             self.take(Yield(job=line.job, position=message.position))
+        elif isinstance(message, Uses):
+            self._take_use(alpha.step(self._beside(), use_of(line.job, message)))
+
+    def _beside(self) -> alpha.Spilling:
+        """What is known of memory, with the times that jobs take by now whose input stays there."""
+        times = [
+            (steps["COMP"], steps["PULL"] + steps["PUSH"])
+            for job, counts in self.record.jobs.items()
+            if job not in self.spilling.jobs and (steps := counts.step_s).keys() >= {"COMP", "PULL", "PUSH"}
+        ]
+        comp_s, net_s = (sum(one) for one in zip(*times, strict=True)) if times else (0.0, 0.0)
+        time = GroupTime(comp_s=comp_s, comm_s=net_s, longest_s=max(map(sum, times), default=0.0))
+        return replace(self.spilling, beside=time)
+
+    def _take_use(self, answer: alpha.Answer) -> None:
+        self.spilling, told = answer
+        for job, keep in told.items():
+            line = self._by_job.get(job)
+            if line is not None:
+                self._send(line, packet_of(Keeps(keep.spilled, keep.by_peer)))
 
     def _take_here(self, line: _Line, here: Here) -> None:
         if line.job:
             raise RemoteProtocolError("Here came twice")
-        if here.version != VERSION:
-            raise RemoteProtocolError(f"version {here.version} of the protocol; this is {VERSION}")
+        if not VERSION <= here.version <= SPILLING_VERSION:
+            raise RemoteProtocolError(f"version {here.version} of the protocol; this is {SPILLING_VERSION}")
         if here.worker >= here.workers:
             raise RemoteProtocolError(f"worker {here.worker} of {here.workers}; they count from 0")
         job = f"{line.uid}:{here.job}"
@@ -298,5 +325,6 @@ class TurnServer:
             deadline = self._deadlines.pop(line.job, None)
             if deadline is not None:
                 deadline.cancel()
+            self._take_use(alpha.step(self.spilling, alpha.Left(job=line.job)))
             self.take(Died(job=line.job))
             self._group.gone(line.job)

@@ -490,6 +490,12 @@ class Exporter:
         return ExportStats(**_values(ExportStats, raw))
 
 
+def crc32c(data: Any) -> int:
+    """Check sum (CRC-32C) of the bytes of a buffer."""
+    view = ffi.from_buffer(data)
+    return int(lib.ne_crc32c(view, len(view)))
+
+
 def map(fd: int, size_bytes: int) -> int:  # noqa: A001 (engine.h's name for it)
     """Maps a memfd, shared and populated; returns its address."""
     address = int(ffi.cast("uintptr_t", lib.ne_map(fd, size_bytes)))

@@ -224,7 +224,7 @@ def test_nonsense_at_the_socket_is_refused_and_others_go_on(tmp_path: Path) -> N
                 ((b"\xc1",), "can't be understood"),
                 ((b"x" * 600,), "a message of 513 bytes came; 512 are allowed"),
                 ((packet_of(Wants(0)),), "Wants came before Here"),
-                ((packet_of(Here(9, "a", 0, 1, -2, True)),), "version 9 of the protocol; this is 1"),
+                ((packet_of(Here(9, "a", 0, 1, -2, True)),), "version 9 of the protocol; this is 2"),
                 ((packet_of(Here(VERSION, "a", 3, 2, -2, True)),), "worker 3 of 2"),
                 ((here, here), "Here came twice"),
                 ((here, packet_of(Wants(-2)), packet_of(Wants(7))), "it asks for 7 at -2"),

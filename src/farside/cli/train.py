@@ -56,6 +56,21 @@ _KeyFile = Annotated[Path | None, typer.Option(help="Key file of the Aggregators
 _Executor = Annotated[
     Path | None, typer.Option(help="Take turns with other jobs of this node: the socket of its `farside executor`.")
 ]
+_SpillDir = Annotated[
+    Path | None,
+    typer.Option(help="Keep input that does not fit in memory in a file here, on a disk of this machine."),
+]
+_SpillPeer = Annotated[
+    Path | None,
+    typer.Option(help="Block device or file in a peer's memory, for this worker alone; with --spill-dir."),
+]
+_SpillMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=options.byte_count, metavar="BYTES",
+        help="Memory of each worker, with --spill-dir; default: its cgroup's limit.",
+    ),
+]  # fmt: skip
 _Iterations = Annotated[int, typer.Option(min=1, help="Maximum number of iterations.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
 _Blocks = Annotated[
@@ -79,11 +94,15 @@ def _how(
     service: _Service = None,
     key_file: _KeyFile = None,
     executor: _Executor = None,
+    spill_dir: _SpillDir = None,
+    spill_peer: _SpillPeer = None,
+    spill_memory: _SpillMemory = None,
 ) -> dict[str, Any]:
     """How a program runs."""
     return {
         "workers": workers, "threads": threads, "checkpoint_dir": checkpoint_dir, "checkpoint_s": checkpoint_s,
         "retries": retries, "service": tuple(service or ()), "key_file": key_file, "executor": executor,
+        "spill_dir": spill_dir, "spill_peer": spill_peer, "spill_memory": spill_memory,
     }  # fmt: skip
 
 
@@ -189,6 +208,30 @@ def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
     _start([json.dumps(what)], how)
 
 
+def _spilling(how: dict[str, Any]) -> dict[str, str]:
+    """The variables by which workers know where input goes that does not fit."""
+    from farside.training.loop.spilling import SPILL_DIR, SPILL_MEMORY, SPILL_PEER
+
+    peer, memory_bytes = how["spill_peer"], how["spill_memory"]
+    is_spilling = how["spill_dir"] is not None or os.environ.get(SPILL_DIR)
+    if is_spilling and (how["workers"] or 1) > 1 and memory_bytes is None and not os.environ.get(SPILL_MEMORY):
+        raise ConfigError(
+            f"--spill-dir with {how['workers']} workers, whose cgroup has one limit for all of them",
+            hint="say by --spill-memory what each may have",
+        )
+    if how["spill_dir"] is None and (peer is not None or memory_bytes is not None):
+        name = "--spill-peer" if peer is not None else "--spill-memory"
+        raise ConfigError(f"{name} without --spill-dir", hint="name a folder on a disk of this machine")
+    if peer is not None and (how["workers"] or 1) > 1:
+        raise ConfigError(
+            f"--spill-peer with {how['workers']} workers on this machine; it is for one",
+            hint="start a worker with each device, with --workers 0",
+        )
+    given = {SPILL_DIR: how["spill_dir"], SPILL_PEER: peer}
+    told = {name: str(path.resolve()) for name, path in given.items() if path is not None}
+    return told | ({SPILL_MEMORY: str(memory_bytes)} if memory_bytes is not None else {})
+
+
 def _start(words: list[str], how: dict[str, Any]) -> None:
     from farside.cli.train_worker import PARENT
     from farside.training.launch import Launch, launch
@@ -200,6 +243,7 @@ def _start(words: list[str], how: dict[str, Any]) -> None:
         told[CHECKPOINT_DIR] = str(how["checkpoint_dir"].resolve())
     if how["checkpoint_s"] is not None:
         told[CHECKPOINT_S] = str(checked_seconds(how["checkpoint_s"], "--checkpoint-s"))
+    told |= _spilling(how)
     if how["retries"] and not (told.get(CHECKPOINT_DIR) or os.environ.get(CHECKPOINT_DIR)):
         raise ConfigError("--retries without a checkpoint folder", hint="add --checkpoint-dir")
     workers = how["workers"] if how["workers"] is not None else int(not os.environ.get(START))

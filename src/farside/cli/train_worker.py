@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
 def _run_program(options: Options) -> None:
     from farside.training.app.catalog import PROGRAMS
     from farside.training.app.dataset import load
+    from farside.training.loop.spilling import SPILL_DIR
 
     is_first = os.environ.get("RANK", "0") == "0"
     every = max(1, options.iterations // 10)
@@ -49,7 +50,7 @@ def _run_program(options: Options) -> None:
         if is_first and iteration % every == 0:
             print(f"iteration {iteration} of {options.iterations}: objective {objective:.9g}", flush=True)
 
-    outcome = PROGRAMS[options.app](load(options), options, watch)
+    outcome = PROGRAMS[options.app](load(options, lets_go=bool(os.environ.get(SPILL_DIR))), options, watch)
     if is_first:
         _show(options, outcome)
 

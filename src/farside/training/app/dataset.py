@@ -22,6 +22,7 @@ from farside.training.app.input_file import (
     check_labels,
     check_not_negative,
     check_target,
+    mapped_matrix,
     read_documents,
     read_matrix,
 )
@@ -56,12 +57,14 @@ class Input:
     fingerprint: str
 
 
-def load(options: Options) -> Input:
-    """The input that the options name.
+def load(options: Options, *, lets_go: bool = False) -> Input:
+    """The input that the options name; with ``lets_go`` no block is in memory before it is asked for.
 
     Raises:
         ConfigError: there is none, or it does not fit the program; with file, row and column.
     """
+    if lets_go and options.data != SYNTHETIC:
+        return _mapped(options)
     if options.data == SYNTHETIC:
         return _drawn(options)
     if options.data in _PACKAGED:
@@ -97,10 +100,15 @@ def _blocks(options: Options, rows: int) -> int:
     return blocks
 
 
+def _bounds(options: Options, rows: int) -> list[int]:
+    """The row at which each block begins, and the end of the last."""
+    blocks = _blocks(options, rows)
+    return [block * rows // blocks for block in range(blocks + 1)]
+
+
 def _cut(options: Options, arrays: Sequence[Any], columns: int, classes: int = 0) -> Input:
     rows = len(arrays[0])
-    blocks = _blocks(options, rows)
-    bounds = [block * rows // blocks for block in range(blocks + 1)]
+    bounds = _bounds(options, rows)
     parts = [tuple(array[first:end] for array in arrays) for first, end in itertools.pairwise(bounds)]
     return Input(
         blocks=parts if len(arrays) > 1 else [part[0] for part in parts],
@@ -152,8 +160,12 @@ def _rows_and_targets(path: Path, options: Options) -> Input:
     check_finite(options.data, rows)
     check_target(options.data, targets)
     if not np.square(rows).any():
-        raise ConfigError(f"{options.data}: all columns but the target are 0")
+        raise _all_zero(options.data)
     return _cut(options, (np.ascontiguousarray(rows), targets), rows.shape[1])
+
+
+def _all_zero(where: str) -> ConfigError:
+    return ConfigError(f"{where}: all columns but the target are 0")
 
 
 def _standardized(rows: Any) -> Any:
@@ -179,6 +191,54 @@ def _documents(path: Path, options: Options) -> Input:
         rows=len(tokens),
         columns=columns,
         fingerprint=_fingerprint(options, np.array([len(one) for one in tokens]), np.concatenate(tokens)),
+    )
+
+
+def _mapped(options: Options) -> Input:
+    """Rows of an .npy file that stay there until they are asked for; the same blocks and fingerprint as otherwise."""
+    path, where = Path(options.data), options.data
+    if options.app == "lda" or path.suffix != ".npy" or not path.exists():
+        fitting = SYNTHETIC if options.app == "lda" else f"{SYNTHETIC} or an .npy file"
+        raise ConfigError(
+            f"data: '{where}' of {options.app} is in memory as a whole, so that nothing of it can be spilled",
+            hint=f"use {fitting}, or leave out --spill-dir",
+        )
+    has_target = options.app != "nmf"
+    table = mapped_matrix(path, has_target=has_target)
+    columns = table.shape[1] - has_target
+    bounds = _bounds(options, len(table))
+    targets = np.array(table[:, -1], np.float64) if has_target else None
+    classes = 0
+    if targets is not None:
+        check_target(where, targets)
+    if options.app == "mlr":
+        classes = check_labels(where, targets)
+        targets = np.asarray(targets).astype(np.int64)
+
+    def made(block: int) -> Any:
+        first, end = bounds[block : block + 2]
+        rows = np.array(table[first:end, :columns], np.float64, order="C")
+        if options.app == "mlr":
+            rows = np.column_stack([rows, np.ones(len(rows))])
+        return rows if targets is None else (rows, targets[first:end])
+
+    blocks = synthetic.DrawnBlocks(len(bounds) - 1, made)
+    check, is_zero = hashlib.sha256(), True
+    wide = columns + (options.app == "mlr")
+    check.update(str((len(table), wide)).encode())
+    for number, first in enumerate(bounds[:-1]):
+        rows = blocks[number] if targets is None else blocks[number][0]
+        check_finite(where, rows, first)
+        if options.app == "nmf":
+            check_not_negative(where, rows, first)
+        is_zero = is_zero and not rows.any()
+        check.update(rows.tobytes())
+    if targets is not None:
+        check.update(str(targets.shape).encode() + targets.tobytes())
+    if options.app == "lasso" and is_zero:
+        raise _all_zero(where)
+    return Input(
+        blocks=blocks, rows=len(table), columns=wide, classes=classes, fingerprint=f"{where} {check.hexdigest()[:16]}"
     )
 
 

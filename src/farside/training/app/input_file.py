@@ -46,23 +46,48 @@ def read_matrix(path: Path, *, has_target: bool) -> tuple[Any, Any]:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except (ValueError, UserWarning) as error:  # NumPy warns of a file without rows
         raise ConfigError(f"{path}: {error}") from error
-    if has_target and table.shape[1] < 2:
-        raise ConfigError(f"{path}: has one column; the last one is the target, and others are needed")
+    if has_target:
+        _check_columns(path, table)
     return (table[:, :-1].copy(), table[:, -1].copy()) if has_target else (table, None)
+
+
+def mapped_matrix(path: Path, *, has_target: bool) -> Any:
+    """Rows of numbers of an .npy file, of which only what is used gets into memory.
+
+    Raises:
+        ConfigError: the file is not there, or not such a table.
+    """
+    try:
+        table = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    _check_table(path, table)
+    if has_target:
+        _check_columns(path, table)
+    return table
+
+
+def _check_columns(path: Path, table: Any) -> None:
+    if table.shape[1] < 2:
+        raise ConfigError(f"{path}: has one column; the last one is the target, and others are needed")
 
 
 def _two(path: Path, table: Any) -> Any:
     table = np.asarray(table)
+    _check_table(path, table)
+    return np.ascontiguousarray(table, np.float64)
+
+
+def _check_table(path: Path, table: Any) -> None:
     if table.dtype.kind not in "fiub":
         raise ConfigError(f"{path}: holds {table.dtype}, not numbers")
     if table.ndim != 2 or not table.size:
         raise ConfigError(f"{path}: has no rows and columns; its shape is {table.shape}")
-    return np.ascontiguousarray(table, np.float64)
 
 
-def check_finite(where: str, rows: Any) -> None:
-    """Raises ConfigError where a number is missing or infinite."""
-    _check(where, rows, ~np.isfinite(rows), "leave the row out, or fill it in")
+def check_finite(where: str, rows: Any, first: int = 0) -> None:
+    """Raises ConfigError where a number is missing or infinite; ``first``: the number of the first of these rows."""
+    _check(where, rows, ~np.isfinite(rows), "leave the row out, or fill it in", first)
 
 
 def check_target(where: str, target: Any) -> None:
@@ -75,9 +100,9 @@ def check_target(where: str, target: Any) -> None:
         )
 
 
-def check_not_negative(where: str, rows: Any) -> None:
-    """Raises ConfigError where a number is below zero."""
-    _check(where, rows, rows < 0, "this program needs numbers from 0 on")
+def check_not_negative(where: str, rows: Any, first: int = 0) -> None:
+    """Raises ConfigError where a number is below zero; ``first``: the number of the first of these rows."""
+    _check(where, rows, rows < 0, "this program needs numbers from 0 on", first)
 
 
 def check_labels(where: str, labels: Any) -> int:
@@ -102,10 +127,10 @@ def check_counts(where: str, rows: Any) -> None:
     _check(where, rows, bad, f"this program needs counts of words, up to {COUNT_MAX}")
 
 
-def _check(where: str, rows: Any, bad: Any, hint: str) -> None:
+def _check(where: str, rows: Any, bad: Any, hint: str, first: int = 0) -> None:
     if bad.any():
         row, column = (int(one) for one in np.unravel_index(int(np.argmax(bad)), rows.shape))
-        raise ConfigError(f"{where}: row {row + 1}, column {column + 1}: is {rows[row, column]:g}", hint=hint)
+        raise ConfigError(f"{where}: row {first + row + 1}, column {column + 1}: is {rows[row, column]:g}", hint=hint)
 
 
 def read_documents(path: Path) -> list[tuple[Any, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 from farside.training.app import fista
 from farside.training.app.dataset import Input
 from farside.training.app.program import Options, Outcome, Watch, nobody_watches, noted
-from farside.training.loop.job import begin
+from farside.training.loop.job import Job, begin
 
 
 def train_mlr(data: Input, options: Options, watch: Watch = nobody_watches) -> Outcome:
@@ -39,7 +39,7 @@ def train_mlr(data: Input, options: Options, watch: Watch = nobody_watches) -> O
                 gradient = total["gradient"] / data.rows + options.penalty * model["at"]
                 rate = 1 / (float(model["curvature"]) / (2 * data.rows) + options.penalty)
                 fista.step(model, gradient, rate, _unchanged, is_last=job.is_last)
-            job.push(_parts([block.data for block in job.blocks()], model["at"]))
+            job.push(_parts(job, model["at"]))
         total = job.pull()
         objective = _objective(total, model, options, data)
         accuracy = float(total["right"]) / data.rows
@@ -49,9 +49,10 @@ def train_mlr(data: Input, options: Options, watch: Watch = nobody_watches) -> O
         )  # fmt: skip
 
 
-def _parts(blocks: list[Any], weights: Any) -> dict[str, Any]:
+def _parts(job: Job[Any], weights: Any) -> dict[str, Any]:
     gradient, loss, right = np.zeros(weights.shape), 0.0, 0.0
-    for rows, labels in blocks:
+    for block in job.blocks():
+        rows, labels = block.data
         scores = rows @ weights.T
         scores -= scores.max(axis=1, keepdims=True)
         chosen = np.arange(len(labels)), labels

@@ -34,22 +34,25 @@ class OwnBlocks(Generic[T]):
     def __init__(self, source: Sequence[T], numbers: range) -> None:
         self._source = source
         self.numbers = numbers
-        self._held: dict[int, Block[T]] = {}
+        self._held: dict[int, T] = {}
+        self._states: dict[int, Arrays] = {}
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Block[T]]:
         for number in self.numbers:
-            yield self.block(number)
+            if number not in self._held:
+                self._held[number] = self._source[number]  # once
+            yield Block(number=number, data=self._held[number], state=self.state_of(number))
 
-    def block(self, number: int) -> Block[T]:
-        """A block of this worker's; it is asked of the source once."""
-        held = self._held.get(number)
-        if held is None:
-            held = self._held[number] = Block(number=number, data=self._source[number])
-        return held
+    def state_of(self, number: int) -> Arrays:
+        """The program's arrays that belong to a block of this worker's."""
+        return self._states.setdefault(number, {})
 
-    def held(self) -> list[Block[T]]:
-        """Those that were asked for."""
-        return [self._held[number] for number in sorted(self._held)]
+    def states(self) -> dict[int, Arrays]:
+        """Those of all blocks that have been worked on."""
+        return dict(sorted(self._states.items()))
+
+    def close(self) -> None:
+        """No block is asked for any more."""

@@ -31,6 +31,7 @@ from farside.training.loop.block import Arrays, Block, OwnBlocks, blocks_of
 from farside.training.loop.checkpoint import Checkpoints, Restored
 from farside.training.loop.ended import Diverged, Paused, WorkerFailed
 from farside.training.loop.push_pull import ByAggregators, Key, OneWorker, PushPull, checked, keys_of
+from farside.training.loop.spilling import SPILL_DIR, Spills, SpillsNothing, spilled
 from farside.training.loop.turns import EXECUTOR, NoTurns, SharedNode, Turns
 from farside.training.member import PlanSource
 from farside.training.relay_plan import SOCKET as RELAY_SOCKET
@@ -91,14 +92,18 @@ def begin(
         checkpoints = Checkpoints(
             Path(folder), fingerprint=fingerprint, blocks=len(blocks), rank=rank, workers=workers
         )  # fmt: skip
-    own = OwnBlocks(blocks, blocks_of(rank, workers, len(blocks)))
     turns: Turns = NoTurns()
     if os.environ.get(EXECUTOR):
         name = source.job if source is not None else f"{os.environ.get('FARSIDE_JOB') or 'train'}-{os.getpid()}"
-        turns = SharedNode(os.environ[EXECUTOR], job=name, worker=rank, workers=workers)
+        turns = SharedNode(
+            os.environ[EXECUTOR], job=name, worker=rank, workers=workers, spills=bool(os.environ.get(SPILL_DIR))
+        )  # fmt: skip
+    summed = keys_of(keys)
+    own, spills = spilled(blocks, blocks_of(rank, workers, len(blocks)), turns)
     return Job(
-        own, keys_of(keys), source, iterations=iterations, checkpoints=checkpoints, checkpoint_s=every_s, turns=turns
-    )
+        own, summed, source, iterations=iterations, checkpoints=checkpoints, checkpoint_s=every_s, turns=turns,
+        spills=spills,
+    )  # fmt: skip
 
 
 class Job(Generic[T], AbstractContextManager["Job[T]"]):
@@ -121,6 +126,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         checkpoints: Checkpoints | None,
         checkpoint_s: float,
         turns: Turns,
+        spills: Spills | None = None,
     ) -> None:
         self.rank, self.workers = (source.rank, source.members) if source is not None else (0, 1)
         self.iteration = -1
@@ -130,7 +136,8 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         agreement = Key(name=_AGREEMENT, shape=(size_of(self.workers),), dtype=np.dtype(np.int64))
         self._all_keys = (*keys, agreement)
         self._iterations = iterations
-        self._turns = turns
+        self._turns, self._spills = turns, spills or SpillsNothing()
+        self._net_s = self._computes_from_s = 0.0
         self._began = 0  # positions of subtasks count from where this start begins
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
         self._sums: PushPull | None = None
@@ -165,6 +172,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             elif error is None:
                 self._close_checkpoint()
         finally:
+            self._own.close()
             if self._before is not None:
                 signal.signal(signal.SIGTERM, self._before)
             if self._sums is not None:
@@ -223,9 +231,12 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         if self._state != "pushed":
             raise ConfigError("pull without a push before it", hint="push once in each iteration, then pull")
         self._turns.ask(self._position("PULL"))
+        began_s = time.monotonic()
         found = self._opened.pull(self._turns.give_way)
+        self._net_s = time.monotonic() - began_s
         self._turns.done()
         self._state = "pulled"
+        self._spills.pulled(self.model)
         said = agreed(found.pop(_AGREEMENT).tolist(), self.workers)
         self._run = said.run
         self._check(said)
@@ -240,6 +251,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             self._pause()
         if not self._is_over:
             self._turns.ask(self._position("COMP"))
+            self._computes_from_s = time.monotonic()
         return found
 
     def push(self, parts: Mapping[str, Any]) -> None:
@@ -252,9 +264,13 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         if self._state == "pushed":
             raise ConfigError("push twice without a pull between", hint="push once in each iteration, then pull")
         ours = checked(parts, self._keys)
+        comp_s = time.monotonic() - self._computes_from_s
         self._turns.ask(INIT_PUSH if self._state == "new" else self._position("PUSH"))
+        began_s = time.monotonic()
         self._send(ours, failed=False)
+        net_s = self._net_s + time.monotonic() - began_s
         self._turns.done()
+        self._spills.pushed(self.model, comp_s=comp_s, net_s=net_s)
 
     # --- what goes along
 
@@ -343,15 +359,14 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         self._resumed = self._began = restored.iteration
         self.model.update(restored.model)
         for number, state in restored.states.items():
-            self._own.block(number).state.update(state)
+            self._own.state_of(number).update(state)
         self.iteration = restored.iteration - 1
         _log.info("the job goes on from a checkpoint", iteration=restored.iteration, rank=self.rank)
 
     def _keep(self, checkpoints: Checkpoints, sums: Arrays) -> None:
         self._kept_s = time.monotonic()
-        states = {block.number: block.state for block in self._own.held()}
         try:
-            checkpoints.write(self.iteration, self._run, states, self.model, sums)
+            checkpoints.write(self.iteration, self._run, self._own.states(), self.model, sums)
         except OSError as error:
             _log.error("a checkpoint can't be written; the one before stays", rank=self.rank, reason=error)
 

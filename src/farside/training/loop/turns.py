@@ -10,19 +10,24 @@ import socket
 import time
 from typing import Protocol
 
+from farside.agent.training.alpha import Keep, Use
 from farside.agent.training.messages import (
     SILENCE_S,
+    SPILLING_VERSION,
     VERSION,
     WORKER_BYTES_MAX,
     Beat,
+    FromWorker,
     Granted,
     HasDone,
     Here,
+    Keeps,
     Refused,
     Wants,
     Yields,
     packet_of,
     to_worker,
+    wire_of_use,
 )
 from farside.agent.training.subtask import INIT_COMP
 from farside.errors import RemoteProtocolError
@@ -48,6 +53,13 @@ class Turns(Protocol):
     def give_way(self) -> None:
         """Lets others use the network, on which nothing moves; returns when it may go on."""
 
+    def tell(self, use: Use) -> bool:
+        """Says what an iteration took; whether somebody hears that and decides."""
+        ...
+
+    def told(self) -> Keep | None:
+        """What was decided since this was last asked; None: nothing has changed."""
+
     def close(self) -> None:
         """No subtask follows."""
 
@@ -64,6 +76,14 @@ class NoTurns:
     def give_way(self) -> None:
         """Nobody waits."""
 
+    def tell(self, use: Use) -> bool:
+        """Nobody hears it."""
+        return False
+
+    def told(self) -> Keep | None:
+        """Nobody decides."""
+        return None
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -71,7 +91,7 @@ class NoTurns:
 class SharedNode:
     """Turns by the executor of this node."""
 
-    def __init__(self, path: str, *, job: str, worker: int, workers: int) -> None:
+    def __init__(self, path: str, *, job: str, worker: int, workers: int, spills: bool = False) -> None:
         """Connects when a subtask is asked for.
 
         Args:
@@ -79,7 +99,10 @@ class SharedNode:
             job: Name of the job, which counts for this user alone.
             worker: This worker's number in it.
             workers: How many there are, each on a node of its own.
+            spills: Whether it will say what its memory is.
         """
+        self._version = SPILLING_VERSION if spills else VERSION
+        self._keep: Keep | None = None
         self._path, self._job, self._worker, self._workers = path, job, worker, workers
         self._sock: socket.socket | None = None
         self._position = INIT_COMP
@@ -108,6 +131,16 @@ class SharedNode:
             self._say(Yields(self._position))
             self._await()
 
+    def tell(self, use: Use) -> bool:
+        """Tells the executor, which answers before or with the next turn."""
+        self._say(wire_of_use(use))
+        return self._sock is not None
+
+    def told(self) -> Keep | None:
+        """What the executor has said last, once."""
+        keep, self._keep = self._keep, None
+        return keep
+
     def close(self) -> None:
         """Leaves the node's queue."""
         if self._sock is not None:
@@ -128,9 +161,9 @@ class SharedNode:
             self._is_warned = True
             return
         self._sock = sock
-        self._say(Here(VERSION, self._job, self._worker, self._workers, position, position == INIT_COMP))
+        self._say(Here(self._version, self._job, self._worker, self._workers, position, position == INIT_COMP))
 
-    def _say(self, message: Here | Wants | HasDone | Yields) -> None:
+    def _say(self, message: FromWorker) -> None:
         if self._sock is not None:
             try:
                 self._sock.send(packet_of(message))
@@ -158,6 +191,9 @@ class SharedNode:
                         return
                     continue  # of a subtask that was begun without
                 if isinstance(answer, Beat):
+                    continue
+                if isinstance(answer, Keeps):
+                    self._keep = Keep(spilled=answer.spilled, by_peer=answer.by_peer)
                     continue
                 if isinstance(answer, Refused):
                     self._is_refused = True

@@ -1,0 +1,324 @@
+"""How much of their input co-located jobs keep on the disk: hill climbing on the group's iteration. PURE.
+
+The paper's alpha is the share of a job's input blocks that are on the disk [harmony §IV-C]. A job at a time tries
+another share, and keeps it where an iteration of the whole group is shorter with it. What fills its memory goes up at
+once, and no share is tried for which memory has no room.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from farside.group_time import GroupTime, ReadCost, Reloading, best_peer_bytes, reloading_s
+
+WINDOW = 3
+"""Iterations of each job that a share is judged by."""
+DROPPED = 1
+"""Iterations of each job after a change that nobody judges by: blocks are written or read back in them."""
+FIRST_STEP, LAST_STEP, LONGEST_STEP = 0.1, 0.025, 0.4
+LEAST_GAIN = 0.02
+FREE_STALL, STALL_WEIGHT = 0.05, 10.0
+FULL, ROOM = 0.95, 0.9
+"""Of its limit: where a job's memory is full, and how far it is to be filled."""
+THAW = 0.1
+"""How far the cost has to move until a job that has settled tries again."""
+PEER_GAIN, PEER_PERIOD = 0.05, 10
+"""What a change of places has to gain, and for how many iterations it stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What a job says of an iteration.
+
+    Attributes:
+        job: Its name.
+        spilled: The share of its input that was on the disk.
+        iteration_s: How long it took, with all waiting.
+        comp_s, net_s: What of that it computed and was on the network, without waiting.
+        stall_s: In how much of it its memory was waited for.
+        input_bytes: Its input on this node.
+        used_bytes, limit_bytes: Memory that it has, and may have; 0: it has no limit.
+        disk, peer: What reading back costs; None: not known, or there is no such place.
+    """
+
+    job: str
+    spilled: float
+    iteration_s: float
+    comp_s: float = 0.0
+    net_s: float = 0.0
+    stall_s: float = 0.0
+    input_bytes: int = 0
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    disk: ReadCost | None = None
+    peer: ReadCost | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A job is not on this node any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """What a job is to do: the share of its input on the disk, and which share of that it reads from a peer."""
+
+    spilled: float = 0.0
+    by_peer: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climber:
+    """One job.
+
+    Attributes:
+        keep: What it was told last.
+        least: The least share that memory has room for, as far as is known.
+        step: How far it tries to go; None: it has settled.
+        direction: Where to.
+        has_failed: Whether the other direction was no better.
+        settled_s: The cost when it settled.
+        uses: Its iterations of this window.
+        to_drop: Iterations that are not judged by.
+    """
+
+    keep: Keep
+    least: float = 0.0
+    step: float | None = FIRST_STEP
+    direction: int = -1
+    has_failed: bool = False
+    settled_s: float = 0.0
+    uses: tuple[Use, ...] = ()
+    to_drop: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A job tries another share: the one before, and what an iteration cost with it."""
+
+    job: str
+    before: float
+    cost_s: float
+
+
+_NOBODY = GroupTime(comp_s=0.0, comm_s=0.0, longest_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spilling:
+    """All that is known of a node.
+
+    Attributes:
+        jobs: Those that can spill.
+        beside: Computing and communicating in an iteration of jobs that can't, in seconds.
+        trial: What is tried.
+        last: Who tried last.
+        since_peers: Iterations since places were changed.
+    """
+
+    jobs: Mapping[str, Climber] = field(default_factory=dict)
+    beside: GroupTime = _NOBODY
+    trial: Trial | None = None
+    last: str = ""
+    since_peers: int = PEER_PERIOD
+
+
+Answer = tuple[Spilling, Mapping[str, Keep]]
+
+
+def step(state: Spilling, event: Use | Left) -> Answer:
+    """What follows from an event: what jobs are to do from their next iteration on, of those that are to change."""
+    if isinstance(event, Left):
+        rest = {job: one for job, one in state.jobs.items() if job != event.job}
+        return (_anew(replace(state, jobs=rest)) if len(rest) < len(state.jobs) else state), {}
+    if event.job not in state.jobs:
+        new = Climber(keep=Keep(spilled=event.spilled))
+        state = _anew(replace(state, jobs={**state.jobs, event.job: new}))
+        return _raised(state, event, new) if _is_full(event) and event.spilled < 1 else (state, {})
+    one = state.jobs[event.job]
+    if one.to_drop:
+        return _with(state, event.job, replace(one, to_drop=one.to_drop - 1)), {}
+    if _is_full(event) and one.keep.spilled < 1:
+        return _raised(state, event, one)
+    state = _with(state, event.job, replace(one, uses=(*one.uses, event)))
+    if any(len(each.uses) < WINDOW for each in state.jobs.values()):
+        return state, {}
+    return _judged(state)
+
+
+def first_share(*, input_bytes: float, other_bytes: float, limit_bytes: float) -> float:
+    """The share that a job begins with, so that its memory is filled as far as it is to be.
+
+    Args:
+        input_bytes: Its input on this node.
+        other_bytes: Memory that it needs besides.
+        limit_bytes: What it may have; 0: it has no limit.
+    """
+    if not limit_bytes or input_bytes <= 0:
+        return 0.0
+    return min(1.0, max(0.0, (other_bytes + input_bytes - ROOM * limit_bytes) / input_bytes))
+
+
+def is_full(used_bytes: int, limit_bytes: int) -> bool:
+    """Whether memory of a limit, if there is one, has hardly room for more."""
+    return limit_bytes > 0 and used_bytes > FULL * limit_bytes
+
+
+def _is_full(use: Use) -> bool:
+    return use.input_bytes > 0 and is_full(use.used_bytes, use.limit_bytes)
+
+
+def _raised(state: Spilling, use: Use, one: Climber) -> Answer:
+    """Memory is nearly full: more goes to the disk at once, and less is not tried again."""
+    over = (use.used_bytes - ROOM * use.limit_bytes) / use.input_bytes
+    spilled = min(1.0, one.keep.spilled + over)
+    raised = replace(
+        one, keep=replace(one.keep, spilled=spilled), least=spilled, step=FIRST_STEP, has_failed=False, direction=-1
+    )
+    state = replace(_with(state, use.job, raised), trial=None)
+    return _changed(state), {use.job: raised.keep}
+
+
+def _judged(state: Spilling) -> Answer:
+    """A window is over."""
+    cost_s, noise = cost_of([each.uses for each in state.jobs.values()])
+    state = replace(state, since_peers=state.since_peers + WINDOW)
+    trial = state.trial
+    if trial is not None:
+        one = state.jobs[trial.job]
+        state = replace(state, trial=None)
+        if cost_s > trial.cost_s * (1 - max(LEAST_GAIN, noise)):
+            return _taken_back(state, trial, one)
+        assert one.step is not None
+        state = _with(state, trial.job, replace(one, step=min(LONGEST_STEP, 2 * one.step), has_failed=True))
+    placed, told = _placed(state)
+    if told:
+        return _changed(placed), told
+    return _tried(_thawed(state, cost_s), cost_s)
+
+
+def cost_of(windows: Sequence[Sequence[Use]]) -> tuple[float, float]:
+    """What an iteration of the group costs, and how uncertain that is, as a share.
+
+    The longest of the jobs' iterations, and up to ten times more where memory is waited for.
+    """
+    longest = max(windows, key=lambda uses: median(use.iteration_s for use in uses))
+    times_s = [use.iteration_s for use in longest]
+    middle_s = median(times_s)
+    cost_s = middle_s * (1 + STALL_WEIGHT * max(0.0, max(map(_stall, windows)) - FREE_STALL))
+    return cost_s, (max(times_s) - min(times_s)) / (2 * middle_s) if middle_s else 0.0
+
+
+def _stall(uses: Sequence[Use]) -> float:
+    """The share of the time in which memory was waited for."""
+    return sum(use.stall_s for use in uses) / (sum(use.iteration_s for use in uses) or 1.0)
+
+
+def _taken_back(state: Spilling, trial: Trial, one: Climber) -> Answer:
+    """The share of before, since the other was no better; the next try goes to the other side, then half as far."""
+    assert one.step is not None
+    keep, step = replace(one.keep, spilled=trial.before), one.step / 2 if one.has_failed else one.step
+    back = replace(
+        one,
+        keep=keep,
+        direction=-one.direction,
+        has_failed=not one.has_failed,
+        step=step if step >= LAST_STEP else None,
+        settled_s=trial.cost_s,
+    )
+    return _changed(_with(state, trial.job, back)), {trial.job: keep}
+
+
+def _tried(state: Spilling, cost_s: float) -> Answer:
+    """The next job in turn tries another share."""
+    names = sorted(state.jobs)
+    later = [job for job in names if job > state.last]
+    for job in (*later, *(job for job in names if job <= state.last)):
+        one = state.jobs[job]
+        if one.step is None or (not one.keep.spilled and _stall(one.uses) <= FREE_STALL):
+            continue  # it has settled, or has all in memory and does not wait for it
+        for direction in (one.direction, -one.direction):
+            spilled = min(1.0, max(_least(one), one.keep.spilled + direction * one.step))
+            if abs(spilled - one.keep.spilled) >= LAST_STEP / 2:
+                trial = Trial(job=job, before=one.keep.spilled, cost_s=cost_s)
+                keep = replace(one.keep, spilled=spilled)
+                state = _with(state, job, replace(one, keep=keep, direction=direction))
+                return _changed(replace(state, trial=trial, last=job)), {job: keep}
+        state = _with(state, job, replace(one, step=None, settled_s=cost_s))  # it can't go anywhere
+    return _emptied(state), {}
+
+
+def _least(one: Climber) -> float:
+    """The least share that memory has room for: nothing is tried that would fill it."""
+    use = one.uses[-1]
+    if not use.limit_bytes or not use.input_bytes:
+        return one.least
+    room = (ROOM * use.limit_bytes - use.used_bytes) / use.input_bytes
+    return max(one.least, min(one.keep.spilled, one.keep.spilled - room))
+
+
+def _placed(state: Spilling) -> Answer:
+    """Which share of what is read comes from peers, by the equation of an iteration."""
+    last = [one.uses[-1] for one in state.jobs.values()]
+    reading = [use for use in last if use.spilled > 0 and use.disk is not None]
+    near = [use for use in reading if use.peer is not None]
+    if not near or state.since_peers < PEER_PERIOD:
+        return state, {}
+    time = GroupTime(
+        comp_s=state.beside.comp_s + sum(use.comp_s for use in last),
+        comm_s=state.beside.comm_s + sum(use.net_s for use in last),
+        longest_s=max(state.beside.longest_s, *(use.comp_s + use.net_s for use in last)),
+    )
+    peer = _mean([use.peer for use in near])
+    way = Reloading(disk=_mean([use.disk for use in reading]), peer=peer, net_bytes_s=peer.bytes_s)
+    spilled = sum(use.spilled * use.input_bytes for use in reading)
+    to_peers = sum(use.spilled * use.input_bytes for use in near)
+    now = sum(state.jobs[use.job].keep.by_peer * use.spilled * use.input_bytes for use in near)
+    best = min(to_peers, best_peer_bytes(time, spilled, way))
+    if reloading_s(time, spilled, best, way) > (1 - PEER_GAIN) * reloading_s(time, spilled, now, way):
+        return state, {}
+    told = {use.job: replace(state.jobs[use.job].keep, by_peer=best / to_peers) for use in near}
+    for job, keep in told.items():
+        state = _with(state, job, replace(state.jobs[job], keep=keep))
+    return replace(state, since_peers=0), told
+
+
+def _mean(costs: Sequence[ReadCost | None]) -> ReadCost:
+    known = [cost for cost in costs if cost is not None]
+    return ReadCost(
+        bytes_s=sum(cost.bytes_s for cost in known) / len(known),
+        cpu_s_byte=sum(cost.cpu_s_byte for cost in known) / len(known),
+    )
+
+
+def _thawed(state: Spilling, cost_s: float) -> Spilling:
+    """Who has settled tries again where the cost has moved."""
+    jobs = {
+        job: replace(one, step=FIRST_STEP, has_failed=False)
+        if one.step is None and abs(cost_s - one.settled_s) > THAW * one.settled_s
+        else one
+        for job, one in state.jobs.items()
+    }
+    return replace(state, jobs=jobs)
+
+
+def _anew(state: Spilling) -> Spilling:
+    """The jobs of the node have changed: what was measured says nothing any more."""
+    jobs = {job: replace(one, step=FIRST_STEP, has_failed=False) for job, one in state.jobs.items()}
+    return _changed(replace(state, jobs=jobs, trial=None, since_peers=PEER_PERIOD))
+
+
+def _changed(state: Spilling) -> Spilling:
+    """The next iterations of all jobs are not judged by."""
+    jobs = {job: replace(one, uses=(), to_drop=DROPPED) for job, one in state.jobs.items()}
+    return replace(state, jobs=jobs)
+
+
+def _emptied(state: Spilling) -> Spilling:
+    return replace(state, jobs={job: replace(one, uses=()) for job, one in state.jobs.items()})
+
+
+def _with(state: Spilling, job: str, one: Climber) -> Spilling:
+    return replace(state, jobs={**state.jobs, job: one})

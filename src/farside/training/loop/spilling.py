@@ -1,0 +1,147 @@
+"""What a worker does so that its input need not fit in memory: its shares, what it says of itself, and its model.
+
+The node's executor decides for all jobs that take turns there (`agent/training/alpha.py`); a worker that has no
+executor, or finds it gone, decides for itself in the same way.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from farside.agent.training import alpha
+from farside.agent.training.alpha import Keep, Use
+from farside.errors import ConfigError
+from farside.log import get_log
+from farside.training.loop.block import Arrays, OwnBlocks
+from farside.training.loop.memory_meter import MemoryMeter, MemoryUse
+from farside.training.loop.parked_model import ParkedModel
+from farside.training.loop.spill_file import file_in, peer_at
+from farside.training.loop.spilled_blocks import SpilledBlocks, keeps_all
+from farside.training.loop.turns import Turns
+from farside.units import parse_bytes
+
+_log = get_log("training")
+T = TypeVar("T")
+
+SPILL_DIR, SPILL_PEER = "FARSIDE_SPILL_DIR", "FARSIDE_SPILL_PEER"
+SPILL_MEMORY = "FARSIDE_SPILL_MEMORY"
+"""Environment variables: the options of `farside train` have their names."""
+
+
+class Spills(Protocol):
+    """Called by the loop at the ends of its subtasks."""
+
+    def pulled(self, model: Arrays) -> None:
+        """The model is used from now on."""
+
+    def pushed(self, model: Arrays, *, comp_s: float, net_s: float) -> None:
+        """An iteration is over: how long it computed, with waiting for blocks, and was on the network."""
+
+
+class SpillsNothing:
+    """All input is in memory."""
+
+    def pulled(self, model: Arrays) -> None:
+        """Nothing is elsewhere."""
+
+    def pushed(self, model: Arrays, *, comp_s: float, net_s: float) -> None:
+        """Nobody asks."""
+
+
+class SpillsBlocks:
+    """Some input may be on the disk or at a peer."""
+
+    def __init__(self, blocks: SpilledBlocks[Any], meter: MemoryMeter, turns: Turns) -> None:
+        self._blocks, self._meter, self._turns = blocks, meter, turns
+        self._own = alpha.Spilling()
+        self._parked = ParkedModel(blocks.disk)
+        self._before: MemoryUse | None = None
+        self._pushed_s = self._waited_s = 0.0
+
+    def pulled(self, model: Arrays) -> None:
+        """Reads the model back, where it is on the disk.
+
+        Raises:
+            FarsideError: It can't be read.
+        """
+        self._parked.bring_back(model)
+        self._obey(self._turns.told())
+
+    def pushed(self, model: Arrays, *, comp_s: float, net_s: float) -> None:
+        """Says what the iteration took, and learns what is to be on the disk in the next one."""
+        now_s, memory, blocks = time.monotonic(), self._meter.read(), self._blocks
+        waited_s, self._waited_s = blocks.waited_s - self._waited_s, blocks.waited_s
+        before, self._before = self._before, memory
+        iteration_s, self._pushed_s = now_s - self._pushed_s, now_s
+        if before is None:
+            return  # the first push has no iteration before it
+        disk, peer = blocks.costs
+        use = Use(
+            job="", spilled=blocks.spilled, iteration_s=iteration_s, comp_s=max(0.0, comp_s - waited_s), net_s=net_s,
+            stall_s=max(0.0, memory.stall_s - before.stall_s), input_bytes=blocks.input_bytes,
+            used_bytes=memory.used_bytes, limit_bytes=memory.limit_bytes, disk=disk, peer=peer,
+        )  # fmt: skip
+        self._obey(self._decided(use))
+        if alpha.is_full(memory.used_bytes, memory.limit_bytes) and blocks.keep.spilled >= 1 and blocks.spilled >= 1:
+            self._parked.park(model)
+
+    def _obey(self, keep: Keep | None) -> None:
+        if keep is not None:
+            self._blocks.keep = keep
+
+    def _decided(self, use: Use) -> Keep | None:
+        if self._turns.tell(use):
+            self._own = alpha.Spilling()
+            return None  # the answer comes with the next turn
+        self._own, told = alpha.step(self._own, use)
+        return told.get(use.job)
+
+
+def spilled(source: Sequence[T], numbers: range, turns: Turns) -> tuple[OwnBlocks[T], Spills]:
+    """A worker's blocks, and what they need, by the environment.
+
+    Raises:
+        ConfigError: What is asked for can't be had.
+    """
+    folder, peer = os.environ.get(SPILL_DIR), os.environ.get(SPILL_PEER)
+    if not folder:
+        for name in (SPILL_PEER, SPILL_MEMORY):
+            if os.environ.get(name):
+                raise ConfigError(f"{name} without {SPILL_DIR}", hint="name a folder on a disk of this machine")
+        return OwnBlocks(source, numbers), SpillsNothing()
+    if keeps_all(source):
+        raise ConfigError(
+            "all input blocks are in memory already, so that spilling them would free nothing",
+            hint="give `begin` a sequence that makes or reads block i when it is asked for, or leave out --spill-dir",
+        )
+    meter = MemoryMeter(limit_bytes=_limit_bytes())
+    disk = file_in(Path(folder))
+    try:
+        elsewhere = peer_at(Path(peer)) if peer else None
+    except ConfigError:
+        disk.close()
+        raise
+
+    def is_full() -> bool:
+        memory = meter.read()
+        return alpha.is_full(memory.used_bytes, memory.limit_bytes)
+
+    def first_share(input_bytes: int, buffer_bytes: int) -> float:
+        memory = meter.read()
+        # One block of the input is in memory by now, and counts as memory of the program's: that is on the safe side.
+        return alpha.first_share(
+            input_bytes=input_bytes, other_bytes=memory.used_bytes + buffer_bytes, limit_bytes=memory.limit_bytes
+        )  # fmt: skip
+
+    blocks = SpilledBlocks(source, numbers, disk=disk, peer=elsewhere, first_share=first_share, is_full=is_full)
+    return blocks, SpillsBlocks(blocks, meter, turns)
+
+
+def _limit_bytes() -> int:
+    text = os.environ.get(SPILL_MEMORY) or "0"
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{SPILL_MEMORY}: {error}") from error

@@ -1,0 +1,140 @@
+"""Hill climbing on a group's iteration: what is on the disk, and what comes from peers."""
+
+import random
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.agent.training.alpha import Keep, Left, Spilling, Use, first_share, step
+from farside.group_time import ReadCost
+
+GB = 10**9
+Curve = Callable[[Mapping[str, Keep]], float]
+
+
+def played(curve: Curve, begin: Mapping[str, Keep], iterations: int, *, noise: float = 0.0, seed: int = 1,
+           input_bytes: int = GB, other_bytes: int = 0, limit_bytes: int = 0,
+           more: Mapping[str, Any] | None = None) -> tuple[dict[str, Keep], list[dict[str, Keep]]]:  # fmt: skip
+    """Jobs that do what they are told: what they keep at the end, and after each iteration."""
+    rng, state = random.Random(seed), Spilling()
+    keeps, seen = dict(begin), list[dict[str, Keep]]()
+    for _ in range(iterations):
+        iteration_s = curve(keeps) * max(0.0, rng.gauss(1, noise))
+        now = dict(keeps)
+        for job, keep in now.items():
+            used = other_bytes + round((1 - keep.spilled) * input_bytes)
+            use = Use(
+                job=job, spilled=keep.spilled, iteration_s=iteration_s, comp_s=iteration_s / 3, net_s=iteration_s / 9,
+                input_bytes=input_bytes, used_bytes=used, limit_bytes=limit_bytes, **(more or {}),
+            )  # fmt: skip
+            state, told = step(state, use)
+            keeps |= told
+        seen.append(dict(keeps))
+    return keeps, seen
+
+
+def bowl(places: Mapping[str, float], steepness: float = 3.0) -> Curve:
+    """An iteration that is shortest where each job keeps its own share."""
+    return lambda keeps: 1 + steepness * sum((keeps[job].spilled - place) ** 2 for job, place in places.items())
+
+
+@pytest.mark.parametrize("place", [0.2, 0.45, 0.8])
+def test_a_job_is_within_5_percent_of_the_best_share_after_15_windows(place: float) -> None:
+    curve = bowl({"a": place})
+
+    costs = [
+        curve(played(curve, {"a": Keep(spilled=0.5)}, 60, noise=0.03, seed=seed)[0]) for seed in range(20)
+    ]  # fmt: skip
+
+    assert median(costs) <= 1.05
+
+
+def test_two_unlike_jobs_do_better_than_with_the_best_common_share() -> None:
+    curve = bowl({"a": 0.1, "b": 0.9})
+    common = min(curve({"a": Keep(spilled=n / 20), "b": Keep(spilled=n / 20)}) for n in range(21))
+
+    keeps, _ = played(curve, {"a": Keep(spilled=0.5), "b": Keep(spilled=0.5)}, 150, noise=0.03)
+
+    assert curve(keeps) < 0.8 * common
+    assert keeps["a"].spilled < 0.4 < 0.6 < keeps["b"].spilled
+
+
+def test_who_has_settled_changes_nothing_and_tries_again_where_the_cost_moves() -> None:
+    curve, height = bowl({"a": 0.4}), [1.0]
+
+    def moving(keeps: Mapping[str, Keep]) -> float:
+        height.append(1.0 if len(height) < 200 else 1.5)
+        return height[-1] * curve(keeps)
+
+    _, seen = played(moving, {"a": Keep(spilled=0.5)}, 220)
+
+    settled = seen[198]
+    assert all(one == settled for one in seen[100:198])
+    assert settled["a"].spilled == pytest.approx(0.4, abs=0.1)
+    assert any(one != settled for one in seen[200:])
+
+
+def test_full_memory_goes_to_the_disk_at_once_and_is_never_tried_again() -> None:
+    # An iteration is shorter the more is in memory, and there is room for half of the input.
+    curve: Curve = lambda keeps: 1 + keeps["a"].spilled  # noqa: E731
+
+    _, seen = played(curve, {"a": Keep(spilled=0.1)}, 100, limit_bytes=GB, other_bytes=GB // 2)
+
+    shares = [one["a"].spilled for one in seen]
+    assert shares[0] == pytest.approx(0.6)
+    assert min(shares) == pytest.approx(0.6)
+
+
+def test_a_job_that_has_all_in_memory_and_does_not_wait_for_it_is_let_alone() -> None:
+    _, seen = played(bowl({"a": 0.7}), {"a": Keep()}, 60)
+
+    assert {one["a"] for one in seen} == {Keep()}
+
+
+def test_a_slow_disk_is_helped_by_a_peer_and_a_fast_one_is_not() -> None:
+    peer = ReadCost(bytes_s=GB)
+    flat: Curve = lambda _keeps: 3.0  # noqa: E731
+    slow = {"disk": ReadCost(bytes_s=GB / 10), "peer": peer}
+    fast = {"disk": ReadCost(bytes_s=10 * GB), "peer": peer}
+    begin = {"a": Keep(spilled=0.5)}
+
+    assert 0 < played(flat, begin, 12, more=slow)[0]["a"].by_peer <= 1
+    assert played(flat, begin, 12, more=fast)[0]["a"].by_peer == 0
+    assert played(flat, begin, 12, more={"disk": ReadCost(bytes_s=GB / 10)})[0]["a"].by_peer == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(Left, job=st.sampled_from("abc")),
+            st.builds(
+                Use, job=st.sampled_from("abc"), spilled=st.floats(0, 1), iteration_s=st.floats(0, 1e3),
+                comp_s=st.floats(0, 1e3), net_s=st.floats(0, 1e3), stall_s=st.floats(0, 1e3),
+                input_bytes=st.integers(0, GB), used_bytes=st.integers(0, 2 * GB), limit_bytes=st.integers(0, GB),
+                disk=st.none() | st.builds(ReadCost, bytes_s=st.floats(1, 1e12), cpu_s_byte=st.floats(0, 1)),
+                peer=st.none() | st.builds(ReadCost, bytes_s=st.floats(1, 1e12), cpu_s_byte=st.floats(0, 1)),
+            ),
+        ),
+        max_size=60,
+    )
+)  # fmt: skip
+@settings(max_examples=60)
+def test_shares_stay_shares_whatever_jobs_say_and_only_those_on_the_node_are_told(events: list[Use | Left]) -> None:
+    state, there = Spilling(), set[str]()
+    for event in events:
+        state, told = step(state, event)
+        there = there | {event.job} if isinstance(event, Use) else there - {event.job}
+        assert set(told) <= set(state.jobs) == there
+        assert all(0 <= keep.spilled <= 1 and 0 <= keep.by_peer <= 1 for keep in told.values())
+        assert state.trial is None or state.trial.job in there
+
+
+def test_a_job_begins_with_what_its_memory_has_room_for() -> None:
+    assert first_share(input_bytes=GB, other_bytes=0, limit_bytes=0) == 0
+    assert first_share(input_bytes=GB, other_bytes=GB // 10, limit_bytes=GB) == pytest.approx(0.2)
+    assert first_share(input_bytes=GB, other_bytes=2 * GB, limit_bytes=GB) == 1
+    assert first_share(input_bytes=GB, other_bytes=0, limit_bytes=9 * GB) == 0
