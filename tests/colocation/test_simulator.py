@@ -182,10 +182,10 @@ def test_a_table_is_read_in_the_order_of_submission() -> None:
 
 def test_input_that_does_not_fit_takes_the_time_of_a_slow_disk_and_a_peer_shortens_it() -> None:
     jobs = [TableJob(job=f"j{n}", work_machine_s=10, net_s=1, iterations=50, input_bytes=400 * 10**9) for n in range(4)]
-    by_disk = {"disk_bytes_s": 20e6}
+    disk = Settings(disk_bytes_s=20e6)
 
     free, slow, helped = (
-        play("harmony", jobs, 8, Settings(**more)) for more in ({}, by_disk, by_disk | {"peer_bytes_s": 100e6})
+        play("harmony", jobs, 8, settings) for settings in (Settings(), disk, replace(disk, peer_bytes_s=100e6))
     )
 
     assert free.makespan_s < helped.makespan_s < slow.makespan_s
