@@ -37,7 +37,8 @@ def settings() -> dict[str, str]:
 def test_one_command_makes_swap(attached: str, plane: Plane) -> None:
     assert attached == f"{DEVICE}: swap0, 128 MiB, 2 connections, swap, priority 100\n"
     (told,) = json.loads(swap_must("status", "--json"))
-    assert (told["scheduler"], told["queue_depth"], told["server_clients"]) == ("none", 128, 2)
+    block = told["block"]
+    assert (block["scheduler"], block["queue_depth"], told["server_clients"]) == ("none", 128, 2)
     assert (told["swap"]["path"], told["swap"]["priority"]) == (DEVICE, 100)
     assert settings()["page-cluster"] == "5"
     assert run(["blkid", "-p", "-o", "value", "-s", "TYPE", DEVICE]).strip() == "swap"
