@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,10 +293,14 @@ def test_a_declaration_of_the_greatest_length_is_taken(tmp_path: Path) -> None:
 def test_a_start_that_ended_before_it_had_a_plan_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "MEMBERS_HELD_MAX", 2)
     with served(tmp_path) as relay:
+
+        def has_told(count: int) -> bool:
+            return len(relay.told) == count
+
         for start in (2, 3):
             source = relay.source(start=start)
             thread, _ = in_thread(lambda one=source: one.plan(LAYOUT, rule="mean", after_epoch=0))
-            until(lambda most=start - 1: len(relay.told) == most, what="the declaration")
+            until(partial(has_told, start - 1), what="the declaration")
             source.close()
             thread.join(60)
 
@@ -304,7 +309,7 @@ def test_a_start_that_ended_before_it_had_a_plan_is_forgotten(tmp_path: Path, mo
         monkeypatch.setattr(relay_module, "FORGET_S", 0.0)
         source = relay.source(start=4)
         thread, _ = in_thread(lambda: source.plan(LAYOUT, rule="mean", after_epoch=0))
-        until(lambda: len(relay.told) == 3, what="the declaration of the third start")
+        until(partial(has_told, 3), what="the declaration of the third start")
         source.close()
         thread.join(60)
 
