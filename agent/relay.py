@@ -7,8 +7,6 @@ messages may take is bounded by user; members that are hung up on come again.
 
 import asyncio
 import os
-import socket
-import struct
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -42,7 +40,7 @@ from farside.agent.relay_protocol import (
     token_in,
 )
 from farside.errors import ConfigError, FarsideError, RemoteProtocolError
-from farside.listen import clear_stale, open_listener
+from farside.listen import clear_stale, open_listener, peer_uid
 from farside.log import Rarely, get_log
 from farside.proof import Unproved
 
@@ -59,7 +57,6 @@ MESSAGE_LIMIT_S = 10.0
 """For a message to come whole, and for an answer to be taken."""
 FORGET_S = 4 * POLL_S
 """Members ask again within `POLL_S`: a start without a plan that nobody asks for is over."""
-_CREDENTIALS = struct.Struct("3i")
 
 _log = get_log("agent.relay")
 
@@ -159,7 +156,7 @@ class Relay:
             await asyncio.gather(*self._conversations, return_exceptions=True)
 
     def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        uid = _uid_of(writer)
+        uid = peer_uid(writer.get_extra_info("socket"))
         task = asyncio.get_running_loop().create_task(self._converse(reader, writer, uid))
         self._conversations.add(task)
         task.add_done_callback(self._conversations.discard)
@@ -310,10 +307,3 @@ def _few(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         pairs = zip(runs[::2], [*runs[1::2], *([(0, 0)] * (len(runs) % 2))], strict=True)
         runs = [(one + two, (one * a + two * b) // (one + two)) for (one, a), (two, b) in pairs]
     return runs
-
-
-def _uid_of(writer: asyncio.StreamWriter) -> int:
-    sock = writer.get_extra_info("socket")
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(told)
-    return int(uid)

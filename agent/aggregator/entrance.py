@@ -2,7 +2,7 @@
 
 Whatever a caller sends, bytes or descriptors, it can only end its own connection. Until it has proved a key it may stay
 for `DOOR_LIMIT_S`, and counts: of more than `STRANGERS_MAX` the oldest one of the address that has most is let go, so
-that strangers from one address lock out nobody from another.
+that strangers from one address lock out nobody from another. By a unix socket the address is the user.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from farside.agent.lost_peer import notice_lost_peer
 from farside.errors import EngineError, RemoteProtocolError
 from farside.kmod_shim.engine.aggregation import Aggregator
 from farside.kmod_shim.received_fd import receive_with_fd
+from farside.listen import peer_uid
 from farside.log import Rarely, get_log
 from farside.proof import Unproved
 
@@ -58,7 +59,7 @@ class Entrance:
                 _log.warning("a connection could not be taken", error=error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            host = address[0] if isinstance(address, tuple) else ""
+            host = address[0] if isinstance(address, tuple) else f"uid {peer_uid(sock)}"
             if not self._strangers.come(host, sock, partial(_hang_up, sock)):
                 self.refused["crowd"] += 1
             task = loop.create_task(self._serve(sock, host))

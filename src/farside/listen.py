@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,6 +17,8 @@ from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
 
 BACKLOG = 4096  # connections not accepted yet: a cluster that reconnects at once after a restart, beside strangers
+
+_CREDENTIALS = struct.Struct("3i")
 
 
 def open_listener(endpoint: str, *, setting: str = "listen", mode: int = 0o600) -> socket.socket:
@@ -45,6 +48,12 @@ def allow_many_connections() -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user that has connected to this unix socket, as the kernel says (SO_PEERCRED, unix(7))."""
+    _pid, uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)
 
 
 def close_listener(listener: socket.socket) -> None:

@@ -1,5 +1,6 @@
 """What a member does wrong ends in one line at that member, and in a counter at the Aggregator."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -21,6 +22,7 @@ from tests.aggregation.service import KEY, TENSORS, Service, push, put_start, se
 from tests.support.waiting import until
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
+NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +256,30 @@ def test_a_stranger_cannot_pile_descriptors_up(one: Service) -> None:
         sock.settimeout(30)
 
         assert b"more than one descriptor came along" in sock.recv(1000)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_strangers_of_one_user_take_no_place_of_another_users(one: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(one.folder)
+    one.folder.chmod(0o711)
+    name = os.path.basename(one.unix)
+    with contextlib.ExitStack() as stack:
+
+        def connected() -> socket.socket:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.settimeout(60)
+            sock.connect(name)
+            return sock
+
+        mine = connected()
+        os.seteuid(NOBODY)
+        try:
+            theirs = [connected() for _stranger in range(STRANGERS_MAX + 1)]
+        finally:
+            os.seteuid(0)
+        assert theirs[0].recv(1) == b""  # that one has made room
+        mine.sendall(bytes(4))
+        assert mine.recv(1) != b""  # mine is told that this is no message
 
 
 def test_strangers_keep_nobody_out_and_random_bytes_end_only_themselves(one: Service) -> None:
