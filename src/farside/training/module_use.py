@@ -10,7 +10,7 @@ How it works
     as a kernel in C++. Its hook comes before those that are there, such as one of `weight_norm`. What was at neither of
     both in all iterations before may be given to such code by another module; the first module waits for it.
   A module that runs without gradients waits for everything, and then runs without the mode, in whose presence PyTorch
-  takes none of its fast paths. So does a compiled one.
+  takes none of its fast paths. (Hooks keep TransformerEncoderLayer from its own.) So does a compiled module.
   What neither sees has its own check where gradients come (`ServerUpdate`).
 """
 
