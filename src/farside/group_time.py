@@ -4,6 +4,7 @@ The jobs of a group have the same machines and take turns there, step by step: o
 are on the network. Both the simulator and whoever plans or measures groups use these equations [harmony §IV-B2].
 """
 
+import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,32 @@ def group_time(jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
         comm_s=sum(job.comm_s(machines) for job in jobs),
         longest_s=max((job.iteration_s(machines) for job in jobs), default=0.0),
     )
+
+
+_PLAYED, _FIRST = 16, 6
+
+
+def iteration_in_turns_s(jobs: Sequence[WorkProfile], machines: int) -> float:
+    """Seconds of a group's iteration when its turns are played one after the other, each job's times always the same.
+
+    Equation 1 takes it that steps can be cut anywhere. A turn is not cut: a job that computes long keeps another one
+    from the few moments of computing between its pull and its push, so both wait. This is longer then, never shorter.
+    """
+    times = [(half := 0.5 * job.comm_s(machines), job.comp_s(machines), half) for job in jobs]
+    free_s = [0.0, 0.0]  # the network, the processors
+    done: list[list[float]] = [[] for _ in jobs]
+    coming = [(0.0, number, number, 0) for number in range(len(jobs))]
+    for number in itertools.count(len(jobs)):
+        if not done or min(map(len, done)) >= _PLAYED:
+            break
+        at_s, _, job, phase = heapq.heappop(coming)
+        resource = phase % 2
+        ends_s = free_s[resource] = max(at_s, free_s[resource]) + times[job][phase]
+        if phase == len(times[job]) - 1:
+            done[job].append(ends_s)
+        heapq.heappush(coming, (ends_s, number, job, (phase + 1) % len(times[job])))
+    slowest_s = max(((ends[-1] - ends[_FIRST]) / (len(ends) - 1 - _FIRST) for ends in done), default=0.0)
+    return max(slowest_s, group_time(jobs, machines).iteration_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.group_time import (
@@ -14,10 +14,12 @@ from farside.group_time import (
     WorkProfile,
     best_peer_bytes,
     group_time,
+    iteration_in_turns_s,
     reloading_s,
 )
 from farside.scheduler.sharing.colocation.grouping import busy_shares
-from tests.colocation.draws import profiles
+from farside.scheduler.sim.colocation.subtasks import played_iterations_s
+from tests.colocation.draws import drawn, profiles
 
 
 def job(name: str, work_machine_s: float, net_s: float, **more: float) -> WorkProfile:
@@ -71,6 +73,35 @@ def test_idle_machines_count_as_not_busy() -> None:
     time = group_time([job("a", 40, 1), job("b", 40, 1)], 4)
 
     assert busy_shares([(time, 4)], 8) == pytest.approx((0.5, 0.05))
+
+
+@given(profiles, st.integers(1, 50))
+@settings(max_examples=50)
+def test_in_turns_no_group_is_quicker_than_the_equation_and_one_job_is_as_quick(
+    jobs: list[WorkProfile], machines: int
+) -> None:
+    assert iteration_in_turns_s(jobs, machines) >= group_time(jobs, machines).iteration_s
+    alone_s = iteration_in_turns_s(jobs[:1], machines)
+    assert alone_s == pytest.approx(jobs[0].iteration_s(machines))
+
+
+def test_a_job_that_computes_little_waits_for_one_that_computes_long_and_both_take_longer_than_by_the_equation() -> (
+    None
+):
+    # The Lasso and the MLR of `farside demo --scene colocation`, as they were measured alone.
+    both = [job("mlr", 0.305, 0.207, net_alone_s=0.207), job("lasso", 0.03, 0.3, net_alone_s=0.3)]
+
+    assert group_time(both, 1).iteration_s == pytest.approx(0.512)
+    assert iteration_in_turns_s(both, 1) == pytest.approx(0.662)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_turns_are_as_long_as_the_nodes_queues_play_them(seed: int) -> None:
+    jobs = drawn(4, seed)
+
+    played_s = max(played_iterations_s(jobs, 10, random.Random(seed), spread=0.0).values())
+
+    assert iteration_in_turns_s(jobs, 10) == pytest.approx(played_s, rel=0.02)
 
 
 GB = 10.0**9

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field, structs
 
-from farside.group_time import Bound, GroupTime, WorkProfile, group_time
+from farside.group_time import Bound, GroupTime, WorkProfile, group_time, iteration_in_turns_s
 
 
 class PlannedGroup(Struct, frozen=True, kw_only=True):
@@ -16,7 +16,7 @@ class PlannedGroup(Struct, frozen=True, kw_only=True):
 
     ``node``: the first, on which the synchroniser of several is; ``beside``: the others, in the order of workers.
     ``epoch``: of a group of several nodes, the same as long as these are: no two such groups have one. ``predicted_s``,
-    ``bound``: of an iteration [harmony §IV-B2 eq. 1], null while one of the jobs has not been measured.
+    ``bound``: of an iteration in turns [harmony §IV-B2], null while one of the jobs has not been measured.
     """
 
     node: str
@@ -173,10 +173,12 @@ class Colocation(Struct, kw_only=True):
             machines_most=most if several is not None else 1,
         )
 
-    def time_of(self, jobs: Sequence[str], machines: int) -> GroupTime | None:
-        """An iteration of jobs on this number of nodes; None: one of them was not measured."""
+    def time_of(self, jobs: Sequence[str], machines: int) -> tuple[GroupTime, float] | None:
+        """An iteration of jobs on this number of nodes, and how long it is in turns; None: one was not measured."""
         profiles = [profile for job in jobs if self.knows(job, machines) and (profile := self.profile(job)) is not None]
-        return group_time(profiles, machines) if len(profiles) == len(jobs) else None
+        if len(profiles) < len(jobs):
+            return None
+        return group_time(profiles, machines), iteration_in_turns_s(profiles, machines)
 
     def submitted(self, job_id: str, memory_bytes: int, workers: tuple[int, int] = (1, 1)) -> None:
         """A job has come."""

@@ -1,9 +1,9 @@
-"""How long co-located jobs take in all: by the equations while nothing changes, by the rules when one ends. PURE."""
+"""How long co-located jobs take in all: in turns while nothing changes, by the rules when one ends. PURE."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from farside.group_time import GroupTime, group_time
+from farside.group_time import GroupTime, group_time, iteration_in_turns_s
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
 
 _ROUNDING_S = 1e-9
@@ -16,7 +16,7 @@ class Stage:
     Attributes:
         at_s: Since when.
         group: Which jobs, on how many machines.
-        time: One iteration of it.
+        time: The terms of one iteration of it.
     """
 
     at_s: float
@@ -59,7 +59,8 @@ def forecast(
     begun = set[RunningGroup]()
     while groups := [group for group in cluster.groups if group.jobs]:
         times = {group.number: group_time(cluster.of(group.jobs), group.machines) for group in groups}
-        speeds_s = {job: times[group.number].iteration_s for group in groups for job in group.jobs}
+        turns_s = {group.number: iteration_in_turns_s(cluster.of(group.jobs), group.machines) for group in groups}
+        speeds_s = {job: turns_s[group.number] for group in groups for job in group.jobs}
         ending = min(speeds_s, key=lambda job: left[job] * speeds_s[job])
         passed_s = max(0.0, left[ending] * speeds_s[ending])
         if passed_s > _ROUNDING_S:  # else another job ends in the same moment
@@ -73,8 +74,8 @@ def forecast(
         placed = {job: group for group in change.cluster.groups for job in group.jobs}
         moves += len(change.moved)
         for job in {*change.moved, *(placed.keys() - speeds_s.keys())} & placed.keys():
-            time = group_time(change.cluster.of(placed[job].jobs), placed[job].machines)
-            left[job] += start_s.get(job, 0.0) / time.iteration_s
+            after_s = iteration_in_turns_s(change.cluster.of(placed[job].jobs), placed[job].machines)
+            left[job] += start_s.get(job, 0.0) / after_s
         cluster = change.cluster
     return Forecast(ends_s=ends_s, stages=tuple(stages), moves=moves)
 

@@ -14,7 +14,7 @@ import msgspec
 from farside.agent.training.node_queue import LEAST_LEASE_S
 from farside.cli.demo.colocated_node import Node, Ran, Worker
 from farside.errors import Unavailable
-from farside.group_time import group_time
+from farside.group_time import group_time, iteration_in_turns_s
 from farside.scheduler.sharing.colocation.forecast import without
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
 from farside.training.app.program import Options
@@ -42,7 +42,7 @@ class GroupFound:
         node: Which.
         jobs: Their names.
         bound: What a shorter iteration would need more of.
-        predicted_s: An iteration by equation 1.
+        predicted_s: An iteration in turns, by what each job takes alone.
         measured_s: The slowest job's; None: too few to say.
     """
 
@@ -188,7 +188,9 @@ class Together:
                 run.append(stage)
         for run in runs:
             first, last = run[0], run[-1]
-            time_ = group_time(first.cluster.of(first.group.jobs), first.group.machines)
+            profiles = first.cluster.of(first.group.jobs)
+            time_ = group_time(profiles, first.group.machines)
+            predicted_s = iteration_in_turns_s(profiles, first.group.machines)
             rows = first.node.trace()
             ours = {job: [start for start, name in self.starts.items() if name == job] for job in first.group.jobs}
             slowest_s = [
@@ -198,7 +200,7 @@ class Together:
             known = [one for one in slowest_s if one is not None]
             found.append(
                 GroupFound(
-                    node=first.node.name, jobs=first.group.jobs, bound=time_.bound, predicted_s=time_.iteration_s,
+                    node=first.node.name, jobs=first.group.jobs, bound=time_.bound, predicted_s=predicted_s,
                     measured_s=max(known) if len(known) == len(slowest_s) else None,
                 )
             )  # fmt: skip
