@@ -58,6 +58,16 @@ def test_a_job_that_makes_nothing_busier_waits() -> None:
     assert change.cluster.waiting == ("a",)
 
 
+def test_a_job_waits_where_a_group_gets_busier_by_no_more_than_times_may_be_wrong() -> None:
+    jobs = [job("x", 97, 10), job("y", 97, 10), job("s", 6, 0)]
+    before = cluster({1: (10, "x y")}, "s", jobs, machines=10)  # 97 % busy, and with s all of it
+    careful = Regrouping(GroupingRules(), decide, RegroupRules(noise=0.05))
+
+    assert RULES.arrived(before, ["s"]).cluster.waiting == ()
+    assert careful.arrived(before, ["s"]).cluster.waiting == ("s",)
+    assert careful.arrived(cluster({1: (10, "x")}, "s y", jobs, machines=10), ["s", "y"]).cluster.waiting == ("s",)
+
+
 def test_a_job_that_comes_waits_where_others_wait() -> None:
     before = cluster({1: (20, "n")}, "b a", [*PAIR, job("n", 1, 10)])
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from farside.agent.messages import TurnTaker
+from farside.scheduler.manager.colocation.plan import STEP
 from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
 
-# Decisions do not change for less (RegroupRules.like), and each entry of the log stays.
-STEP = 0.05
 # The least time between two entries of a job. It doubles with each entry, so that noise writes few of them.
 PERIOD_S = 10.0
 PERIOD_MOST_S = 3600.0

@@ -35,6 +35,8 @@ Nodes = tuple[str, ...]
 """Nodes of a group, in the order of workers."""
 _Pool = tuple[float, bool]
 """When nodes close, and whether they can be in a group of several: jobs change places only within such a pool."""
+STEP = 0.05
+"""Times in the log are of this precision, as a share: a smaller change writes no entry."""
 NO_GAIN = "it would keep no more machines busy beside the jobs that run"
 
 
@@ -52,7 +54,7 @@ class ColocationRules:
     nodes: frozenset[str] = frozenset()
     min_run_s: float = 60.0
     age_limit_s: float = 8 * 3600.0
-    events: RegroupRules = field(default_factory=RegroupRules)
+    events: RegroupRules = field(default_factory=lambda: RegroupRules(noise=STEP))
 
 
 NO_RULES = ColocationRules()

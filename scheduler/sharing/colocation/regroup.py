@@ -24,6 +24,7 @@ class RegroupRules:
         near_best: How far the grouping that moves fewer jobs may be from the best.
         least_rise: How much busier machines must become for jobs to move, as a share of those that are busy.
         least_join: How many more machines, as a share of all, must be busy for a job that waits to join a group.
+        noise: How wrong times may be, as a share: a group whose machines get busier by less may not do so at all.
     """
 
     like: float = 0.05
@@ -31,6 +32,7 @@ class RegroupRules:
     near_best: float = 0.05
     least_rise: float = 0.1
     least_join: float = 0.01
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +163,16 @@ class Regrouping:
             for place, job in enumerate(cluster.waiting[:OLDEST_TRIED])
             if self._rules.has_room(with_it := cluster.of((*group.jobs, job)), group.machines)
         ]
-        rise, number, place = max(rises, default=(0.0, 0, 0))
-        if rise > self._events.least_join * cluster.machines:
-            return _joined(cluster, -number, (cluster.waiting[-place],))
-        return cluster
+        sizes = {-group.number: group.machines for group in cluster.groups}
+        clear = [one for one in rises if one[0] > self._least(cluster, sizes[one[1]])]
+        if not clear:
+            return cluster
+        _, number, place = max(clear)
+        return _joined(cluster, -number, (cluster.waiting[-place],))
+
+    def _least(self, cluster: Cluster, machines: int) -> float:
+        """How many more machines must be busy for a job to join a group with this number of machines."""
+        return max(self._events.least_join * cluster.machines, self._events.noise * machines)
 
     def _asked(self, cluster: Cluster, jobs: Sequence[str], machines: int) -> Grouping:
         ordered = sorted(jobs, key=lambda job: job not in cluster.required)
