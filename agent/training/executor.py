@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -141,7 +141,8 @@ class _Parent:
     def _on_end(self, _number: int, _frame: FrameType | None) -> None:
         self._stops += 1
         if self._pid:
-            os.kill(self._pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended, and we were just told
+                os.kill(self._pid, signal.SIGTERM)
 
     def _serve(self) -> None:
         for number in ENDING:
