@@ -262,6 +262,69 @@ def test_a_node_without_an_executor_or_unlike_the_others_gets_no_job() -> None:
     assert "no executor answers there" in why
 
 
+def test_jobs_move_from_a_node_on_which_only_the_executor_stays_away() -> None:
+    world = a_world(nodes=2)
+    first, second = runs_measured(world, 1.0, 1.0), runs_measured(world, 1.0, 1.0)
+    assert groups(world) == {"n0": (first,), "n1": (second,)}
+
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=""))
+    world.pass_s(50.0)
+    assert world.phase(first) is Phase.RUNNING
+    world.pass_s(20.0)
+    let_go(world)
+
+    assert groups(world) == {"n1": (first, second)}
+    assert world.job(first).nodes == ("n1",)
+    assert "where no executor gives turns" in world.state.colocation.reason
+    assert not [*violations(world.log)]
+
+
+def test_an_executor_that_comes_back_soon_moves_nobody() -> None:
+    world = a_world(nodes=2)
+    first = runs_measured(world, 1.0, 1.0)
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=""))
+    world.pass_s(50.0)
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=THERE))
+    world.pass_s(500.0)
+
+    assert groups(world) == {"n0": (first,)}
+    assert not events_of(world, JobStopping)
+
+
+def test_jobs_run_on_without_turns_where_no_other_node_takes_them_and_move_once_one_does() -> None:
+    world = a_world(nodes=2)
+    first = runs_measured(world, 1.0, 1.0)
+    busy = runs_measured(world, 9.0, 0.0)  # beside this one nobody keeps more busy
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=""))
+    world.pass_s(100.0)
+    assert world.phase(first) is Phase.RUNNING
+    assert groups(world) == {"n0": (first,), "n1": (busy,)}
+
+    world.exits(busy)
+    let_go(world)
+    assert groups(world) == {"n1": (first,)}
+
+
+def test_a_job_of_several_nodes_moves_as_a_whole_and_one_that_nobody_has_measured_once_there_is_room() -> None:
+    world = grouping_nodes(4)
+    job, young = submit(world, workers="2"), submit(world)
+    world.runs(job)
+    world.runs(young)
+    timed(world, job, 4.0, 1.0)
+    assert together(world) == {("n0", "n1"): (job,), ("n2",): (young,)}
+    for node in ("n1", "n2"):
+        world.does(ServiceChanged(node=node, name=EXECUTOR, raw=""))
+    world.pass_s(100.0)
+    let_go(world)
+    assert together(world) == {("n0", "n3"): (job,), ("n2",): (young,)}
+    assert world.job(young).start == 1
+
+    world.exits(job)
+    let_go(world)
+    assert together(world) == {("n0",): (young,)}
+    assert not [*violations(world.log)]
+
+
 def test_gpu_jobs_get_nothing_of_nodes_that_are_set_aside() -> None:
     world = World(rules(), nodes=2, gpus=4, colocation=ColocationRules(nodes=frozenset({"n0"})))
     jobs = [world.submit(4) for _ in range(2)]

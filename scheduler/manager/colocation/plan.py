@@ -12,7 +12,8 @@ How it works
     than `RegroupRules.near_best`, and waits where it would keep none busier.
   * When a job ends, one like it takes its place, or one that waits joins, or jobs move, by the rules for that event.
 
-  Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others. Those that
+  Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others. Where only
+  an executor stays away, jobs go elsewhere once other nodes take them, and run on without turns until then. Nodes that
   will be closed get only jobs that are over by then; so jobs change places only among nodes that close together. Nodes
   that can't be in a group of several have groups of one.
 """
@@ -48,12 +49,14 @@ class ColocationRules:
         nodes: Names of the nodes that are set aside for co-located jobs.
         min_run_s: A job that has run for less is not moved when another ends.
         age_limit_s: Who has waited longer is in the next grouping.
+        away_s: A node whose executor has been away for longer gives up its jobs.
         events: The rules of arrivals and ends.
     """
 
     nodes: frozenset[str] = frozenset()
     min_run_s: float = 60.0
     age_limit_s: float = 8 * 3600.0
+    away_s: float = 60.0
     events: RegroupRules = field(default_factory=lambda: RegroupRules(noise=STEP))
 
 
@@ -102,7 +105,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What groups are decided by. ``jobs`` are in the order of submission; ``size`` is that of each usable site."""
+    """What groups are decided by.
+
+    ``jobs`` are in the order of submission; ``size`` is that of each usable site; ``alone``: sites whose jobs are to go
+    elsewhere, since nobody gives turns there.
+    """
 
     state: Colocation
     size: NodeSize
@@ -110,6 +117,7 @@ class Outlook:
     jobs: Mapping[str, Candidate]
     now_s: float
     rules: ColocationRules = NO_RULES
+    alone: frozenset[str] = frozenset()
 
     def problems(self, job_id: str) -> tuple[str, ...]:
         """Why no node takes a job, also if nothing runs there."""
@@ -127,6 +135,7 @@ class _Sorted:
         timed: Who was placed to be measured, and has been.
         waiting: Measured jobs without a place.
         new: Jobs that nobody has measured, without a place.
+        leaving: Of both, those that run where nobody gives turns, by the nodes of their group.
     """
 
     groups: dict[Nodes, list[str]] = field(default_factory=dict)
@@ -134,6 +143,7 @@ class _Sorted:
     timed: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
+    leaving: dict[str, Nodes] = field(default_factory=dict)
 
 
 def replan(outlook: Outlook) -> GroupsPlanned | None:
@@ -159,15 +169,20 @@ class _Planning:
         found, planned = _Sorted(), self._state.nodes_of
         for job, nodes in planned.items():
             one = self._outlook.jobs.get(job)
-            may_start = one is not None and one.may_start and self._takes(nodes, one)
-            if one is not None and (one.nodes == nodes or may_start):
+            # It may start there, or has to leave another place first.
+            may_start = one is not None and (one.may_start or bool(one.nodes)) and self._takes(nodes, one)
+            if one is not None and one.nodes == nodes and self._leaves(job, one):
+                found.leaving[job] = nodes
+            elif one is not None and (one.nodes == nodes or may_start):
                 found.groups.setdefault(nodes, []).append(job)
             else:
                 found.left.append((nodes, job))
         gone = {job for _, job in found.left}
         for job, one in self._outlook.jobs.items():
             is_measured = job in self._state.times
-            if job in planned and job not in gone:
+            if job in found.leaving:
+                (found.waiting if is_measured else found.new).append(job)
+            elif job in planned and job not in gone:
                 is_timed = self._state.knows(job, len(planned[job])) and job in self._state.measuring
                 found.timed += [job] if is_timed else []
             elif self._may_be_placed(job, one):
@@ -178,6 +193,11 @@ class _Planning:
         """Whether a job may start on these nodes together."""
         sites = [self._outlook.sites.get(node) for node in nodes]
         return all(site is not None and site.takes(job) and not (site.why_alone and len(nodes) > 1) for site in sites)
+
+    def _leaves(self, job_id: str, job: Candidate) -> bool:
+        """Whether a job runs where nobody gives turns, and other nodes would take it."""
+        is_taken = any(self._takes((node,), job) for node in self._names)
+        return bool({*job.nodes} & self._outlook.alone) and is_taken and not self._outlook.problems(job_id)
 
     def _may_be_placed(self, job_id: str, job: Candidate) -> bool:
         is_taken = any(self._takes((node,), job) for node in self._names)
@@ -192,8 +212,20 @@ class _Planning:
             cluster = self._settled(self._cluster(names, fitting, can_group), names, is_first=not at)
             groups |= self._named(cluster, names)
             waiting = [*cluster.waiting, *(job for job in waiting if job not in fitting)]
-        measuring = self._measure(groups, tuple(waiting))
-        return self._differs(groups, measuring, tuple(waiting))
+        self._measure(groups, tuple(waiting))
+        self._stay(groups)
+        measuring = [job for nodes, jobs in groups.items() for job in jobs if not self._state.knows(job, len(nodes))]
+        left_out = tuple(job for job in waiting if job not in self._sorted.leaving)
+        return self._differs(groups, tuple(sorted(measuring, key=self._order.__getitem__)), left_out)
+
+    def _stay(self, groups: dict[Nodes, list[str]]) -> None:
+        """Who was to leave and has found no other place runs on where it is."""
+        placed = {job for jobs in groups.values() for job in jobs}
+        for job, nodes in self._sorted.leaving.items():
+            if job in placed:
+                self._reasons.append(f"job {job} leaves {_words(nodes)}, where no executor gives turns")
+            else:
+                groups.setdefault(nodes, []).append(job)
 
     def _fits(self, job: str, closes_s: float, can_group: bool) -> bool:
         """Whether a job that waits may run on nodes of a pool."""
@@ -342,8 +374,8 @@ class _Planning:
             taken[nodes] = list(group.jobs)
         return taken
 
-    def _measure(self, groups: dict[Nodes, list[str]], waiting: Sequence[str]) -> tuple[str, ...]:
-        """Places jobs that nobody has measured, one a group; returns all that are being measured."""
+    def _measure(self, groups: dict[Nodes, list[str]], waiting: Sequence[str]) -> None:
+        """Places jobs that nobody has measured, one a group."""
         left = list[str]()
         for job in self._sorted.new:
             nodes = self._measured_on(job, groups)
@@ -354,8 +386,6 @@ class _Planning:
             self._reasons.append(f"job {job} is measured on {_words(nodes)}")
         if not left and not waiting:
             self._measure_on_two(groups)
-        measuring = [job for nodes, jobs in groups.items() for job in jobs if not self._state.knows(job, len(nodes))]
-        return tuple(sorted(measuring, key=self._order.__getitem__))
 
     def _measured_on(self, job: str, groups: Mapping[Nodes, Sequence[str]]) -> Nodes:
         """Where a job is measured: on one free node, on two if it may have two, in the smallest group, or nowhere."""

@@ -118,6 +118,7 @@ class Colocation(Struct, kw_only=True):
         planned_s: When it was made.
         times: By job. Of one that is over until the next plan, which is made without it.
         epoch: The greatest that a group of several nodes has had.
+        alone_since_s: By node whose executor has gone away, since when.
     """
 
     jobs: dict[str, int] = field(default_factory=dict)
@@ -129,6 +130,7 @@ class Colocation(Struct, kw_only=True):
     planned_s: float = 0.0
     times: dict[str, JobTimes] = field(default_factory=dict)
     epoch: int = 0
+    alone_since_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def nodes_of(self) -> dict[str, tuple[str, ...]]:
@@ -190,6 +192,13 @@ class Colocation(Struct, kw_only=True):
         """A job is over."""
         self.jobs.pop(job_id, None)
         self.workers.pop(job_id, None)
+
+    def executor_told(self, node: str, at_s: float, *, is_there: bool) -> None:
+        """A node says whether its executor answers."""
+        if is_there:
+            self.alone_since_s.pop(node, None)
+        else:
+            self.alone_since_s.setdefault(node, at_s)
 
     def take(self, event: Event, at_s: float, starts: Mapping[str, int]) -> str:
         """Moves on by one entry; returns why it does not fit, empty where it does.

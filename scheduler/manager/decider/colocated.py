@@ -32,7 +32,18 @@ def outlook_of(state: LiveState, now_s: float, rules: ColocationRules) -> Outloo
         for node in nodes
     }  # fmt: skip
     jobs = {job_id: _candidate(state, state.jobs[job_id], now_s) for job_id in state.colocation.jobs}
-    return Outlook(state=state.colocation, size=size, sites=sites, jobs=jobs, now_s=now_s, rules=rules)
+    alone = frozenset(name for name, at_s in _leaves_at_s(state, rules).items() if at_s <= now_s)
+    return Outlook(state=state.colocation, size=size, sites=sites, jobs=jobs, now_s=now_s, rules=rules, alone=alone)
+
+
+def _leaves_at_s(state: LiveState, rules: ColocationRules) -> dict[str, float]:
+    """By node with jobs of groups whose executor alone is away: when they are to go elsewhere, if they can."""
+    used = {node for group in state.colocation.groups for node in group.nodes}
+    return {
+        name: since_s + rules.away_s
+        for name, since_s in state.colocation.alone_since_s.items()
+        if name in used & rules.nodes and name in state.nodes and state.nodes[name].is_taking
+    }
 
 
 def size_of(state: LiveState, set_aside: frozenset[str]) -> NodeSize:
@@ -99,9 +110,14 @@ def _candidate(state: LiveState, job: LiveJob, now_s: float) -> Candidate:
     )
 
 
-def next_wake_s(state: LiveState, now_s: float) -> float:
-    """When to look again though nothing has happened: a reservation is over; infinite: never."""
-    return min((one.end_s for one in state.maintenance.values() if one.is_pending(now_s)), default=math.inf)
+def next_wake_s(state: LiveState, now_s: float, rules: ColocationRules) -> float:
+    """When to look again though nothing has happened; infinite: never.
+
+    A reservation is over then, or an executor has been away for too long.
+    """
+    over_s = [one.end_s for one in state.maintenance.values() if one.is_pending(now_s)]
+    leaving_s = [at_s for at_s in _leaves_at_s(state, rules).values() if at_s > now_s]
+    return min((*over_s, *leaving_s), default=math.inf)
 
 
 def next_events(state: LiveState, outlook: Outlook) -> tuple[Step, ...]:

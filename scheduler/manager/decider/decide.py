@@ -161,7 +161,7 @@ class Decider:
             return ()
         self._is_grouping = False
         outlook = colocated.outlook_of(self.state, now_s, self._colocation)
-        self._reserved_until_s = colocated.next_wake_s(self.state, now_s)
+        self._reserved_until_s = colocated.next_wake_s(self.state, now_s, self._colocation)
         found = self._drafts(colocated.next_events(self.state, outlook), {})
         self._is_grouping = bool(found)
         return found

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from farside.agent.gpu_share import clash
-from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
+from farside.agent.messages import EXECUTOR, ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
 from farside.scheduler.manager.aggregation import state as aggregation
 from farside.scheduler.manager.aggregation.orders import AGGREGATOR, offer_of
@@ -230,6 +230,9 @@ def _service_changed(state: LiveState, event: log.ServiceChanged, entry: log.Ent
             node = state.nodes[event.node]
             offer = offer_of(event.raw, cpus=node.cpus, memory_bytes=node.memory_bytes)
             state.aggregation.offered(event.node, offer)
+        if event.name == EXECUTOR:
+            is_there = state.nodes[event.node].executor.is_there
+            state.colocation.executor_told(event.node, entry.at_s, is_there=is_there)
 
 
 def _invited(state: LiveState, event: log.NodeInvited, entry: log.Entry) -> None:
