@@ -29,6 +29,7 @@ class FakeNode:
     loans: tuple[m.Loan, ...] = ()
     donor: m.Donor | None = None
     swap: m.Swap | None = None
+    executor: m.ExecutorFacts | None = None
     power_w: float | None = None  # of each GPU
     ends_after_s: float | None = None  # each task ends well after so long; None: when a test says so
     tasks: dict[Key, m.TaskState] = field(default_factory=dict)
@@ -89,8 +90,12 @@ class FakeNode:
         return m.Hello(
             node=self.name, boot_id=self.boot_id, incarnation="one", version="0", cpus=16, memory_bytes=1 << 36,
             gpus=self.declared(), headroom_bytes=1 << 36, tasks=tuple(self.tasks.values()), donor=self.donor,
-            swap=self.swap, agent=self.agent,
+            swap=self.swap, agent=self.agent, services=self.services(),
         )  # fmt: skip
+
+    def services(self) -> dict[str, msgspec.Raw]:
+        said = {m.EXECUTOR: self.executor}
+        return {name: msgspec.Raw(msgspec.json.encode(facts)) for name, facts in said.items() if facts is not None}
 
     def declared(self) -> tuple[m.Gpu, ...]:
         return tuple(m.Gpu(index=at, model="H200", healthy=True, power_w=self.power_w) for at in range(self.gpus))
@@ -157,7 +162,7 @@ class FakeSession:
         tasks = tuple(node.tasks[key] for key in keys if key in node.tasks)
         report = m.Report(
             seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks,
-            loans=node.loans, donor=node.donor, swap=node.swap,
+            loans=node.loans, donor=node.donor, swap=node.swap, services=node.services(),
         )  # fmt: skip
         await self.line.send(self.side.send(report))
 

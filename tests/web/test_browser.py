@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from farside.agent import messages as m
 from farside.client.manager_client import ManagerClient
 from farside.scheduler.power.state import Phase as PowerPhase
 from tests.live.fake_agent import FakeNode
@@ -398,3 +399,42 @@ def test_a_forecast_that_is_not_there_yet_is_told_over_what_is_expected(page: "P
     assert str(expected.get_attribute("title")).endswith(f"; {told}")
     shown = run([sys.executable, "-m", "farside", "power", "--manager", f"unix:{scene.manager.folder}/manager.sock"])
     assert told in shown.splitlines()
+
+
+# ---------------------------------------------------------------------------------------------- turns on nodes
+
+
+def takes_turns(scene: Scene, executor: m.ExecutorFacts) -> None:
+    scene.nodes["n1"].executor = executor
+    scene.report("n1")
+
+
+def test_jobs_that_take_turns_on_a_node_are_seen_with_what_bounds_them_as_it_changes(
+    page: "Page", scene: Scene
+) -> None:
+    taker = m.TurnTaker(job="2", start=1, rank=0, comp_s=0.3, net_s=0.1, iteration_s=0.42, turns=30)
+    sign_in(page, scene)
+    assert not page.locator("#groups-part").is_visible()
+
+    takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(taker,)))
+    words = "n1 job 2 · bound by one job · 0.400 s predicted · 0.420 s measured"
+    until(lambda: texts(page, "#groups li") == [words], what="a group")
+    assert page.get_by_role("heading", name="Turns on nodes").is_visible()
+
+    takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(taker,), others=2))
+    until(lambda: texts(page, "#groups li") == ["n1 job 2 · 2 others"], what="others")
+
+    takes_turns(scene, m.ExecutorFacts(is_there=True))
+    until(lambda: not page.locator("#groups-part").is_visible(), what="a page without groups")
+
+
+def test_whose_job_takes_turns_is_seen_by_who_may_see_it(page: "Page", scene: Scene) -> None:
+    taker = m.TurnTaker(job="2", start=1, rank=0, comp_s=0.3, net_s=0.1, iteration_s=0.42, turns=30)
+    takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(taker,)))
+    sign_in(page, scene, scene.user)
+
+    until(lambda: texts(page, "#groups li"), what="a group")
+    (words,) = texts(page, "#groups li")
+    assert words.startswith("n1 1 other")
+    assert "job 2" not in words
+    takes_turns(scene, m.ExecutorFacts(is_there=True))
