@@ -155,10 +155,17 @@ class Donor(Part, frozen=True, kw_only=True, omit_defaults=True):
     lends: bool = True  # False: it drains, is about to end, or does not answer
     free_bytes: U63 = 0  # in slabs that it could lend now
     lent_bytes: U63 = 0
+    capacity_bytes: U63 = 0  # of what the log keeps: both together; agents leave it out
 
     def lasting(self, control: str) -> "Donor":
-        """The fact alone, with the address at which others reach the donor."""
-        return Donor(node=self.node, control=control, has_rdma=self.has_rdma)
+        """The fact alone, with the address at which others reach the donor, and what it can lend to all."""
+        capacity_bytes = self.lent_bytes + self.free_bytes if self.lends else 0
+        return Donor(node=self.node, control=control, has_rdma=self.has_rdma, capacity_bytes=capacity_bytes)
+
+    @property
+    def address(self) -> "Donor":
+        """Where it is reached, and how, alone."""
+        return Donor(node=self.node, control=self.control, has_rdma=self.has_rdma)
 
 
 class LentMemory(Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -24,6 +24,7 @@ from farside.scheduler.admission.rules import Rules as Rules
 from farside.scheduler.admission.rules import reserve_after as reserve_after
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
@@ -50,7 +51,8 @@ class Domain:
     where somebody knows; otherwise nothing. ``is_counting_limits``: nodes may be closed, so that time limits decide
     who has room; they do as well where jobs are reserved for, as backfill tells them apart. ``history``: what was
     learned before this domain was made; it goes on in it. ``quota_use``: it knows of other domains with the same
-    accounts; None: there are none. ``lend_grace_s``: only jobs that leave within this time may be guests here.
+    accounts; None: there are none. ``lent``: what donors lend in the cluster, booked by all its domains; None: its own
+    nodes are all. ``lend_grace_s``: only jobs that leave within this time may be guests here.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Domain:
         fair_share: FairShare | None = None,
         history: History | None = None,
         quota_use: QuotaUse | None = None,
+        lent: LentMemory | None = None,
         lend_grace_s: float = math.inf,
     ) -> None:
         self.name = name
@@ -85,6 +88,8 @@ class Domain:
         self.jobs, self.demands, self.groups = self.roster.jobs, self.roster.demands, self.roster.groups
         self.waiting = self.queue.waiting
         self.running, self.ledger = self.book.running, self.book.ledger
+        if lent is not None:
+            self.ledger.lent = lent
         self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.reservation: Reservation | None = None
         self.preempted: set[int] = set()  # rows that will have to resume

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from farside.scheduler.domain import Domain, Held
+from farside.scheduler.lent_memory import promise_of
 from farside.scheduler.maintenance_window import closed_gpus
 from farside.scheduler.node_set import bits
 from farside.scheduler.order.reason import why_first
@@ -29,6 +30,7 @@ class Cause(Enum):
     HELD = "enough GPUs free or to be taken, but held for a reservation"
     SCATTERED = "enough GPUs free, but not where it could use them"
     FEW = "too few GPUs free"
+    LENT = "too little memory that donors lend"
     CLOSED = "enough GPUs free, but on nodes that are reserved"
     CAPPED = "its account or user may not have more"
     DUE = "until the next cycle"
@@ -129,7 +131,22 @@ class _Wait:
             return self._told(Cause.HELD, reservation.row, self._held(reservation), ())
         if has_room:
             return self._told(Cause.DUE, -1, "the next cycle looks at it", ())
+        if why := self._why_not_lent():
+            return self._told(Cause.LENT, -1, why, (*self._chosen(), *self._waiters()))
         return self._full()
+
+    def _why_not_lent(self) -> str:
+        """What donors lack for it, if that keeps it waiting wherever there are GPUs; empty: it does not."""
+        ledger, each = self.domain.ledger, self.demand.swap_bytes_per_gpu
+        if not each:
+            return ""
+        if why := ledger.lent.why_not(promise_of(self.demand.gpus, each)):
+            return why
+        most, needs = max((ledger.lent.free_on(node.name) for node in ledger.nodes), default=0), promise_of(1, each)
+        if most >= needs or not ledger.lent.is_counted:
+            return ""
+        left = f"at most {format_bytes(max(0, most))} are left that donors of other nodes lend"
+        return f"on no node may jobs be promised {format_bytes(needs)} more: {left}"
 
     def _told(self, cause: Cause, blocker: int, because: str, more: tuple[str, ...]) -> Explanation:
         return Explanation(

@@ -3,24 +3,29 @@
 How it works
   Nodes with the same number of free GPUs stand in one bucket, a bucket being one integer with a bit for each node. So
   the best fit of a single node is the lowest bit of the first bucket that is not empty, whatever the number of nodes.
-  CPUs, memory and swap are kept for the nodes that count them.
+  CPUs, memory and swap are kept for the nodes that count them. Swap is other nodes' memory as well: that is booked once
+  for all ledgers of a cluster (lent_memory.py).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from farside.scheduler.lent_memory import LentMemory, lent_by, promise_of
 from farside.scheduler.node_set import lowest, node_set_of
 from farside.scheduler.nodes import EDGE_BYTES, EDGE_CPUS, NodeSets
 from farside.scheduler.state import Allocation, Demand, Node
+from farside.scheduler.table import Floats
 
 
 class Ledger:
     """Ledger of free GPUs, CPUs, memory and swap by node. Allocations name nodes by index in ``nodes``.
 
     Nodes may leave and come back (`set_nodes`): one that has left gives nothing more, and what is held there is held on
-    until it is given back. ``is_pooled``: all nodes stand as one, and only the sum of their GPUs counts.
+    until it is given back. ``is_pooled``: all nodes stand as one, and only the sum of their GPUs counts. ``lent``: what
+    donors lend, and jobs were promised of it; its owner puts one in its place that ledgers of other nodes have too.
     """
 
     def __init__(self, nodes: Sequence[Node], *, is_pooled: bool = False) -> None:
@@ -34,6 +39,8 @@ class Ledger:
         self.free_cpus = np.array([node.cpus for node in nodes], dtype=float)
         self.free_memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
         self.free_swap_bytes = np.array([node.swap_bytes for node in nodes], dtype=float)
+        self.lent = lent_by(nodes)
+        self._room_on: tuple[LentMemory, int, Floats] | None = None  # by node, of which memory at which version
         self.total_gpus = self.free_gpus = sum(self.free)
         self.buckets = [0] * (max(self.free, default=0) + 1)
         for gpus, node_set in self.sets.by_size:
@@ -42,14 +49,33 @@ class Ledger:
     def fitting(self, demand: Demand, need_gpus: int) -> int:
         """Nodes that suit a demand in model, user, CPUs, memory and swap for ``need_gpus``, free or not."""
         node_set = self.sets.suitable(demand)
+        if demand.swap_bytes_per_gpu > 0 and self.lent.why_not(self._promise_of(demand)):
+            return 0
         if node_set and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
             is_fitting = self.free_cpus >= cpus - EDGE_CPUS
             is_fitting &= self.free_memory_bytes >= memory_bytes - EDGE_BYTES
             if demand.swap_bytes_per_gpu > 0:
                 is_fitting &= self.free_swap_bytes >= demand.swap_bytes_per_gpu * need_gpus - EDGE_BYTES
+                is_fitting &= self._free_lent() >= promise_of(need_gpus, demand.swap_bytes_per_gpu)
             node_set &= node_set_of(is_fitting)
         return node_set
+
+    def _promise_of(self, demand: Demand) -> int:
+        return promise_of(demand.gpus, demand.swap_bytes_per_gpu)
+
+    def _free_lent(self) -> Floats:
+        """By node, what may be promised there besides."""
+        found, lent = self._room_on, self.lent
+        if found is None or found[0] is not lent or found[1] != lent.version:
+            room = np.array([lent.free_on(node.name) for node in self.nodes], dtype=float)
+            found = self._room_on = lent, lent.version, room if lent.is_counted else np.full_like(room, math.inf)
+        return found[2]
+
+    def is_lent(self, demand: Demand, allocation: Allocation) -> bool:
+        """Whether donors lend what a job with this allocation would be promised besides."""
+        each = demand.swap_bytes_per_gpu
+        return not each or self.lent.fits({self.nodes[at].name: promise_of(gpus, each) for at, gpus in allocation})
 
     def best_fit(self, demand: Demand, need_gpus: int, within: int = -1) -> int:
         """Node with the fewest free GPUs that fits ``need_gpus``, the first on ties; -1: none."""
@@ -83,7 +109,7 @@ class Ledger:
         return node_set
 
     def fits(self, demand: Demand, allocation: Allocation) -> bool:
-        """Whether exactly these GPUs are free."""
+        """Whether exactly these GPUs are free; `is_lent` says the same of what donors lend."""
         if any(self.free[at] < gpus for at, gpus in allocation):
             return False
         return not self.sets.counts(demand) or all(
@@ -140,6 +166,9 @@ class Ledger:
         # Only `take_back` may book below 0, on a node that has left.
         assert gpus > 0 or after >= 0 or is_owed, "over-committed"
         self._set_free(at, after)
+        if demand.swap_bytes_per_gpu and not self.is_pooled:
+            promised = promise_of(abs(gpus), demand.swap_bytes_per_gpu)
+            self.lent.promise(self.nodes[at].name, -promised if gpus > 0 else promised)
         if not self.sets.is_counting_more:
             return
         if after == self.capacity[at]:  # nobody is left there: what rounding has taken comes back

@@ -20,8 +20,8 @@ Allocation = tuple[tuple[int, int], ...]
 class Node:
     """A machine. An infinite amount is not counted in placement.
 
-    ``swap_bytes``: in other nodes' memory. ``users``: whose jobs may run there; empty: everybody's. ``features``: what
-    it is said to have besides, for jobs that ask for that.
+    ``swap_bytes``: in other nodes' memory. ``lends_bytes``: what its donor lends to other nodes. ``users``: whose jobs
+    may run there; empty: everybody's. ``features``: what it is said to have besides, for jobs that ask for that.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Node:
     cpus: float = math.inf
     memory_bytes: float = math.inf
     swap_bytes: float = 0.0
+    lends_bytes: float = 0.0
     gpu_model: str = ""
     rack: str = ""
     rdma_domain: str = ""

@@ -48,13 +48,14 @@ class Book:
     def place_demand(self, demand: Demand, limit_s: float, now_s: float) -> Allocation | None:
         """Free GPUs for a job that runs for ``limit_s`` at most, of this domain or a guest; None: not enough."""
         placement = self._roster.rules.placement
-        if not self.maintenance_windows:
-            return placement.place(self.ledger, demand)
-        closed = closed_gpus(self.maintenance_windows, self.ledger.free, now_s, limit_s)
+        closed: Allocation = ()
+        if self.maintenance_windows:
+            closed = closed_gpus(self.maintenance_windows, self.ledger.free, now_s, limit_s)
         self.ledger.take(NOTHING_BUT_GPUS, closed)
         allocation = placement.place(self.ledger, demand)
         self.ledger.give(NOTHING_BUT_GPUS, closed)
-        return allocation
+        # A placement looks at one node at a time, and takes whole ones by what they have: all of them together count.
+        return allocation if allocation is None or self.ledger.is_lent(demand, allocation) else None
 
     def why_capped(self, row: int) -> str:
         """Cap of the account or user that keeps a waiting job from starting, in words; empty: none."""

@@ -8,7 +8,8 @@ How it works
   time.
 
   So what may differ is what the simulator does not know: how long it takes to decide, to tell nodes and to start
-  processes, which pause and resume is longer than the mean, and nodes that were lost while jobs ran there.
+  processes, which pause and resume is longer than the mean, nodes that were lost while jobs ran there, and when donors
+  lent less than the most that they ever did.
 """
 
 import math
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from farside.errors import FarsideError
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
+from farside.scheduler.lent_memory import LentMemory, promise_of
 from farside.scheduler.manager.decider.adapter import job_of, node_of, partition_of
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
@@ -57,7 +59,8 @@ class Recorded:
 class Recording:
     """Input for the simulator, from a log. ``left_out``: jobs that are not in ``jobs``, by reason.
 
-    ``nodes`` are all there ever were, the largest that each ever was; ``resizes`` which of them took jobs when.
+    ``nodes`` are all there ever were, the largest that each ever was; ``lends`` the most that the donor of each ever
+    lent; ``resizes`` which of them took jobs when.
     """
 
     jobs: tuple[Recorded, ...]
@@ -66,6 +69,15 @@ class Recording:
     preemption_times: PreemptionTimes
     left_out: Mapping[str, int]
     partitions: Partitions = NO_PARTITIONS
+    lends: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def lent(self) -> LentMemory:
+        """What donors lent at most. It is not counted where jobs got more: an older manager started them."""
+        memory = LentMemory(self.lends)
+        jobs = (one.traced.job for one in self.jobs)
+        most = max((promise_of(job.gpus, job.swap_bytes_per_gpu) for job in jobs), default=0)
+        return LentMemory(is_counted=False) if memory.why_not(most) else memory
 
     @property
     def cluster(self) -> Cluster:
@@ -132,6 +144,7 @@ class _Reading:
     ready_s: dict[str, float] = field(default_factory=dict)
     overhead_s: dict[str, float] = field(default_factory=dict)
     gpus: dict[str, Node] = field(default_factory=dict)
+    lends: dict[str, int] = field(default_factory=dict)
     taking: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
 
@@ -155,7 +168,7 @@ def recording(
     )
     return Recording(
         jobs=tuple(found), nodes=nodes, resizes=resizes, preemption_times=read.state.preemption_times,
-        left_out=left_out, partitions=partitions,
+        left_out=left_out, partitions=partitions, lends=read.lends,
     )  # fmt: skip
 
 
@@ -184,10 +197,15 @@ def _record_run_interval(read: _Reading, job: LiveJob, *, is_preempted: bool) ->
 
 def _note_nodes(read: _Reading, now_s: float) -> None:
     for node in read.state.nodes.values():
+        read.lends[node.name] = max(node.lends_bytes, read.lends.get(node.name, 0))
         known = read.gpus.get(node.name)
-        if known is None or known.gpus < node.device_count:
-            # Of memory a job may have all there is: what other programs used then, the simulator does not know.
-            read.gpus[node.name] = replace(node_of(node), memory_bytes=float(node.memory_bytes or math.inf))
+        now = node_of(node)
+        if known is not None and known.gpus >= now.gpus and known.swap_bytes >= now.swap_bytes:
+            continue
+        # Of memory a job may have all there is: what other programs used then, the simulator does not know.
+        now = replace(now, memory_bytes=float(node.memory_bytes or math.inf))
+        most = max(now.swap_bytes, now.swap_bytes if known is None else known.swap_bytes)
+        read.gpus[node.name] = replace(now if known is None or known.gpus < now.gpus else known, swap_bytes=most)
     names = tuple(node.name for node in read.state.nodes.values() if node.is_taking)
     if not read.taking or read.taking[-1][1] != names:
         read.taking.append((now_s, names))
@@ -230,7 +248,7 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
         rules = replace(rules, order=times.primed(rules.order))
     simulation = Simulation(
         found.cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found),
-        is_lending=found.partitions.is_lending,
+        is_lending=found.partitions.is_lending, lent=found.lent,
     )  # fmt: skip
     runs = simulation.run()
     stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]

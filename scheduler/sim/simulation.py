@@ -21,6 +21,7 @@ from enum import IntEnum
 from farside.errors import FarsideError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules, lenders_to
+from farside.scheduler.lent_memory import LentMemory, lent_by
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.sim.trace.job import TraceJob
@@ -75,6 +76,7 @@ class Simulation:
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
+        lent: What donors lend in the whole cluster; None: what its nodes lend, all the time.
         observers: Called after each instant at which something happened in a domain, with what its cycle decided, if
             it ran and decided anything. One that needs the simulation itself is appended afterwards.
     """
@@ -90,6 +92,7 @@ class Simulation:
         tick_s: float = 0.0,
         is_in_whole_seconds: bool = True,
         resizes: Sequence[Resize] = (),
+        lent: LentMemory | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
         self.jobs = jobs
@@ -97,9 +100,16 @@ class Simulation:
         self.table = JobTable(len(jobs))
         nodes = [node for vc in cluster.virtual_clusters for node in vc.nodes]
         is_counting_more = any(min(node.cpus, node.memory_bytes) < math.inf for node in nodes)
+        lent = lent or lent_by(nodes)
         self.domains: Mapping[str, Domain] = {
             vc.name: Domain(
-                vc.name, vc.nodes, rules, self.table, is_counting_more=is_counting_more, lend_grace_s=vc.lend_grace_s
+                vc.name,
+                vc.nodes,
+                rules,
+                self.table,
+                is_counting_more=is_counting_more,
+                lent=lent,
+                lend_grace_s=vc.lend_grace_s,
             )
             for vc in cluster.virtual_clusters
         }
@@ -189,6 +199,10 @@ class Simulation:
         self.events += 1
         domain = self.domains[self._hosts.pop(row, self.jobs[row].job.vc)]
         touched[domain.name] = domain
+        if self.jobs[row].job.swap_bytes_per_gpu:  # what donors lend to it, jobs of all may have
+            touched.update(self.domains)
+            for other in self.domains.values():
+                other.touch()
         self._starts[row] += 1
         self._has_progressed = True
         self.left -= 1

@@ -160,10 +160,10 @@ def test_no_donor_at_all_is_told_too() -> None:
     assert told(line(), World(rules(), nodes=1)) == [[]]
 
 
-def test_a_report_of_another_donor_is_written_down_once_and_what_it_has_free_is_not() -> None:
+def test_a_report_of_another_donor_is_written_down_once_and_what_of_its_memory_is_free_is_not() -> None:
     world = World(rules(), nodes=1)
     connected = AgentLine(FakeNode("n0").hello(), "10.0.0.7")
-    donor = m.Donor(node="d", control="tcp:0.0.0.0:7677", free_bytes=1)
+    donor = m.Donor(node="d", control="tcp:0.0.0.0:7677", free_bytes=32)
 
     def report(seq: int, donor: m.Donor | None) -> list[object]:
         gpus = FakeNode("n0").declared()
@@ -177,8 +177,8 @@ def test_a_report_of_another_donor_is_written_down_once_and_what_it_has_free_is_
         return list(events)
 
     assert len(report(1, donor)) == 1
-    assert world.state.nodes["n0"].donor == Donor(node="d", control="tcp:10.0.0.7:7677")
+    assert world.state.nodes["n0"].donor == Donor(node="d", control="tcp:10.0.0.7:7677", capacity_bytes=32)
     assert world.state.nodes["n0"].swap_bytes == 1 << 30
-    assert report(2, m.Donor(node="d", control="tcp:0.0.0.0:7677", free_bytes=2, lends=False)) == []
+    assert report(2, m.Donor(node="d", control="tcp:0.0.0.0:7677", free_bytes=2, lent_bytes=30)) == []
     assert len(report(3, None)) == 1
     assert world.state.nodes["n0"].donor is None

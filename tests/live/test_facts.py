@@ -109,9 +109,9 @@ def plain(hello: m.Hello) -> dict[str, Any]:
     """All that the version before knows, also what is left out on the wire as its default says the same."""
     gpus = [m.fields_of(GpuOf384bdad, gpu) for gpu in hello.gpus]
     parts: dict[str, Any] = {"gpus": gpus, "tasks": []}
-    for name in ("donor", "swap"):
+    for name, before in {"donor": DonorOf384bdad, "swap": SwapOf384bdad}.items():
         one = getattr(hello, name)
-        parts[name] = None if one is None else msgspec.structs.asdict(one)
+        parts[name] = None if one is None else m.fields_of(before, one)
     known = {name: getattr(hello, name) for name in HelloOf384bdad.__struct_fields__}
     every = {"type": "hello", **msgspec.to_builtins(known), **parts}
     return dict(msgspec.json.decode(msgspec.json.encode(every)))

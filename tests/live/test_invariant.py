@@ -171,7 +171,8 @@ def test_an_end_that_nobody_asked_for_is_found() -> None:
 
 
 def test_a_brain_that_never_took_the_lead_is_found() -> None:
-    log = [entry for entry in eventful_log() if entry.event != SchedulerTookLead(generation=2, holder="test")]
+    second = SchedulerTookLead(generation=2, holder="test", counts_lent=True)
+    log = [entry for entry in eventful_log() if entry.event != second]
 
     assert any("was decided by generation 2 when 1 led" in what for what in violations(renumbered(log)))
 

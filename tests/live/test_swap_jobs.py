@@ -19,8 +19,11 @@ SPEC = JobSpec(argv=("true",), memory_bytes_per_gpu=4 * GIB, swap_bytes_per_gpu=
 
 
 def a_world(**swap_gib: int) -> World:
-    """Nodes of four GPUs and 64 GiB, with so much Farside swap each."""
+    """Nodes of four GPUs and 64 GiB, with so much Farside swap each, and a donor that lends enough for all."""
     world = World(rules(), nodes=0)
+    world.does(
+        joined("d", "d", memory_bytes=1 << 40, donor=m.Donor(node="d", control="tcp:d:1", capacity_bytes=1 << 40))
+    )
     for name, size in swap_gib.items():
         swap, memory = m.Swap(size_bytes=size * GIB), {"memory_bytes": 64 * GIB, "headroom_bytes": 64 * GIB}
         world.does(joined(name, name, cpus=16, gpus=gpus(4, "H200"), swap=swap if size else None, **memory))

@@ -85,7 +85,7 @@ class World:
         )  # fmt: skip
         self.heard = len(self.log)
         self.generation += 1
-        self.tell(SchedulerTookLead(generation=self.generation, holder="test"))
+        self.tell(SchedulerTookLead(generation=self.generation, holder="test", counts_lent=True))
         self.settle()
 
     def settle(self) -> None:

@@ -85,7 +85,7 @@ def test_on_equal_nodes_no_job_takes_more_than_the_fewest_nodes_it_ever_could(ca
 @settings(deadline=None, max_examples=200)
 @given(occupied(), demands())
 def test_on_an_empty_cluster_a_consolidated_job_has_room_if_it_ever_has(case: Occupied, demand: Demand) -> None:
-    ledger = Ledger(case.nodes)
+    ledger = Occupied(case.nodes, ()).ledger()
 
     allocation = Consolidate(most_nodes_factor=1.0).place(ledger, demand)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.state import Allocation, Demand, Node
 
 MODELS = ("v100", "a100")
@@ -25,6 +26,8 @@ class Occupied:
         return self.book(Ledger(self.nodes), without=without)
 
     def book(self, ledger: Ledger, *, without: int = 0) -> Ledger:
+        """What donors lend is not counted here."""
+        ledger.lent = LentMemory(is_counted=False)
         for demand, allocation in self.held[without:]:
             ledger.take(demand, allocation)
         return ledger

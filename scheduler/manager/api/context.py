@@ -4,19 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
+
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.api.access_log import AccessLog
 from farside.scheduler.manager.api.idempotency import Idempotency
 from farside.scheduler.manager.api.overview_stream import OverviewStreams
 from farside.scheduler.manager.auth.caller import Callers
 from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.lending import promised_by_donor
 from farside.scheduler.manager.model.queue_quota import QueueGate, QueueLimits
 from farside.scheduler.manager.nodes.sessions import AgentSessions
 from farside.scheduler.manager.power.controller import LivePower
 from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.listing import JobListings, NodeListing
-from farside.scheduler.manager.view.memory import NodeMemory
+from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.partition import Owners
 from farside.scheduler.tenancy import Tenancy
 
@@ -67,8 +70,15 @@ class Context:
         return Owners(partitions=self.partitions, jobs=self.log.state.jobs)
 
     def memory(self) -> Mapping[str, NodeMemory]:
-        """Memory that nodes lend and have borrowed, by node; without those whose agents are connected elsewhere."""
-        return {name: told.memory for name, told in self.sessions.sensed().items()}
+        """Memory that nodes lend and have borrowed, by node, and what jobs were promised of it.
+
+        Of those whose agents are connected elsewhere only what the log says.
+        """
+        promised = promised_by_donor(self.log.state)
+        found = {name: told.memory for name, told in self.sessions.sensed().items()}
+        return found | {
+            name: structs.replace(found.get(name, NO_MEMORY), promised_bytes=part) for name, part in promised.items()
+        }
 
     def __post_init__(self) -> None:
         power = self.power

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from farside.agent import protocol
 from farside.agent.messages import EXECUTOR, TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
+from farside.scheduler.lent_memory import promise_of
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.manager.api.body import read_body
@@ -27,7 +29,7 @@ from farside.scheduler.manager.decider.launch import FIRST_PORT
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.model.accounts import charged, quota_problems
 from farside.scheduler.manager.model.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
-from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveTask, Phase
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase
 from farside.scheduler.manager.model.role import RoleBody, most_on_a_node
 from farside.scheduler.manager.model.spec import (
     EXAMPLE,
@@ -293,11 +295,30 @@ def cluster_problems(
         node.cpus >= spec.cpus_per_gpu and node.memory_bytes >= spec.memory_bytes_per_gpu for node in nodes
     ):
         problems.append("cpus_per_gpu, memory_bytes_per_gpu: no node has that much for a single GPU")
-    if spec.swap_bytes_per_gpu and not any(node.swap_bytes >= spec.swap_bytes_per_gpu for node in nodes):
+    if spec.swap_bytes_per_gpu:
+        problems += swap_problems(spec, nodes, state)
+    return [*problems, *aggregation_problems(spec, state, set_aside), *later]
+
+
+def swap_problems(spec: JobSpec, nodes: Sequence[LiveNode], state: LiveState) -> Iterator[str]:
+    """Why none of its nodes can ever have the swap that a job asks for, or why all donors never lend as much.
+
+    A donor can lend its node's memory at most; what it lends now is what a job waits for.
+    """
+    if not any(node.swap_bytes >= spec.swap_bytes_per_gpu for node in nodes):
         most = max((node.swap_bytes for node in nodes), default=0)
         has = f"the largest is {format_bytes(most)}" if most else "none has any"
-        problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
-    return [*problems, *aggregation_problems(spec, state, set_aside), *later]
+        yield f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}"
+        return
+    lenders = {node.name: node.memory_bytes for node in state.nodes.values() if node.donor is not None}
+    most, asked = sum(lenders.values()), promise_of(spec.gpus, spec.swap_bytes_per_gpu)
+    asks = f"swap: it asks for {format_bytes(asked)} of other nodes' memory"
+    if not lenders:
+        yield f"{asks}, and no node has a donor; run `farside daemon` on nodes whose memory may be lent"
+    elif asked > most:
+        yield f"{asks}, and all nodes with a donor have {format_bytes(most)}; ask for less"
+    elif all(most - lenders.get(node.name, 0) < spec.swap_bytes_per_gpu for node in nodes if node.swap_bytes):
+        yield f"{asks}, and a node does not borrow from its own donor: the others have too little; ask for less"
 
 
 def choice_problems(spec: JobSpec, state: LiveState, partitions: Partitions) -> list[str]:

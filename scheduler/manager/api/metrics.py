@@ -108,10 +108,11 @@ def _lent_gpus(live: LiveState) -> int:
 
 
 def _memory(nodes: Collection[NodeMemory]) -> Iterator[_Figure]:
-    """Sums over the nodes whose agents are connected here."""
+    """Sums over the nodes whose agents are connected here; what is promised, over all."""
     texts = {
         "lent_bytes": "Memory that donors have lent.",
         "lendable_bytes": "Memory that donors could lend now, besides.",
+        "promised_bytes": "Memory of other nodes that jobs were promised.",
         "remote_bytes": "Pages of nodes' Farside devices that donors have.",
         "on_disk_bytes": "Pages of nodes' Farside devices that backup disks alone have.",
         "pages_at_risk": "Pages with one copy where two are promised, or that a disk alone has which fails.",

@@ -16,8 +16,10 @@ from dataclasses import replace
 from farside.scheduler.admission.partitions import Partitions
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.fair_share import FairShare
+from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.manager.decider import adapter
 from farside.scheduler.manager.decider.past_use import Histories
+from farside.scheduler.manager.model.lending import lending_on, memory_with
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.quota_use import QuotaUse
@@ -43,6 +45,7 @@ class Domains:
         rows: By job its row.
         ids: By row its job.
         asks_users: Some node runs jobs of some users only.
+        lent: What donors lend, whatever partition their nodes are in, and jobs were promised of it.
     """
 
     def __init__(self, state: LiveState, partitions: Partitions, set_aside: frozenset[str]) -> None:
@@ -51,6 +54,7 @@ class Domains:
         self.rows: dict[str, int] = {}
         self.ids: dict[int, str] = {}
         self.asks_users = False
+        self.lent = LentMemory()
         self._state, self._partitions, self._set_aside = state, partitions, set_aside
         self._next_row = 0
         self._home: dict[str, str] = {}  # by node
@@ -77,11 +81,13 @@ class Domains:
                 self.index[name] = len(nodes[home])
                 nodes[home].append(self._node_of(name, promised.get(name, adapter.NOTHING)))
         self.asks_users = any(node.users for there in nodes.values() for node in there)
+        self.lent = memory_with(state, ())  # the domains book what their jobs were promised
         table, together = JobTable(max(64, jobs)), list[QuotaUse]()
         self.by_name = {
             name: Domain(
                 name, tuple(there), rules, table, is_counting_limits=True, fair_share=fair_share_of(name),
-                history=histories[name], quota_use=QuotaUse(together), lend_grace_s=partitions.lend_grace_s(name),
+                history=histories[name], quota_use=QuotaUse(together), lent=self.lent,
+                lend_grace_s=partitions.lend_grace_s(name),
             )
             for name, there in nodes.items()
         }  # fmt: skip
@@ -162,7 +168,8 @@ class Domains:
             return False  # in no partition
         promised = adapter.booked(self._state).get(name, adapter.NOTHING)
         now, then = self._node_of(name, promised), self.by_name[home].ledger.nodes[self.index[name]]
-        if replace(now, memory_bytes=then.memory_bytes) != then:
+        # What it lends is no ledger's (`lend`).
+        if replace(now, memory_bytes=then.memory_bytes, lends_bytes=then.lends_bytes) != then:
             return True
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
 
@@ -174,6 +181,14 @@ class Domains:
         aggregating = self._state.aggregation.cores_of(name)
         is_apart = name in self._set_aside
         return adapter.node_of(self._state.nodes[name], promised, aggregating=aggregating, is_set_aside=is_apart)
+
+    def lend(self, name: str) -> bool:
+        """Notes what the donor of a node lends now; whether that is other than before."""
+        node = self._state.nodes.get(name)
+        if node is None:
+            return False
+        one = lending_on(self._state, node)
+        return self.lent.set_node(name, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
 
     def resize(self) -> bool:
         """Tells the domains which of their nodes take jobs; whether that has changed."""

@@ -9,6 +9,9 @@ its processes, and a port for each.
 A job that aggregates waits here as well while a node of its members has no room for its plan: its processes would stand
 still there, with nobody to push to.
 
+One that is to have memory of other nodes waits until others that leave have left theirs. If donors lend less by now
+than when it was placed, it is placed anew: what it is promised counts from here on.
+
 A job that can't be started as it is, for whatever fault, is held with the reason: it may not keep all others waiting.
 """
 
@@ -21,10 +24,12 @@ from msgspec import structs
 from farside.agent.gpu_share import Device, parts_of
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError
+from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.manager.aggregation.orders import OrderRoom, full_words
 from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled
 from farside.scheduler.manager.model.event import AllocationReleased, HoldRequested, JobStarted, TaskAllocation
-from farside.scheduler.manager.model.record import LiveJob
+from farside.scheduler.manager.model.lending import promised_memory, promised_on
+from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.model.state import LiveState, aggregating_nodes
 from farside.scheduler.placement.policy import PlacementPolicy
@@ -51,7 +56,8 @@ def launches(
     for job_id in state.allocated:
         job = state.jobs[job_id]
         try:
-            start = room.start(job, is_to_be_profiled(job, placement)) if room.has_gpus(job) else None
+            is_ready = room.has_gpus(job) and room.is_lent(job)
+            start = room.start(job, is_to_be_profiled(job, placement)) if is_ready else None
         except Exception as error:  # what is wrong with one job must not keep the others from starting
             told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
             yield HoldRequested(job_id=job_id, by=BRAIN)
@@ -59,14 +65,22 @@ def launches(
             continue
         if start is not None:
             yield start
+        elif why := room.unlent.get(job_id):
+            yield AllocationReleased(job_id=job_id, reason=f"donors lend less than when it was placed: {why}")
 
 
 class _Room:
-    """Free resources of the nodes, computed as jobs need them."""
+    """Free resources of the nodes, computed as jobs need them.
+
+    Attributes:
+        unlent: By job that was to have memory of other nodes, why it can't, even when those that leave have left.
+    """
 
     def __init__(self, state: LiveState, waits: dict[str, str]) -> None:
         self._state = state
         self._waits = waits
+        self.unlent: dict[str, str] = {}
+        self._lent: LentMemory | None = None
         self._orders: OrderRoom | None = None
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._tasks: dict[str, int] = {}
@@ -79,6 +93,27 @@ class _Room:
             if not node.is_taking or len(self._devices.setdefault(node.name, node.free_devices)) < place.gpus:
                 return False
         return True
+
+    def is_lent(self, job: LiveJob) -> bool:
+        """Whether donors lend what it is to have of other nodes' memory, beside what all were promised that run."""
+        needs = promised_on(job)
+        if not needs:
+            return True
+        if self._lent is None:
+            self._lent = promised_memory(self._state)
+        if self._lent.fits(needs):
+            return True
+        leaving = [one for one in self._state.live_jobs() if one.phase is Phase.STOPPING and promised_on(one)]
+        for sign in (-1, 1):  # tried without them, and put back
+            for node, given in ((node, given) for one in leaving for node, given in promised_on(one).items()):
+                self._lent.promise(node, sign * given)
+            if sign < 0 and self._lent.fits(needs):
+                ids = ", ".join(one.job_id for one in leaving)
+                self._waits[job.job_id] = f"{ids}, so that it has memory of other nodes"
+        if job.job_id not in self._waits:
+            others = "donors of the other nodes lend too little"
+            self.unlent[job.job_id] = self._lent.why_not(sum(needs.values())) or others
+        return False
 
     def start(self, job: LiveJob, is_profiled: bool) -> JobStarted | None:
         """Its start; None: the processes or ports that others have there are too many, and it waits for them to go.
@@ -103,6 +138,9 @@ class _Room:
         self._devices.update(free)
         self._tasks.update(counts)
         self._taken_ports.update(met)
+        if self._lent is not None:
+            for node, given in promised_on(job).items():
+                self._lent.promise(node, given)
         return JobStarted(
             job_id=job.job_id,
             start=job.start + 1,

@@ -72,6 +72,7 @@ class Planner:
         self._is_stale = False  # domains are built anew before they are asked again; until then none is kept in step
         self._fair_shares: dict[str, FairShare] = {}  # each with all that accounts have used, in whatever partition
         self._compare_s = -math.inf  # when accounts will be compared; noted in `_timers`
+        self._lent_version = -1  # of the memory that is lent, when all domains had looked at it
         self._histories = histories_of(rules, state, times, partitions)
         self._build(now_s)
 
@@ -99,6 +100,8 @@ class Planner:
         # One that is over, of a partition that is gone, is in no domain.
         touched = [job_id for job_id in touched if self._domains.name_of(self._state.jobs[job_id]) in self.domains]
         if isinstance(event, _NodeEvents) and self._domains.resize():
+            self._touch()
+        if isinstance(event, _NodeEvents) and self._domains.lend(event.node):
             self._touch()
         if isinstance(event, log.NodesReserved | log.ReservationCancelled):
             self._close(entry.at_s)
@@ -201,10 +204,13 @@ class Planner:
 
     def _cycles(self, now_s: float) -> list[log.Event]:
         domains = self.domains.values()
-        if self._rules.tenancy is not None and len(domains) > 1:
-            for domain in domains:  # what was given back in one may be what a quota lets start in another
+        # What was given back in one may be what a quota, or what donors lend, lets start in another.
+        is_other = self._lent_version != self._domains.lent.version
+        if is_other or (self._rules.tenancy is not None and len(domains) > 1):
+            for domain in domains:
                 domain.touch()
         events = [event for domain in domains for event in self._cycle(domain, now_s)]
+        self._lent_version = self._domains.lent.version
         # What accounts hold counts in all partitions alike from now on.
         for domain in domains if self._fair_shares else ():
             domain.queue.compare_accounts(now_s)

@@ -33,7 +33,16 @@ from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.decider.expectation import expected_of
 from farside.scheduler.manager.log_wakeup import sleeping_at, wake
 from farside.scheduler.manager.model.draft import Draft
-from farside.scheduler.manager.model.event import AllocationReleased, Event
+from farside.scheduler.manager.model.event import (
+    AllocationReleased,
+    DrainRequested,
+    Event,
+    JobStarted,
+    NodeChanged,
+    NodeJoined,
+    NodeLost,
+    PowerChanged,
+)
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store.event_store import EventStore, StoreError
 from farside.scheduler.manager.store.leadership import leading
@@ -50,6 +59,8 @@ WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
 SLOW_S = 1.0
 # Upper bounds of what cycles are counted by; one more has the rest.
 CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# What may change what donors lend.
+_LENDING = NodeJoined | NodeChanged | NodeLost | DrainRequested | PowerChanged
 # A transaction keeps the API's from being written; after so long nothing more is decided in it.
 HOLD_S = 0.05
 # So long at a time is spent on saying why many jobs wait.
@@ -212,6 +223,10 @@ class SchedulerProcess:
             # held, so these are all.
             for entry in turn.unread:
                 decider.hear(entry)
+            # A start promises what its nodes' agents said last, donors' memory among it: it is decided again by that.
+            if any(isinstance(entry.event, _LENDING) for entry in turn.unread):
+                others = tuple(draft for draft in drafts if not isinstance(draft.event, JobStarted))
+                drafts = others or decider.next_events(self._now_s(decider.state), may_plan=False)
             while drafts:
                 for entry in turn.add(drafts, self._clock.now_s()):
                     decider.hear(entry)

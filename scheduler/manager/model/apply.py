@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from farside.agent.gpu_share import clash
-from farside.agent.messages import EXECUTOR, ChangingFacts, NodeFacts, fields_of
+from farside.agent.messages import EXECUTOR, ChangingFacts, Donor, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
 from farside.scheduler.manager.aggregation import state as aggregation
 from farside.scheduler.manager.aggregation.orders import AGGREGATOR, offer_of
@@ -218,8 +218,13 @@ def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
 
 def _changed(state: LiveState, event: log.NodeChanged, entry: log.Entry) -> None:
     if event.node in state.nodes:
-        state.donors_version += state.nodes[event.node].donor != event.donor
+        state.donors_version += _address(state.nodes[event.node]) != _address(event)
         _change_node(state, event.node, **fields_of(ChangingFacts, event))
+
+
+def _address(facts: ChangingFacts) -> Donor | None:
+    """Where the node's donor is reached, without what it lends, which moves all the time."""
+    return None if facts.donor is None else facts.donor.address
 
 
 def _service_changed(state: LiveState, event: log.ServiceChanged, entry: log.Entry) -> None:

@@ -30,6 +30,7 @@ class _Job:
     is_stopping: bool = False
     is_over: bool = False
     grace_s: float = 0.0
+    swap_bytes_per_gpu: float = 0.0
     host: str = ""  # the partition that lends it its places
     asked_back_s: float = math.inf  # when that wanted them
 
@@ -74,6 +75,13 @@ class _Check:
     aggregators: dict[str, int] = field(default_factory=dict)  # of all that it ever had
     models: dict[str, _Model] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by co-located job, the nodes of its group
+    counts_lent: bool = False  # who leads promises no more memory than donors lend
+    capacity: dict[str, int] = field(default_factory=dict)  # of each node's donor, as the node said last
+    own_swap: dict[str, int] = field(default_factory=dict)  # what each node's own programs have swapped out
+    away: set[str] = field(default_factory=set)  # nodes that were lost, or are off
+    drained: set[str] = field(default_factory=set)
+    closing: set[str] = field(default_factory=set)  # nodes that are to go off, are off or come up
+    promised: dict[str, dict[str, int]] = field(default_factory=dict)  # by job that has begun, and its node
     epochs: dict[tuple[str, ...], int] = field(default_factory=dict)  # of the last plan's groups of several nodes
     last_epoch: int = 0
 
@@ -103,6 +111,7 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
     if isinstance(event, log.SchedulerTookLead):
         if event.generation <= check.generation:
             yield f"generation {event.generation} took the lead when {check.generation} had led"
+        check.counts_lent = event.counts_lent
         check.generation = max(check.generation, event.generation)
     elif entry.generation not in (0, check.generation):
         yield f"was decided by generation {entry.generation} when {check.generation or 'none'} led"
@@ -128,8 +137,18 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
             if check.boots.get(event.node) != event.boot_id:
                 _boot(check, event)
             check.boots[event.node] = event.boot_id
+            check.away.discard(event.node)
+            _lending(check, event)
+        case log.NodeChanged():
+            _lending(check, event)
         case log.NodeLost():
             check.lost_at[event.node] = check.seq
+            check.away.add(event.node)
+        case log.DrainRequested():
+            if event.node in check.boots:  # of others nobody knows anything
+                check.drained.add(event.node)
+        case log.UndrainRequested():
+            check.drained.discard(event.node)
         case log.PowerChanged():
             yield from _powered(check, event)
         case log.NodeClosed():
@@ -149,8 +168,11 @@ def _powered(check: _Check, event: log.PowerChanged) -> Iterator[str]:
     if note.drain_number != check.drains.get(event.node, 0):
         check.closed.discard(event.node)
     check.drains[event.node] = note.drain_number
+    is_open = note.phase is Phase.ON and not note.drain_number
+    (check.closing.discard if is_open else check.closing.add)(event.node)
     if note.phase is Phase.OFF:
         check.lost_at[event.node] = check.seq
+        check.away.add(event.node)
     if note.command not in ("soft-off", "force-off"):
         return
     if event.node not in check.closed:
@@ -165,6 +187,35 @@ def _boot(check: _Check, event: log.NodeJoined) -> None:
     for process, place in list(check.processes.items()):
         if place.node == event.node:
             _free(check, process)
+
+
+# ---- memory that is lent
+
+
+def _lending(check: _Check, event: log.NodeJoined | log.NodeChanged) -> None:
+    check.capacity[event.node] = 0 if event.donor is None else event.donor.capacity_bytes
+    check.own_swap[event.node] = 0 if event.swap is None else event.swap.own_bytes
+
+
+def _promised(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
+    """What a job that starts is promised, beside what all were promised whose processes have not gone."""
+    needs: Counter[str] = Counter()
+    for place in job.places:
+        needs[place.node] += math.ceil(place.gpus * job.swap_bytes_per_gpu)
+    check.promised[job_id] = dict(needs)
+    if not check.counts_lent or not needs.total():
+        return
+    out = check.away | check.drained | check.closing
+    lends = {node: size for node, size in check.capacity.items() if node not in out}
+    taken = Counter({node: size for node, size in check.own_swap.items() if node not in check.away})
+    for promised in check.promised.values():
+        taken.update(promised)
+    if taken.total() > sum(lends.values()):
+        yield f"job {job_id} is promised memory: {taken.total()} bytes in all, and donors lend {sum(lends.values())}"
+    for node in needs:
+        others = sum(lends.values()) - lends.get(node, 0)
+        if taken[node] > others:
+            yield f"job {job_id} is promised memory on {node}: {taken[node]} bytes in all, and others lend {others}"
 
 
 # ---- shared aggregation
@@ -261,6 +312,7 @@ def _submitted(check: _Check, event: log.JobSubmitted) -> None:
                 may_be_cancelled=bool(event.spec.after),
                 is_colocated=event.spec.colocate,
                 grace_s=event.spec.grace_s,
+                swap_bytes_per_gpu=event.spec.swap_bytes_per_gpu,
                 workers=(int(least), int(most or least)),
             ),
         )
@@ -341,6 +393,7 @@ def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
         yield f"job {event.job_id} was started elsewhere than on its group's nodes"
     if [task.rank for task in event.tasks] != list(range(len(event.tasks))):
         yield f"job {event.job_id} was started with ranks missing"
+    yield from _promised(check, job, event.job_id)
     job.nodes.append(tuple(task.node for task in event.tasks))
     job.started_at, job.is_started, job.is_stopping, job.places = check.seq, True, False, ()
     for task in event.tasks:
@@ -390,6 +443,7 @@ def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[s
     if ending is log.Ending.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     job.is_started, job.is_over, job.places = False, ending is not None, ()
+    check.promised.pop(event.job_id, None)
     if job.is_over:
         check.models.pop(event.job_id, None)
 

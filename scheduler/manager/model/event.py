@@ -339,10 +339,11 @@ class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
 
 
 class SchedulerTookLead(Struct, frozen=True, kw_only=True):
-    """A scheduler process decides from here on."""
+    """A scheduler process decides from here on. ``counts_lent``: it promises only memory that donors lend."""
 
     generation: int
     holder: str
+    counts_lent: bool = False
 
 
 class NodeClosed(Struct, frozen=True, kw_only=True):

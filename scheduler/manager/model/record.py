@@ -306,6 +306,12 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return self.power is None or self.power.is_open
 
     @property
+    def lends_bytes(self) -> int:
+        """Memory that its donor lends, lent already or not; 0 while the node is away, drains or is to sleep."""
+        is_there = self.is_up and not self.drain_reason and self.has_power
+        return self.donor.capacity_bytes if self.donor is not None and is_there else 0
+
+    @property
     def why_not(self) -> str:
         """Why no job may start there; empty: one may."""
         if self.power is not None and not self.has_power:

@@ -34,6 +34,7 @@ from farside.scheduler.manager.view.memory import NO_MEMORY, memory_of
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
 SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
+LENT_STEP = 1 / 16  # the same of what its donor can lend
 ENDED = ("exited", "lost")
 SaidT = TypeVar("SaidT", bound=m.ChangingFacts)
 
@@ -476,7 +477,12 @@ def _steadied(node: LiveNode, said: SaidT) -> SaidT:
         headroom_bytes = node.headroom_bytes
     if swap is not None and abs(swap.own_bytes - node.swap_own_bytes) <= SWAP_STEP * node.swap_bytes:
         swap = structs.replace(swap, own_bytes=node.swap_own_bytes)
-    return structs.replace(said, headroom_bytes=headroom_bytes, swap=swap)
+    donor, known = said.donor, node.donor
+    if donor is not None and known is not None:
+        moved_bytes = abs(donor.capacity_bytes - known.capacity_bytes)
+        if moved_bytes <= LENT_STEP * known.capacity_bytes:
+            donor = structs.replace(donor, capacity_bytes=known.capacity_bytes)
+    return structs.replace(said, headroom_bytes=headroom_bytes, swap=swap, donor=donor)
 
 
 def _differs(kind: type[m.ChangingFacts], known: m.ChangingFacts, said: m.ChangingFacts) -> bool:
@@ -489,4 +495,6 @@ def _is_news(node: LiveNode, event: log.NodeJoined) -> bool:
     said = structs.replace(event, headroom_bytes=node.headroom_bytes)
     if said.swap is not None:
         said = structs.replace(said, swap=structs.replace(said.swap, own_bytes=node.swap_own_bytes))
+    if said.donor is not None and node.donor is not None:
+        said = structs.replace(said, donor=structs.replace(said.donor, capacity_bytes=node.donor.capacity_bytes))
     return not node.is_up or node.address != event.address or _differs(m.NodeFacts, node, said)

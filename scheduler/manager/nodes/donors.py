@@ -15,10 +15,10 @@ How it works
 import hashlib
 from bisect import bisect
 from collections.abc import Iterable
-from ipaddress import ip_address
 
 from farside.agent.messages import DONORS_MAX, Donor
 from farside.endpoint import parse_endpoint
+from farside.scheduler.manager.model.lending import borrows_name, is_loopback
 from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.model.state import LiveState
 
@@ -52,9 +52,9 @@ class DonorRing:
         """Those that this node may borrow from, by name; no two with the same name."""
         found: dict[str, Donor] = {}
         for node in self._behind(borrower.name):
-            donor = node.donor
-            assert donor is not None
-            is_near = not _is_loopback(donor.control) or _is_loopback(f"tcp:{borrower.address}:1")
+            assert node.donor is not None
+            donor = node.donor.address
+            is_near = not is_loopback(donor.control) or is_loopback(f"tcp:{borrower.address}:1")
             if node.name != borrower.name and is_near:
                 found.setdefault(donor.node, donor)
             if len(found) == most:
@@ -66,18 +66,5 @@ class DonorRing:
         return (self._nodes[one] for _, one in (*self._ring[first:], *self._ring[:first]))
 
 
-def borrows_name(node: LiveNode, state: LiveState) -> bool:
-    """Whether the node's donor has the name of another node."""
-    return node.donor is not None and node.donor.node != node.name and node.donor.node in state.nodes
-
-
 def _place_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
-
-
-def _is_loopback(control: str) -> bool:
-    where = parse_endpoint(control)
-    try:
-        return isinstance(where, tuple) and ip_address(where[0]).is_loopback
-    except ValueError:
-        return where[0] == "localhost"

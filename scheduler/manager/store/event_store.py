@@ -99,7 +99,10 @@ class EventStore:
             generation = int(lock(connection).generation) + 1
             connection.execute(sa.update(lead).values(generation=generation, holder=holder))
             turn = Turn(connection, generation)
-            turn.add([Draft(event=SchedulerTookLead(generation=generation, holder=holder), cause=holder)], now_s)
+            turn.add(
+                [Draft(event=SchedulerTookLead(generation=generation, holder=holder, counts_lent=True), cause=holder)],
+                now_s,
+            )
             turn.write()
         return generation
 

@@ -13,6 +13,7 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
     Attributes:
         lent_bytes: That its donor has lent.
         lendable_bytes: That its donor could lend now, besides.
+        promised_bytes: Of what jobs were promised in all, its donor's part by what it lends.
         remote_bytes: Pages of its Farside devices that donors have.
         on_disk_bytes: Pages that their backup disks alone have.
         pending_bytes: Pages that a backup disk is to have, and has not yet.
@@ -25,6 +26,7 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
 
     lent_bytes: int | None = None
     lendable_bytes: int | None = None
+    promised_bytes: int | None = None
     remote_bytes: int | None = None
     on_disk_bytes: int | None = None
     pending_bytes: int | None = None

@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from farside.agent.messages import AggregatorFacts, ExecutorFacts
 from farside.scheduler.manager.aggregation.show import AggregationReport
+from farside.scheduler.manager.model.lending import promised_memory
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.deployments import Deployment
@@ -66,7 +67,8 @@ class Sensed:
 class Overview:
     """The overview of one user. ``active`` jobs have GPUs or an allocation; lists are cut, ``counts`` are not.
 
-    ``why`` has a line for the first who wait, ``sensed`` what agents that are connected here told last, ``energy`` how
+    ``promised_bytes``: of other nodes' memory, to all jobs that have begun. ``why`` has a line for the first who wait,
+    ``sensed`` what agents that are connected here told last, ``energy`` how
     many nodes sleep.
     """
 
@@ -80,6 +82,7 @@ class Overview:
     why: Mapping[str, str] = field(default_factory=dict)
     sensed: Mapping[str, Sensed] = field(default_factory=dict)
     energy: Energy = field(default_factory=Energy)
+    promised_bytes: int = 0
     aggregation: AggregationReport = field(default_factory=AggregationReport)
     groups: list[Group] = field(default_factory=list)
     deployments: tuple[Deployment, ...] = ()
@@ -117,6 +120,7 @@ class Cluster(Energy, frozen=True, kw_only=True):
     headroom_bytes: int
     gpu_power_w: float | None
     loan_bytes: int
+    promised_bytes: int
 
 
 class Glimpse(Struct, frozen=True, kw_only=True):
@@ -169,6 +173,7 @@ class Survey:
             waiting=tuple(islice((job for job in jobs if _is_idle(job)), LINES_MAX)),
             ended=tuple(heapq.nlargest(ENDED_MAX, ended, key=lambda job: job.end_s)),
             nodes=tuple(node for _, node in sorted(state.nodes.items())),
+            promised_bytes=promised_memory(state).promised_bytes,
         )
 
 
@@ -233,6 +238,7 @@ def _cluster(overview: Overview) -> Cluster:
         headroom_bytes=sum(node.headroom_bytes for node in up),
         gpu_power_w=sum(powers_w) if powers_w else None,
         loan_bytes=sum(sum(told.loans.values()) for told in overview.sensed.values()),
+        promised_bytes=overview.promised_bytes,
         **structs.asdict(overview.energy),
     )
 

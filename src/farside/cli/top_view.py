@@ -69,6 +69,8 @@ def _figures(told: Row, problem: str) -> Text:
         f"{format_bytes(all_of_it['headroom_bytes'])} for jobs",
     ]
     words += [f"{format_bytes(all_of_it['loan_bytes'])} lent"] if all_of_it["loan_bytes"] else []
+    promised_bytes = all_of_it.get("promised_bytes", 0)  # a manager of the version before does not say
+    words += [f"{format_bytes(promised_bytes)} promised to jobs"] if promised_bytes else []
     words += [f"{all_of_it['gpu_power_w'] / 1000:.1f} kW"] if all_of_it["gpu_power_w"] is not None else []
     moving = {what: all_of_it.get(f"nodes_{what}", 0) for what in ("asleep", "booting", "closing")}
     words += [f"{count} {what}" for what, count in moving.items() if count]

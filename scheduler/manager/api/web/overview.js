@@ -37,6 +37,7 @@ function drawFigures() {
     { label: "Memory for jobs", value: bytes(all.headroom_bytes), more: `of ${bytes(all.memory_bytes)}` },
   ];
   if (all.loan_bytes) figures.push({ label: "Memory lent", value: bytes(all.loan_bytes), more: "to other nodes" });
+  if (all.promised_bytes) figures.push({ label: "Memory promised", value: bytes(all.promised_bytes), more: "of other nodes, to jobs" });
   if (all.gpu_power_w !== null) figures.push({ label: "GPU power", value: (all.gpu_power_w / 1000).toFixed(1), more: "kW now" });
   figures.push(...energy(all));
   keep(at("figures"), figures, (one) => one.label, figure, (element, one) => {

@@ -1,0 +1,88 @@
+"""Memory that nodes' donors lend, and what jobs were promised of it, as the log has both. PURE.
+
+What a node counts with here, its jobs may borrow: not what only its own machine reaches, nor a donor by another's name.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from farside.endpoint import parse_endpoint
+from farside.scheduler.lent_memory import LentMemory, parts_of, promise_of
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode
+from farside.scheduler.manager.model.state import LiveState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lending:
+    """What a node's donor lends to others, and what its own programs have of others' memory."""
+
+    node: str
+    lends_bytes: int
+    own_bytes: int
+
+
+def borrows_name(node: LiveNode, state: LiveState) -> bool:
+    """Whether the node's donor has the name of another node."""
+    return node.donor is not None and node.donor.node != node.name and node.donor.node in state.nodes
+
+
+def is_loopback(control: str) -> bool:
+    """Whether only its own machine reaches this address, ``tcp:HOST:PORT``."""
+    where = parse_endpoint(control)
+    try:
+        return isinstance(where, tuple) and ip_address(where[0]).is_loopback
+    except ValueError:
+        return where[0] == "localhost"
+
+
+def lending_on(state: LiveState, node: LiveNode) -> Lending:
+    """That of one node: nothing lent while it is away, drains or is to sleep."""
+    lends_bytes, donor = node.lends_bytes, node.donor
+    if lends_bytes and donor is not None:
+        # On one machine, such as a sandbox's, all nodes reach what that machine alone reaches.
+        is_reached = not is_loopback(donor.control) or all(_is_here(one.address) for one in state.nodes.values())
+        lends_bytes *= is_reached and not borrows_name(node, state)
+    return Lending(node=node.name, lends_bytes=lends_bytes, own_bytes=node.swap_own_bytes if node.is_up else 0)
+
+
+def lending_of(state: LiveState) -> Iterator[Lending]:
+    """All nodes that lend or borrow anything."""
+    return (lending_on(state, node) for node in state.nodes.values() if node.donor is not None or node.swap is not None)
+
+
+def _is_here(address: str) -> bool:
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
+def promised_on(job: LiveJob) -> Mapping[str, int]:
+    """What a job is promised while it has its places, by node."""
+    each = job.spec.swap_bytes_per_gpu
+    return {place.node: promise_of(place.gpus, each) for place in job.places} if each else {}
+
+
+def memory_with(state: LiveState, jobs: Iterable[LiveJob]) -> LentMemory:
+    """The memory that is lent, with what these jobs were promised."""
+    memory = LentMemory()
+    for one in lending_of(state):
+        memory.set_node(one.node, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
+    for job in jobs:
+        for node, bytes_ in promised_on(job).items():
+            memory.promise(node, bytes_)
+    return memory
+
+
+def promised_memory(state: LiveState) -> LentMemory:
+    """The memory that is lent, with what jobs that have begun were promised: until all their processes have gone."""
+    return memory_with(state, (job for job in state.live_jobs() if job.phase in ACTIVE))
+
+
+def promised_by_donor(state: LiveState) -> Mapping[str, int]:
+    """What jobs were promised, by the node of the donor, of each its part by what it lends; nodes without one lack.
+
+    A donor is asked for each page, so which of them will have it is not known.
+    """
+    lends = {one.node: one.lends_bytes for one in lending_of(state) if state.nodes[one.node].donor is not None}
+    if not lends:
+        return {}
+    return parts_of(promised_memory(state).promised_bytes, lends)
