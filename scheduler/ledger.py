@@ -49,20 +49,18 @@ class Ledger:
     def fitting(self, demand: Demand, need_gpus: int) -> int:
         """Nodes that suit a demand in model, user, CPUs, memory and swap for ``need_gpus``, free or not."""
         node_set = self.sets.suitable(demand)
-        if demand.swap_bytes_per_gpu > 0 and self.lent.why_not(self._promise_of(demand)):
+        each = demand.swap_bytes_per_gpu
+        if each > 0 and self.lent.lacks(promise_of(demand.gpus, each)):
             return 0
         if node_set and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
             is_fitting = self.free_cpus >= cpus - EDGE_CPUS
             is_fitting &= self.free_memory_bytes >= memory_bytes - EDGE_BYTES
-            if demand.swap_bytes_per_gpu > 0:
-                is_fitting &= self.free_swap_bytes >= demand.swap_bytes_per_gpu * need_gpus - EDGE_BYTES
-                is_fitting &= self._free_lent() >= promise_of(need_gpus, demand.swap_bytes_per_gpu)
+            if each > 0:
+                is_fitting &= self.free_swap_bytes >= each * need_gpus - EDGE_BYTES
+                is_fitting &= self._free_lent() >= promise_of(need_gpus, each)
             node_set &= node_set_of(is_fitting)
         return node_set
-
-    def _promise_of(self, demand: Demand) -> int:
-        return promise_of(demand.gpus, demand.swap_bytes_per_gpu)
 
     def _free_lent(self) -> Floats:
         """By node, what may be promised there besides."""

@@ -46,6 +46,11 @@ class LentMemory:
         """What may be promised besides, to jobs wherever they are; below 0: more is promised than is lent."""
         return self.lent_bytes - self.promised_bytes - self.own_bytes
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all could have what they were promised now."""
+        return self.free_bytes >= 0 and all(self.free_on(node) >= 0 for node, size in self._promised.items() if size)
+
     def free_on(self, node: str) -> int:
         """What jobs on a node may be promised besides: its own donor is of no use to them."""
         here = self._lends.get(node, 0) + self._own.get(node, 0) + self._promised.get(node, 0)
@@ -77,9 +82,13 @@ class LentMemory:
             self.promised_bytes += more_bytes
             self.version += 1
 
+    def lacks(self, need_bytes: int) -> bool:
+        """Whether a job that needs so much in all has to wait for memory."""
+        return self.is_counted and need_bytes > self.free_bytes
+
     def why_not(self, need_bytes: int) -> str:
         """Why a job that needs so much in all has to wait, in words; empty: that is not why."""
-        if not self.is_counted or need_bytes <= self.free_bytes:
+        if not self.lacks(need_bytes):
             return ""
         needs = f"it needs {format_bytes(need_bytes)} of other nodes' memory"
         if not self.lent_bytes:

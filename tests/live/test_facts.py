@@ -109,7 +109,8 @@ def plain(hello: m.Hello) -> dict[str, Any]:
     """All that the version before knows, also what is left out on the wire as its default says the same."""
     gpus = [m.fields_of(GpuOf384bdad, gpu) for gpu in hello.gpus]
     parts: dict[str, Any] = {"gpus": gpus, "tasks": []}
-    for name, before in {"donor": DonorOf384bdad, "swap": SwapOf384bdad}.items():
+    kinds: dict[str, type[msgspec.Struct]] = {"donor": DonorOf384bdad, "swap": SwapOf384bdad}
+    for name, before in kinds.items():
         one = getattr(hello, name)
         parts[name] = None if one is None else m.fields_of(before, one)
     known = {name: getattr(hello, name) for name in HelloOf384bdad.__struct_fields__}

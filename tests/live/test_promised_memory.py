@@ -316,7 +316,7 @@ _STEPS = st.one_of(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(st.sampled_from(("fifo", "srtf", "las")), st.lists(_STEPS, min_size=5, max_size=30))
 def test_whatever_donors_do_no_more_is_promised_than_they_lend(policy: str, steps: list[tuple[str, int, int]]) -> None:
     world = a_world(policy, nodes=2)

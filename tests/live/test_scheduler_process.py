@@ -21,13 +21,16 @@ from farside.scheduler.manager.decider import scheduler_process as brain
 from farside.scheduler.manager.decider.cycle_failures import IN_A_ROW_MAX, CycleFailures, CyclesFail
 from farside.scheduler.manager.decider.scheduler_process import ASK, WAKE, SchedulerProcess
 from farside.scheduler.manager.log_wakeup import wake
+from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
+    AllocationReleased,
     CancelRequested,
     Event,
     JobAllocated,
     JobEnded,
     JobStarted,
     JobSubmitted,
+    NodeChanged,
     ServiceChanged,
     TaskChanged,
     TaskPhase,
@@ -142,6 +145,31 @@ def test_what_others_wrote_meanwhile_stands_before_a_decision_and_is_known_to_wh
 
         assert [type(event) for event in one.events()[-3:]] == [CancelRequested, JobEnded, JobEnded]
         assert not one.has(JobStarted, "2")
+
+    play(story, tmp_path)
+
+
+def test_a_donor_that_shrinks_while_a_decision_is_on_its_way_keeps_the_job_from_its_start(tmp_path: Path) -> None:
+    def donor(lends_bytes: int) -> messages.Donor:
+        return messages.Donor(node="d", control="tcp:d:1", capacity_bytes=lends_bytes)
+
+    async def story(one: Led) -> None:
+        swap = messages.Swap(size_bytes=1 << 36)
+        lender = joined("d", memory_bytes=1 << 36, donor=donor(1 << 30))
+        needs = JobSpec(argv=("true",), gpus=1, memory_bytes_per_gpu=1.0, swap_bytes_per_gpu=float(1 << 30))
+        one.tell(structs.replace(NODE, swap=swap, gpus=gpus(2, "H200")), lender, JOB)
+        await one.until(lambda: one.has(JobStarted, "1"))
+        one.tell(JobSubmitted(spec=needs, user="ann"))
+        with one.store.turn() as turn:
+            await one.until_it_wants_to_write()
+            less = NodeChanged(node="d", gpus=(), headroom_bytes=0, donor=donor(1 << 29))
+            turn.add([Draft(event=less, cause="test")], 0.0)
+        await one.until(lambda: one.has(AllocationReleased, "2"))
+        assert not one.has(JobStarted, "2")
+
+        one.tell(structs.replace(less, donor=donor(1 << 30)))
+        await one.until(lambda: one.has(JobStarted, "2"))
+        assert list(violations(one.store.read_all())) == []
 
     play(story, tmp_path)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from farside.agent.messages import Swap
+from farside.agent.messages import Donor, Swap
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
     NodeClosed,
@@ -14,6 +14,7 @@ from farside.scheduler.manager.model.event import (
     ServiceChanged,
     TaskPhase,
 )
+from farside.scheduler.manager.model.lending import donors_to_keep
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.power.busy_nodes import busy_nodes
@@ -201,10 +202,45 @@ def test_a_job_calls_no_node_of_other_users_or_with_too_little_swap(
             swap=Swap(size_bytes=8 << 30, own_bytes=1 << 30),
         )
     )  # fmt: skip
+    world.does(joined("d", memory_bytes=1 << 36, donor=Donor(node="d", control="tcp:d:1", capacity_bytes=1 << 36)))
     asleep(world, "s")
     world.submit(gpus=1, user=user, memory_bytes_per_gpu=1 << 30, swap_bytes_per_gpu=swap_gib << 30)
 
     assert called(world) == found
+
+
+def lender(world: World, name: str, lends_gib: int) -> None:
+    donor = Donor(node=name, control=f"tcp:{name}:1", capacity_bytes=lends_gib << 30)
+    world.does(joined(name, name, memory_bytes=1 << 40, donor=donor))
+
+
+def needing_memory(*, swap_gib: int) -> World:
+    """A node with room for a job that waits for memory, and sleeping donors of 16 and 8 GiB."""
+    world = World(rules(), nodes=0)
+    world.does(joined("s", "s", cpus=16, gpus=gpus(1), swap=Swap(size_bytes=64 << 30)))
+    for name, size in {"d1": 16, "d2": 8, "d3": 4}.items():
+        lender(world, name, size)
+    asleep(world, "d1", "d2")
+    world.submit(gpus=1, memory_bytes_per_gpu=1 << 30, swap_bytes_per_gpu=swap_gib << 30)
+    return world
+
+
+@pytest.mark.parametrize(("swap_gib", "found"), [(20, {"s", "d1"}), (21, {"s", "d1", "d2"}), (29, set())])
+def test_a_job_that_waits_for_memory_calls_sleeping_donors_as_far_as_it_lacks_it_and_none_if_all_are_too_few(
+    swap_gib: int, found: set[str]
+) -> None:
+    assert {*called(needing_memory(swap_gib=swap_gib))} == found
+
+
+def test_donors_that_lend_what_jobs_were_promised_stay_awake_and_no_more_of_them_than_it_takes() -> None:
+    world = needing_memory(swap_gib=3)
+    lender(world, "d4", 2)
+    (job,) = world.state.unfinished
+
+    assert donors_to_keep(world.state) == {"d3"}
+    world.runs(job)
+    world.exits(job)
+    assert donors_to_keep(world.state) == frozenset()
 
 
 def test_a_job_that_its_account_holds_back_or_that_no_cluster_could_run_calls_nobody() -> None:

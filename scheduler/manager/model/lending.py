@@ -77,6 +77,28 @@ def promised_memory(state: LiveState) -> LentMemory:
     return memory_with(state, (job for job in state.live_jobs() if job.phase in ACTIVE))
 
 
+def donors_to_keep(state: LiveState) -> frozenset[str]:
+    """Nodes whose donors must stay awake, so that donors lend what jobs were promised: few, as the largest go first.
+
+    All that lend where even they are too few; none where nothing was promised.
+    """
+    memory = promised_memory(state)
+    lenders = sorted(
+        (one for one in lending_of(state) if one.lends_bytes), key=lambda one: (-one.lends_bytes, one.node)
+    )
+    if not memory.promised_bytes:
+        return frozenset()
+    for one in lenders:
+        memory.set_node(one.node, lends_bytes=0, own_bytes=one.own_bytes)
+    kept = set[str]()
+    for one in lenders:
+        if memory.is_kept:
+            break
+        memory.set_node(one.node, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
+        kept.add(one.node)
+    return frozenset(kept)
+
+
 def promised_by_donor(state: LiveState) -> Mapping[str, int]:
     """What jobs were promised, by the node of the donor, of each its part by what it lends; nodes without one lack.
 

@@ -480,7 +480,8 @@ def _steadied(node: LiveNode, said: SaidT) -> SaidT:
     donor, known = said.donor, node.donor
     if donor is not None and known is not None:
         moved_bytes = abs(donor.capacity_bytes - known.capacity_bytes)
-        if moved_bytes <= LENT_STEP * known.capacity_bytes:
+        # One that was closed so that its node may sleep lends again when that is up: who needs it may wake it.
+        if moved_bytes <= LENT_STEP * known.capacity_bytes or not node.has_power:
             donor = structs.replace(donor, capacity_bytes=known.capacity_bytes)
     return structs.replace(said, headroom_bytes=headroom_bytes, swap=swap, donor=donor)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from farside.errors import PeerError
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import Event, NodesWanted, PowerChanged
+from farside.scheduler.manager.model.lending import donors_to_keep
 from farside.scheduler.manager.model.power_record import is_news, note_of, power_of
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.power.check_setup import PowerSetup
@@ -78,6 +79,7 @@ class Inventory:
         self._agents = agents
         self._seq = -1
         self._jobs: Counter[str] = Counter()
+        self._kept: frozenset[str] = frozenset()  # nodes that lend what jobs were promised
         self._reserved: frozenset[str] = frozenset()
         self._rooms_s = -math.inf
         self._room: Mapping[str, int] = {}
@@ -104,7 +106,8 @@ class Inventory:
             reservations=int(node in self._reserved),
             services=sensed.holding,
             is_donor_open=sensed.can_close and sensed.closed_by != known.closed_by,
-            is_movable=not sensed.slabs or (sensed.can_close and self._finds_room(node, sensed.loans)),
+            is_movable=node not in self._kept
+            and (not sensed.slabs or (sensed.can_close and self._finds_room(node, sensed.loans))),
         )
 
     def _finds_room(self, node: str, loans: Mapping[str, int]) -> bool:
@@ -139,6 +142,7 @@ class Inventory:
             return
         self._seq = state.seq
         self._jobs = Counter(name for job in state.live_jobs() for name in {*job.nodes})
+        self._kept = donors_to_keep(state)
 
     def beats(self) -> Mapping[str, str]:
         """The boot of each node that is up."""

@@ -5,7 +5,8 @@ and a job wakes none that it could not use: of another partition or model, of ot
 Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
 say: `NodeSets` and `QuotaUse`.
 
-A job that waits for Aggregators needs nodes that offer one, as many as it asked for, whatever GPUs these have.
+A job that waits for memory of other nodes needs donors: those on sleeping nodes are woken as far as others lack it. A
+job that waits for Aggregators needs nodes that offer one, as many as it asked for, whatever GPUs these have.
 """
 
 import math
@@ -14,6 +15,7 @@ from dataclasses import replace
 from itertools import islice
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
+from farside.scheduler.lent_memory import promise_of
 from farside.scheduler.manager.decider.adapter import (
     awaited_aggregators,
     is_holding,
@@ -22,6 +24,7 @@ from farside.scheduler.manager.decider.adapter import (
     node_of,
     partition_of,
 )
+from farside.scheduler.manager.model.lending import promised_memory
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.record import Phase as JobPhase
 from farside.scheduler.manager.model.state import LiveState
@@ -75,6 +78,8 @@ def nodes_needed(
         # All nodes that it could use together are too few: waking some of them would help nobody.
         if rooms.most(fits) < job.spec.gpus:
             continue
+        if not rooms.call_lenders(job, is_settled=_is_settled(job, now_s)):
+            continue
         left = rooms.fill(fits, job.spec.gpus, rooms.free)
         if _is_settled(job, now_s):
             rooms.fill(fits, left, rooms.asleep)
@@ -124,6 +129,8 @@ class _Rooms:
         ]
         self.asleep = [at for _, _, at in sorted(found)]
 
+        self._memory = promised_memory(state)
+        self._lenders = [at for _, _, at in sorted(found) if (one := self._nodes[at].donor) and one.capacity_bytes]
         in_use = {state.aggregation.node_of(number) for number in state.aggregation.in_use()}
         offering = (state.aggregation.offers.keys() | state.aggregation.numbers.keys()) - in_use - set_aside
         self._aggregators = [node.name for node in self._nodes if node.name in offering and node.is_taking]
@@ -138,6 +145,25 @@ class _Rooms:
             taken, names[:lacking] = names[:lacking], []
             lacking -= len(taken)
             self.called.update(dict.fromkeys(taken) if may_call else {})
+
+    def call_lenders(self, job: LiveJob, *, is_settled: bool) -> bool:
+        """Whether all donors lend what a job is to have of other nodes' memory, those of sleeping nodes too.
+
+        It is thought to get that then, and of the sleeping ones as many are called as it takes.
+        """
+        needs, memory = promise_of(job.spec.gpus, job.spec.swap_bytes_per_gpu), self._memory
+        if not needs:
+            return True
+        asleep = {at: donor.capacity_bytes for at in self._lenders if (donor := self._nodes[at].donor) is not None}
+        if needs - memory.free_bytes > sum(asleep.values()):
+            return False
+        while needs > memory.free_bytes:
+            at = self._lenders.pop(0)
+            memory.set_node(self._nodes[at].name, lends_bytes=asleep[at])
+            if is_settled:
+                self.called[self._nodes[at].name] = None
+        memory.promise("", needs)
+        return True
 
     def has_any(self) -> bool:
         """Whether any GPU is left."""
