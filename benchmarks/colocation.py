@@ -15,19 +15,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from benchmarks.machine import this_command, this_commit, this_machine
+from benchmarks.result import Machine
 from farside import admin
 from farside.agent.training.subtask import INIT_COMP
 from farside.cli.demo.colocated_node import Ran
 from farside.errors import PeerError
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import WorkProfile, iteration_in_turns_s
 from farside.training.app.program import Options
 from farside.training.loop.turns import EXECUTOR, SharedNode
 from farside.training.static_plan import JOB, KEY_FILE, SERVICE
@@ -35,7 +36,8 @@ from farside.training.static_plan import JOB, KEY_FILE, SERVICE
 RESULTS = Path(__file__).parent / "results" / "colocation.json"
 INSIDE = "FARSIDE_BENCH_NAMESPACE"
 DEADLINE_S = 300.0
-ADDRESS = "127.0.0.1:7683"
+AGGREGATOR_PORT = 7683
+ADDRESS = f"127.0.0.1:{AGGREGATOR_PORT}"
 COLUMNS = 100_000
 JOBS = {
     "lasso": Options(app="lasso", data="synthetic", rows=160, columns=2 * COLUMNS, blocks=8, penalty=0.1),
@@ -46,14 +48,20 @@ PUSHED_BYTES = 8 * 2 * COLUMNS
 WARM_ITERATIONS = 5
 
 
-def main() -> int:
-    """Measures what is asked for, and writes it."""
-    words = argparse.ArgumentParser(description="Jobs that take turns on a node, measured.")
+def arguments(description: str, output: Path, *, has_processors: bool = False) -> argparse.Namespace:
+    """What is asked for: rounds, iterations, the file for the figures."""
+    words = argparse.ArgumentParser(description=description)
     words.add_argument("--rounds", type=int, default=5, help="How often each case is measured")
     words.add_argument("--iterations", type=int, default=30, help="Iterations of each job")
-    words.add_argument("--processors", type=int, default=0, help="Processors that jobs have, and threads; 0: all")
-    words.add_argument("--output", type=Path, default=RESULTS, help="File for the figures, JSON")
-    asked = words.parse_args()
+    if has_processors:
+        words.add_argument("--processors", type=int, default=0, help="Processors that jobs have, and threads; 0: all")
+    words.add_argument("--output", type=Path, default=output, help="File for the figures, JSON")
+    return words.parse_args()
+
+
+def main() -> int:
+    """Measures what is asked for, and writes it."""
+    asked = arguments("Jobs that take turns on a node, measured.", RESULTS, has_processors=True)
     if os.geteuid() != 0:
         print(
             "farside: a shaped link needs a network namespace, and that needs root; nothing is measured",
@@ -66,45 +74,75 @@ def main() -> int:
     machine = this_machine()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="farside-colo-") as folder, ExitStack() as stack:
-        bench = Bench(Path(folder), stack, iterations=asked.iterations, processors=asked.processors)
-        found = bench.measure(asked.rounds)
-    head = {"command": this_command("benchmarks.colocation"), "machine": msgspec.to_builtins(machine)}
+        processors = sorted(os.sched_getaffinity(0))[-asked.processors :]
+        bench = Bench(Path(folder), stack, iterations=asked.iterations, processors=processors)
+        write(asked.output, "benchmarks.colocation", machine, bench.measure(asked.rounds))
+    return 0
+
+
+def write(output: Path, module: str, machine: Machine, found: dict[str, Any]) -> None:
+    """Writes figures into their file, and prints their tables."""
+    head = {"command": this_command(module), "machine": msgspec.to_builtins(machine)}
     record = {**head, "commit": this_commit(), **found}
-    asked.output.write_text(json.dumps(record, indent=1) + "\n")
+    output.write_text(json.dumps(record, indent=1) + "\n")
     for table in found["tables"]:
         print("\n" + " | ".join(table["header"]))
         for row in table["rows"]:
             print(" | ".join(row))
-    return 0
+
+
+class Link:
+    """The loopback, whose rate is set."""
+
+    def shape(self, rate: int) -> None:
+        """What it carries, in bytes a second."""
+        self._set(["tc"], "lo", rate)
+
+    @staticmethod
+    def _set(tc: Sequence[str], device: str, rate: int) -> None:
+        words = f"qdisc replace dev {device} root tbf rate {8 * rate}bit burst 256kb latency 50ms"
+        subprocess.run([*tc, *words.split()], check=True)
 
 
 class Bench:
     """An Aggregator, an executor, and jobs that are started anew for each case."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, iterations: int, processors: int = 0) -> None:
-        all_of_them = sorted(os.sched_getaffinity(0))
-        self._processors = all_of_them[-processors:]
-        self._folder, self._iterations = folder, iterations
-        self._number = 0
-        key = folder / "key"
-        key.touch(mode=0o600)
-        key.write_text(os.urandom(32).hex())
-        config = folder / "aggregator.toml"
-        config.write_text(
-            f'node = "bench"\nlisten = ["tcp:{ADDRESS}"]\nkey_file = "{key}"\n'
-            f'admin_socket = "{folder}/a.sock"\nkeep_s = 1\n'
-        )
-        self._run(stack, "aggregator", "--config", config)
-        self._run(stack, "executor", "--socket", folder / "x.sock", "--admin-socket", folder / "x.admin")
-        for name in ("a.sock", "x.admin"):
-            _until(lambda name=name: _answers(folder / name))
+    machines = 1
+    """Nodes on which each job has a worker."""
 
-    def _run(self, stack: ExitStack, *words: object) -> None:
-        argv = [sys.executable, "-m", "farside", *map(str, words)]
-        with (self._folder / f"{words[0]}.log").open("wb") as log:
-            process = subprocess.Popen(argv, stderr=log)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
+    def __init__(self, folder: Path, stack: ExitStack, *, iterations: int, processors: Sequence[int]) -> None:
+        self._processors = processors
+        self._folder, self._iterations = folder, iterations
+        self._link = Link()
+        self._key = folder / "key"
+        self._key.touch(mode=0o600)
+        self._key.write_text(os.urandom(32).hex())
+        self._start_services(stack)
+
+    def _start_services(self, stack: ExitStack) -> None:
+        config = self._folder / "aggregator.toml"
+        config.write_text(
+            f'node = "bench"\nlisten = ["tcp:{ADDRESS}"]\nkey_file = "{self._key}"\n'
+            f'admin_socket = "{self._folder}/a.sock"\nkeep_s = 1\n'
+        )
+        services = (
+            ("aggregator", "--config", config),
+            ("executor", "--socket", self._executor, "--admin-socket", self._shown_by),
+        )
+        for words in services:
+            argv = [sys.executable, "-m", "farside", *map(str, words)]
+            started(stack, argv, self._folder / f"{words[0]}.log")
+        for path in (self._folder / "a.sock", self._shown_by):
+            until_answers(path)
+
+    @property
+    def _shown_by(self) -> Path:
+        """Admin socket of the executor whose trace is judged."""
+        return self._folder / "x.admin"
+
+    @property
+    def _executor(self) -> Path:
+        return self._folder / "x.sock"
 
     def measure(self, rounds: int) -> dict[str, Any]:
         """All figures."""
@@ -143,7 +181,7 @@ class Bench:
 
     def _chosen_rate(self) -> tuple[int, float, float]:
         """The rate at which a job's communication takes as long as its computing, found in two steps."""
-        _shape(100_000_000)
+        self._link.shape(100_000_000)
         comp_s = net_s = 0.0
         rate = 100_000_000
         for step in range(3):
@@ -154,7 +192,7 @@ class Bench:
             net_s = statistics.mean(self._step_s(job, ("PULL", "PUSH")) for job in jobs)
             if step < 2:
                 rate = int(2 * PUSHED_BYTES / comp_s) if step == 0 else int(rate * net_s / comp_s)
-                _shape(rate)
+                self._link.shape(rate)
         return rate, comp_s, net_s
 
     def _round(self, number: int) -> dict[str, list[Ran]]:
@@ -180,9 +218,10 @@ class Bench:
         return found[case] if case.endswith(name) else []
 
     def _case(self, label: str, names: Sequence[str], *, turns: bool) -> list[Ran]:
-        """Jobs that begin together."""
+        """Jobs that begin together: of each, when its first worker began and its last one ended."""
         with ExitStack() as stack:
-            jobs = [stack.enter_context(self._started(f"{label}-{name}", name, turns=turns)) for name in names]
+            by_job = [self._started(stack, f"{label}-{name}", name, turns=turns) for name in names]
+            jobs = [worker for workers in by_job for worker in workers]
             for job in jobs:
                 assert job.stdout is not None
                 assert job.stdout.readline() == "ready\n", "a job did not start"
@@ -190,39 +229,41 @@ class Bench:
                 assert job.stdin is not None
                 job.stdin.write("\n")
                 job.stdin.flush()
-            found = []
-            for job in jobs:
-                out, _ = job.communicate(timeout=DEADLINE_S)
-                assert job.returncode == 0, f"{label} failed"
-                found.append(Ran(**json.loads(out.splitlines()[-1])))
+            found = [_together([_ran(label, worker) for worker in workers]) for workers in by_job]
         if turns:
             self._check_trace([f"{label}-{name}" for name in names])
         return found
 
-    @contextmanager
-    def _started(self, job: str, name: str, *, turns: bool) -> Iterator["subprocess.Popen[str]"]:
+    def _started(self, stack: ExitStack, job: str, name: str, *, turns: bool) -> "list[subprocess.Popen[str]]":
+        options = msgspec.structs.replace(JOBS[name], iterations=self._iterations)
+        program = [sys.executable, "-m", "farside.cli.demo.colocated_job", msgspec.json.encode(options).decode()]
+        found = []
+        for where, variables in self._workers(turns=turns):
+            process = subprocess.Popen(
+                [*where, *program], text=True, env={**os.environ, JOB: job, **variables}, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )  # fmt: skip
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            found.append(process)
+        return found
+
+    def _workers(self, *, turns: bool) -> Iterator[tuple[list[str], Mapping[str, str]]]:
+        """Of each worker of a job the words that begin its command, and its variables."""
         threads = str(len(self._processors))
-        where = ["taskset", "--cpu-list", ",".join(map(str, self._processors))]
         variables = {
-            **os.environ, SERVICE: f"tcp:{ADDRESS}", KEY_FILE: f"{self._folder}/key", JOB: job, "RANK": "0",
-            "WORLD_SIZE": "1", "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+            SERVICE: f"tcp:{ADDRESS}", KEY_FILE: str(self._key), "RANK": "0", "WORLD_SIZE": "1",
+            "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
         }  # fmt: skip
         if turns:
-            variables[EXECUTOR] = f"{self._folder}/x.sock"
-        options = msgspec.structs.replace(JOBS[name], iterations=self._iterations)
-        argv = [*where, sys.executable, "-m", "farside.cli.demo.colocated_job", msgspec.json.encode(options).decode()]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(argv, text=True, env=variables, **pipes) as process:  # type: ignore[call-overload]
-            try:
-                yield process
-            finally:
-                process.kill()
+            variables[EXECUTOR] = str(self._executor)
+        yield ["taskset", "--cpu-list", ",".join(map(str, self._processors))], variables
 
     # --- what the executor has seen
 
     def _trace(self, job: str) -> list[list[Any]]:
         rows: list[list[Any]] = []
-        while more := admin.call(self._folder / "x.admin", "trace", first=len(rows))["rows"]:
+        while more := admin.call(self._shown_by, "trace", first=len(rows))["rows"]:
             rows += more
         return [row for row in rows if row[0].partition(":")[2] == job]
 
@@ -248,17 +289,16 @@ class Bench:
         return statistics.median(self._steps_s(job, phases))
 
     def _predicted(self, number: int) -> tuple[float, float]:
-        """Equation 1's iteration of both by what each takes alone, and the spread of their computing."""
+        """An iteration of both in turns by what each takes alone, and the spread of their computing."""
         profiles, spreads = [], []
         for name in JOBS:
             job = f"alone-{name}-{number}-{name}"
             comp = self._steps_s(job, ("COMP",))
             net_s = self._step_s(job, ("PULL", "PUSH"))
             spreads.append(statistics.stdev(comp) / statistics.mean(comp))
-            profiles.append(
-                WorkProfile(job=name, work_machine_s=statistics.median(comp), net_s=net_s, net_alone_s=net_s)
-            )
-        return group_time(profiles, 1).iteration_s, max(spreads)
+            work_s = self.machines * statistics.median(comp)
+            profiles.append(WorkProfile(job=name, work_machine_s=work_s, net_s=net_s, net_alone_s=net_s))
+        return iteration_in_turns_s(profiles, self.machines), max(spreads)
 
     def _iteration_s(self, case: str) -> float:
         """The slowest job's iteration while both are there: from PUSH to PUSH, the median."""
@@ -269,7 +309,7 @@ class Bench:
         return float(max(found))
 
     def _round_trips_us(self) -> list[float]:
-        turns = SharedNode(f"{self._folder}/x.sock", job="trips", worker=0, workers=1)
+        turns = SharedNode(str(self._executor), job="trips", worker=0, workers=1)
         found = []
         for position in range(INIT_COMP, 3000):
             begun_ns = time.perf_counter_ns()
@@ -279,26 +319,38 @@ class Bench:
         return found
 
 
-def _shape(rate: int) -> None:
-    words = f"tc qdisc replace dev lo root tbf rate {8 * rate}bit burst 256kb latency 50ms"
-    subprocess.run(words.split(), check=True)
+def started(stack: ExitStack, argv: Sequence[str], log: Path) -> None:
+    """A service that ends with the stack."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(argv, stderr=file)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+
+
+def _ran(label: str, worker: "subprocess.Popen[str]") -> Ran:
+    out, _ = worker.communicate(timeout=DEADLINE_S)
+    assert worker.returncode == 0, f"{label} failed"
+    return Ran(**json.loads(out.splitlines()[-1]))
+
+
+def _together(workers: Sequence[Ran]) -> Ran:
+    assert len({one.objective for one in workers}) == 1, "workers of one job differ"
+    begun_ns, ended_ns = min(one.begun_ns for one in workers), max(one.ended_ns for one in workers)
+    return Ran(begun_ns=begun_ns, ended_ns=ended_ns, objective=workers[0].objective)
 
 
 def _seconds(runs: Sequence[Ran]) -> float:
     return (max(ran.ended_ns for ran in runs) - min(ran.begun_ns for ran in runs)) / 1e9
 
 
-def _answers(path: Path) -> bool:
-    try:
-        return bool(admin.call(path, "status", timeout_s=5))
-    except PeerError:
-        return False
-
-
-def _until(look: Any) -> None:
+def until_answers(path: Path, is_so: Callable[[Any], bool] = lambda _told: True) -> None:
+    """Returns once a service answers at its admin socket, with a status that is so."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while not look():
-        assert time.monotonic() < deadline_s
+    while True:
+        with suppress(PeerError):
+            if is_so(admin.call(path, "status", timeout_s=5)):
+                return
+        assert time.monotonic() < deadline_s, path
         time.sleep(0.05)
 
 
@@ -322,7 +374,7 @@ def _table(
     rows = [
         ["both with turns", middle(ratios["turns"]), bar, met(gain <= min(0.75, naive + 0.02))],
         ["both without turns", middle(ratios["naive"]), "-", "-"],
-        ["both, by equation 1", middle(ratios["model"]), "-", "-"],
+        ["both, as predicted", middle(ratios["model"]), "-", "-"],
         ["prediction's error", middle([100 * one for one in errors], "{:.1f} %"), "at most 5 %", met(error <= 0.05)],
         ["one job with turns, to without", middle(ratios["permits"], "{:.3f}"), "at most 1.02", met(permits <= 1.02)],
         ["time from asking to a turn", f"{trip_us:.0f} us", "below 500 us", met(trip_us < 500)],
