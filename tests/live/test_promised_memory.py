@@ -1,5 +1,6 @@
 """Memory of other nodes that jobs are promised: never more than donors lend, whatever becomes of the donors."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec import structs
 from farside.agent import messages as m
 from farside.scheduler.admission.partitions import Partition, Partitions
 from farside.scheduler.manager.api.jobs import cluster_problems
+from farside.scheduler.manager.api.metrics import ManagerCollector
 from farside.scheduler.manager.compare_simulation import recording
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
@@ -28,6 +30,7 @@ from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
+from tests.live.test_api import Api, api_test
 from tests.live.world import World, rules
 
 GIB = 1 << 30
@@ -219,6 +222,22 @@ def test_each_donor_shows_its_part_of_what_is_promised() -> None:
     world.runs(submit(world))
 
     assert promised_by_donor(world.state) == {"d1": 48 * GIB, "d2": 16 * GIB}
+
+
+def test_what_is_promised_is_in_the_metrics_also_when_no_donor_lends_it_any_more(tmp_path: Path) -> None:
+    world = a_world()
+    lend(world, "d", 64)
+    world.runs(submit(world))
+    world.does(NodeLost(node="d", reason="silent"))
+
+    async def test(api: Api) -> None:
+        api.log.state = world.state
+        found = {family.name: family for family in ManagerCollector(api.context).collect()}
+
+        for name, value in {"promised": 64 * GIB, "capacity": 0}.items():
+            assert found[f"farside_manager_memory_{name}_bytes"].samples[0].value == value
+
+    api_test(test, tmp_path)
 
 
 # ---- submission

@@ -15,11 +15,13 @@ from prometheus_client.registry import CollectorRegistry
 
 from farside.agent.messages import ExecutorFacts
 from farside.errors import FarsideError
+from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.manager.aggregation.orders import untold
 from farside.scheduler.manager.aggregation.state import NOBODY
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.colocation.state import Colocation
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
+from farside.scheduler.manager.model.lending import promised_memory
 from farside.scheduler.manager.model.record import ACTIVE, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.view.groups import report
@@ -91,7 +93,7 @@ class ManagerCollector:
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
         yield gauge, "lent_gpus", "GPUs that partitions lend to jobs of others.", _lent_gpus(state)
-        yield from _memory(self._context.memory().values())
+        yield from _memory(self._context.memory().values(), promised_memory(state))
         yield from _aggregation(state)
         yield from _colocation(state)
         wanted = None if state.wanted is None else state.wanted.nodes
@@ -107,12 +109,15 @@ def _lent_gpus(live: LiveState) -> int:
     return sum(job.spec.gpus for job in live.live_jobs() if job.host and job.phase in ACTIVE)
 
 
-def _memory(nodes: Collection[NodeMemory]) -> Iterator[_Figure]:
-    """Sums over the nodes whose agents are connected here; what is promised, over all."""
+def _memory(nodes: Collection[NodeMemory], promised: LentMemory) -> Iterator[_Figure]:
+    """What jobs were promised of what is lent, over all nodes; the rest of those whose agents are connected here."""
+    text = "Memory of other nodes that jobs were promised."
+    yield GaugeMetricFamily, "memory_promised_bytes", text, promised.promised_bytes
+    text = "Memory that donors lend to jobs, lent already or not, as far as it counts for what they are promised."
+    yield GaugeMetricFamily, "memory_capacity_bytes", text, promised.lent_bytes
     texts = {
         "lent_bytes": "Memory that donors have lent.",
         "lendable_bytes": "Memory that donors could lend now, besides.",
-        "promised_bytes": "Memory of other nodes that jobs were promised.",
         "remote_bytes": "Pages of nodes' Farside devices that donors have.",
         "on_disk_bytes": "Pages of nodes' Farside devices that backup disks alone have.",
         "pages_at_risk": "Pages with one copy where two are promised, or that a disk alone has which fails.",
