@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct, UnsetType, defstruct, structs
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct, structs
 
 from farside.agent.messages import NodeFacts
 from farside.scheduler.manager.model import event as log
@@ -171,7 +171,7 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     gpus: tuple[NodeGpu, ...]
     free_gpus: int
     joined_s: float
-    memory: NodeMemory | UnsetType
+    memory: NodeMemory | UnsetType = UNSET
 
 
 class NodeList(Struct, frozen=True, kw_only=True):
