@@ -28,7 +28,7 @@ from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.manager.aggregation.orders import OrderRoom, full_words
 from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled
 from farside.scheduler.manager.model.event import AllocationReleased, HoldRequested, JobStarted, TaskAllocation
-from farside.scheduler.manager.model.lending import promised_memory, promised_on
+from farside.scheduler.manager.model.lending import promise_job, promised_memory, promised_on
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.model.state import LiveState, aggregating_nodes
@@ -104,13 +104,15 @@ class _Room:
         if self._lent.fits(needs):
             return True
         leaving = [one for one in self._state.live_jobs() if one.phase is Phase.STOPPING and promised_on(one)]
-        for sign in (-1, 1):  # tried without them, and put back
-            for node, given in ((node, given) for one in leaving for node, given in promised_on(one).items()):
-                self._lent.promise(node, sign * given)
-            if sign < 0 and self._lent.fits(needs):
-                ids = ", ".join(one.job_id for one in leaving)
-                self._waits[job.job_id] = f"{ids}, so that it has memory of other nodes"
-        if job.job_id not in self._waits:
+        for one in leaving:  # tried without them, and put back
+            promise_job(self._lent, one, -1)
+        will_fit = self._lent.fits(needs)
+        for one in leaving:
+            promise_job(self._lent, one)
+        if will_fit:
+            ids = ", ".join(one.job_id for one in leaving)
+            self._waits[job.job_id] = f"{ids}, so that it has memory of other nodes"
+        else:
             others = "donors of the other nodes lend too little"
             self.unlent[job.job_id] = self._lent.why_not(sum(needs.values())) or others
         return False
@@ -139,8 +141,7 @@ class _Room:
         self._tasks.update(counts)
         self._taken_ports.update(met)
         if self._lent is not None:
-            for node, given in promised_on(job).items():
-                self._lent.promise(node, given)
+            promise_job(self._lent, job)
         return JobStarted(
             job_id=job.job_id,
             start=job.start + 1,

@@ -5,9 +5,8 @@ What a node counts with here, its jobs may borrow: not what only its own machine
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 
-from farside.endpoint import parse_endpoint
+from farside.endpoint import is_near, parse_endpoint
 from farside.scheduler.lent_memory import LentMemory, parts_of, promise_of
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode
 from farside.scheduler.manager.model.state import LiveState
@@ -30,10 +29,7 @@ def borrows_name(node: LiveNode, state: LiveState) -> bool:
 def is_loopback(control: str) -> bool:
     """Whether only its own machine reaches this address, ``tcp:HOST:PORT``."""
     where = parse_endpoint(control)
-    try:
-        return isinstance(where, tuple) and ip_address(where[0]).is_loopback
-    except ValueError:
-        return where[0] == "localhost"
+    return isinstance(where, tuple) and is_near(where[0])
 
 
 def lending_on(state: LiveState, node: LiveNode) -> Lending:
@@ -41,7 +37,7 @@ def lending_on(state: LiveState, node: LiveNode) -> Lending:
     lends_bytes, donor = node.lends_bytes, node.donor
     if lends_bytes and donor is not None:
         # On one machine, such as a sandbox's, all nodes reach what that machine alone reaches.
-        is_reached = not is_loopback(donor.control) or all(_is_here(one.address) for one in state.nodes.values())
+        is_reached = not is_loopback(donor.control) or all(is_near(one.address) for one in state.nodes.values())
         lends_bytes *= is_reached and not borrows_name(node, state)
     return Lending(node=node.name, lends_bytes=lends_bytes, own_bytes=node.swap_own_bytes if node.is_up else 0)
 
@@ -51,14 +47,16 @@ def lending_of(state: LiveState) -> Iterator[Lending]:
     return (lending_on(state, node) for node in state.nodes.values() if node.donor is not None or node.swap is not None)
 
 
-def _is_here(address: str) -> bool:
-    return address.startswith("127.") or address in ("::1", "localhost")
-
-
 def promised_on(job: LiveJob) -> Mapping[str, int]:
     """What a job is promised while it has its places, by node."""
     each = job.spec.swap_bytes_per_gpu
     return {place.node: promise_of(place.gpus, each) for place in job.places} if each else {}
+
+
+def promise_job(memory: LentMemory, job: LiveJob, sign: int = 1) -> None:
+    """Promises a job what it is to have; with a ``sign`` of -1 it has left that."""
+    for node, promised_bytes in promised_on(job).items():
+        memory.promise(node, sign * promised_bytes)
 
 
 def memory_with(state: LiveState, jobs: Iterable[LiveJob]) -> LentMemory:
@@ -67,8 +65,7 @@ def memory_with(state: LiveState, jobs: Iterable[LiveJob]) -> LentMemory:
     for one in lending_of(state):
         memory.set_node(one.node, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
     for job in jobs:
-        for node, bytes_ in promised_on(job).items():
-            memory.promise(node, bytes_)
+        promise_job(memory, job)
     return memory
 
 
@@ -83,11 +80,11 @@ def donors_to_keep(state: LiveState) -> frozenset[str]:
     All that lend where even they are too few; none where nothing was promised.
     """
     memory = promised_memory(state)
+    if not memory.promised_bytes:
+        return frozenset()
     lenders = sorted(
         (one for one in lending_of(state) if one.lends_bytes), key=lambda one: (-one.lends_bytes, one.node)
     )
-    if not memory.promised_bytes:
-        return frozenset()
     for one in lenders:
         memory.set_node(one.node, lends_bytes=0, own_bytes=one.own_bytes)
     kept = set[str]()

@@ -17,7 +17,7 @@ from bisect import bisect
 from collections.abc import Iterable
 
 from farside.agent.messages import DONORS_MAX, Donor
-from farside.endpoint import parse_endpoint
+from farside.endpoint import is_near, parse_endpoint
 from farside.scheduler.manager.model.lending import borrows_name, is_loopback
 from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.model.state import LiveState
@@ -54,8 +54,8 @@ class DonorRing:
         for node in self._behind(borrower.name):
             assert node.donor is not None
             donor = node.donor.address
-            is_near = not is_loopback(donor.control) or is_loopback(f"tcp:{borrower.address}:1")
-            if node.name != borrower.name and is_near:
+            is_reached = not is_loopback(donor.control) or is_near(borrower.address)
+            if node.name != borrower.name and is_reached:
                 found.setdefault(donor.node, donor)
             if len(found) == most:
                 break
