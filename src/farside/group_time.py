@@ -131,6 +131,19 @@ def iteration_in_turns_s(jobs: Sequence[WorkProfile], machines: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeInTurns:
+    """An iteration of a group in turns: how long it is, and what a shorter one would need less of."""
+
+    iteration_s: float
+    bound: Bound
+
+
+def time_in_turns(jobs: Sequence[WorkProfile], machines: int) -> TimeInTurns:
+    """An iteration of these jobs in turns, bound by the greatest of the terms of equation 1."""
+    return TimeInTurns(iteration_s=iteration_in_turns_s(jobs, machines), bound=group_time(jobs, machines).bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCost:
     """What reading input back from one place costs: bytes a second, and CPU seconds a byte."""
 

@@ -464,7 +464,7 @@ class _Planning:
             epoch = (known.get(nodes) or next(fresh)) if beside else 0
             group = PlannedGroup(node=first, beside=tuple(beside), epoch=epoch, jobs=ordered)
             time = self._state.time_of(ordered, len(nodes))
-            yield group if time is None else replace_struct(group, predicted_s=time[1], bound=time[0].bound)
+            yield group if time is None else replace_struct(group, predicted_s=time.iteration_s, bound=time.bound)
 
 
 def _words(nodes: Nodes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field, structs
 
-from farside.group_time import Bound, GroupTime, WorkProfile, group_time, iteration_in_turns_s
+from farside.group_time import Bound, TimeInTurns, WorkProfile, time_in_turns
 
 
 class PlannedGroup(Struct, frozen=True, kw_only=True):
@@ -175,12 +175,10 @@ class Colocation(Struct, kw_only=True):
             machines_most=most if several is not None else 1,
         )
 
-    def time_of(self, jobs: Sequence[str], machines: int) -> tuple[GroupTime, float] | None:
-        """An iteration of jobs on this number of nodes, and how long it is in turns; None: one was not measured."""
+    def time_of(self, jobs: Sequence[str], machines: int) -> TimeInTurns | None:
+        """An iteration of jobs on this number of nodes; None: one of them was not measured."""
         profiles = [profile for job in jobs if self.knows(job, machines) and (profile := self.profile(job)) is not None]
-        if len(profiles) < len(jobs):
-            return None
-        return group_time(profiles, machines), iteration_in_turns_s(profiles, machines)
+        return time_in_turns(profiles, machines) if len(profiles) == len(jobs) else None
 
     def submitted(self, job_id: str, memory_bytes: int, workers: tuple[int, int] = (1, 1)) -> None:
         """A job has come."""

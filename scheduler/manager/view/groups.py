@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct, field, structs
 
 from farside.agent.messages import ExecutorFacts, TurnTaker
-from farside.group_time import BOUND_WORDS, Bound, GroupTime, WorkProfile, group_time, iteration_in_turns_s
+from farside.group_time import BOUND_WORDS, Bound, TimeInTurns, WorkProfile, time_in_turns
 from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup
 
 
@@ -124,15 +124,15 @@ def _group(node: str, said: ExecutorFacts, may_see: Callable[[str], bool]) -> Gr
         node=node,
         jobs=[_job(one) for one in shown],
         others=said.others + len(said.takers) - len(shown),
-        bound=None if time is None else time[0].bound,
-        predicted_s=None if time is None else time[1],
+        bound=None if time is None else time.bound,
+        predicted_s=None if time is None else time.iteration_s,
         measured_s=max(measured) if measured and all(measured) and not said.others else None,
         turns_epoch=said.group,
     )
 
 
-def _time(said: ExecutorFacts) -> tuple[GroupTime, float] | None:
-    """An iteration of all of them on their node, and how long it is in turns; None: somebody's times are not known."""
+def _time(said: ExecutorFacts) -> TimeInTurns | None:
+    """An iteration of all of them on their node; None: the times of one are not known."""
     if said.others or not said.takers or not all(one.comp_s for one in said.takers):
         return None
     # What was measured on a node is that node's: nothing of it is shared with others.
@@ -140,7 +140,7 @@ def _time(said: ExecutorFacts) -> tuple[GroupTime, float] | None:
         WorkProfile(job=one.job, work_machine_s=one.comp_s, net_s=one.net_s, net_alone_s=one.net_s)
         for one in said.takers
     ]
-    return group_time(profiles, 1), iteration_in_turns_s(profiles, 1)
+    return time_in_turns(profiles, 1)
 
 
 def _job(one: TurnTaker) -> GroupJob:
@@ -165,9 +165,8 @@ def explain(facts: Mapping[str, ExecutorFacts], job_id: str) -> Iterator[str]:
         line = f"turns: on {node} {with_whom}"
         time = _time(said)
         if time is not None:
-            terms, iteration_s = time
-            bound = BOUND_WORDS[terms.bound]
-            line += f"; an iteration of all takes {iteration_s:.3g} s by prediction, bound by {bound}"
+            bound = BOUND_WORDS[time.bound]
+            line += f"; an iteration of all takes {time.iteration_s:.3g} s by prediction, bound by {bound}"
         measured = [one.iteration_s for one in said.takers if one.job == job_id and one.iteration_s]
         if measured:
             line += f"; its own takes {measured[0]:.3g} s"

@@ -14,7 +14,7 @@ import msgspec
 from farside.agent.training.node_queue import LEAST_LEASE_S
 from farside.cli.demo.colocated_node import Node, Ran, Worker
 from farside.errors import Unavailable
-from farside.group_time import group_time, iteration_in_turns_s
+from farside.group_time import time_in_turns
 from farside.scheduler.sharing.colocation.forecast import without
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
 from farside.training.app.program import Options
@@ -188,9 +188,7 @@ class Together:
                 run.append(stage)
         for run in runs:
             first, last = run[0], run[-1]
-            profiles = first.cluster.of(first.group.jobs)
-            time_ = group_time(profiles, first.group.machines)
-            predicted_s = iteration_in_turns_s(profiles, first.group.machines)
+            time_ = time_in_turns(first.cluster.of(first.group.jobs), first.group.machines)
             rows = first.node.trace()
             ours = {job: [start for start, name in self.starts.items() if name == job] for job in first.group.jobs}
             slowest_s = [
@@ -200,7 +198,7 @@ class Together:
             known = [one for one in slowest_s if one is not None]
             found.append(
                 GroupFound(
-                    node=first.node.name, jobs=first.group.jobs, bound=time_.bound, predicted_s=predicted_s,
+                    node=first.node.name, jobs=first.group.jobs, bound=time_.bound, predicted_s=time_.iteration_s,
                     measured_s=max(known) if len(known) == len(slowest_s) else None,
                 )
             )  # fmt: skip
