@@ -91,8 +91,17 @@ def _within_cgroup(folder: Path, machine_total: int, machine_available: int) -> 
 
 def read_avg10(path: Path) -> dict[str, float]:
     """Pressure of the last 10 s in percent, by kind (some, full); empty without PSI (not built in, or psi=0)."""
+    return _pressure(path, "avg10")
+
+
+def read_waited_s(path: Path) -> dict[str, float]:
+    """Seconds in which programs waited, since the boot or since the cgroup was made, by kind; empty without PSI."""
+    return {kind: waited_us / 1e6 for kind, waited_us in _pressure(path, "total").items()}
+
+
+def _pressure(path: Path, figure: str) -> dict[str, float]:
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
-        return {row[0]: float(row[1].removeprefix("avg10=")) for row in rows}
-    except (OSError, ValueError, IndexError):
+        return {kind: float(dict(one.split("=") for one in rest)[figure]) for kind, *rest in rows}
+    except (OSError, ValueError, KeyError):
         return {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.kernel_file import kernel_text
+from farside.memory_sense import read_waited_s
 
 _UNLIMITED_BYTES = 1 << 60
 """Version 1 says a limit near 2^63 where there is none."""
@@ -42,16 +43,16 @@ class MemoryMeter:
         """The state now."""
         if self._cgroup is not None:
             folder, names = self._cgroup
-            stalls = kernel_text(folder / "memory.pressure") or kernel_text(self._proc / "pressure/memory")
+            waited_s = read_waited_s(folder / "memory.pressure") or read_waited_s(self._proc / "pressure/memory")
             used_bytes = _number(kernel_text(folder / names.used)) - _inactive_file_bytes(folder)
             return MemoryUse(
                 used_bytes=max(0, used_bytes), limit_bytes=_number(kernel_text(folder / names.limit)),
-                stall_s=_stall_s(stalls),
+                stall_s=waited_s.get("some", 0.0),
             )  # fmt: skip
         status = kernel_text(self._proc / "self/status")
         own = sum(1024 * int(one) for one in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE))
-        stalls = kernel_text(self._proc / "pressure/memory")
-        return MemoryUse(used_bytes=own, limit_bytes=self._limit_bytes, stall_s=_stall_s(stalls))
+        waited_s = read_waited_s(self._proc / "pressure/memory")
+        return MemoryUse(used_bytes=own, limit_bytes=self._limit_bytes, stall_s=waited_s.get("some", 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,3 @@ def _inactive_file_bytes(folder: Path) -> int:
     """Pages of files that the kernel drops before it kills anybody."""
     stat = re.search(r"^(?:total_)?inactive_file (\d+)$", kernel_text(folder / "memory.stat"), re.MULTILINE)
     return int(stat[1]) if stat else 0
-
-
-def _stall_s(text: str) -> float:
-    some = re.search(r"^some .*total=(\d+)", text, re.MULTILINE)
-    return int(some[1]) / 1e6 if some else 0.0
