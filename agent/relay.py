@@ -52,7 +52,7 @@ MEMBERS_HELD_MAX = 512
 CONNECTIONS_MAX, USER_CONNECTIONS_MAX = 1024, 256
 """A member has two, one that asks and one that tells. One too many of a user takes the place of the user's oldest."""
 USER_BYTES_MAX = 16 << 20
-"""Of one user's messages that are on their way: so many declarations come at once, others are sent again."""
+"""Bytes of a user's unfinished messages. A connection that is to bring more ends, and its member tries again."""
 MESSAGE_LIMIT_S = 10.0
 """For a message to come whole, and for an answer to be taken."""
 FORGET_S = 4 * POLL_S

@@ -249,7 +249,7 @@ class Bench:
         return found
 
     def _workers(self, *, turns: bool) -> Iterator[tuple[list[str], Mapping[str, str]]]:
-        """Of each worker of a job the words that begin its command, and its variables."""
+        """The words that begin the command of each worker of a job, and its variables."""
         threads = str(len(self._processors))
         variables = {
             SERVICE: f"tcp:{ADDRESS}", KEY_FILE: str(self._key), "RANK": "0", "WORLD_SIZE": "1",

@@ -19,7 +19,7 @@ FIRST_STEP, LAST_STEP, LONGEST_STEP = 0.1, 0.025, 0.4
 LEAST_GAIN = 0.02
 FREE_STALL, STALL_WEIGHT = 0.05, 10.0
 FULL, ROOM = 0.95, 0.9
-"""Of its limit: where a job's memory is full, and how far it is to be filled."""
+"""Shares of a job's limit: from where its memory is full, and how far it is to be filled."""
 THAW = 0.1
 """How far the cost has to move until a job that has settled tries again."""
 PEER_GAIN, PEER_PERIOD = 0.05, 10
@@ -294,7 +294,7 @@ def _mean(costs: Sequence[ReadCost | None]) -> ReadCost:
 
 
 def _thawed(state: Spilling, cost_s: float) -> Spilling:
-    """Who has settled tries again where the cost has moved."""
+    """Jobs that have settled try again if the cost has moved."""
     jobs = {
         job: replace(one, step=FIRST_STEP, has_failed=False)
         if one.step is None and abs(cost_s - one.settled_s) > THAW * one.settled_s

@@ -14,8 +14,8 @@ from farside.errors import RemoteProtocolError
 from farside.group_time import ReadCost
 
 VERSION, SPILLING_VERSION = 1, 2
-"""Of a worker that keeps its input in memory, and of one that says what its memory is: an executor of the version
-before refuses the latter alone."""
+"""Spoken by workers that keep their input in memory, and by those that say what their memory is: an executor of the
+version before refuses the latter alone."""
 WORKER_BYTES_MAX = 512
 LINK_BYTES_MAX = 1024
 WORKERS_MAX = 64

@@ -219,7 +219,7 @@ class _Planning:
         return self._differs(groups, tuple(sorted(measuring, key=self._order.__getitem__)), left_out)
 
     def _stay(self, groups: dict[Nodes, list[str]]) -> None:
-        """Who was to leave and has found no other place runs on where it is."""
+        """A job that was to leave and has found no other place stays where it is."""
         placed = {job for jobs in groups.values() for job in jobs}
         for job, nodes in self._sorted.leaving.items():
             if job in placed:
