@@ -244,7 +244,9 @@ def _tried(state: Spilling, cost_s: float) -> Answer:
             if abs(spilled - one.keep.spilled) >= LAST_STEP / 2:
                 trial = Trial(job=job, before=one.keep.spilled, cost_s=cost_s)
                 keep = replace(one.keep, spilled=spilled)
-                state = _with(state, job, replace(one, keep=keep, direction=direction))
+                # Where memory or an end is in the way of the other side, there is one side to be tried at each step.
+                has_failed = one.has_failed or direction != one.direction
+                state = _with(state, job, replace(one, keep=keep, direction=direction, has_failed=has_failed))
                 return _changed(replace(state, trial=trial, last=job)), {job: keep}
         state = _with(state, job, replace(one, step=None, settled_s=cost_s))  # it can't go anywhere
     return _emptied(state), {}
@@ -271,11 +273,14 @@ def _placed(state: Spilling) -> Answer:
         comm_s=state.beside.comm_s + sum(use.net_s for use in last),
         longest_s=max(state.beside.longest_s, *(use.comp_s + use.net_s for use in last)),
     )
-    peer = _mean([use.peer for use in near])
-    way = Reloading(disk=_mean([use.disk for use in reading]), peer=peer, net_bytes_s=peer.bytes_s)
     spilled = sum(use.spilled * use.input_bytes for use in reading)
     to_peers = sum(use.spilled * use.input_bytes for use in near)
     now = sum(state.jobs[use.job].keep.by_peer * use.spilled * use.input_bytes for use in near)
+    longest_s = max(median(use.iteration_s for use in one.uses) for one in state.jobs.values())
+    # Jobs that read at the same time each see a part of what a place delivers; to all it delivers this at least.
+    peer = _at_least(_mean([use.peer for use in near]), now, longest_s)
+    disk = _at_least(_mean([use.disk for use in reading]), spilled - now, longest_s)
+    way = Reloading(disk=disk, peer=peer, net_bytes_s=peer.bytes_s)
     best = min(to_peers, best_peer_bytes(time, spilled, way))
     if reloading_s(time, spilled, best, way) > (1 - PEER_GAIN) * reloading_s(time, spilled, now, way):
         return state, {}
@@ -291,6 +296,10 @@ def _mean(costs: Sequence[ReadCost | None]) -> ReadCost:
         bytes_s=sum(cost.bytes_s for cost in known) / len(known),
         cpu_s_byte=sum(cost.cpu_s_byte for cost in known) / len(known),
     )
+
+
+def _at_least(cost: ReadCost, read_bytes: float, in_s: float) -> ReadCost:
+    return replace(cost, bytes_s=max(cost.bytes_s, read_bytes / in_s)) if in_s > 0 else cost
 
 
 def _thawed(state: Spilling, cost_s: float) -> Spilling:

@@ -1,5 +1,6 @@
 """Hill climbing on a group's iteration: what is on the disk, and what comes from peers."""
 
+import itertools
 import random
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -89,6 +90,17 @@ def test_full_memory_goes_to_the_disk_at_once_and_is_never_tried_again() -> None
     assert min(shares) == pytest.approx(0.6)
 
 
+def test_where_memory_has_no_room_for_more_each_step_is_tried_once() -> None:
+    curve: Curve = lambda keeps: 1 + keeps["a"].spilled  # noqa: E731
+
+    _, seen = played(curve, {"a": Keep(spilled=0.6)}, 60, limit_bytes=GB, other_bytes=GB // 2)
+
+    shares = [one["a"].spilled for one in seen]
+    tried = [now for before, now in itertools.pairwise(shares) if now > before]
+    assert tried == pytest.approx([0.7, 0.65, 0.625])
+    assert shares[-1] == pytest.approx(0.6)
+
+
 def test_a_job_that_has_all_in_memory_and_does_not_wait_for_it_is_let_alone() -> None:
     _, seen = played(bowl({"a": 0.7}), {"a": Keep()}, 60)
 
@@ -105,6 +117,21 @@ def test_a_slow_disk_is_helped_by_a_peer_and_a_fast_one_is_not() -> None:
     assert 0 < played(flat, begin, 12, more=slow)[0]["a"].by_peer <= 1
     assert played(flat, begin, 12, more=fast)[0]["a"].by_peer == 0
     assert played(flat, begin, 12, more={"disk": ReadCost(bytes_s=GB / 10)})[0]["a"].by_peer == 0
+
+
+def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_them() -> None:
+    # Each job reads 16 MB in 0.96 s, at half of the disk's rate, and the network is what they wait for.
+    state, told = Spilling(), dict[str, Keep]()
+    for _ in range(12):
+        for job in "ab":
+            use = Use(
+                job=job, spilled=0.5, iteration_s=0.96, comp_s=0.1, net_s=0.48, input_bytes=32_000_000,
+                disk=ReadCost(bytes_s=17e6), peer=ReadCost(bytes_s=8e6),
+            )  # fmt: skip
+            state, more = step(state, use)
+            told |= more
+
+    assert {keep.by_peer for keep in told.values()} == {0.0}
 
 
 @given(
