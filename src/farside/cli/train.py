@@ -62,7 +62,9 @@ _SpillDir = Annotated[
 ]
 _SpillPeer = Annotated[
     Path | None,
-    typer.Option(help="Block device or file in a peer's memory, for this worker alone; with --spill-dir."),
+    typer.Option(
+        help="With --spill-dir: a block device in a peer's memory, for this worker alone, or a borrower's settings."
+    ),
 ]
 _SpillMemory = Annotated[
     int | None,

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -138,6 +138,38 @@ class Buffer:
         return np.ndarray(part.shape, part.dtype, root, part.offset, order=order)
 
 
+class Store(Protocol):
+    """Where blocks are written to and read from. Several threads may read at once.
+
+    Attributes:
+        name: For messages.
+        is_gone: It has failed, and does not come back.
+    """
+
+    name: str
+    is_gone: bool
+
+    def room_for(self, size_bytes: int) -> int | None:
+        """Where the next bytes are to be written; None: it is full. Raises OSError."""
+        ...
+
+    def forget(self) -> None:
+        """Nothing that was written is needed any more."""
+
+    def write(self, view: memoryview, offset: int) -> None:
+        """Writes all of it. Raises OSError."""
+
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fills all of it. Raises OSError."""
+
+    def cpu_s(self) -> float:
+        """CPU time that another process has taken for it."""
+        ...
+
+    def close(self) -> None:
+        """Gives it back."""
+
+
 class BlockFile:
     """A file or block device that blocks are written to and read from, past the page cache where that can be."""
 
@@ -150,6 +182,7 @@ class BlockFile:
             size_bytes: How much it holds; None: it grows.
         """
         self.fd, self.name, self._size_bytes = fd, name, size_bytes
+        self.is_gone = False
         self._end = 0
         self._is_direct = True
         self._use_direct(on=True)
@@ -160,6 +193,14 @@ class BlockFile:
             return None
         at, self._end = self._end, self._end + size_bytes
         return at
+
+    def forget(self) -> None:
+        """Nothing that was written is needed any more."""
+        self._end = 0
+
+    def cpu_s(self) -> float:
+        """The kernel reads it, in the time of who asks."""
+        return 0.0
 
     def write(self, view: memoryview, offset: int) -> None:
         """Writes all of it.

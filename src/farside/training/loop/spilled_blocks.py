@@ -2,9 +2,11 @@
 
 Input never changes, so a block is written once, when it is first dropped; dropping it again writes nothing. Blocks are
 worked on in the order of their numbers wherever they lie: sums have the same bits at any share. Those on the disk lie
-evenly between the others, so that one is read while others are worked on.
+evenly between the others, so that one is read while others are worked on. Those that come from a peer lie evenly
+between those of the disk, and each place has a thread that reads from it, so that both deliver at once.
 """
 
+import errno
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,15 @@ from farside.group_time import ReadCost
 from farside.log import get_log
 from farside.training.loop.block import Block, OwnBlocks
 from farside.training.loop.reload import BUFFERS, Reader
-from farside.training.loop.spill_file import BlockFile, Buffer, Layout, Placed, arrays_in, layout_of
+from farside.training.loop.spill_file import (
+    BlockFile,
+    Buffer,
+    Layout,
+    Placed,
+    Store,
+    arrays_in,
+    layout_of,
+)
 
 _log = get_log("training")
 T = TypeVar("T")
@@ -42,17 +52,32 @@ def spill_order(blocks: int) -> list[int]:
 
 
 class _Place:
-    """A file of blocks: what is where in it, and what reading takes."""
+    """Where blocks are: what is where in it, and what reading takes."""
 
-    def __init__(self, file: BlockFile) -> None:
+    def __init__(self, file: Store) -> None:
         self.file = file
         self.blocks: dict[int, Placed] = {}
         self.cost: ReadCost | None = None
         self.read_bytes = 0
-        self.away_until_s = 0.0
+        self._away_until_s = 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it may be asked now."""
+        return time.monotonic() >= self._away_until_s
+
+    def lose(self) -> None:
+        """Notes that it has failed: what it had is lost, and it is not asked for a while, or never again."""
+        self._away_until_s = math.inf if self.file.is_gone else time.monotonic() + PEER_AWAY_S
+        self.blocks = {}
+        self.file.forget()
 
     def write(self, number: int, buffer: Buffer, layout: Layout, check: int) -> bool:
-        """Whether there was room."""
+        """Whether there was room.
+
+        Raises:
+            OSError: It can't be written.
+        """
         offset = self.file.room_for(layout.size_bytes)
         if offset is None:
             return False
@@ -67,17 +92,22 @@ class _Place:
             OSError: It can't be read.
             DamagedBlock: Other bytes came than were written.
         """
-        placed = self.blocks[number]
+        placed = self.blocks.get(number)
+        if placed is None:
+            raise OSError(errno.ENXIO, "it has lost what it had")
         size_bytes = placed.layout.size_bytes
-        began_s, cpu_s = time.monotonic(), time.thread_time()
+        began_s, cpu_s = time.monotonic(), self._cpu_s()
         self.file.read(buffer.view(size_bytes), placed.offset)
         took_s = time.monotonic() - began_s
         if buffer.check(placed.layout) != placed.check:
             raise DamagedBlock(f"block {number} in {self.file.name} is damaged")
-        cpu_s = time.thread_time() - cpu_s
+        cpu_s = max(0.0, self._cpu_s() - cpu_s)
         self.read_bytes += size_bytes
         newest = ReadCost(bytes_s=size_bytes / max(took_s, 1e-9), cpu_s_byte=cpu_s / size_bytes)
         self.cost = newest if self.cost is None else _nearer(self.cost, newest)
+
+    def _cpu_s(self) -> float:
+        return time.thread_time() + self.file.cpu_s()
 
 
 def _nearer(known: ReadCost, newest: ReadCost) -> ReadCost:
@@ -104,7 +134,7 @@ class SpilledBlocks(OwnBlocks[T]):
         numbers: range,
         *,
         disk: BlockFile,
-        peer: BlockFile | None = None,
+        peer: Store | None = None,
         first_share: Callable[[int, int], float],
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -123,33 +153,35 @@ class SpilledBlocks(OwnBlocks[T]):
         self.waited_s = 0.0
         self._first_share, self._is_full = first_share, is_full
         self._order = [numbers[place] for place in spill_order(len(numbers))]
+        self._disk_file = disk
         self._disk, self._peer = _Place(disk), None if peer is None else _Place(peer)
         self._layouts: dict[int, Layout] = {}
         self._pinned = set[int]()
         self._from_peer = frozenset[int]()
         self._scratch: Buffer | None = None
-        self._reader: Reader | None = None
+        self._readers: dict[str, Reader] = {}
+        self._reader_of: dict[int, Reader] = {}
 
     def __iter__(self) -> Iterator[Block[T]]:
         if not self._layouts and len(self.numbers):
             self._begin()
         out = self._out()
-        self._follow(out)
+        self._follow()
         for number in self.numbers:
             is_new = number not in self._held
-            data, buffer = self._data(number)
+            data, buffer, reader = self._data(number)
             try:
                 yield Block(number=number, data=data, state=self.state_of(number))
             finally:
-                if buffer is not None and self._reader is not None:
+                if buffer is not None and reader is not None:
                     if number not in out and not self._is_full():
                         self._held[number] = _copied(data)
                     del data
-                    self._reader.give_back(buffer)
+                    reader.give_back(buffer)
             leaves = number in out or (is_new and self._is_full())
             if leaves and number in self._held and number not in self._pinned:
                 self._drop(number)
-        self._follow(out)
+        self._follow()
 
     @property
     def input_bytes(self) -> int:
@@ -161,8 +193,7 @@ class SpilledBlocks(OwnBlocks[T]):
     def costs(self) -> tuple[ReadCost | None, ReadCost | None]:
         """What reading from the disk and from the peer takes; None: not known, or there is none."""
         peer = self._peer
-        is_there = peer is not None and time.monotonic() >= peer.away_until_s
-        return self._disk.cost, peer.cost if peer is not None and is_there else None
+        return self._disk.cost, peer.cost if peer is not None and peer.is_there else None
 
     @property
     def read_bytes(self) -> tuple[int, int]:
@@ -177,12 +208,12 @@ class SpilledBlocks(OwnBlocks[T]):
     @property
     def disk(self) -> BlockFile:
         """The file on the disk, for what else is to go there."""
-        return self._disk.file
+        return self._disk_file
 
     def close(self) -> None:
         """Ends reading, and gives the files up."""
-        if self._reader is not None:
-            self._reader.close()
+        for reader in self._readers.values():
+            reader.close()
         self._disk.file.close()
         if self._peer is not None:
             self._peer.file.close()
@@ -193,44 +224,58 @@ class SpilledBlocks(OwnBlocks[T]):
         """Looks at the first block, by which the others are taken to be as large."""
         self._take(self.numbers[0])
         largest = max(layout.size_bytes for layout in self._layouts.values())
-        self.keep = Keep(spilled=self._first_share(self.input_bytes, (BUFFERS + 1) * largest))
+        pools = 1 if self._peer is None else 2
+        self.keep = Keep(spilled=self._first_share(self.input_bytes, (pools * BUFFERS + 1) * largest))
 
     def _out(self) -> frozenset[int]:
         """Blocks that are on the disk at this share."""
         count = math.ceil(self.keep.spilled * len(self._order) - 1e-9)
-        out = frozenset(self._order[:count]) - self._pinned
-        from_peer = sorted(out)[: math.ceil(self.keep.by_peer * len(out) - 1e-9)]
-        self._from_peer = frozenset(from_peer)
-        return out
+        out = [number for number in self._order[:count] if number not in self._pinned]
+        # The first of that order lie evenly between the others, and are the same ones when more goes to the disk.
+        self._from_peer = frozenset(out[: math.ceil(self.keep.by_peer * len(out) - 1e-9)])
+        return frozenset(out)
 
-    def _follow(self, out: frozenset[int]) -> None:
-        """Tells the reader what comes, in order; blocks that are to stay in memory are read once more."""
+    def _follow(self) -> None:
+        """Tells each reader what comes, in order; blocks that are to stay in memory are read once more."""
         order = [number for number in self.numbers if number in self._disk.blocks and number not in self._held]
         if not order:
             return
+        from_peer = frozenset(number for number in order if self._is_at_peer(number))
         largest = max(self._layouts[number].size_bytes for number in order)
-        if self._reader is None or self._reader.size_bytes < largest:
-            if self._reader is not None:
-                self._reader.close()
-            self._reader = Reader(self._load, largest)
-        self._reader.follow(order)
+        self._reader_of = {}
+        for place, numbers in (
+            ("disk", [number for number in order if number not in from_peer]),
+            ("peer", sorted(from_peer)),
+        ):
+            reader = self._readers.get(place)
+            if reader is not None and reader.size_bytes < largest:
+                reader.close()
+                reader = None
+            if reader is None and numbers:
+                reader = Reader(self._load, largest)
+            if reader is not None:
+                self._readers[place] = reader
+                reader.follow(numbers)
+                self._reader_of |= dict.fromkeys(numbers, reader)
 
-    def _data(self, number: int) -> tuple[Any, Buffer | None]:
-        """A block's data, and the buffer that it lies in, if any."""
+    def _data(self, number: int) -> tuple[Any, Buffer | None, Reader | None]:
+        """A block's data, and the buffer that it lies in and whose that is, if any."""
         if number in self._held:
-            return self._held[number], None
-        if number not in self._disk.blocks or self._reader is None:
+            return self._held[number], None, None
+        # Dropped by another pass, which is not over: no reader has been told.
+        reader = self._reader_of.get(number) or next(iter(self._readers.values()), None)
+        if number not in self._disk.blocks or reader is None:
             self._take(number)
-            return self._held[number], None
+            return self._held[number], None, None
         began_s = time.monotonic()
         try:
-            buffer = self._reader.take(number)
+            buffer = reader.take(number)
         except (DamagedBlock, OSError) as error:
             self._read_input_again(number, error)
-            return self._held[number], None
+            return self._held[number], None, None
         finally:
             self.waited_s += time.monotonic() - began_s
-        return buffer.block(self._layouts[number]), buffer
+        return buffer.block(self._layouts[number]), buffer, reader
 
     def _take(self, number: int) -> None:
         """Asks the input for a block."""
@@ -267,33 +312,61 @@ class SpilledBlocks(OwnBlocks[T]):
                              place=self._disk.file.name, reason=error)  # fmt: skip
                 self._pinned.add(number)
                 return
-            self._write_to_peer(number, buffer, layout, check)
         del self._held[number]
 
-    def _write_to_peer(self, number: int, buffer: Buffer, layout: Layout, check: int) -> None:
-        peer = self._peer
-        if peer is None or time.monotonic() < peer.away_until_s:
-            return
-        try:
-            if peer.write(number, buffer, layout, check) and peer.cost is None:
-                peer.read(number, buffer)  # what reading takes has to be known before it is chosen
-        except (OSError, DamagedBlock) as error:
-            self._lose(peer, error)
+    def _scratch_of(self, layout: Layout) -> Buffer:
+        if self._scratch is None or self._scratch.size_bytes < layout.size_bytes:
+            self._scratch = Buffer(layout.size_bytes)
+        return self._scratch
+
+    # --- in the readers' threads
 
     def _load(self, number: int, buffer: Buffer) -> None:
-        """Reads a block, in the reader's thread: from the peer if that has it, otherwise from the disk.
+        """Reads a block: from the peer if that has it, otherwise from the disk.
 
         Raises:
             OSError, DamagedBlock: neither has it as it was written.
         """
         peer = self._peer
-        is_there = peer is not None and time.monotonic() >= peer.away_until_s
-        if peer is not None and is_there and number in self._from_peer and number in peer.blocks:
+        if peer is not None and self._is_at_peer(number):
             try:
                 peer.read(number, buffer)
                 return
             except (OSError, DamagedBlock) as error:
                 self._lose(peer, error)
+        self._read_disk(number, buffer)
+        if peer is not None and self._is_wanted_at_peer(number) and not self._write_to_peer(peer, number, buffer):
+            self._read_disk(number, buffer)  # what the peer has read into it may be wrong
+
+    def _is_at_peer(self, number: int) -> bool:
+        peer = self._peer
+        return peer is not None and number in self._from_peer and number in peer.blocks and peer.is_there
+
+    def _is_wanted_at_peer(self, number: int) -> bool:
+        """Whether a peer is to have it from now on: what is read from there, and one block to know what that takes."""
+        peer = self._peer
+        if peer is None or number in peer.blocks or not peer.is_there:
+            return False
+        return number in self._from_peer or peer.cost is None
+
+    def _write_to_peer(self, peer: _Place, number: int, buffer: Buffer) -> bool:
+        """Whether the buffer is as it was."""
+        placed = self._disk.blocks[number]
+        try:
+            if peer.write(number, buffer, placed.layout, placed.check) and peer.cost is None:
+                peer.read(number, buffer)
+        except (OSError, DamagedBlock) as error:
+            self._lose(peer, error)
+            return False
+        return True
+
+    def _lose(self, peer: _Place, error: Exception) -> None:
+        if peer.is_there:  # otherwise the other thread has told it
+            peer.lose()
+            what = "any more" if peer.file.is_gone else "for a while"
+            _log.warning(f"a peer's memory is not used {what}", place=peer.file.name, reason=error)
+
+    def _read_disk(self, number: int, buffer: Buffer) -> None:
         try:
             self._disk.read(number, buffer)
         except (OSError, DamagedBlock) as error:
@@ -306,15 +379,6 @@ class SpilledBlocks(OwnBlocks[T]):
         except OSError as error:
             line = f"block {number} in {self._disk.file.name} can't be read: {error.strerror}"
             raise DamagedBlock(line) from error
-
-    def _lose(self, peer: _Place, error: Exception) -> None:
-        peer.away_until_s = time.monotonic() + PEER_AWAY_S
-        _log.warning("a peer's memory is not used for a while", place=peer.file.name, reason=error)
-
-    def _scratch_of(self, layout: Layout) -> Buffer:
-        if self._scratch is None or self._scratch.size_bytes < layout.size_bytes:
-            self._scratch = Buffer(layout.size_bytes)
-        return self._scratch
 
 
 def _in_memory(data: Any) -> Any:

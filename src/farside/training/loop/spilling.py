@@ -17,7 +17,8 @@ from farside.log import get_log
 from farside.training.loop.block import Arrays, OwnBlocks
 from farside.training.loop.memory_meter import MemoryMeter, MemoryUse
 from farside.training.loop.parked_model import ParkedModel
-from farside.training.loop.spill_file import file_in, peer_at
+from farside.training.loop.peer_device import PeerDevice
+from farside.training.loop.spill_file import Store, file_in, peer_at
 from farside.training.loop.spilled_blocks import SpilledBlocks, keeps_all
 from farside.training.loop.turns import Turns
 from farside.units import parse_bytes
@@ -119,7 +120,7 @@ def spilled(source: Sequence[T], numbers: range, turns: Turns) -> tuple[OwnBlock
     meter = MemoryMeter(limit_bytes=_limit_bytes())
     disk = file_in(Path(folder))
     try:
-        elsewhere = peer_at(Path(peer)) if peer else None
+        elsewhere = _peer(Path(peer)) if peer else None
     except ConfigError:
         disk.close()
         raise
@@ -137,6 +138,11 @@ def spilled(source: Sequence[T], numbers: range, turns: Turns) -> tuple[OwnBlock
 
     blocks = SpilledBlocks(source, numbers, disk=disk, peer=elsewhere, first_share=first_share, is_full=is_full)
     return blocks, SpillsBlocks(blocks, meter, turns)
+
+
+def _peer(path: Path) -> Store:
+    """A device of this worker's own by a borrower's settings, or one that is there."""
+    return PeerDevice(path) if path.suffix == ".toml" else peer_at(path)
 
 
 def _limit_bytes() -> int:
