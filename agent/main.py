@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -32,6 +33,7 @@ from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.run.task_memory import TaskMemory
+from farside.agent.sense.load import LoadSense
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
@@ -111,6 +113,7 @@ class Agent:
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
             tasks=self._running_tasks,
         )
+        self._loads = LoadSense(self._gpus, lambda: self.runner.ledger.tasks.values(), clock=clock)
         problem = self._task_memory.problem(is_limited=self._cgroup is not None and self._cgroup.limits_memory)
         if problem:
             raise ConfigError(f"task_memory: is limit; {problem}", hint='task_memory = "warn"')
@@ -161,6 +164,7 @@ class Agent:
                 await self._executor.look()
                 group.create_task(self.runner.run())
                 group.create_task(self._keep_publishing())
+                group.create_task(self._loads.run())
                 group.create_task(self._aggregator.run())
                 group.create_task(self._executor.run())
                 session = group.create_task(self.session.run())
@@ -217,6 +221,8 @@ class Agent:
             users=self._users,
             fence_s=self._config.fence_s,
             features=tuple(sorted(set(names_in(self._config.features)))),
+            tells_load=self._gpus.tells_load,
+            at_s=time.time(),
             services=self.services.facts(),
             **m.fields_of(m.ChangingFacts, self.sense.latest),
         )
@@ -239,7 +245,8 @@ class Agent:
 
     async def _read(self) -> m.Reading:
         reading, _ = await asyncio.gather(self.sense.read(), self._borrower.look())
-        return replace(reading, services=self.services.facts(), holding=self.services.holding())
+        facts, holding = self.services.facts(), self.services.holding()
+        return replace(reading, services=facts, holding=holding, loads=self._loads.read())
 
     def _welcomed(self, generation: int, is_proved: bool) -> None:
         if is_proved:

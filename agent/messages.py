@@ -47,6 +47,8 @@ TOLD_MAX = 64
 TOLD_BYTES_MAX = 32 << 10
 TURN_TAKERS_MAX = 64
 """Workers that one executor serves at a time."""
+LOAD_PCT_MAX = 50
+"""A GPU that is busier than this counts as so busy: nobody calls it idle."""
 USERS_MAX = 1024
 FEATURES_MAX = 64
 ARGUMENTS_MAX = 4096
@@ -281,6 +283,8 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     """Its tasks end so long after it lost its manager; 0: never."""
     features: Annotated[tuple[Feature, ...], Meta(max_length=FEATURES_MAX)] = ()
     """What its operator says that it has, for jobs that ask for that."""
+    tells_load: bool = False
+    """Its agent tells how busy the GPUs of tasks are over time (`TaskLoad`)."""
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):
@@ -310,6 +314,33 @@ class BorrowerFacts(Part, frozen=True, kw_only=True):
     borrowed: BorrowedMemory | None = None  # None: no borrower answers, or the agent is of the version before
 
 
+class TaskKey(Part, frozen=True, kw_only=True):
+    """Name of a task for ever: its job and rank, and which start of the job."""
+
+    task_id: TaskId
+    start: Start_
+
+
+class TaskLoad(TaskKey, frozen=True, kw_only=True):
+    """How busy the busiest of a running task's own GPUs was, up to its newest sample, ``age_s`` before the reading.
+
+    Attributes:
+        watched_s: For so long there was no gap between samples; nobody knows what was before.
+        peaks: Whole percents, up to `LOAD_PCT_MAX`, and how long before the newest sample the load was last so high:
+            each lower and later than the one before.
+    """
+
+    age_s: Duration
+    watched_s: Duration
+    peaks: Annotated[
+        tuple[tuple[Annotated[int, Meta(ge=1, le=LOAD_PCT_MAX)], Duration], ...], Meta(max_length=LOAD_PCT_MAX)
+    ] = ()
+
+    def below_s(self, pct: int) -> float:
+        """For how long before the newest sample all of its GPUs were less than ``pct`` busy, as far as it is known."""
+        return min((ago_s for level, ago_s in self.peaks if level >= pct), default=self.watched_s)
+
+
 class Reading(ChangingFacts, frozen=True, kw_only=True):
     """Facts of the node in a report."""
 
@@ -318,6 +349,7 @@ class Reading(ChangingFacts, frozen=True, kw_only=True):
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
     drained: Drained | None = None  # None: the donor lends, or has not answered
     unfit: Text = ""  # why this node shall take nothing new; empty: nothing speaks against it
+    loads: Annotated[tuple[TaskLoad, ...], Meta(max_length=GPUS_MAX)] = ()  # of tasks with whole GPUs that tell it
     services: Services = {}
     holding: Annotated[tuple[ServiceName, ...], Meta(max_length=SERVICES_MAX)] = ()
     """The services that have something of others on this node: as long as one has, the node may not go off."""
@@ -550,13 +582,6 @@ class Membership(Part, frozen=True, kw_only=True):
     members: Annotated[int, Meta(ge=1, le=64)]
 
 
-class TaskKey(Part, frozen=True, kw_only=True):
-    """Name of a task for ever: its job and rank, and which start of the job."""
-
-    task_id: TaskId
-    start: Start_
-
-
 class TaskState(TaskKey, frozen=True, kw_only=True):
     """Whole state of one task on its node; a later one replaces an earlier one.
 
@@ -636,6 +661,7 @@ class Hello(NodeFacts, Message, frozen=True, kw_only=True):
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     """What later versions added that an agent must know before it is asked: `CAN_PROBE` and its like."""
     services: Services = {}
+    at_s: Moment | None = None  # when it is sent, by the clock of its reports; None: an agent of the version before
 
 
 class Report(Reading, Message, frozen=True, kw_only=True):

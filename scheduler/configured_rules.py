@@ -4,9 +4,10 @@ import math
 
 from farside.config.check import names_in
 from farside.config.hostlist import expand
-from farside.config.manager import REST, ManagerConfig
+from farside.config.manager import AS_PARTITION, REST, IdleRow, ManagerConfig
 from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
+from farside.scheduler.admission.idle_gpus import IdleRule, IdleRules
 from farside.scheduler.admission.partitions import Partition, Partitions
 from farside.scheduler.admission.rules import Rules, reserve_after
 from farside.scheduler.order.catalog import make_order
@@ -140,3 +141,23 @@ def partitions_of(config: ManagerConfig) -> Partitions:
         owners={node: name for name, nodes in nodes_of.items() for node in nodes if node != REST},
         rest=next((name for name, nodes in nodes_of.items() if nodes == (REST,)), ""),
     )
+
+
+def idle_rules_of(config: ManagerConfig) -> IdleRules:
+    """What is done about idle GPUs, from a configuration that `manager_problems` has nothing against."""
+    partitions = {row.name: _idle_rule(row, row.idle_gpus) for row in config.partition}
+    qualities = {row.name: _idle_rule(row, row.idle_gpus) for row in config.qos if row.idle_gpus != AS_PARTITION}
+    return IdleRules(
+        by_partition={name: rule for name, rule in partitions.items() if rule is not None},
+        by_qos=qualities,
+        first=next((row.name for row in config.partition), ""),
+    )
+
+
+def _idle_rule(row: IdleRow, what: str) -> IdleRule | None:
+    if what == "off":
+        return None
+    return IdleRule(
+        below_pct=row.idle_gpus_below_pct, after_s=row.idle_gpus_after_s, grace_s=row.idle_gpus_grace_s,
+        ends=what == "end",
+    )  # fmt: skip

@@ -95,6 +95,7 @@ PURE = (
     "farside.agent.run.task_memory",
     "farside.agent.sense.growth",
     "farside.agent.sense.headroom",
+    "farside.agent.sense.load_history",
     "farside.daemon.control.protocol",
     "farside.daemon.control.messages",
     "farside.daemon.headroom",

@@ -8,7 +8,7 @@ agent starts anew: what is wrong with it a person finds out.
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +33,13 @@ _log = get_log("agent.sense")
 
 
 class DeclaredGpus:
-    """GPUs that the settings name: for trying and testing, and for devices that nothing here can ask."""
+    """GPUs that the settings name: for trying and testing, and for devices that nothing here can ask.
+
+    Attributes:
+        tells_load: Whether `busy` can say anything.
+    """
+
+    tells_load = False
 
     def __init__(self, count: int, model: str, files: Sequence[Sequence[str]] = (), *, unseen: str = "") -> None:
         """``files``: those of each; empty: nobody named any. ``unseen``: why GPUs that a driver has are none of them.
@@ -49,12 +55,18 @@ class DeclaredGpus:
         """The declared GPUs."""
         return self._gpus
 
+    def busy(self, indexes: Iterable[int]) -> Mapping[int, float]:
+        """Nothing: nobody knows."""
+        return {}
+
     def close(self) -> None:
         """Do nothing: no driver is open."""
 
 
 class NvmlGpus:
     """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop."""
+
+    tells_load = True
 
     def __init__(
         self,
@@ -93,6 +105,14 @@ class NvmlGpus:
         """Every GPU as it is now."""
         self._note_events()
         return tuple(self._one(index, handle) for index, handle in enumerate(self._handles))
+
+    def busy(self, indexes: Iterable[int]) -> Mapping[int, float]:
+        """How busy these GPUs are now, in percent; without those whose driver does not report it."""
+        nvml = self._nvml
+        # A task from before a restart may have one that is gone since.
+        known = [at for at in indexes if at < len(self._handles)]
+        told = {at: asked(nvml, nvml.nvmlDeviceGetUtilizationRates, self._handles[at]) for at in known}
+        return {at: float(one.gpu) for at, one in told.items() if one is not None}
 
     def close(self) -> None:
         """Lets go of the driver."""

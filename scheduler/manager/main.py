@@ -10,7 +10,7 @@ from farside.config import ManagerConfig
 from farside.config.check import names_in
 from farside.ending import leave_no_core_dump
 from farside.log import get_log, start_logging
-from farside.scheduler.configured_rules import partitions_of, rules_of
+from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of
 from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
@@ -70,5 +70,5 @@ async def _scheduler(config: ManagerConfig) -> None:
         )
     await SchedulerProcess(
         store, before.rules, config.state_dir, holder, aggregation=shared, colocation=groups, make_times=before.times,
-        partitions=partitions_of(config),
+        partitions=partitions_of(config), idle=idle_rules_of(config),
     ).run()  # fmt: skip

@@ -121,6 +121,10 @@ raws = json_values.map(msgspec.json.encode).map(msgspec.Raw)
 service_names = st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True)
 services = st.dictionaries(service_names, raws, max_size=3)
 told = st.builds(m.Told, service=service_names, job=st.from_regex(r"[0-9]{1,6}", fullmatch=True), start=nths, raw=raws)
+loads = st.builds(
+    m.TaskLoad, task_id=task_ids, start=nths, age_s=durations, watched_s=durations,
+    peaks=st.lists(st.tuples(st.integers(1, m.LOAD_PCT_MAX), durations), max_size=3).map(tuple),
+)  # fmt: skip
 agent_messages = st.one_of(
     st.builds(
         m.Hello,
@@ -152,6 +156,7 @@ agent_messages = st.one_of(
         services=services,
         holding=st.lists(service_names, max_size=3).map(tuple),
         told=st.lists(told, max_size=3).map(tuple),
+        loads=st.lists(loads, max_size=3).map(tuple),
     ),
     st.builds(m.Probed, probe_id=texts, problem=texts, is_refused=st.booleans(), made=paths),
 )

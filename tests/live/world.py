@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
 from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
@@ -52,9 +53,10 @@ class World:
         colocation: ColocationRules = NO_RULES,
         make_times: Callable[[], LearnedTimes | None] = lambda: None,
         partitions: Partitions = NO_PARTITIONS,
+        idle: IdleRules = NO_IDLE_RULES,
     ) -> None:
         self.rules, self.colocation, self.make_times = rules, colocation, make_times
-        self.partitions = partitions
+        self.partitions, self.idle = partitions, idle
         self.log: list[Entry] = []
         self.now_s = 1000.0
         self.generation = 0
@@ -81,7 +83,7 @@ class World:
             apply(state, entry)
         self.decider = Decider(
             self.rules, state, self.now_s, colocation=self.colocation, times=self.make_times(),
-            partitions=self.partitions,
+            partitions=self.partitions, idle=self.idle,
         )  # fmt: skip
         self.heard = len(self.log)
         self.generation += 1

@@ -93,6 +93,9 @@ class ManagerCollector:
         text = "Seconds that nodes have slept, all together."
         yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
         yield gauge, "lent_gpus", "GPUs that partitions lend to jobs of others.", _lent_gpus(state)
+        idle = [job.spec.gpus for job in state.live_jobs() if job.idle is not None]
+        yield gauge, "idle_jobs", "Jobs that were warned as they do not use their GPUs.", len(idle)
+        yield gauge, "idle_gpus", "GPUs of these jobs.", sum(idle)
         yield from _memory(self._context.memory().values(), promised_memory(state))
         yield from _aggregation(state)
         yield from _colocation(state)

@@ -20,7 +20,7 @@ from farside.endpoint import parse_endpoint
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import RareFilter, get_log
 from farside.notify import notify_systemd
-from farside.scheduler.configured_rules import partitions_of, rules_of, tenancy_of
+from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of, tenancy_of
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.idempotency import TAKES
@@ -117,7 +117,7 @@ def _context(config: ManagerConfig) -> Context:
     )  # fmt: skip
     sessions = AgentSessions(
         log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE,
-        takes_unproved=config.accept_unproved_agents, secret=log.store.secret(),
+        takes_unproved=config.accept_unproved_agents, secret=log.store.secret(), idle=idle_rules_of(config),
     )  # fmt: skip
     return Context(
         log=log,

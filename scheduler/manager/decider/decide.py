@@ -8,6 +8,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
@@ -25,6 +26,7 @@ from farside.scheduler.manager.decider.adapter import (
     partition_of,
 )
 from farside.scheduler.manager.decider.expectation import expected_lines
+from farside.scheduler.manager.decider.idle_jobs import idle_lines
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
 from farside.scheduler.manager.decider.placement_reason import why_there
@@ -73,12 +75,13 @@ class Decider:
         colocation: ColocationRules = NO_RULES,
         times: LearnedTimes | None = None,
         partitions: Partitions = NO_PARTITIONS,
+        idle: IdleRules = NO_IDLE_RULES,
     ) -> None:
         """``times``: for policies that go by how long jobs will run; it knows no job of this state yet."""
         self.state = state
         self.times = times
         self._colocation = colocation
-        self._partitions = partitions
+        self._partitions, self._idle = partitions, idle
         self._reserved_until_s = math.inf  # when nodes that were reserved may be free for them
         self._is_grouping = True  # groups of co-located jobs are looked at
         self._aggregation = aggregation
@@ -145,7 +148,7 @@ class Decider:
         # Without those that were over and forgotten meanwhile.
         touched = {job_id: cause for job_id, cause in self._touched.items() if job_id in self.state.jobs}
         self._touched = {}
-        followed = self._drafts(consequences(self.state, touched, now_s), touched)
+        followed = self._drafts(consequences(self.state, touched, now_s, self._idle), touched)
         # One kind at a time: each later kind rests on a state that has the earlier events in it.
         followed = followed or self._drafts(late_allocations(self.state, now_s), {})
         followed = followed or self._drafts(self._closings(), {})
@@ -228,7 +231,8 @@ class Decider:
         if job is None:
             return ()
         there = why_there(job, self.domain.rules.placement)
-        lines = (*self._why(job, now_s, clock), *colocated.group_lines(self.state, job), *there)
+        idle = idle_lines(self.state, job, self._idle, clock)
+        lines = (*self._why(job, now_s, clock), *idle, *colocated.group_lines(self.state, job), *there)
         return (*lines, *aggregation_lines(self.state.aggregation, job_id, member_nodes(self.state)))
 
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ as each answer is something that happened. So it never has to think further than
 from collections.abc import Iterable
 
 from farside.agent.messages import NOT_STARTED, EndKind
+from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
+from farside.scheduler.manager.decider.idle_jobs import IdleStep, idle_step
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.record import IDLE, LiveJob, LiveTask, Phase
 from farside.scheduler.manager.model.state import LiveState
@@ -15,17 +17,21 @@ from farside.units import format_seconds
 SIGKILL = 9
 # What an agent says of a process that it was told to stop.
 _STOPPED = frozenset(cause.value for cause in log.StopCause)
+# Why a job is stopped so that it ends, and how it has ended then.
+_ENDINGS = {log.StopCause.TIME_LIMIT: log.Ending.TIMED_OUT, log.StopCause.IDLE_GPUS: log.Ending.CANCELLED}
 # A job whose nodes are lost under it is started again, but not for ever: it may be what breaks them.
 MAX_LOSSES = 10
 
 
-Step = log.JobEnded | log.JobRequeued | log.JobStopping | log.AllocationReleased
+Step = log.JobEnded | log.JobRequeued | log.JobStopping | log.AllocationReleased | IdleStep
 """What may follow for a job."""
 
 
-def consequences(state: LiveState, touched: Iterable[str], now_s: float) -> tuple[Step, ...]:
-    """The next step of each of these jobs that has one."""
-    found = (_next_step(state, state.jobs[job_id], now_s) for job_id in touched)
+def consequences(
+    state: LiveState, touched: Iterable[str], now_s: float, idle: IdleRules = NO_IDLE_RULES
+) -> tuple[Step, ...]:
+    """The next step of each of these jobs that has one; ``idle``: what is done about idle GPUs."""
+    found = (_next_step(state, state.jobs[job_id], now_s, idle) for job_id in touched)
     return tuple(event for event in found if event is not None)
 
 
@@ -36,7 +42,7 @@ def limit_at_s(job: LiveJob) -> float | None:
     return job.since_s + job.spec.time_limit_s - job.held_s
 
 
-def _next_step(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
+def _next_step(state: LiveState, job: LiveJob, now_s: float, idle: IdleRules) -> Step | None:
     if job.is_over:
         return None
     if job.phase in IDLE:
@@ -45,7 +51,7 @@ def _next_step(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
         return _of_allocated(state, job)
     if job.phase is Phase.STOPPING:
         return _of_stopping(state, job)
-    return _of_running(state, job, now_s)
+    return _of_running(state, job, now_s) or idle_step(job, idle, now_s)
 
 
 def _of_idle(state: LiveState, job: LiveJob) -> Step | None:
@@ -136,9 +142,10 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Step | None:
         return _done(job)
     if job.cancelled_by:
         return _cancelled(job, code)
-    if job.stop_cause is log.StopCause.TIME_LIMIT:
+    ending = None if job.stop_cause is None else _ENDINGS.get(job.stop_cause)
+    if ending is not None:
         reason = f"{job.reason}; {_killed(job)}" if _was_killed(job) else job.reason
-        return log.JobEnded(job_id=job.job_id, ending=log.Ending.TIMED_OUT, reason=reason, exit_code=code)
+        return log.JobEnded(job_id=job.job_id, ending=ending, reason=reason, exit_code=code)
     if job.stop_cause is log.StopCause.TASK_FAILED:
         if job.failures >= job.spec.retries:
             return log.JobEnded(job_id=job.job_id, ending=log.Ending.FAILED, reason=job.reason, exit_code=code)

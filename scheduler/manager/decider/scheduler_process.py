@@ -22,6 +22,7 @@ from typing import TypeVar
 from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
+from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
@@ -85,6 +86,7 @@ class SchedulerProcess:
         colocation: ColocationRules = NO_RULES,
         make_times: Callable[[], LearnedTimes | None] = lambda: None,
         partitions: Partitions = NO_PARTITIONS,
+        idle: IdleRules = NO_IDLE_RULES,
     ) -> None:
         """``make_times``: an estimator for policies that go by run times, which knows no live job yet."""
         self._store = store
@@ -93,6 +95,7 @@ class SchedulerProcess:
         self._taught: Decider | None = None  # whose jobs the present fit is to
         self._rules = rules
         self._aggregation, self._colocation, self._partitions = aggregation, colocation, partitions
+        self._idle = idle
         self._folder = folder
         self._holder = holder
         self._clock = WallClock(folder)
@@ -173,7 +176,7 @@ class SchedulerProcess:
             state, self._read_state = self._read_state or whole_state(self._store), None
             self._decider = Decider(
                 self._rules, state, self._now_s(state), aggregation=self._aggregation, colocation=self._colocation,
-                times=self._make_times(), partitions=self._partitions,
+                times=self._make_times(), partitions=self._partitions, idle=self._idle,
             )  # fmt: skip
             self._is_spoilt = False
         return self._decider

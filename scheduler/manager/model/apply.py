@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from farside.agent.gpu_share import clash
 from farside.agent.messages import EXECUTOR, ChangingFacts, Donor, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
+from farside.scheduler.admission.idle_gpus import IdleWarning, Span
 from farside.scheduler.manager.aggregation import state as aggregation
 from farside.scheduler.manager.aggregation.orders import AGGREGATOR, offer_of
 from farside.scheduler.manager.colocation import state as colocation
@@ -404,6 +405,17 @@ def _profiled(state: LiveState, event: log.TaskProfiled, entry: log.Entry) -> To
     return _put(state, replace(job, profile=profile))
 
 
+def _task_idle(state: LiveState, event: log.TaskIdle, entry: log.Entry) -> Touched:
+    task = state.task((event.job_id, event.start, event.rank))
+    if task is None or task.node != event.node or task.is_gone:
+        return ()
+    idle = None
+    if event.since_s is not None and event.until_s is not None:
+        idle = Span(since_s=event.since_s, until_s=event.until_s, below_pct=event.below_pct)
+    _keep_task(state, replace(task, idle=idle))
+    return (event.job_id,)
+
+
 def _meter(state: LiveState, event: log.TaskChanged) -> None:
     """What a process drew belongs to the run interval of its start."""
     job = state.jobs[event.job_id]
@@ -561,7 +573,7 @@ def _ran(job: LiveJob, now_s: float) -> LiveJob:
 
 def _left(job: LiveJob, now_s: float) -> LiveJob:
     *before, last = job.stints
-    return replace(_ran(job, now_s), stints=(*before, replace(last, end_s=now_s)))
+    return replace(_ran(job, now_s), stints=(*before, replace(last, end_s=now_s)), idle=None)
 
 
 def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
@@ -589,6 +601,16 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     state.allocated.pop(job.job_id, None)
     # Jobs that wait for this one are touched too, as they may start now, or never.
     return (job.job_id, *state.dependents.pop(job.job_id, ()))
+
+
+def _idle_warned(state: LiveState, event: log.JobIdleWarned, entry: log.Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.RUNNING)
+    said = {name: getattr(event, name) for name in ("since_s", "until_s", "below_pct", "ends_s")}
+    return _put(state, replace(job, idle=IdleWarning(**said, warned_s=entry.at_s)))
+
+
+def _idle_lifted(state: LiveState, event: log.IdleWarningLifted, entry: log.Entry) -> Touched:
+    return _put(state, replace(_job(state, entry, event.job_id, Phase.RUNNING), idle=None))
 
 
 def _promoted(state: LiveState, event: log.JobPromoted, entry: log.Entry) -> None:
@@ -624,6 +646,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.NodeClosed: _closed,
     log.TaskChanged: _task,
     log.TaskProfiled: _profiled,
+    log.TaskIdle: _task_idle,
     log.SchedulerTookLead: _lead,
     log.JobAllocated: _allocated,
     log.AllocationReleased: _released,
@@ -632,6 +655,8 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.JobRequeued: _requeued,
     log.JobEnded: _ended,
     log.JobPromoted: _promoted,
+    log.JobIdleWarned: _idle_warned,
+    log.IdleWarningLifted: _idle_lifted,
     log.ModelDeclared: _aggregated,
     log.ChunksMoved: _aggregated,
     log.AggregationMeasured: _aggregated,

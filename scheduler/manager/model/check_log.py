@@ -33,6 +33,7 @@ class _Job:
     swap_bytes_per_gpu: float = 0.0
     host: str = ""  # the partition that lends it its places
     asked_back_s: float = math.inf  # when that wanted them
+    ends_s: float | None = None  # what it was warned of, while that stands: it ends then, as its GPUs are idle
 
 
 @dataclass(slots=True)
@@ -131,6 +132,8 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
             yield from _stopping(check, event)
         case log.JobRequeued() | log.JobEnded():
             yield from _stopped(check, event)
+        case log.JobIdleWarned() | log.IdleWarningLifted():
+            yield from _warned(check, event)
         case log.TaskChanged():
             yield from _task(check, event)
         case log.NodeJoined():
@@ -396,6 +399,7 @@ def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
     yield from _promised(check, job, event.job_id)
     job.nodes.append(tuple(task.node for task in event.tasks))
     job.started_at, job.is_started, job.is_stopping, job.places = check.seq, True, False, ()
+    job.ends_s = None
     for task in event.tasks:
         if task.node not in check.boots:
             yield f"job {event.job_id} was started on node {task.node}, which never joined"
@@ -419,9 +423,27 @@ def _stopping(check: _Check, event: log.JobStopping) -> Iterator[str]:
         return
     if event.cause is log.StopCause.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
+    if event.cause is log.StopCause.IDLE_GPUS:
+        yield from _ended_for_idle_gpus(check, job, event.job_id)
     job.is_stopping = True
     if job.host and event.cause is log.StopCause.PREEMPTED:
         job.asked_back_s = check.at_s
+
+
+def _warned(check: _Check, event: log.JobIdleWarned | log.IdleWarningLifted) -> Iterator[str]:
+    job = check.jobs.get(event.job_id)
+    if job is None or not job.is_started or job.is_stopping or event.start != len(job.nodes):
+        yield f"job {event.job_id} is told of idle GPUs in start {event.start}, which does not run"
+        return
+    job.ends_s = event.ends_s if isinstance(event, log.JobIdleWarned) else None
+
+
+def _ended_for_idle_gpus(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
+    job.may_be_cancelled = True
+    if job.ends_s is None:
+        yield f"job {job_id} is ended for idle GPUs, and was not warned"
+    elif check.at_s < job.ends_s:
+        yield f"job {job_id} is ended for idle GPUs {job.ends_s - check.at_s:.0f} s before the time it was told"
 
 
 def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[str]:

@@ -50,7 +50,8 @@ from farside.scheduler.manager.model.spec import JobSpec
 # 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; log_version2.py reads what 2 wrote.
 # 4: jobs aggregate on servers that they share; an entry of 3 is read as it is.
 # 5: jobs without GPUs are co-located; an entry of 4 is read as it is.
-VERSION = 5
+# 6: jobs whose GPUs are idle are warned and ended; an entry of 5 is read as it is.
+VERSION = 6
 
 
 class Ending(StrEnum):
@@ -72,6 +73,7 @@ class StopCause(StrEnum):
     NODE_LOST = "node_lost"
     NODE_UNFIT = "node_unfit"  # its prolog failed
     WORK_DONE = "work_done"  # all but the services have ended well
+    IDLE_GPUS = "idle_gpus"  # it was warned, and went on without using them
 
 
 class TaskPhase(StrEnum):
@@ -335,6 +337,21 @@ class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
     start: int
 
 
+class TaskIdle(Struct, frozen=True, kw_only=True):
+    """An agent has seen all GPUs of a process less than ``below_pct`` busy from ``since_s`` to ``until_s``.
+
+    None: they were used again, or were not watched for a while, so that what was said of the process counts no more.
+    """
+
+    node: str
+    job_id: str
+    rank: int
+    start: int
+    below_pct: int
+    since_s: float | None = None
+    until_s: float | None = None
+
+
 # ---------------------------------------------------------------------------------------------- decided
 
 
@@ -415,6 +432,26 @@ class JobEnded(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class JobIdleWarned(Struct, frozen=True, kw_only=True):
+    """All GPUs of a job were idle from ``since_s`` to ``until_s``. ``ends_s``: it ends then, if they stay so."""
+
+    job_id: str
+    start: int
+    reason: str
+    below_pct: int
+    since_s: float
+    until_s: float
+    ends_s: float | None = None
+
+
+class IdleWarningLifted(Struct, frozen=True, kw_only=True):
+    """What a job was warned of will not happen, unless it is warned again."""
+
+    job_id: str
+    start: int
+    reason: str
+
+
 class JobPromoted(Struct, frozen=True, kw_only=True):
     """A starving job's figures begin again at zero. [tiresias §3.3.2.3]"""
 
@@ -427,11 +464,11 @@ Told = (
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
     | TaskProfiled | ServiceChanged | ServiceTold | NodeInvited | NodeKeyed | NodeAccepted | NodeRevoked
-    | ModelDeclared | ChunksMoved | AggregationMeasured | TaskTimed
+    | ModelDeclared | ChunksMoved | AggregationMeasured | TaskTimed | TaskIdle
 )  # fmt: skip
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued
-    | JobEnded | JobPromoted | ChunksAssigned | PoolSized | GroupsPlanned
+    | JobEnded | JobPromoted | ChunksAssigned | PoolSized | GroupsPlanned | JobIdleWarned | IdleWarningLifted
 )  # fmt: skip
 Event = Told | Decided
 

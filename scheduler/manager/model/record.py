@@ -20,6 +20,7 @@ from msgspec import Struct, field, json
 
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EXECUTOR, EndKind, ExecutorFacts, NodeFacts
+from farside.scheduler.admission.idle_gpus import IdleRule, IdleRules, IdleWarning, Span
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.profile import JobProfile
@@ -57,7 +58,10 @@ TaskKey = tuple[str, int, int]  # job, start, rank
 
 
 class LiveTask(log.TaskAllocation, frozen=True, kw_only=True):
-    """One process of one start of a job, where it was placed, and how it is."""
+    """One process of one start of a job, where it was placed, and how it is.
+
+    ``idle``: when all of its GPUs were idle, as far as the log was told; None: nobody told it, or they are used again.
+    """
 
     job_id: str
     start: int
@@ -67,6 +71,7 @@ class LiveTask(log.TaskAllocation, frozen=True, kw_only=True):
     cause: str = ""
     kind: EndKind | None = None
     is_ready: bool = False
+    idle: Span | None = None
 
     @property
     def end_kind(self) -> EndKind:
@@ -132,6 +137,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         reason: Why it is as it is, in words.
         cancelled_by: Who wants it to end; empty: nobody.
         held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
+        idle: The warning that its GPUs are idle, while that stands; None: there is none.
     """
 
     job_id: str
@@ -169,6 +175,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     master_port: int = 0
     is_profiled: bool = False
     profile: JobProfile | None = None
+    idle: IdleWarning | None = None
 
     @property
     def is_over(self) -> bool:
@@ -185,6 +192,22 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     def nodes(self) -> tuple[str, ...]:
         """The nodes that it has, had last, or is about to have."""
         return tuple(place.node for place in self.places)
+
+    @property
+    def idle_spans(self) -> tuple[Span | None, ...]:
+        """When each of its processes that has GPUs left them idle since all processes ran; None: not that anybody saw.
+
+        A job that says when it makes progress (FARSIDE_READY) has from then on to use them.
+        """
+        begun_s = self.started_s + (0.0 if math.isnan(self.resume_s) else self.resume_s)
+        holding = (task for task in self.tasks if task.gpus and not task.is_gone)
+        return tuple(None if task.idle is None else task.idle.after(begun_s) for task in holding)
+
+    def idle_rule(self, rules: IdleRules) -> IdleRule | None:
+        """The rule for its GPUs; None: it has none, as leases of deployments, which serve whoever comes."""
+        if self.spec.deployment or not rules:
+            return None
+        return rules.of(partition=self.spec.partition, qos=self.spec.qos)
 
     def held_until(self, now_s: float) -> float:
         """Seconds that it has held GPUs in all."""

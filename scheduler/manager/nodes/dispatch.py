@@ -16,6 +16,7 @@ from msgspec import Raw, Struct, json, structs
 
 from farside.agent import messages as m
 from farside.agent.aggregator.plan import JobGrant
+from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.manager.aggregation import orders as aggregation
 from farside.scheduler.manager.aggregation.state import MEMBERS_MAX
 from farside.scheduler.manager.colocation.news import Written, timed
@@ -29,6 +30,7 @@ from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
 from farside.scheduler.manager.nodes.group_orders import granted, group_on, group_order, worker_variables
+from farside.scheduler.manager.nodes.load_news import NodeClock, idle_news
 from farside.scheduler.manager.view.memory import NO_MEMORY, memory_of
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
@@ -50,13 +52,25 @@ class Meeting:
 class AgentLine:
     """One connection of an agent: what it knows, and what was sent to it."""
 
-    def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0, secret: bytes = b"") -> None:
-        """``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated."""
+    def __init__(
+        self,
+        hello: m.Hello,
+        address: str,
+        *,
+        move_s: float = 900.0,
+        secret: bytes = b"",
+        idle: IdleRules = NO_IDLE_RULES,
+        now_s: float = 0.0,
+    ) -> None:
+        """``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated. ``idle``: when GPUs
+        count as idle. ``now_s``: when HELLO came.
+        """
         found = services.read(hello)
         self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
         self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
         self.memory = NO_MEMORY  # that its node lends and has borrowed, as the last report says
-        self._secret = secret
+        self._secret, self._idle = secret, idle
+        self._clock = NodeClock(hello.at_s, now_s)
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
         self._timed: dict[str, Written] = {}  # the same of its turns
         self._planned = -1  # the version of shared aggregation that this connection was told
@@ -110,8 +124,8 @@ class AgentLine:
             cause = "it was never started" if is_new else "its node does not know it any more"
             yield log.TaskChanged(**_named(node.name, key), phase=log.TaskPhase.LOST, cause=cause)
 
-    def reported(self, state: LiveState, report: m.Report) -> list[log.Event]:
-        """What REPORT means; nothing where it repeats what the log says."""
+    def reported(self, state: LiveState, report: m.Report, now_s: float = 0.0) -> list[log.Event]:
+        """What REPORT means; nothing where it repeats what the log says. ``now_s``: by this manager's clock."""
         found = services.read(report)
         report, self.service_problems = found.said, found.problems
         self.report = report
@@ -123,6 +137,8 @@ class AgentLine:
         events = self._changes(state, report.tasks)
         events += self._service_changes(state, found, report.at_s)
         events += self._told_of_jobs(state, report.told)
+        said_s = self._clock.at_s(report.at_s, now_s)
+        events += idle_news(state, self.node, report, said_s, self._idle) if self._idle and said_s is not None else ()
         self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
         self.memory = memory_of(report, found.facts.get(services.DONOR), found.facts.get(services.BORROWER))
         if self.aggregator is not None:

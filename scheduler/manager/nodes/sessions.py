@@ -14,6 +14,7 @@ from farside.agent import messages as m
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError, PeerError, RemoteProtocolError
 from farside.log import Rarely, get_log
+from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.manager.auth.caller import Caller, Callers, Proof
 from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.log_follower import LiveLog
@@ -76,7 +77,7 @@ class AgentSessions:
 
     ``node_timeout_s``: a node that is silent for so long is lost. ``move_s``: borrowers of a node that is to sleep get
     so long to move what they have there. ``takes_unproved``: agents of the version before may come over ws://.
-    ``secret``: the store's, from which keys of jobs follow.
+    ``secret``: the store's, from which keys of jobs follow. ``idle``: when jobs' GPUs count as idle.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class AgentSessions:
         move_s: float = 900.0,
         takes_unproved: bool = True,
         secret: bytes = b"",
+        idle: IdleRules = NO_IDLE_RULES,
     ) -> None:
         self._log = log
         self._callers = callers
         self._takes_unproved = takes_unproved
         self._node_timeout_s = node_timeout_s
         self._move_s = move_s
-        self._secret = secret
+        self._secret, self._idle = secret, idle
         self._sessions: dict[str, _Session] = {}
         self._heard_s: dict[str, float] = {}
         # The list of donors and when it was made; -inf: the first look makes it anew if the log has moved on.
@@ -297,7 +299,9 @@ class AgentSessions:
                 self._heard_s[hello.node] = max(session.heard_s, self._log.clock.now_s() - silent_s)
 
     def _line(self, hello: m.Hello, address: str) -> AgentLine:
-        return AgentLine(hello, address, move_s=self._move_s, secret=self._secret)
+        return AgentLine(
+            hello, address, move_s=self._move_s, secret=self._secret, idle=self._idle, now_s=self._log.clock.now_s()
+        )
 
     def _caller_of(self, connection: AgentConnection) -> Caller:
         try:
@@ -388,7 +392,7 @@ class AgentSessions:
                 session.asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
-            events = self._damped(line.node, line.reported(self._log.state, report))
+            events = self._damped(line.node, line.reported(self._log.state, report, self._log.clock.now_s()))
             sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
             session.sensed = replace(sensed, aggregator=line.aggregator, executor=line.executor, memory=line.memory)
             self._note_problems(session)

@@ -88,6 +88,15 @@ class Expected(Struct, frozen=True, kw_only=True):
 NOTHING_EXPECTED = Expected()
 
 
+class IdleGpus(Struct, frozen=True, kw_only=True):
+    """Warning that all GPUs of a job are less than ``below_pct`` busy; ``ends_s``: it ends then, null: it does not."""
+
+    below_pct: int
+    since_s: float
+    warned_s: float
+    ends_s: float | None
+
+
 class JobInFull(Job, frozen=True, kw_only=True):
     """A job with its processes and all that was asked for."""
 
@@ -100,6 +109,7 @@ class JobInFull(Job, frozen=True, kw_only=True):
     expected_error: float | None
     expected_from_jobs: int | None
     profile: Profile | None
+    idle_gpus: IdleGpus | None
     master_addr: str
     master_port: int
     spec: JobSpec
@@ -228,6 +238,7 @@ def show_job_in_full(job: LiveJob, now_s: float, expected: Expected = NOTHING_EX
         pause_s=_or_none(job.pause_s),
         resume_s=_or_none(job.resume_s),
         profile=None if job.profile is None else like(Profile, job.profile, processes=len(job.profile.parts)),
+        idle_gpus=None if job.idle is None else like(IdleGpus, job.idle),
         master_addr=job.master_addr,
         master_port=job.master_port,
         spec=job.spec,

@@ -225,6 +225,8 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     times = {"to stop": job.get("pause_s"), "to start": job.get("resume_s")}
     if took := ", ".join(f"{format_seconds(took_s)} {what}" for what, took_s in times.items() if took_s is not None):
         yield f"  took      {took}, the last time"
+    if idle := job.get("idle_gpus"):
+        yield f"  idle GPUs {_idle_words(idle)}"
     if job["exit_code"] is not None:
         yield f"  exit code {job['exit_code']}"
     if profile := job.get("profile"):
@@ -241,6 +243,12 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         # Lists and tables are left out: the request is shown above, and the user's environment is for --json only.
         words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list | dict))
         yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
+
+
+def _idle_words(idle: Row) -> str:
+    words = f"all less than {idle['below_pct']} % busy since {format_moment(idle['since_s'])}"
+    ends = "" if idle["ends_s"] is None else f"; the job ends at {format_moment(idle['ends_s'])} unless they are used"
+    return words + ends
 
 
 def _expected_words(job: Row, expected_s: float) -> str:

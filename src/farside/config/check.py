@@ -10,7 +10,7 @@ from farside.config.aggregator import AggregatorConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.hostlist import expand
-from farside.config.manager import REST, ManagerConfig
+from farside.config.manager import AS_PARTITION, REST, ManagerConfig, PartitionRow, QosRow
 from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
 from farside.endpoint import is_near, is_on_network, parse_endpoint, socket_path
@@ -190,6 +190,7 @@ def _partition_problems(config: ManagerConfig) -> Iterator[Problem]:
     accounts = [row.name for row in config.account]
     for number, row in enumerate(config.partition, 1):
         where = f"table {number}"
+        yield from (("partition", f"{where}: {problem}") for problem in _idle_problems(row))
         if not NODE.fullmatch(row.name):
             yield "partition", f"{where}: '{row.name:.70}' is no name; {NODE_WORDS}"
         elif row.name in [other.name for other in config.partition[: number - 1]]:
@@ -217,6 +218,18 @@ def _partition_problems(config: ManagerConfig) -> Iterator[Problem]:
                 yield "partition", f"{where}: there is no [[account]] '{name:.70}'"
 
 
+def _idle_problems(row: PartitionRow | QosRow) -> Iterator[str]:
+    """Settings about idle GPUs that would do nothing."""
+    unset = type(row)(name=row.name)
+    unused = {
+        "idle_gpus_below_pct": ("off", AS_PARTITION), "idle_gpus_after_s": ("off", AS_PARTITION),
+        "idle_gpus_grace_s": ("off", AS_PARTITION, "warn"),
+    }  # fmt: skip
+    for name, words in unused.items():
+        if row.idle_gpus in words and getattr(row, name) != getattr(unset, name):
+            yield f"{name} does nothing with idle_gpus = '{row.idle_gpus}'; set that to 'end', or leave this out"
+
+
 def _tenancy_problems(config: ManagerConfig) -> Iterator[Problem]:
     accounts, qualities = [row.name for row in config.account], [row.name for row in config.qos]
     for key, names in (("account", accounts), ("qos", qualities)):
@@ -234,6 +247,7 @@ def _tenancy_problems(config: ManagerConfig) -> Iterator[Problem]:
             if not USER.fullmatch(user):
                 yield "account", f"table {number}: '{user:.70}' is no user's name; write them with commas between"
     for number, quality in enumerate(config.qos, 1):
+        yield from (("qos", f"table {number}: {problem}") for problem in _idle_problems(quality))
         for name in names_in(quality.accounts):
             if name not in accounts:
                 yield "qos", f"table {number}: there is no [[account]] '{name:.70}'"

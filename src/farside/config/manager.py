@@ -21,6 +21,7 @@ from farside.config.settings import (
 from farside.config.shared import LogSettings, MetricsSettings, PolicySettings, PowerSettings, TlsSettings
 
 REST = "*"  # in place of a partition's nodes: all that no other has
+AS_PARTITION = "partition"  # of a QOS: the job's partition says what is done about idle GPUs
 
 # A table: one setting, one line. A meaning that does not fit is on the next line.
 # fmt: off
@@ -37,7 +38,16 @@ class AccountRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QosRow:
+class IdleRow:
+    """When GPUs of the jobs of a partition or a QOS are idle, and what follows."""
+
+    idle_gpus_below_pct: int = count(5, 1, 50, "A GPU that is less busy than this percentage is idle")
+    idle_gpus_after_s: float = seconds(1800, 1, 1e7, "A job is warned if all its GPUs are idle for this long")
+    idle_gpus_grace_s: float = seconds(1800, 1, 1e7, "With idle_gpus = 'end': time from the warning to its end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QosRow(IdleRow):
     """One [[qos]]: a quality of service."""
 
     name: str = field(metadata=about(Kind.TEXT, "Name for `farside submit --qos`"))
@@ -46,10 +56,12 @@ class QosRow:
     max_jobs_per_user: int = count(0, 0, 10**6, "Maximum running jobs of one user; 0: no limit")
     may_preempt: bool = flag(True, "Jobs of this QOS may preempt jobs that come after them")
     accounts: str = text("", "Accounts that may use this QOS, separated by commas; empty: all")
+    idle_gpus: str = choice(AS_PARTITION, "partition off warn end",
+        "What happens to jobs that leave their GPUs idle; partition: what their partition says")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRow:
+class PartitionRow(IdleRow):
     """One [[partition]]: nodes of its own, and the jobs that go there."""
 
     name: str = field(metadata=about(Kind.TEXT, "Name for `farside submit --partition`"))
@@ -57,6 +69,8 @@ class PartitionRow:
     accounts: str = text("", "Accounts whose jobs may go there, separated by commas; empty: all")
     lend_grace_s: float = seconds(0, 0, 3600,
         "Idle nodes run others' preemptible jobs with at most this grace; 0: they are not lent")
+    idle_gpus: str = choice("off", "off warn end",
+        "Jobs that leave all their GPUs idle are warned (warn), or warned and then ended (end); off: neither")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +112,9 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
     account: tuple[AccountRow, ...] = tables(AccountRow,
         "[[account]] tables with name, users, shares, quota_gpus; none: a job is charged to the account that it names")
     qos: tuple[QosRow, ...] = tables(QosRow,
-        "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts")
+        "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts, idle_gpus")
     partition: tuple[PartitionRow, ...] = tables(PartitionRow,
-        "[[partition]] tables with name, nodes, accounts, lend_grace_s; each has a queue; none: all nodes are one")
+        "[[partition]] tables with name, nodes, accounts, lend_grace_s, idle_gpus; each has a queue; none: all are one")
     cpus_in_proportion: bool = flag(False,
         "A job that names no cpus_per_gpu gets its GPUs' part of the CPUs of a node that it may use")
     max_queued_jobs_per_user: int = count(20_000, 0, 10**8,

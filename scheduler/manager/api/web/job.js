@@ -82,6 +82,7 @@ function facts(job) {
     ["Nodes", job.nodes.join(", ") || "none yet"],
     ["Starts", `${job.starts}, preempted ${many(job.preemptions, "time")}, failed ${many(job.failures, "time")}`],
     ...(job.expected_s === null ? [] : [["Expected", expected(job)]]),
+    ...(job.idle_gpus ? [["Idle GPUs", idle(job.idle_gpus)]] : []),
     ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
     ["Memory", spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : "no limit"],
     ["Checkpoints", spec.checkpoint_dir || "none"],
@@ -96,6 +97,11 @@ function facts(job) {
 function expected(job) {
   const from = `${span(job.expected_s)} in all, from ${many(job.expected_from_jobs, "job")}`;
   return job.expected_error === null ? from : `${from}; such estimates were off by a factor of ${job.expected_error.toPrecision(2)} lately`;
+}
+
+function idle(told) {
+  const since = `all less than ${told.below_pct} % busy since ${moment(told.since_s)}`;
+  return told.ends_s === null ? since : `${since}; the job ends at ${moment(told.ends_s)} unless they are used`;
 }
 
 function processes(job) {

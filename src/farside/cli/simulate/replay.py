@@ -12,7 +12,7 @@ from rich.table import Table
 
 from farside.cli.terminal import standard_output
 from farside.config import ManagerConfig, load_config
-from farside.scheduler.configured_rules import partitions_of, rules_of
+from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of
 from farside.scheduler.manager.compare_simulation import (
     PAPER_APART_PCT,
     PAPER_SIMULATOR,
@@ -35,6 +35,10 @@ PAPER = (
     f"{PAPER_SIMULATOR:g} times in its simulator, {PAPER_APART_PCT:.1f} % apart"
 )
 
+IDLE_GPUS = (
+    "idle_gpus is not simulated: no log has the load of GPUs over time, so jobs that it ended run as long as they did"
+)
+
 
 def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Recording, Fidelity]:
     """Reads the log of a manager's store, and simulates its jobs, or ``only`` some, by the manager's own rules.
@@ -53,6 +57,8 @@ def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path
     """Prints it, and writes the trace where one was asked for."""
     config = load_config(ManagerConfig, configs, overrides)
     found, fidelity = replay(config)
+    if idle_rules_of(config):
+        Console(stderr=True, soft_wrap=True).print(IDLE_GPUS, highlight=False, markup=False)
     if trace is not None:
         write_trace(Trace(jobs=tuple(one.traced for one in found.jobs)), trace)
     with standard_output():
