@@ -111,6 +111,7 @@ class Agent:
             reserve_bytes=config.memory_reserve_bytes,
             donor=self._donor,
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
+            rack=config.rack,
             tasks=self._running_tasks,
         )
         self._loads = LoadSense(self._gpus, lambda: self.runner.ledger.tasks.values(), clock=clock)
@@ -222,6 +223,7 @@ class Agent:
             fence_s=self._config.fence_s,
             features=tuple(sorted(set(names_in(self._config.features)))),
             tells_load=self._gpus.tells_load,
+            rdma_domain=self._config.rdma_domain,
             at_s=time.time(),
             services=self.services.facts(),
             **m.fields_of(m.ChangingFacts, self.sense.latest),

@@ -47,6 +47,8 @@ TOLD_MAX = 64
 TOLD_BYTES_MAX = 32 << 10
 TURN_TAKERS_MAX = 64
 """Workers that one executor serves at a time."""
+LIDS_MAX = 64
+"""InfiniBand ports of one node whose LIDs are told."""
 LOAD_PCT_MAX = 50
 """A GPU that is busier than this counts as so busy: nobody calls it idle."""
 USERS_MAX = 1024
@@ -239,6 +241,10 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
     swap: Swap | None = None
     rdma_subnet: Text = ""
     """Prefixes of its InfiniBand subnets, with commas between; empty: it has none."""
+    lids: Annotated[tuple[U32, ...], Meta(max_length=LIDS_MAX)] = ()
+    """Of its InfiniBand ports, as their subnet managers gave them."""
+    rack: Text = ""
+    """The rack that it stands in, as its settings say, or the switches that LLDP names; empty: nobody knows."""
 
     def __post_init__(self) -> None:
         if len({gpu.index for gpu in self.gpus}) < len(self.gpus):
@@ -283,6 +289,8 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     """Its tasks end so long after it lost its manager; 0: never."""
     features: Annotated[tuple[Feature, ...], Meta(max_length=FEATURES_MAX)] = ()
     """What its operator says that it has, for jobs that ask for that."""
+    rdma_domain: Text = ""
+    """The RDMA fabric that it is in, as its settings say; empty: that of its subnets."""
     tells_load: bool = False
     """Its agent tells how busy the GPUs of tasks are over time (`TaskLoad`)."""
 

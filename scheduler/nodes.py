@@ -38,7 +38,9 @@ class NodeSets:
                 self._users[user] = self._users.get(user, self._open) | node_set
         sizes = _grouped(nodes, lambda node: node.gpus)
         self.by_size: Capacities = tuple(sorted((size for size in sizes if size[0] > 0), reverse=True))
-        self.racks = tuple(node_set for _, node_set in _grouped(nodes, lambda node: node.rack))
+        racks = _grouped(nodes, lambda node: node.rack)
+        self.racks = tuple(node_set for _, node_set in racks)
+        self.named_racks = tuple(node_set for name, node_set in racks if name)
         self._domains = tuple(node_set for _, node_set in _grouped(nodes, lambda node: node.rdma_domain))
         self._cells = tuple(
             node_set for _, node_set in _grouped(nodes, lambda node: (node.rdma_domain, node.gpu_model))

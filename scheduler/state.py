@@ -77,7 +77,10 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The nodes that will do for a job: of ``nodes`` (empty: of all), none of ``exclude``, with all of ``features``."""
+    """The nodes that will do for a job: of ``nodes`` (empty: of all), with all of ``features``.
+
+    None of ``exclude``: names of nodes, and features that a node may not have.
+    """
 
     nodes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -90,6 +93,8 @@ class Choice:
     def takes(self, node: str, features: Collection[str]) -> bool:
         """Whether a node of this name, with these features, will do."""
         if node in self.exclude or (self.nodes and node not in self.nodes):
+            return False
+        if any(feature in self.exclude for feature in features):
             return False
         return all(feature in features for feature in self.features)
 

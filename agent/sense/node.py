@@ -13,7 +13,8 @@ from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
 from farside.agent.sense.links import LinkSense
 from farside.agent.sense.pressure import read_psi
-from farside.agent.sense.rdma_subnet import read_rdma_subnet
+from farside.agent.sense.rack import RackSense
+from farside.agent.sense.rdma_subnet import read_lids, read_rdma_subnet
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import rss_below
 from farside.agent.service.donor import NOTHING_LENT, DonorSense, Lent
@@ -58,11 +59,13 @@ class NodeSense:
         donor: DonorSense,
         rdma_errors_per_hour: int,
         may_give_swap: bool,
+        rack: str,
         tasks: Callable[[], tuple[RunningTask, ...]],
     ) -> None:
         """Takes the first reading, without the donor. Zeros stand for what the machine has, and a share of it.
 
-        Swap beside ``proc_root`` is told of if ``may_give_swap``: if tasks can be held to a part of it.
+        Swap beside ``proc_root`` is told of if ``may_give_swap``: if tasks can be held to a part of it. ``rack``: as
+        `RackSense` takes it.
 
         Raises:
             Unavailable: memory cannot be read here.
@@ -70,6 +73,7 @@ class NodeSense:
         self._gpus, self._proc_root, self._donor, self._may_give_swap = gpus, proc_root, donor, may_give_swap
         self._memory = MemorySense(proc_root=proc_root)
         self._links = LinkSense(proc_root.parent, errors_per_hour=rdma_errors_per_hour, now_s=time.monotonic)
+        self._rack = RackSense(rack, now_s=time.monotonic)
         self._tasks = tasks
         self._warned: frozenset[int] = frozenset()  # supervisors of tasks whose memory was warned of
         self.total_bytes = total_bytes or self._memory.read().total_bytes
@@ -106,6 +110,8 @@ class NodeSense:
             gpus=self._gpus.read(),
             swap=self._read_swap(tasks),
             rdma_subnet=read_rdma_subnet(self._proc_root.parent),
+            lids=read_lids(self._proc_root.parent),
+            rack=self._rack.read(),
             unfit=self._links.read()[: m.CAUSE_CHARS_MAX],
             donor=lent.donor,
             loans=lent.loans,

@@ -1,6 +1,8 @@
 """Consolidating placement: a job gets GPUs on as few nodes as possible. PURE."""
 
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import or_
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.node_set import lowest
@@ -14,7 +16,8 @@ class Consolidate(OnNodes):
 
     A job that fits on one node goes to the node with the fewest free GPUs that has room (best fit, the first on ties).
     A larger one takes nodes that are wholly free, the largest first, and one more for what remains: that with the
-    fewest free GPUs that fits. It stays within one RDMA domain, as in [helios §2.1], and on GPUs of one model.
+    fewest free GPUs that fits. It stays within one RDMA domain, as in [helios §2.1], and on GPUs of one model. Of as
+    many nodes those of one rack go first, and then those of few racks.
 
     Nodes may differ. How much one holds is what its GPUs, CPUs and memory hold of the job, and only nodes with the GPU
     model that the job asks for count.
@@ -54,7 +57,24 @@ class Consolidate(OnNodes):
         most = int(self.most_nodes_factor * ledger.sets.fewest(demand))
         found = (self._whole_nodes(ledger, demand, idle, cell, most) for cell in ledger.sets.cells(demand))
         # The first on ties, in the order of the cells, so that equal states give equal placements.
-        return min((allocation for allocation in found if allocation), key=len, default=None)
+        fewest = min((allocation for allocation in found if allocation), key=len, default=None)
+        if fewest is None or not ledger.sets.named_racks:
+            return fewest
+        return self._in_few_racks(ledger, demand, idle, len(fewest)) or fewest
+
+    def _in_few_racks(self, ledger: Ledger, demand: Demand, idle: int, nodes: int) -> Allocation | None:
+        """So many nodes of one rack, or of few; None: of no racks that are known."""
+        for is_one in (True, False):
+            for cell in ledger.sets.cells(demand):
+                racks = [rack & cell for rack in ledger.sets.named_racks if rack & cell]
+                # One rack: that with the fewest idle nodes that is enough, so that larger ones stay whole for others.
+                racks.sort(key=lambda rack: (rack & idle).bit_count(), reverse=not is_one)
+                sets = racks if is_one else accumulate(racks, or_)
+                found = (self._whole_nodes(ledger, demand, idle, within, nodes) for within in sets)
+                allocation = next((one for one in found if one), None)
+                if allocation is not None:
+                    return allocation
+        return None
 
     def _whole_nodes(self, ledger: Ledger, demand: Demand, idle: int, within: int, most: int) -> Allocation | None:
         """Ends on one node as soon as what remains fits there, so that no other choice of whole nodes takes fewer."""

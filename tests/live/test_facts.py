@@ -15,7 +15,7 @@ from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.nodes.dispatch import AgentLine
-from farside.scheduler.manager.view.view import show_node
+from farside.scheduler.manager.view.view import Topology, show_node
 from tests.live.facts import facts, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
@@ -174,7 +174,8 @@ def test_every_fact_is_said_logged_kept_and_shown_without_being_named() -> None:
     assert every <= set(m.Hello.__struct_fields__) & set(NodeJoined.__struct_fields__) & set(LiveNode.__struct_fields__)
     assert {*m.ChangingFacts.__struct_fields__} <= {*m.Report.__struct_fields__} & {*NodeChanged.__struct_fields__}
     shown = show_node(LiveNode(name="n", address="h", **facts()))
-    assert every - {"boot_id", "agent", "swap"} <= {*shown.__struct_fields__}
+    in_topology = {*Topology.__struct_fields__}
+    assert every - {"boot_id", "agent", "swap"} - in_topology <= {*shown.__struct_fields__}
 
 
 def test_a_reading_that_moves_is_no_news_and_a_fact_is() -> None:

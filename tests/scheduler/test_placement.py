@@ -324,3 +324,37 @@ def test_counting_alone_sees_one_node() -> None:
     ledger = policy.ledger((Node(name="a", gpus=4), Node(name="b", gpus=4)))
 
     assert policy.place(ledger, policy.demand(job(7))) == ((0, 7),)
+
+
+@settings(deadline=None, max_examples=200)
+@given(occupied(), demands(), st.booleans())
+def test_of_as_many_nodes_a_consolidated_job_gets_those_of_one_rack(
+    case: Occupied, demand: Demand, remainder_on_fullest: bool
+) -> None:
+    placement = Consolidate(remainder_on_fullest=remainder_on_fullest)
+
+    allocation = placement.place(case.ledger(), demand)
+
+    if allocation is None or len({case.nodes[at].rack for at, _ in allocation}) == 1:
+        return
+    for rack in ("r0", "r1"):
+        # Were there this rack alone: would it get as many nodes there, in a set that it may use?
+        fenced = replace(case, nodes=tuple(node for node in case.nodes if node.rack == rack))
+        names = [node.name for node in fenced.nodes]
+        at = {case.nodes.index(node): names.index(node.name) for node in fenced.nodes}
+        held = tuple(
+            (asked, tuple((at[place], gpus) for place, gpus in given))
+            for asked, given in case.held
+            if all(place in at for place, _ in given)
+        )
+        alone = placement.place(Occupied(fenced.nodes, held).ledger(), demand) or ()
+        places = {case.nodes.index(fenced.nodes[place]) for place, _ in alone}
+        if places and any(places <= set(cell) for cell in cells(case.nodes, demand)):
+            assert len(alone) > len(allocation)
+
+
+def test_racks_that_nobody_names_change_nothing() -> None:
+    plain = [Node(name=f"n{at}", gpus=4) for at in range(5)]
+    named = [replace(node, rack="r0") for node in plain]
+
+    assert Consolidate().place(Ledger(plain), Demand(gpus=16)) == Consolidate().place(Ledger(named), Demand(gpus=16))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -324,15 +324,17 @@ def swap_problems(spec: JobSpec, nodes: Sequence[LiveNode], state: LiveState) ->
 def choice_problems(spec: JobSpec, state: LiveState, partitions: Partitions) -> list[str]:
     """What a job names that is not there: a node, or a feature that nobody has."""
     problems = []
-    for key in ("nodes", "exclude"):
-        unknown = next((name for name in getattr(spec, key) if name not in state.nodes), None)
+    features = {one for node in state.nodes.values() for one in node.labels}
+    others: Mapping[str, Collection[str]] = {"nodes": (), "exclude": features}
+    for key, known in others.items():
+        names = (name for name in getattr(spec, key) if name not in state.nodes and name not in known)
+        unknown = next(names, None)
         if unknown is not None:
             problems.append(f"{key}: there is no node {unknown:.60}; `farside nodes` lists those that have joined")
     other = next((name for name in spec.nodes if partitions.owner_of(name) != spec.partition), None)
     if other is not None and other in state.nodes:
         has = partitions.owner_of(other) or "none"
         problems.append(f"nodes: {other} is not in partition {spec.partition}; its partition is {has}")
-    features = {one for node in state.nodes.values() for one in node.features}
     nobodys = next((name for name in spec.features if name not in features), None)
     if nobodys is not None:
         there = f"there are {', '.join(sorted(features))}" if features else "none has any"

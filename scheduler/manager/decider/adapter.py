@@ -173,9 +173,10 @@ def node_of(node: LiveNode, promised: Booked = NOTHING, *, aggregating: int = 0,
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
         lends_bytes=float(node.lends_bytes),
         gpu_model=node.gpu_model,
-        rdma_domain=node.rdma_subnet,
+        rack=node.rack,
+        rdma_domain=node.rdma_domain or node.rdma_subnet,
         users=node.users,
-        features=node.features,
+        features=node.labels,
     )
 
 

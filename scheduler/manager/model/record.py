@@ -303,13 +303,20 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         models = {gpu.model for gpu in self.gpus}
         return models.pop() if len(models) == 1 else ""
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Its features, and as features its rack and its RDMA domains: ``rack:r1``, ``rdma:fe80:0000:0000:0000``."""
+        domains = (self.rdma_domain or self.rdma_subnet).split(",")
+        found = (f"rack:{self.rack}" if self.rack else "", *(f"rdma:{name}" for name in domains if name))
+        return (*self.features, *filter(None, found))
+
     def runs_jobs_of(self, user: str) -> bool:
         """Whether this user's jobs may run there."""
         return not self.users or user in self.users
 
     def suits(self, spec: JobSpec, user: str) -> bool:
         """Whether it runs jobs of this user, is chosen, and has GPUs that will do; `NodeSets.suitable` of one node."""
-        if not (self.runs_jobs_of(user) and spec.choice.takes(self.name, self.features)):
+        if not (self.runs_jobs_of(user) and spec.choice.takes(self.name, self.labels)):
             return False
         return not spec.gpu_model or self.gpu_model.casefold() in models_of(spec.gpu_model)
 

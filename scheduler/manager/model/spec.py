@@ -97,9 +97,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     nodes: Annotated[
         tuple[str, ...], items("Only nodes among these; empty: among all", CHOICE_MAX, "name a partition or a feature")
     ] = ()
-    exclude: Annotated[tuple[str, ...], items("None of these nodes", CHOICE_MAX, "name a partition or a feature")] = ()
+    exclude: Annotated[
+        tuple[str, ...], items("None of these nodes, and none with these features", CHOICE_MAX, "name features")
+    ] = ()
     features: Annotated[
-        tuple[str, ...], items("Only nodes with all of these features", FEATURES_MAX, "ask for fewer")
+        tuple[str, ...], items("Only nodes with all of these features, such as rack:r1", FEATURES_MAX, "ask for fewer")
     ] = ()
     cpus_per_gpu: Annotated[float, number("CPUs it needs for each GPU; 0: not counted", 0)] = 0.0
     memory_bytes_per_gpu: Annotated[float, number("Memory it needs for each GPU; 0: not counted", 0)] = 0.0

@@ -159,8 +159,17 @@ class NodeGpu(Struct, frozen=True, kw_only=True):
     shares: tuple[GpuShare, ...]
 
 
+class Topology(Struct, frozen=True, kw_only=True):
+    """The place of a node in the network: null where nobody knows. ``lids``: of its InfiniBand ports."""
+
+    rack: str | None
+    rdma_domain: str | None
+    lids: tuple[int, ...]
+
+
 # A node's facts that are shown as they are; the others are the manager's own business, or shown in another form.
-_PLAIN_FACTS = sorted({*NodeFacts.__struct_fields__} - {"boot_id", "agent", "gpus", "donor", "swap"})
+_OTHER_FACTS = {"boot_id", "agent", "gpus", "donor", "swap", "rack", "rdma_domain", "lids"}
+_PLAIN_FACTS = sorted({*NodeFacts.__struct_fields__} - _OTHER_FACTS)
 _FACT_TYPES = {one.name: one.type for one in structs.fields(NodeFacts)}
 _Facts: Any = defstruct("_Facts", [(name, _FACT_TYPES[name]) for name in _PLAIN_FACTS], frozen=True, kw_only=True)
 
@@ -181,6 +190,7 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     gpus: tuple[NodeGpu, ...]
     free_gpus: int
     joined_s: float
+    topology: Topology | None
     memory: NodeMemory | UnsetType = UNSET
 
 
@@ -287,8 +297,15 @@ def show_node(
             for gpu in node.gpus
         ),
         free_gpus=len(node.free_devices),
+        topology=_show_topology(node),
         memory=memory,
     )
+
+
+def _show_topology(node: LiveNode) -> Topology | None:
+    """Its rack and its RDMA domain; None: neither is known."""
+    rack, domain = node.rack or None, node.rdma_domain or node.rdma_subnet or None
+    return Topology(rack=rack, rdma_domain=domain, lids=node.lids) if rack or domain else None
 
 
 def _show_services(node: LiveNode) -> Mapping[str, Any]:

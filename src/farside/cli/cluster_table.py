@@ -42,10 +42,12 @@ def since_s(job: Row) -> float:
 
 
 def node_table(nodes: Iterable[Row]) -> Table:
-    """A line a node; with its partition where there are some."""
+    """A line a node; with its partition and its rack where there are some."""
     rows = list(nodes)
     has_partitions = any(node.get("partition") or node.get("borrower") for node in rows)
     whose = ["partition"] if has_partitions else []
+    has_racks = any((node.get("topology") or {}).get("rack") for node in rows)
+    whose += ["rack"] if has_racks else []
     table = _table("node", *whose, "state", "GPUs free", "model", "headroom", "jobs", "why")
     for node in rows:
         jobs = dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"])
@@ -53,6 +55,7 @@ def node_table(nodes: Iterable[Row]) -> Table:
         free = f"{node['free_gpus']} of {len(node['gpus'])}"
         headroom = format_bytes(node["headroom_bytes"])
         whose = [_whose(node)] if has_partitions else []
+        whose += [(node.get("topology") or {}).get("rack") or ""] if has_racks else []
         _add(table, node["name"], *whose, node["state"], free, models, headroom, " ".join(jobs), node["reason"])
     return table
 

@@ -60,7 +60,9 @@ class Request:
     nodes_per_rack: Annotated[
         int | None,
         typer.Option(
-            metavar="R", min=1, help="Nodes under one switch; yarn keeps a job within it; default: all nodes."
+            metavar="R",
+            min=1,
+            help="Nodes under one switch; yarn keeps a job within it, consolidate if it can; default: all nodes.",
         ),
     ] = None
     gpu_model: Annotated[

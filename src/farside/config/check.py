@@ -21,6 +21,7 @@ NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a 
 NODE_WORDS = "up to 64 letters, digits and any of . _ : - make one"
 USER = re.compile(r"[A-Za-z0-9_.-]{1,64}\$?")
 USERS_MAX, FEATURES_MAX = 1024, 64  # what the agents' protocol lets a node tell
+LABEL_CHARS_MAX = 58  # of a rack or an RDMA fabric: with rack: or rdma: before it it is a feature
 # Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
 NAME_BYTES_MAX = 233
 SLABS_SPARE = 4096  # of them, for slabs that move: each stands twice for a moment
@@ -98,6 +99,10 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     for name in sorted(features):
         if not NODE.fullmatch(name):
             yield "features", f"'{name:.70}' is no name; {NODE_WORDS}"
+    for key in ("rack", "rdma_domain"):
+        name = getattr(config, key)
+        if name and not (NODE.fullmatch(name) and len(name) <= LABEL_CHARS_MAX):
+            yield key, f"'{name:.70}' is no name; up to {LABEL_CHARS_MAX} letters, digits and any of . _ : - make one"
     if len(features) > FEATURES_MAX:
         yield "features", f"has {len(features)} names, and a node can tell {FEATURES_MAX}; leave some out"
     for user in filter(None, config.users.split(",")):

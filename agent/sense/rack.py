@@ -1,0 +1,86 @@
+"""The rack of this node: as its settings say, or the switches that LLDP finds beside it.
+
+lldpd, where it runs, knows the switch at the other end of each cable; nodes at the same switches stand in one rack. It
+is asked by its own program, once in `PERIOD_S`. What was found stays while lldpd is away: a node keeps its rack.
+"""
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from shutil import which
+from typing import Any
+
+from farside.log import get_log
+
+BY_LLDP = "lldp"
+"""The setting by which lldpd is asked."""
+PERIOD_S = 60.0
+LIMIT_S = 5.0
+"""So long lldpctl may take; it asks a daemon of this machine."""
+CHARS_MAX = 58
+"""Of a rack's name, so that it is a feature's with ``rack:`` before it."""
+SWITCHES = frozenset({"Bridge", "Router"})
+
+_log = get_log("agent.sense")
+
+
+class RackSense:
+    """Reads the rack."""
+
+    def __init__(self, setting: str, *, now_s: Callable[[], float], ask: Callable[[], str] | None = None) -> None:
+        """``setting``: the rack, `BY_LLDP`, or empty: none; ``ask``: gives what ``lldpctl -f json`` prints."""
+        self._is_asked = setting == BY_LLDP
+        self._ask = ask or _lldpctl
+        self._now_s = now_s
+        self._next_s = -math.inf
+        self._rack = "" if self._is_asked else setting
+
+    def read(self) -> str:
+        """The rack; empty: nobody knows. It may take as long as lldpd takes to answer."""
+        if self._is_asked and self._now_s() >= self._next_s:
+            self._next_s = self._now_s() + PERIOD_S
+            found = rack_of(self._ask())
+            if found and found != self._rack:
+                _log.info("LLDP names the switches of this node", rack=found)
+            self._rack = found or self._rack
+        return self._rack
+
+
+def rack_of(text: str) -> str:
+    """The switches that ``lldpctl -f json`` names, in order with a point between, as one name; empty: none."""
+    try:
+        names = sorted(set(_switches(json.loads(text)["lldp"]["interface"])))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+    # Another character would make it no name of a feature.
+    return re.sub(r"[^A-Za-z0-9_.:-]", "-", ".".join(names))[:CHARS_MAX]
+
+
+def _switches(interfaces: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Names of the neighbours that are switches. lldpctl prints one interface as a table, and several as a list."""
+    for one in [interfaces] if isinstance(interfaces, Mapping) else interfaces:
+        for told in one.values():
+            chassis = told["chassis"]
+            # By its name, or without a level for that where it tells none.
+            for name, facts in {"": chassis}.items() if "id" in chassis else chassis.items():
+                can = facts.get("capability", [])
+                able = {cap["type"] for cap in ([can] if isinstance(can, Mapping) else can) if cap.get("enabled")}
+                if able & SWITCHES:
+                    yield str(name or facts["id"]["value"])
+
+
+def _lldpctl() -> str:
+    """What it prints; nothing where it is not installed, or lldpd does not answer."""
+    program = which("lldpctl")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, "-f", "json"], capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
