@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Slot, Wake, look
+from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Pace, Slot, Wake, look
 from farside.scheduler.sim.serving.arrivals import DROPPED, LATE, MET, ArrivedQueue, outcome
 
 # 10 ms and 5 ms a request.
@@ -101,14 +101,53 @@ def test_a_round_loses_and_doubles_nobody_and_always_goes_on(seed: int, early: b
     assert ends == sorted(ends)
 
 
-def run_alone(glet: GletRound, queues: dict[str, ArrivedQueue]) -> Sequence[float]:
-    """Plays a glet by itself; the times at which it was free."""
+@pytest.mark.parametrize("times", [1.05, 1.2, 1.5])
+def test_twice_the_load_leaves_as_many_answers_in_time_where_batches_take_longer_than_planned(times: float) -> None:
+    """Else each batch begins when its oldest request just has the planned time left, and nobody's answer is in time."""
+    # A batch of four in 30 ms is 133 a second.
+    requests = queue(*(at / 266 for at in range(2660)))
+
+    run_alone(GletRound(slots=[slot()], cycle_s=0.05), {"a": requests}, times=times)
+
+    assert outcome(requests.became).met >= 0.85 * 10 * 4 / (times * LATENCY_S[3])
+
+
+def test_a_batch_that_once_stood_still_does_not_have_all_requests_dropped_from_then_on() -> None:
+    glet = GletRound(slots=[slot()], cycle_s=0.05)
+    for _ in range(40):
+        glet.pace("a").ended(LATENCY_S[7], 1000.0)
+    requests = queue(*(at / 10 for at in range(100)), slo_s=0.03)
+
+    run_alone(glet, {"a": requests})
+
+    # Each is dropped that would be in time were it not for the batches of before.
+    assert list(requests.became[-60:]) == [MET] * 60
+    assert DROPPED in requests.became
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 10)), max_size=100))
+def test_no_batch_is_expected_to_take_several_times_as_long_as_planned(
+    batches: list[tuple[float, float]],
+) -> None:
+    pace = Pace()
+    for planned_s, took_s in batches:
+        pace.ended(planned_s, took_s)
+
+    longest_s = max([0.0, *(planned_s for planned_s, _ in batches)])
+    assert abs(pace.mean_s) <= 1.001 * longest_s
+    assert 0 <= pace.late_s <= 5.001 * longest_s
+
+
+def run_alone(glet: GletRound, queues: dict[str, ArrivedQueue], *, times: float = 1.0) -> Sequence[float]:
+    """Plays a glet by itself whose batches take so many times as long as planned; the times at which it was free."""
     now_s, ends = 0.0, list[float]()
-    for _ in range(2000):
+    for _ in range(4000):
         found = look(glet, queues, now_s)
         if isinstance(found, Dispatch):
             taken = next(each for each in glet.slots if each.model == found.model)
-            now_s += taken.latency_s[found.requests - 1]
+            planned_s = taken.latency_s[found.requests - 1]
+            glet.pace(found.model).ended(planned_s, times * planned_s)
+            now_s += times * planned_s
             queues[found.model].take(found.requests, now_s)
             ends.append(now_s)
         elif found.at_s == math.inf:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 _NEAR_S = 1e-9
+# Of the last batch in the mean and the deviation of how late batches end, as TCP has for round trips (RFC 6298).
+_GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 2.0
+_FORGOTTEN = 0.9
 
 
 class Queue(Protocol):
@@ -44,14 +47,50 @@ class Slot(NamedTuple):
     latency_s: Sequence[float]
 
 
+@dataclass(slots=True)
+class Pace:
+    """By how much batches of a model end later than planned: mean and mean deviation of the last ones, in seconds.
+
+    Where too much is asked each batch begins as late as its oldest request allows, so that one which takes a little
+    longer than planned makes that request late, and mostly all of the batch with it.
+    """
+
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+
+    @property
+    def late_s(self) -> float:
+        """So much later than planned a batch may end; 0 where batches end as planned."""
+        return max(0.0, self.mean_s + _DEVIATIONS * self.deviation_s)
+
+    def ended(self, planned_s: float, took_s: float) -> None:
+        """Learns from a batch; one that stood still counts as twice as long as planned at most."""
+        error_s = min(took_s - planned_s, planned_s) - self.mean_s
+        self.mean_s += _GAIN * error_s
+        self.deviation_s += _DEVIATION_GAIN * (abs(error_s) - self.deviation_s)
+
+    def forget(self) -> None:
+        """Nothing runs, because of `late_s` alone: so it is never kept up without batches that show it."""
+        self.mean_s *= _FORGOTTEN
+        self.deviation_s *= _FORGOTTEN
+
+
 @dataclass(slots=True, kw_only=True)
 class GletRound:
-    """What a glet serves and when each model last had its turn. ``early``: it does not wait where nothing else runs."""
+    """What a glet serves, when each model last had its turn, and how late its batches end.
+
+    ``early``: it does not wait where nothing else runs.
+    """
 
     slots: Sequence[Slot]
     cycle_s: float
     early: bool = True
     last_s: dict[str, float] = field(default_factory=dict[str, float])
+    paces: dict[str, Pace] = field(default_factory=dict[str, Pace])
+
+    def pace(self, model: str) -> Pace:
+        """How late batches of a model end; as planned, where none has ended."""
+        return self.paces.setdefault(model, Pace())
 
     def longest_s(self, slot: Slot) -> float:
         """How long a batch of a model may take without making a cycle longer; no bound where it is alone."""
@@ -83,11 +122,12 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float) -> Dispatch
     wake_s = math.inf
     for slot in glet.slots:
         queue = queues[slot.model]
-        count = _in_time(queue, slot, now_s, glet.longest_s(slot))
+        pace = glet.pace(slot.model)
+        count = _in_time(queue, slot, now_s, glet.longest_s(slot), pace)
         if count == 0:
             wake_s = min(wake_s, queue.full_s(1))
             continue
-        slack_s = queue.deadline_s() - slot.latency_s[count - 1] - now_s
+        slack_s = queue.deadline_s() - slot.latency_s[count - 1] - pace.late_s - now_s
         if chosen is None or slack_s < chosen[0]:
             chosen = (slack_s, slot, count)
         if not glet.early and not _is_due(glet, slot, queues[slot.model].waiting(now_s), slack_s, now_s):
@@ -107,23 +147,27 @@ def _is_due(glet: GletRound, slot: Slot, waiting: int, slack_s: float, now_s: fl
     return waiting >= slot.batch or now_s >= due_s - _NEAR_S or slack_s <= _NEAR_S
 
 
-def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float) -> int:
+def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float, pace: Pace) -> int:
     """Requests of the next batch, after those are dropped that it would answer too late.
 
     A model catches up by larger batches than planned, as long as its oldest request and the cycle allow them
     [glet §2.1].
     """
+    is_missed = False
     while True:
         waiting = queue.waiting(now_s)
         if waiting == 0:
+            if is_missed:
+                pace.forget()
             return 0
         count = max(min(waiting, slot.batch), queue.oldest())
         room_s = queue.deadline_s() - now_s + _NEAR_S
-        if room_s < slot.latency_s[count - 1]:
+        if room_s < slot.latency_s[count - 1] + pace.late_s:
+            is_missed = is_missed or room_s >= slot.latency_s[count - 1]
             queue.drop(now_s)
             continue
         if waiting > count:
-            most, bound_s = min(waiting, len(slot.latency_s)), min(room_s, longest_s)
+            most, bound_s = min(waiting, len(slot.latency_s)), min(room_s - pace.late_s, longest_s)
             while count < most and slot.latency_s[count] <= bound_s:
                 count += 1
         return count

@@ -17,8 +17,16 @@ class _Executor:
     round: GletRound
     neighbour: "_Executor | None" = None
     runs: tuple[str, int] | None = None
+    since_s: float = 0.0
     until_s: float = 0.0
     is_closed: bool = False
+
+    def learn(self) -> None:
+        """Tells its round how long the batch that has ended took."""
+        assert self.runs is not None
+        model, requests = self.runs
+        slot = next(one for one in self.round.slots if one.model == model)
+        self.round.pace(model).ended(slot.latency_s[requests - 1], self.until_s - self.since_s)
 
 
 class Executors:
@@ -66,6 +74,7 @@ class Executors:
             if executor.runs is not None:
                 if now_s < executor.until_s:
                     continue
+                executor.learn()
                 executor.runs = None
             if not executor.is_closed:
                 self._look(executor, now_s)
@@ -78,6 +87,7 @@ class Executors:
             return
         self.batches += 1
         executor.runs = (found.model, found.requests)
+        executor.since_s = now_s
         executor.until_s = now_s + self._service_s(executor, found, now_s)
         self._queues[found.model].take(found.requests, executor.until_s)
         self._push(executor.until_s, executor)

@@ -264,6 +264,8 @@ class Fleet:
                 one.turns = Turns(glet=one.glet, round=rounds, executor=one.executor)
             else:
                 rounds.last_s = one.turns.round.last_s
+                if rounds.slots == one.turns.round.slots:
+                    rounds.paces = one.turns.round.paces
                 one.turns.glet, one.turns.round = one.glet, rounds
             turns.append(one.turns)
         self._pool.switch(turns, self._rates, frozenset(awaited))

@@ -19,7 +19,7 @@ from typing import Protocol
 from farside.agent.serving.model_file import ModelFile
 from farside.log import get_log
 from farside.scheduler.sharing.glet.plan import Glet
-from farside.scheduler.sharing.glet.round import Dispatch, GletRound, look
+from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Pace, look
 from farside.serve.description import Duration, ModelCounts
 from farside.serve.inference import Array, InferenceError, Kind
 from farside.serve.queues import RequestQueue, Waiting
@@ -29,6 +29,7 @@ QUEUE_ROWS_MIN = 64
 KEPT_LATENCIES = 4096
 KEPT_RATIOS = 200
 SLOTS = 2
+LAG_S_MAX = 0.05
 
 _log = get_log("serve.pool")
 
@@ -56,12 +57,15 @@ class Executor(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
+    """A batch in flight. ``begun_s``: when it was the next to run; `expected_s` later, as planned, it is answered."""
+
     number: int
     model: str
     rows: int
     slot: int
     requests: list[Waiting]
     expected_s: float
+    begun_s: float
     ends_s: float
     copied_s: float
 
@@ -118,6 +122,8 @@ class Pool:
         self._came: dict[str, int] = dict.fromkeys(models, 0)
         self._violated: dict[str, int] = dict.fromkeys(models, 0)
         self._number = 0
+        # How late this process gets to what it is to do at a time, and so to requests that have come.
+        self._lag = Pace()
 
     # ---- routes
 
@@ -172,7 +178,10 @@ class Pool:
     # ---- requests
 
     def submit(self, one: Waiting) -> None:
-        """Takes a request in; it may be answered at once by an error."""
+        """Takes a request in; it may be answered at once by an error.
+
+        Its deadline becomes earlier by the time for which it may have lain unread, as far as that can be known.
+        """
         name, now_s = one.model, self._loop.time()
         self._came[name] += one.rows
         serving = self._by_model[name]
@@ -180,9 +189,13 @@ class Pool:
         if not serving and (name not in self._awaited or name not in self._least_s):
             self._fail(one, InferenceError(Kind.FULL, f"no part of a device serves {name} now", hint="try again later"))
             return
-        if one.deadline_s < now_s + self._least_s[name][one.rows - 1]:
+        lag_s, left_s = self._lag.late_s, one.deadline_s - now_s - self._least_s[name][one.rows - 1]
+        if left_s < lag_s:
+            if left_s >= 0:
+                self._lag.forget()
             self._drop(one)
             return
+        one.deadline_s -= lag_s
         queue = self.queues[name]
         if queue.rows >= self._bounds[name]:
             self._fail(
@@ -230,7 +243,8 @@ class Pool:
         batch = turns.batches.popleft()
         now_s = self._loop.time()
         if turns.batches:
-            turns.batches[0].ends_s = now_s + turns.batches[0].expected_s
+            turns.batches[0].begun_s = now_s
+            turns.batches[0].ends_s = now_s + self._takes_s(turns, turns.batches[0].model, turns.batches[0].rows)
         elif not turns.is_closed:
             self._look(turns, batch)
         took_s = (ended_ns - started_ns) / 1e9
@@ -240,6 +254,7 @@ class Pool:
                 self._fail(one, InferenceError(Kind.RAISED, f"{batch.model} raised: {raised}"[:500]))
         else:
             self._answer(turns, batch, started_ns / 1e9, took_s)
+            turns.round.pace(batch.model).ended(batch.expected_s, self._loop.time() - batch.begun_s)
         if not turns.is_closed:
             self._look(turns)
         elif not turns.batches and turns.on_idle is not None:
@@ -284,14 +299,21 @@ class Pool:
         if turns.batches:
             ends_s = turns.batches[0].ends_s
             if ends_s - now_s > STAGE_S:
-                turns.timer = self._loop.call_at(ends_s - STAGE_S, self._look, turns)
+                self._look_at(turns, ends_s - STAGE_S)
                 return
             begins_s = max(now_s, ends_s)
         found = look(turns.round, self.queues, begins_s)
         if isinstance(found, Dispatch):
             self._stage(turns, found, begins_s, leaving)
         elif found.at_s < math.inf:
-            turns.timer = self._loop.call_at(max(found.at_s, now_s), self._look, turns)
+            self._look_at(turns, max(found.at_s, now_s))
+
+    def _look_at(self, turns: Turns, at_s: float) -> None:
+        turns.timer = self._loop.call_at(at_s, self._due, turns, at_s)
+
+    def _due(self, turns: Turns, at_s: float) -> None:
+        self._lag.ended(LAG_S_MAX, LAG_S_MAX + self._loop.time() - at_s)
+        self._look(turns)
 
     def _stage(self, turns: Turns, found: Dispatch, begins_s: float, leaving: _Batch | None) -> None:
         """Copies a batch into a free slot and has it run."""
@@ -309,16 +331,21 @@ class Pool:
                 view[at : at + one.rows] = array
             at += one.rows
         self._number += 1
-        expected_s = turns.latencies_s[name][at - 1]
+        ends_s = begins_s + self._takes_s(turns, name, at)
         turns.batches.append(
             _Batch(
-                number=self._number, model=name, rows=at, slot=slot, requests=requests, expected_s=expected_s,
-                ends_s=begins_s + expected_s, copied_s=self._loop.time() - began_s,
+                number=self._number, model=name, rows=at, slot=slot, requests=requests,
+                expected_s=turns.latencies_s[name][at - 1], begun_s=begins_s, ends_s=ends_s,
+                copied_s=self._loop.time() - began_s,
             )
         )  # fmt: skip
         turns.executor.run(self._number, name, at, slot)
         if len(turns.batches) == 1 and self.queues[name].rows:
-            turns.timer = self._loop.call_at(max(began_s, begins_s + expected_s - STAGE_S), self._look, turns)
+            self._look_at(turns, max(self._loop.time(), ends_s - STAGE_S))
+
+    def _takes_s(self, turns: Turns, model: str, rows: int) -> float:
+        """As planned, and what batches took longer than that."""
+        return turns.latencies_s[model][rows - 1] + max(0.0, turns.round.pace(model).mean_s)
 
     # ---- outcomes
 
