@@ -23,6 +23,8 @@ CAPACITY_PCT = 90  # of the cores; the rest is the front's and its clients'
 CAPACITY_PCT_MIN = 10
 PREPARE_PCT_MIN = 10  # of one core that is QUOTA_US_MIN
 WEIGHT = 4
+# In v2, where the front has a group of its own; otherwise its place does that (agent/serving/priority.py).
+_FRONT_WEIGHT = 10
 _CONTROLLERS = ("cpu", "cpuset", "cpuacct")
 _LEAF = "farside-front"
 _PREFIX = "farside-serve-"
@@ -267,6 +269,8 @@ def _delegate(folder: Path) -> None:
     except OSError as error:
         raise Unavailable(f"{folder}/{_LEAF}: {error.strerror}", hint=_HINT) from error
     _hand_down(folder)
+    if (folder / _LEAF).exists():
+        _set_weight(2, folder / _LEAF, _FRONT_WEIGHT)
 
 
 def _hand_down(folder: Path) -> None:

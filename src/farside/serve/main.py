@@ -24,6 +24,7 @@ from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.mps import MpsDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.partition.whole import WholeDriver
+from farside.agent.serving.priority import go_first
 from farside.agent.serving.remote import Address
 from farside.client.manager_client import ManagerAddress
 from farside.daemon.control.keys import read_keys
@@ -130,6 +131,7 @@ async def _check_start(deployment: Deployment, plan_file: Path | None, manager: 
 
 async def _run(deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None) -> None:
     grounds = await _grounds(deployment, plan_file, manager)
+    go_first()
     ended = asyncio.Event()
     with on_end_signals(ended.set):
         async with AsyncExitStack() as stack:
