@@ -3,101 +3,83 @@
 By cgroup v2, or by v1 where the memory controller is still there; as root. The guests of tests/vm run it too.
 """
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import until
+from farside.errors import Unavailable
+from tests.support.kernel_limit import MemoryLimit
+from tests.train.executors import executor, overlapping
 from tests.train.programs import model_of
 
-ROOT = Path("/sys/fs/cgroup")
 LIMIT_S = 900.0
-ROWS, COLUMNS = 12_000, 2_000
+ROWS, COLUMNS, BLOCKS, ITERATIONS = 12_000, 2_000, 64, 8
 INPUT_BYTES = 8 * ROWS * COLUMNS
 PROGRAM_BYTES = 80 << 20
 """Enough for `farside train`, its worker, and the buffers of blocks that come back."""
-WORDS = (
-    "nmf", "--data", "synthetic", "--rows", ROWS, "--columns", COLUMNS, "--blocks", 64, "--iterations", 8,
-)  # fmt: skip
-
-
-class Limited:
-    """A cgroup with a limit on memory."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        """Makes it; the test skips where that can't be."""
-        if os.geteuid() != 0:
-            pytest.skip("a limit on memory needs root")
-        self._is_v1 = (ROOT / "memory/memory.limit_in_bytes").exists()
-        self._folder = (ROOT / "memory" if self._is_v1 else ROOT) / f"farside-spill-{os.getpid()}"
-        try:
-            if not self._is_v1:
-                (ROOT / "cgroup.subtree_control").write_text("+memory")
-            self._folder.mkdir()
-            name = "memory.limit_in_bytes" if self._is_v1 else "memory.max"
-            (self._folder / name).write_text(str(limit_bytes))
-        except OSError as error:
-            pytest.skip(f"the kernel does not limit memory here: {error}")
-
-    @property
-    def kills(self) -> int:
-        """How many processes were killed for memory."""
-        name = "memory.oom_control" if self._is_v1 else "memory.events"
-        rows = dict(line.split() for line in (self._folder / name).read_text().splitlines())
-        return int(rows["oom_kill"])
-
-    @property
-    def enter(self) -> str:
-        """A shell's words that move it there."""
-        return f"echo $$ >{self._folder}/cgroup.procs; "
-
-    def close(self) -> None:
-        """Removes it, once its processes have ended."""
-        until(lambda: not (self._folder / "cgroup.procs").read_text(), what="the end of its processes")
-        self._folder.rmdir()
+WORDS = ("--data", "synthetic", "--rows", ROWS, "--columns", COLUMNS, "--blocks", BLOCKS, "--iterations", ITERATIONS)
+JOBS = ("nmf", "mlr")
 
 
 @pytest.fixture
-def limited() -> Iterator[Limited]:
-    """Memory for half of the input, and for what a job needs besides."""
-    made = Limited(INPUT_BYTES // 2 + PROGRAM_BYTES)
-    yield made
-    made.close()
+def limits() -> Iterator[dict[str, MemoryLimit]]:
+    """For each job memory for half of its input, and for what it needs besides."""
+    with ExitStack() as stack:
+        made = {}
+        for job in JOBS:
+            try:
+                made[job] = MemoryLimit(INPUT_BYTES // 2 + PROGRAM_BYTES, job)
+            except Unavailable as error:
+                pytest.skip(str(error))
+            stack.callback(made[job].close)
+        yield made
 
 
-def trained(out: Path, *more: object, enter: str = "") -> tuple[int, str, float]:
-    """Exit code, errors and seconds of a job."""
-    words = [sys.executable, "-m", "farside", "train", *map(str, (*WORDS, *more)), "--out", str(out)]
-    began_s = time.monotonic()
+def trained(job: str, out: Path, *more: object, enter: str = "") -> tuple[int, str]:
+    """Exit code and errors of a job."""
+    words = [sys.executable, "-m", "farside", "train", job, *map(str, (*WORDS, *more)), "--out", str(out)]
     done = subprocess.run(
         ["sh", "-c", f'{enter}exec "$@"', "sh", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    return done.returncode, done.stderr, time.monotonic() - began_s
+    return done.returncode, done.stderr
 
 
-def check_that_it_ends_spilled_and_is_killed_otherwise(tmp_path: Path, limited: Limited) -> None:
-    """A job without a limit, with one and spilled, and with one alone."""
-    code, errors, free_s = trained(tmp_path / "free.npz")
-    assert code == 0, errors
+def check_that_two_jobs_end_spilled_and_are_killed_otherwise(tmp_path: Path, limits: dict[str, MemoryLimit]) -> None:
+    """Two jobs that take turns: alone without a limit, together with limits and spilled, and each without spilling."""
+    for job in JOBS:
+        code, errors = trained(job, tmp_path / f"{job}-free.npz")
+        assert code == 0, errors
 
-    code, errors, spilled_s = trained(tmp_path / "spilled.npz", "--spill-dir", tmp_path, enter=limited.enter)
-    assert code == 0, errors
-    assert limited.kills == 0
-    assert model_of(tmp_path / "spilled.npz") == model_of(tmp_path / "free.npz")
-    print(f"with memory for half of its input a job takes {spilled_s / free_s:.2f} times as long as without a limit")
+    began_s = time.monotonic()
+    with executor(tmp_path) as shared, ThreadPoolExecutor() as pool:
+        told = ("--spill-dir", tmp_path, "--executor", shared.socket)
+        ends = {
+            job: pool.submit(trained, job, tmp_path / f"{job}.npz", *told, enter=limits[job].enter) for job in JOBS
+        }  # fmt: skip
+        for end in ends.values():
+            code, errors = end.result()
+            assert code == 0, errors
+        rows = shared.trace()
+    assert overlapping(rows, ("COMP",)) == []
+    for job in JOBS:
+        assert limits[job].kills == 0
+        assert model_of(tmp_path / f"{job}.npz") == model_of(tmp_path / f"{job}-free.npz")
+    print(f"two jobs with memory for half of their input each ended after {time.monotonic() - began_s:.0f} s")
 
-    code, errors, _ = trained(tmp_path / "killed.npz", enter=limited.enter)
-    assert code == 128 + 9, errors
-    assert limited.kills > 0
+    for job in JOBS:
+        code, errors = trained(job, tmp_path / "killed.npz", enter=limits[job].enter)
+        assert code == 128 + 9, errors
+        assert limits[job].kills > 0
 
 
 @pytest.mark.long
-def test_a_job_with_memory_for_half_of_its_input_ends_with_the_same_bits_and_is_killed_without_spilling(
-    tmp_path: Path, limited: Limited
+def test_jobs_with_memory_for_half_of_their_input_end_with_the_same_bits_and_are_killed_without_spilling(
+    tmp_path: Path, limits: dict[str, MemoryLimit]
 ) -> None:
-    check_that_it_ends_spilled_and_is_killed_otherwise(tmp_path, limited)
+    check_that_two_jobs_end_spilled_and_are_killed_otherwise(tmp_path, limits)
