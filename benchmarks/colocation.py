@@ -4,6 +4,8 @@ Both jobs have an Aggregator, by TCP over the loopback of a network namespace of
 sets the rate: PULL and PUSH of both meet on it, as on a machine's one link. The rate is chosen so that a job alone
 communicates as long as it computes. Cases take turns in each round; a ratio is one within a round; the median is
 printed with the least and the most. Needs root. Where computing alone spreads by over 15 %, no bar is judged.
+
+``python -m benchmarks.colocation spill``: jobs whose input does not fit in memory (`colocation_spill.py`).
 """
 
 import argparse
@@ -61,6 +63,10 @@ def arguments(description: str, output: Path, *, has_processors: bool = False) -
 
 def main() -> int:
     """Measures what is asked for, and writes it."""
+    if sys.argv[1:2] == ["spill"]:
+        from benchmarks.colocation_spill import main as spill
+
+        return spill(sys.argv[2:])
     asked = arguments("Jobs that take turns on a node, measured.", RESULTS, has_processors=True)
     if os.geteuid() != 0:
         print(
@@ -68,16 +74,24 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    if not os.environ.get(INSIDE):
-        argv = ["unshare", "-n", sys.executable, "-m", "benchmarks.colocation", *sys.argv[1:]]
-        return subprocess.run(argv, env={**os.environ, INSIDE: "1"}, check=False).returncode
+    code = in_namespace()
+    if code is not None:
+        return code
     machine = this_machine()
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="farside-colo-") as folder, ExitStack() as stack:
         processors = sorted(os.sched_getaffinity(0))[-asked.processors :]
         bench = Bench(Path(folder), stack, iterations=asked.iterations, processors=processors)
         write(asked.output, "benchmarks.colocation", machine, bench.measure(asked.rounds))
     return 0
+
+
+def in_namespace() -> int | None:
+    """Runs this command again in a network namespace of its own; its exit code, or None where that is so already."""
+    if not os.environ.get(INSIDE):
+        argv = ["unshare", "-n", sys.executable, "-m", "benchmarks.colocation", *sys.argv[1:]]
+        return subprocess.run(argv, env={**os.environ, INSIDE: "1"}, check=False).returncode
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    return None
 
 
 def write(output: Path, module: str, machine: Machine, found: dict[str, Any]) -> None:
@@ -235,18 +249,22 @@ class Bench:
         return found
 
     def _started(self, stack: ExitStack, job: str, name: str, *, turns: bool) -> "list[subprocess.Popen[str]]":
-        options = msgspec.structs.replace(JOBS[name], iterations=self._iterations)
-        program = [sys.executable, "-m", "farside.cli.demo.colocated_job", msgspec.json.encode(options).decode()]
+        program, more = self._program(name)
         found = []
         for where, variables in self._workers(turns=turns):
             process = subprocess.Popen(
-                [*where, *program], text=True, env={**os.environ, JOB: job, **variables}, stdin=subprocess.PIPE,
+                [*where, *program], text=True, env={**os.environ, JOB: job, **variables, **more}, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )  # fmt: skip
             stack.enter_context(process)
             stack.callback(process.kill)
             found.append(process)
         return found
+
+    def _program(self, name: str) -> tuple[list[str], Mapping[str, str]]:
+        """The words of a job's worker, and its variables."""
+        options = msgspec.structs.replace(JOBS[name], iterations=self._iterations)
+        return [sys.executable, "-m", "farside.cli.demo.colocated_job", msgspec.json.encode(options).decode()], {}
 
     def _workers(self, *, turns: bool) -> Iterator[tuple[list[str], Mapping[str, str]]]:
         """The words that begin the command of each worker of a job, and its variables."""

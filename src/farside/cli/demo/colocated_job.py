@@ -1,8 +1,8 @@
 """One worker of the co-location scene, and of its benchmark: ``python -m farside.cli.demo.colocated_job OPTIONS``.
 
 OPTIONS are a program's, as JSON. It is a worker as `farside train` starts one, but that it draws its input, says
-"ready" and waits for a line before it trains: so no time has a start in it that is not meant to. The last line of its
-output is JSON with times of CLOCK_MONOTONIC.
+"ready" and waits for a line before it trains: so no time has a start in it that is not meant to. Input that may be
+spilled is drawn block by block, as it is asked for. The last line of its output is JSON with times of CLOCK_MONOTONIC.
 """
 
 import io
@@ -22,6 +22,7 @@ from farside.training.app.catalog import PROGRAMS
 from farside.training.app.dataset import load
 from farside.training.app.program import Options, nobody_watches
 from farside.training.loop.job import CHECKPOINT_DIR
+from farside.training.loop.spilling import SPILL_DIR
 from farside.training.loop.turns import EXECUTOR
 from farside.training.static_plan import SERVICE
 from farside.whole_file import write_whole
@@ -33,8 +34,10 @@ def main(argument: str) -> int:
     options = msgspec.json.decode(argument, type=Options)
     if options.app == "lda":
         _compile(options)
-    data = load(options)
-    data = replace(data, blocks=list(data.blocks))
+    spills = bool(os.environ.get(SPILL_DIR))
+    data = load(options, lets_go=spills)
+    if not spills:
+        data = replace(data, blocks=list(data.blocks))
     print("ready", flush=True)
     sys.stdin.readline()
     begun_ns = time.monotonic_ns()
