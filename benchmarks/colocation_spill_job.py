@@ -24,7 +24,8 @@ def hold(fixed: dict[str, float]) -> None:
     """Holds it fast in this process."""
     begins = fixed.get("begins", fixed.get("spilled"))
     if begins is not None:
-        alpha.first_share = lambda **_: begins
+        share = begins
+        alpha.first_share = lambda **_: share
     obeys = SpillsBlocks._obey
 
     def obey(spills: Any, keep: Keep | None) -> None:

@@ -10,9 +10,10 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -54,6 +55,7 @@ from benchmarks.figure import Figure, as_text
 from benchmarks.figure_plot import save_plot
 from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.policy_runs import data_folder
+from benchmarks.result import Machine
 
 SEED = 1
 
@@ -181,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
     parser.add_argument("--draws", type=_pairs, metavar="JOBS:SEED,...", help="of qssf-draws, such as 8000:1,16000:5")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder of the real traces; default: FARSIDE_DATA")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables as JSON, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables as JSON; other figures in it stay")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="save the plots of figures that have some, as SVG")
     options = parser.parse_args(arguments)
     unknown = set(options.figures) - set(FIGURES)
@@ -200,12 +202,20 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  plot: {save_plot(plot, options.plots)}")
         print(f"  ({key}: {time.monotonic() - started_s:.1f} s)\n", flush=True)
     if options.json:
-        told = {
-            "command": this_command("benchmarks.reproduce"), "commit": this_commit(), "machine": machine,
-            "figures": [replace(figure, plots=()) for figure in made],
-        }  # fmt: skip
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+        _write(options.json, made, machine, is_all=not options.figures)
     return 0
+
+
+def _write(path: Path, made: Sequence[Figure], machine: Machine, *, is_all: bool) -> None:
+    """Writes the file; figures of it that were not made stay as they are."""
+    head = {"command": this_command("benchmarks.reproduce"), "commit": this_commit(), "machine": machine}
+    shown = [replace(figure, plots=()) for figure in made]
+    told: dict[str, Any] = {**head, "figures": shown}
+    if path.exists() and not is_all:
+        told = msgspec.json.decode(path.read_bytes())
+        ours = {figure.key: msgspec.to_builtins(figure) | msgspec.to_builtins(head) for figure in shown}
+        told["figures"] = [ours.pop(known["key"], known) for known in told["figures"]] + list(ours.values())
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

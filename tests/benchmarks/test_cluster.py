@@ -1,6 +1,8 @@
 """The simulated cluster: deterministic, and sane in what the paper says of it."""
 
+import json
 import random
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -100,3 +102,15 @@ def test_reproduce_prints_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce.main(["--quick", "headroom-trace"]) == 0
 
     assert "infiniswap Figure 2.17" in capsys.readouterr().out
+
+
+def test_a_figure_that_is_made_again_takes_its_place_in_the_file_and_others_stay(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    for key in ("headroom-trace", "two-dimensional", "headroom-trace"):
+        assert reproduce.main(["--quick", key, "--json", str(file)]) == 0
+
+    found = json.loads(file.read_bytes())["figures"]
+
+    assert [figure["key"] for figure in found] == ["headroom-trace", "two-dimensional"]
+    assert all(figure["tables"] for figure in found)
+    assert all(figure["command"] and figure["machine"] for figure in found)
