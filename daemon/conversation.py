@@ -83,7 +83,8 @@ class Conversation:
 
     def _on_query_mem(self, seq: int, _: m.Message) -> None:
         lender = self._lender
-        self._channel.answer(seq, lender.memory.free_mem(lender.snapshot(), lends=lender.lends))
+        snapshot = lender.snapshot()
+        self._channel.answer(seq, lender.memory.free_mem(snapshot, leasable_slabs=lender.leasable_slabs(snapshot)))
 
     def _on_map(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Map)

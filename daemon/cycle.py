@@ -1,9 +1,12 @@
 """Cycle of the donor: in each sample period it reads memory, decides, and acts."""
 
+from collections.abc import Sequence
+
 from farside.clock import Clock
 from farside.daemon.headroom import Action, Grow, Hasten, Recall, ReleaseUnmapped, decide
 from farside.daemon.slab.lender import Lender
 from farside.daemon.slab.recall import Recaller
+from farside.daemon.slab.sessions import Loan
 from farside.daemon.tasks import Tasks
 from farside.errors import Unavailable
 from farside.log import get_log
@@ -70,6 +73,8 @@ class Cycle:
             # A donor that is drained has recalled everything; only the time for that may have to end sooner.
             if self._lender.lends or isinstance(action, Hasten):
                 await self._act(action)
+        # 5. What is lent, or ready, beyond the limit goes back, whatever memory there is.
+        await self._keep_limit()
 
     def _observe(self, *, is_settled: bool) -> None:
         self._unsettled = 0 if is_settled else self._unsettled + 1
@@ -95,12 +100,24 @@ class Cycle:
                 count = self._recaller.hasten()
                 _log.warning("no time left to move recalled slabs", count=count, reason=action.reason)
             case Grow():
-                await self._lender.pool.grow(action.count)
+                pool = self._lender.pool
+                await pool.grow(max(0, self._lender.within_limit(pool.ready + action.count) - pool.ready))
             case ReleaseUnmapped():
                 await self._lender.pool.release_ready(action.count)
             case Recall():
-                loans = await self._recaller.choose(action.count)
-                _log.info("slabs recalled", count=len(loans), deadline_s=action.deadline_s, reason=action.reason)
-                self._recaller.begin(loans, action.deadline_s)
-                # In a task of its own: borrowers get seconds, and the next sample must not wait for them.
-                self._tasks.start(self._recaller.finish(loans), "recalling slabs")
+                self._recall(await self._recaller.choose(action.count), action.deadline_s, action.reason)
+
+    async def _keep_limit(self) -> None:
+        lender = self._lender
+        ready = lender.pool.ready
+        if (spare := ready - lender.within_limit(ready)) > 0:
+            await lender.pool.release_ready(spare)
+        if lender.excess_slabs:
+            loans = await self._recaller.choose(lender.excess_slabs, lender.lent)
+            self._recall(loans, lender.limit_deadline_s, "more is lent than the limit allows")
+
+    def _recall(self, loans: Sequence[Loan], deadline_s: float, reason: str) -> None:
+        _log.info("slabs recalled", count=len(loans), deadline_s=deadline_s, reason=reason)
+        self._recaller.begin(loans, deadline_s)
+        # In a task of its own: borrowers get seconds, and the next sample must not wait for them.
+        self._tasks.start(self._recaller.finish(loans), "recalling slabs")

@@ -22,6 +22,7 @@ from farside.daemon.metrics import donor_metrics
 from farside.daemon.server import Server
 from farside.daemon.slab.drain import Drain
 from farside.daemon.slab.lender import Exporter, Lender
+from farside.daemon.slab.limit import Limit
 from farside.daemon.slab.offered import OfferedMemory
 from farside.daemon.slab.pool import Pool, SlabMemory
 from farside.daemon.slab.recall import Recaller
@@ -145,7 +146,7 @@ class Donor:
         # Before anybody can ask: the metrics show the last picture, and there must be one.
         self._publish(lender)
         drain = Drain(lender, recaller, Tasks(group))
-        handlers = {"status": self._on_status(lender), **drain.handlers}
+        handlers = {"status": self._on_status(lender), **drain.handlers, **Limit(lender).handlers}
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:

@@ -9,7 +9,6 @@ from farside.daemon.headroom import (
     MemorySnapshot,
     SlabCounts,
     default_headroom_bytes,
-    leasable_slabs,
     smoothed_use_bytes,
     used_by_others_bytes,
 )
@@ -77,11 +76,11 @@ class MemoryWatch:
             psi_full_pct=self._reading.psi_full_pct,
         )
 
-    def free_mem(self, snapshot: MemorySnapshot, *, lends: bool = True) -> FreeMem:
-        """The answer to QUERY_MEM. [infiniswap §2.6.1, 2]"""
+    def free_mem(self, snapshot: MemorySnapshot, *, leasable_slabs: int) -> FreeMem:
+        """The answer to QUERY_MEM, with how many slabs could be lent now. [infiniswap §2.6.1, 2]"""
         slabs_bytes = (snapshot.unmapped + snapshot.mapped + snapshot.recalled) * self._slab_bytes
         return FreeMem(
-            free_slabs=0 if not lends else leasable_slabs(snapshot, self.params),
+            free_slabs=leasable_slabs,
             # The larger: a donor that was squeezed just now must not look like the emptiest.
             used_bytes=int(max(snapshot.used_bytes, snapshot.used_now_bytes)) + slabs_bytes,
             total_bytes=self.total_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 
-from farside.daemon.headroom import free_bytes, leasable_slabs
+from farside.daemon.headroom import free_bytes
 from farside.daemon.slab.lender import Lender
 from farside.daemon.slab.sessions import LoanState, Transport
 
@@ -37,6 +37,7 @@ class MemoryStatus:
     free_bytes: int
     headroom_bytes: int
     free_slabs: int  # that could be lent now
+    limit_bytes: int | None  # at most so much is lent, by the command ``limit``; None: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,8 @@ def _memory(lender: Lender) -> MemoryStatus:
         slabs_bytes=lender.pool.slabs_bytes,
         free_bytes=int(free_bytes(snapshot, params.slab_bytes, snapshot.used_bytes)),
         headroom_bytes=params.headroom_bytes,
-        free_slabs=leasable_slabs(snapshot, params) if lender.lends else 0,
+        free_slabs=lender.leasable_slabs(snapshot),
+        limit_bytes=lender.limit_bytes,
     )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from farside.clock import Clock
 from farside.daemon.control.messages import ErrorCode
 from farside.daemon.counters import Counters, Ending
-from farside.daemon.headroom import MemorySnapshot, SlabCounts, slabs_to_give_back, slabs_to_grow
+from farside.daemon.headroom import MemorySnapshot, SlabCounts, leasable_slabs, slabs_to_give_back, slabs_to_grow
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.slab.pool import Pool, Slab
 from farside.daemon.slab.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
@@ -75,6 +75,8 @@ class Lender:
         is_closing: True once this donor ends: it lets no borrower in any more.
         drained_by: Who asked that no more is lent; nobody: it lends. What comes back is not made again then; borrowers
             that are here stay.
+        limit_bytes: At most so much is lent, whatever memory there is; None: as much as that allows.
+        limit_deadline_s: Time that borrowers get to move what was lent beyond it.
     """
 
     def __init__(
@@ -99,6 +101,8 @@ class Lender:
         self.loans_changed = asyncio.Event()
         self.is_closing = False
         self.drained_by: tuple[str, ...] = ()
+        self.limit_bytes: int | None = None
+        self.limit_deadline_s = 0.0
         self._tasks = tasks
         self._token = token
 
@@ -111,6 +115,27 @@ class Lender:
     def lends(self) -> bool:
         """True while slabs may be lent."""
         return not (self.is_closing or self.is_draining)
+
+    @property
+    def excess_slabs(self) -> int:
+        """Slabs that are lent beyond the limit, and not recalled yet."""
+        if self.limit_bytes is None:
+            return 0
+        return max(0, len(self.lent()) - self.limit_bytes // self.pool.slab_bytes)
+
+    def within_limit(self, slabs: int) -> int:
+        """Number of these slabs that may be lent, besides those that are."""
+        if self.limit_bytes is None:
+            return slabs
+        return max(0, min(slabs, self.limit_bytes // self.pool.slab_bytes - len(self.ledger.loans)))
+
+    def leasable_slabs(self, snapshot: MemorySnapshot) -> int:
+        """Slabs that could be lent now, ready or made on demand."""
+        return self.within_limit(leasable_slabs(snapshot, self.memory.params)) if self.lends else 0
+
+    def lent(self) -> tuple[Loan, ...]:
+        """Loans that are not recalled yet."""
+        return tuple(loan for loan in self.ledger.loans if loan.state is LoanState.LENT)
 
     def snapshot(self) -> MemorySnapshot:
         """Memory and slabs as they are now."""
@@ -131,7 +156,7 @@ class Lender:
 
     def recallable(self) -> tuple[Loan, ...]:
         """Loans whose end would give other programs memory, and that are not recalled yet."""
-        return tuple(loan for loan in self.ledger.loans if loan.state is LoanState.LENT and not loan.slab.is_huge)
+        return tuple(loan for loan in self.lent() if not loan.slab.is_huge)
 
     async def lend(self, session: Session, *, device: str, count: int, transport: Transport) -> tuple[Loan, ...]:
         """Lends up to `count` slabs.
@@ -191,7 +216,8 @@ class Lender:
         self.counters.fences += 1
 
     def _may_lend(self, session: Session) -> bool:
-        return self.lends and self.ledger.is_open(session) and self.ledger.has_quota(session.node)
+        has_room = self.within_limit(1) > 0 and self.ledger.has_quota(session.node)
+        return self.lends and has_room and self.ledger.is_open(session)
 
     async def _slab(self, transport: Transport) -> Slab | None:
         """A ready slab, or one made now if memory bears it. Others may take it while it is made: hence the loop."""
@@ -226,5 +252,5 @@ class Lender:
         if not self.lends or how in (Ending.MIGRATED, Ending.EVICTED, Ending.REVOKED):
             return False
         params = self.memory.params
-        is_short = self.pool.ready + self.pool.changing < params.preallocate_slabs
+        is_short = self.pool.ready + self.pool.changing < self.within_limit(params.preallocate_slabs)
         return is_short and not slabs_to_give_back(self.snapshot(), params)

@@ -21,7 +21,7 @@ A borrower that lost its connection meanwhile hears of it when it comes back in 
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from farside.clock import Clock
 from farside.daemon.control.messages import LEASES_MAX, Activity, CheckActivity, Evict, Feature, Migrate
@@ -49,9 +49,13 @@ class Recaller:
         self._extra = evict_extra
         self._evict_deadline_s = evict_deadline_s
 
-    async def choose(self, count: int) -> tuple[Loan, ...]:
-        """Choose ``count`` loans to recall: the least active of those asked about. [infiniswap §2.5.2]"""
-        loans = {loan.lease: loan for loan in self._lender.recallable()}
+    async def choose(self, count: int, among: Callable[[], Iterable[Loan]] | None = None) -> tuple[Loan, ...]:
+        """Choose ``count`` loans to recall: the least active of those asked about. [infiniswap §2.5.2]
+
+        ``among``: those that may be chosen; None: those whose end would give programs memory.
+        """
+        among = among or self._lender.recallable
+        loans = {loan.lease: loan for loan in among()}
         mapped = tuple(MappedSlab(lease=loan.lease, leased_at_s=loan.since_s) for loan in loans.values())
         asked = candidates(mapped, count=count, extra=self._extra, rng=self._rng)
         activity: dict[int, float] = {}
@@ -62,7 +66,7 @@ class Recaller:
         for victim in victims:
             _log.info("slab chosen for recall", lease=victim.lease, reason=victim.reason)
         # While we asked, some may have ended or been recalled by another batch.
-        still_lent = set(self._lender.recallable())
+        still_lent = set(among())
         return tuple(loan for loan in (loans[victim.lease] for victim in victims) if loan in still_lent)
 
     def begin(self, loans: Sequence[Loan], deadline_s: float) -> None:

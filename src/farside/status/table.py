@@ -111,6 +111,13 @@ def borrowed_table(device: Row) -> Table:
     return table
 
 
+def _lent(daemon: Row) -> str:
+    """Slabs that a donor has lent, and the limit of what it lends."""
+    lent = f"{_number(daemon.get('slab_counts', {}), 'lent'):.0f}"
+    limit_bytes = daemon.get("memory", {}).get("limit_bytes")
+    return lent if limit_bytes is None else f"{lent}, at most {format_bytes(limit_bytes)}"
+
+
 def lent_table(daemons: Iterable[Row]) -> Table:
     """What each donor lends, and what its own programs use."""
     columns = ("donor", "memory", "own programs", "free", "headroom", "slabs lent", "going back", "ready", "recalled")
@@ -122,7 +129,7 @@ def lent_table(daemons: Iterable[Row]) -> Table:
         table.add_row(
             str(daemon.get("node", "-")),
             *(format_bytes(_number(memory, f"{name}_bytes")) for name in ("total", "used", "free", "headroom")),
-            f"{_number(states, 'lent'):.0f}",
+            _lent(daemon),
             f"{_number(states, 'migrating') + _number(states, 'evicting'):.0f}",
             f"{_number(states, 'ready'):.0f}",
             str(int(_number(counters, "migrations") + _number(counters, "evictions"))),
