@@ -82,7 +82,8 @@ def architecture() -> str:
 
 def _fill(staging: Path) -> None:
     _python(staging)
-    _put(ROOT / "systemd", staging / "lib/systemd/system", "*.service")
+    for pattern in ("*.service", "*.target"):
+        _put(ROOT / "systemd", staging / "lib/systemd/system", pattern)
     for kind in ("sysusers.d", "tmpfiles.d"):
         _put(ROOT / "systemd" / kind, staging / "usr/lib" / kind, "*.conf")
     _put(ROOT / "debian/etc", staging / "etc/farside", "*.toml")

@@ -10,6 +10,7 @@ from tests.support.programs import outcome
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICES = sorted(UNITS.glob("*.service"))
+TARGET = UNITS / "farside.target"
 # What `systemd-analyze security` may give each, in tenths; systemd/README.md says why it is not less.
 EXPOSURE_MOST = {
     "farside-daemon.service": 18,
@@ -38,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in STANDARD.iterdir():
         if name.suffix in (".target", ".mount", ".slice", ".socket", ".path") and name.is_file():
             shutil.copy(name, units)
-    for path in SERVICES:
+    for path in (*SERVICES, TARGET):
         shutil.copy(path, units)
     for program in ("usr/bin/farside", "usr/bin/env", "usr/bin/kill", "usr/bin/systemd-tmpfiles"):
         (folder / program).parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SERVICES, TARGET], ids=lambda path: path.name)
 def test_systemd_finds_nothing_wrong(path: Path, root: Path) -> None:
     unit = path.name.replace("@", "@swap0")
 
@@ -56,6 +57,28 @@ def test_systemd_finds_nothing_wrong(path: Path, root: Path) -> None:
     # It ends with 0 after a word that it does not know, too: only silence is clean.
     ours = [line for line in (done.stdout + done.stderr).splitlines() if "farside" in line]
     assert (done.status, ours) == (0, [])
+
+
+def words_of(path: Path) -> list[tuple[str, str]]:
+    """The settings of a unit in their order, several units of one line apart."""
+    lines = [line for line in path.read_text().splitlines() if line and line[0] not in "#[;"]
+    return [(line.split("=", 1)[0], word) for line in lines for word in line.split("=", 1)[1].split()]
+
+
+def test_one_target_brings_up_a_node_and_none_of_its_services_ends_with_another() -> None:
+    services = [word for name, word in words_of(TARGET) if name == "Wants"]
+    files = [word.replace("@swap0", "@") for word in services]
+    ties = ("Requires", "Requisite", "BindsTo", "PartOf", "PropagatesStopTo", "Conflicts", "StopPropagatedFrom")
+
+    tied = [
+        (path.name, name, word)
+        for path in (TARGET, *(UNITS / file for file in files))
+        for name, word in words_of(path)
+        if name in ties and word.startswith("farside")
+    ]
+
+    assert files == ["farside-daemon.service", "farside-blockdev@.service", "farside-agent.service"]
+    assert tied == []
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)

@@ -80,6 +80,8 @@ def _overview(root: Any, commands: dict[str, Any]) -> str:
             f".TP\n.BR farside-{_plain(name)} ({_section(name)})\n{_text(_first_line(command.help))}"
             for name, command in sorted(commands.items())
         ),
+        f".SH SERVICES\n.B {_plain('systemctl enable --now farside.target')}\n"
+        + _text("brings up a node: donor, borrower and agent, none of which needs another."),
         ".SH EXIT STATUS\n0 when all is well, 1 for a failure, 2 for wrong arguments or settings.",
         ".SH FILES\n.TP\n.I /etc/farside\nSettings, donors and the cluster's key; see\n.BR farside.toml (5).",
     ]

@@ -29,7 +29,7 @@ SETTINGS = {
 
 def install_units() -> None:
     """As the package does it."""
-    for unit in UNITS.glob("*.service"):
+    for unit in (*UNITS.glob("*.service"), *UNITS.glob("*.target")):
         shutil.copy(unit, "/etc/systemd/system")
     for folder in ("sysusers.d", "tmpfiles.d"):
         target = Path("/etc", folder)
