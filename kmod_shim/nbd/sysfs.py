@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farside.errors import ConfigError, Unavailable
 from farside.kernel_file import chosen, kernel_text
+from farside.units import KIB
 
 SECTOR_BYTES = 512
 MODULE = "nbd"
@@ -130,10 +131,14 @@ def signature(device: str) -> Mapping[str, str]:
     return {name: value for name, _, value in lines if name in ("TYPE", "UUID", "LABEL", "PTTYPE")}
 
 
-def write_swap_signature(device: str, label: str) -> str:
-    """Run mkswap and check the result with blkid; return the area's UUID. Raises ConfigError."""
+def write_swap_signature(device: str, label: str, size_bytes: int = 0) -> str:
+    """Run mkswap and check the result with blkid; return the area's UUID. Raises ConfigError.
+
+    ``size_bytes``: of the area, from the device's begin; 0: all of it.
+    """
+    size = (str(size_bytes // KIB),) if size_bytes else ()
     # --force: the caller has looked at what is there. A label has 15 bytes at most, and a null.
-    done = _run("mkswap", "--force", "--label", label[:15], device, hint="apt-get install util-linux")
+    done = _run("mkswap", "--force", "--label", label[:15], device, *size, hint="apt-get install util-linux")
     if done.returncode:
         raise ConfigError(f"mkswap {device}: {' '.join(done.stderr.split())}")
     found = signature(device)

@@ -242,4 +242,4 @@ def _sign(wish: Wish, attached: Attached) -> None:
                 )
             ]
         )
-    sysfs.write_swap_signature(attached.device, f"farside-{attached.export}")
+    sysfs.write_swap_signature(attached.device, f"farside-{attached.export}", wish.size_bytes)

@@ -30,6 +30,7 @@ class Wish:
         admin_socket: Of the blockdev that serves the device.
         index: X of /dev/nbdX; None: any that is free.
         connections: Sockets, or 0: one a core, as far as there are workers.
+        size_bytes: Of the swap on the device; 0: all of it.
         forced: Options that overrule refusals.
     """
 
@@ -39,6 +40,7 @@ class Wish:
     priority: int = 100
     connections: int = 0
     by_nbd_client: bool = False
+    size_bytes: int = 0
     keep_sysctl: bool = False
     forced: tuple[str, ...] = ()
 
@@ -82,6 +84,7 @@ def attach_facts(root: Path, wish: Wish, served: Served, records: tuple[Attached
         device_number=_number(root, device),
         device_is_connected=busy,
         connections=connections_of(wish, served),
+        asked_bytes=wish.size_bytes,
         records=records,
         guard=guard_of(root, served) if wish.is_swap else (),
         backings=tuple(_backings(root, served.disk_path)) if served.disk_path else (),

@@ -89,6 +89,7 @@ class AttachFacts:
     backings: tuple[Backing, ...]
     others: tuple[OtherArea, ...]
     hibernation: Hibernation
+    asked_bytes: int = 0  # size of the swap that is asked for; 0: all of the device
 
 
 def attach_refusals(facts: AttachFacts) -> Iterator[Refusal]:
@@ -181,8 +182,13 @@ def _size(facts: AttachFacts) -> Iterator[Refusal]:
             way_out=f"set size_bytes to {near} in blockdev.toml and start it anew",
         )
     # mkswap takes no area of fewer than ten pages.
-    if facts.is_swap and facts.served.size_bytes < 10 * PAGE_BYTES:
+    if facts.is_swap and (facts.asked_bytes or facts.served.size_bytes) < 10 * PAGE_BYTES:
         yield Refusal(found="it is too small for swap", way_out="make it larger")
+    if facts.asked_bytes > facts.served.size_bytes:
+        asked, there = format_bytes(facts.asked_bytes), format_bytes(facts.served.size_bytes)
+        yield Refusal(
+            found=f"swap of {asked} is asked for, and the device has {there}", way_out="name less with --size"
+        )
 
 
 def _backup(facts: AttachFacts) -> Iterator[Refusal]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,18 @@ def test_a_swap_signature_is_written_and_found(tmp_path: Path) -> None:
     uuid = nbd_sysfs.write_swap_signature(str(file), "farside-a-name-that-is-long")
 
     assert nbd_sysfs.signature(str(file)) == {"TYPE": "swap", "UUID": uuid, "LABEL": "farside-a-name-"}
+
+
+def test_swap_may_be_smaller_than_its_device(tmp_path: Path) -> None:
+    need("mkswap", "blkid")
+    file = tmp_path / "area"
+    file.touch()
+    os.truncate(file, 4 * MIB)
+
+    nbd_sysfs.write_swap_signature(str(file), "farside-a", 2 * MIB)
+
+    # `last_page` of the header (include/linux/swap.h), which the kernel goes by.
+    assert int.from_bytes(file.read_bytes()[1028:1032], sys.byteorder) == 2 * MIB // 4096 - 1
 
 
 def test_what_else_stands_there_is_found(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class World:
         patch.setattr("farside.kmod_shim.swap.attach.swap_on", self._swap_on)
         patch.setattr("farside.kmod_shim.swap.detach.swap_off", self._swap_off)
         patch.setattr(nbd_sysfs, "signature", lambda device: self.content)
-        patch.setattr(nbd_sysfs, "write_swap_signature", lambda device, label: self.do("mkswap"))
+        patch.setattr(nbd_sysfs, "write_swap_signature", lambda device, label, size_bytes: self.do("mkswap"))
         patch.setattr(nbd_sysfs, "wait_for_udev", lambda: self.do("let udev look"))
         patch.setattr(nbd_sysfs, "hold_exclusively", lambda device: self.do("look for users"))
 

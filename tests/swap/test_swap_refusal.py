@@ -83,6 +83,8 @@ def test_a_machine_that_all_is_well_with_is_refused_nothing() -> None:
     ("change", "found", "way_out"),
     [
         ({"may_administer": False}, "CAP_SYS_ADMIN", "as root"),
+        ({"asked_bytes": 2 * GIB}, "swap of 2 GiB is asked for, and the device has 1 GiB", "--size"),
+        ({"asked_bytes": 4096}, "too small for swap", "make it larger"),
         ({"records": (attached("swap0"),)}, "attached already, as /dev/nbd3", "farside swap detach /dev/nbd3"),
         ({"device_is_connected": True}, "/dev/nbd0 is busy", "--device"),
         ({"served": replace(SERVED, offered=False)}, "waits for its donors", "farside status"),

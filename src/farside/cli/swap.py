@@ -41,6 +41,9 @@ def attach(
     priority: Annotated[
         int, typer.Option(min=0, max=32767, help="Priority of the swap; the highest is filled first.")
     ] = 100,
+    size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size of the swap, such as 64GiB; default: all of the device.")
+    ] = None,
     connections: Annotated[int, typer.Option(min=0, max=16, help="Number of connections; 0: one per core.")] = 0,
     nbd_client: Annotated[
         bool, typer.Option("--nbd-client", help="Attach with nbd-client, for kernels without nbd netlink.")
@@ -76,6 +79,7 @@ def attach(
         index=None if device is None else device_index(device),
         is_swap=not block,
         priority=priority,
+        size_bytes=_size_of(size),
         connections=connections,
         by_nbd_client=nbd_client,
         keep_sysctl=keep_sysctl,
@@ -86,7 +90,21 @@ def attach(
         note(f"WARNING, overruled by {refusal.force}: {refusal_line(refusal)}")
     made = result.attached
     what = "block device" if block else f"swap, priority {made.priority}"
-    print(f"{made.device}: {made.export}, {format_bytes(made.size_bytes)}, {made.connections} connections, {what}")
+    size = format_bytes(wish.size_bytes or made.size_bytes)
+    print(f"{made.device}: {made.export}, {size}, {made.connections} connections, {what}")
+
+
+def _size_of(text: str | None) -> int:
+    """The size of the swap that an option names; 0: all of the device."""
+    from farside.errors import ConfigError
+    from farside.units import parse_bytes
+
+    if text is None:
+        return 0
+    size_bytes = int(options.value_of("--size", text, parse_bytes))
+    if not size_bytes:
+        raise ConfigError("--size: 0 is no size of a swap area", hint="leave it out for all of the device")
+    return size_bytes
 
 
 @swap_app.command("detach")
