@@ -40,8 +40,16 @@ from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
 from farside.agent.service.executor import ExecutorService
 from farside.agent.service.service import NodeServices
+from farside.agent.service.swap import SwapService
 from farside.agent.session import Node, Session
-from farside.agent.startup import borrowers_of, check_fence, gpus_of, manager_address, why_unfenced
+from farside.agent.startup import (
+    borrowers_of,
+    check_fence,
+    gpus_of,
+    manager_address,
+    memory_rules,
+    why_unfenced,
+)
 from farside.agent.status import AgentStatus, GpuHolder
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
@@ -102,7 +110,11 @@ class Agent:
         self._fence = self._open_fence()
         self._fork_server = ForkServer()
         self.runner = self._open_runner()
-        self._donor = DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock)
+        rules = memory_rules(config)
+        self._donor = DonorSense(
+            _given(config.daemon_socket), control=config.donor_control, clock=clock, rules=rules,
+        )  # fmt: skip
+        self._swap = SwapService(rules, borrowers_of(config), root=config.proc_root.parent, clock=clock)
         self.sense = NodeSense(
             gpus=self._gpus,
             proc_root=config.proc_root,
@@ -127,7 +139,7 @@ class Agent:
             _given(config.executor_socket), _given(config.executor_admin_socket),
             supervisors=self._supervisors, proc=config.proc_root,
         )  # fmt: skip
-        self.services = NodeServices((self._donor, self._borrower, self._aggregator, self._executor))
+        self.services = NodeServices((self._donor, self._borrower, self._aggregator, self._executor, self._swap))
         self.session = self._make_session()
         self._told = asyncio.Event()
         self._latest = self._status()
@@ -168,6 +180,7 @@ class Agent:
                 group.create_task(self._loads.run())
                 group.create_task(self._aggregator.run())
                 group.create_task(self._executor.run())
+                group.create_task(self._swap.run())
                 session = group.create_task(self.session.run())
                 self._say_ready()
                 await self._told.wait()

@@ -302,6 +302,9 @@ class DonorFacts(Part, frozen=True, kw_only=True):
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
     drained: Drained | None = None  # None: the donor lends, or has not answered
     lent: LentMemory | None = None  # None: no donor answers, or the agent is of the version before
+    limit_bytes: U63 | None = None  # at most so much is lent, as the donor was told; None: by its settings alone
+    limit_problem: Text = ""  # why that is not what a manager ordered; empty: it is, or none ordered anything
+    refusal: Text = ""  # why no such order counts here; empty: it does
 
 
 class DonorOrder(Part, frozen=True, kw_only=True):
@@ -309,10 +312,12 @@ class DonorOrder(Part, frozen=True, kw_only=True):
 
     ``closed_by`` not 0: the node is to sleep, so the donor lends nothing further and borrowers get ``deadline_s`` to
     move what they have; `Drained` answers with that number. 0: it lends, as far as the manager is concerned.
+    ``lend_bytes``: it lends at most so much; None: what its settings allow. An agent of the version before ignores it.
     """
 
     closed_by: U63
     deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
+    lend_bytes: U63 | None = None
 
 
 class BorrowerFacts(Part, frozen=True, kw_only=True):
@@ -347,6 +352,30 @@ class TaskLoad(TaskKey, frozen=True, kw_only=True):
     def below_s(self, pct: int) -> float:
         """For how long before the newest sample all of its GPUs were less than ``pct`` busy, as far as it is known."""
         return min((ago_s for level, ago_s in self.peaks if level >= pct), default=self.watched_s)
+
+
+SWAP = "swap"
+"""The node service of the swap that a manager may switch on and off."""
+
+
+class SwapFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts of the service ``swap``: of the one device that this node swaps to on order.
+
+    ``device_bytes``: its size; None: its borrower does not answer. ``attached_bytes``: of the swap that is on it, 0:
+    none is. ``problem``: why that is not what is wanted; empty: it is. ``refusal``: why no order counts here; empty: it
+    does.
+    """
+
+    device_bytes: U63 | None = None
+    attached_bytes: U63 = 0
+    problem: Text = ""
+    refusal: Text = ""
+
+
+class SwapOrder(Part, frozen=True, kw_only=True):
+    """The order of the service ``swap``: the size that it is to have; 0: none, None: what the node's settings say."""
+
+    swap_bytes: U63 | None = None
 
 
 class Reading(ChangingFacts, frozen=True, kw_only=True):

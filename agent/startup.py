@@ -1,11 +1,13 @@
 """What an agent's settings must hold before it starts: asked by the agent itself, and by `farside doctor`."""
 
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from farside.agent.run.containment import CgroupRoot
 from farside.agent.run.gpu_fence import why_no_fence
 from farside.agent.sense.gpu import GpuSense, open_gpus
+from farside.agent.service.memory_rules import MemoryRules, Orders
 from farside.agent.session import ManagerAddress, near_path
 from farside.agent.token import read_token
 from farside.config import AgentConfig
@@ -14,6 +16,7 @@ from farside.endpoint import is_near
 from farside.errors import ConfigError
 from farside.log import get_log
 from farside.tls import TlsFiles, client_tls
+from farside.units import parse_bound
 
 FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
 
@@ -23,6 +26,16 @@ _log = get_log("agent")
 def borrowers_of(config: AgentConfig) -> tuple[Path, ...]:
     """Admin sockets of the node's borrowers."""
     return tuple(map(Path, names_in(config.blockdev_socket)))
+
+
+def memory_rules(config: AgentConfig) -> MemoryRules:
+    """What the node's owner says of its memory, beside a manager's orders."""
+    return MemoryRules(
+        orders=cast(Orders, config.memory_orders),
+        lend_bytes=parse_bound(config.lend),
+        swap_bytes=parse_bound(config.swap) if config.swap != "keep" else None,
+        device=config.swap_device,
+    )
 
 
 def manager_address(config: AgentConfig) -> ManagerAddress:

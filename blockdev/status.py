@@ -108,10 +108,12 @@ class Reporter:
         }
 
     async def figures(self, _: Mapping[str, object]) -> object:
-        """Admin: where the pages are, rates, and latencies, for the node's agent: what is cheap to say every second."""
-        totals, stats = self.device.totals(), self._engine.stats()
+        """Admin: size, places of pages, rates and latencies, for the node's agent: what is cheap to say each second."""
+        totals, stats, config = self.device.totals(), self._engine.stats(), self.device.context.config
         return {
             "role": "blockdev",
+            "name": config.name,
+            "size_bytes": config.size_bytes,
             **self.pages(),
             "rates": self._figure_rates.since_last(stats, pages_per_s=self.device.rates),
             "latency_buckets": {kind: latency_buckets(totals, kind) for kind in ("read", "write")},

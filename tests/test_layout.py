@@ -96,6 +96,8 @@ PURE = (
     "farside.agent.sense.growth",
     "farside.agent.sense.headroom",
     "farside.agent.sense.load_history",
+    "farside.agent.service.memory_rules",
+    "farside.agent.service.swap_plan",
     "farside.daemon.control.protocol",
     "farside.daemon.control.messages",
     "farside.daemon.headroom",

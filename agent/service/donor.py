@@ -3,8 +3,9 @@
 A donor that stops answering is reported for `GONE_S` more, as one that lends nothing: it may only be restarting, and
 otherwise its borrowers would take it for one that has left.
 
-A manager that lets the node sleep has it closed first (LENDING). That is looked after at each reading and not once: a
-donor that was started again lends again, until it is told once more.
+A manager that lets the node sleep has it closed first (LENDING); an operator bounds what it lends, by the manager or by
+this agent's settings. That is looked after at each reading and not once: a donor that was started again lends again,
+until it is told once more.
 """
 
 from collections.abc import Mapping
@@ -16,16 +17,19 @@ import msgspec
 
 from farside import admin
 from farside.agent import messages as m
+from farside.agent.service.memory_rules import NO_RULES, MemoryRules
 from farside.agent.service.service import NodeService
 from farside.clock import Clock
 from farside.endpoint import parse_endpoint
-from farside.errors import FarsideError
+from farside.errors import FarsideError, PeerError
 from farside.log import get_log
+from farside.units import format_bytes
 
 ASK_LIMIT_S = 1.0
 GONE_S = 60.0
 BY = "manager"
 """For whom the donor is drained here: what an operator has drained stays so."""
+_MOVE_S = 600.0  # that borrowers get, where no manager has said how long
 
 _log = get_log("agent.sense")
 _ENCODER = msgspec.json.Encoder()
@@ -55,14 +59,15 @@ class DonorSense(NodeService):
     """The service ``donor``: asks the donor by its admin socket."""
 
     name = "donor"
-    version = 1
+    version = 2  # 2: it bounds what the donor lends
 
-    def __init__(self, socket: Path | None, *, control: str, clock: Clock) -> None:
+    def __init__(self, socket: Path | None, *, control: str, clock: Clock, rules: MemoryRules = NO_RULES) -> None:
         """``socket`` None: there is no donor. ``control`` is where others reach it; empty: where it says."""
-        self._socket, self._control, self._clock = socket, control, clock
+        self._socket, self._control, self._clock, self._rules = socket, control, clock, rules
         self._last: m.Donor | None = None
         self._heard_s = 0.0
         self._wanted: m.DonorOrder | None = None  # None: no manager has said whether it may lend
+        self._limit_problem = ""  # why the donor does not lend within what it was to be told
         self._lent = NOTHING_LENT
         self._traffic: _Traffic | None = None
 
@@ -72,8 +77,12 @@ class DonorSense(NodeService):
 
     def lend(self, wanted: m.DonorOrder) -> None:
         """Whether the donor may lend, as a manager without services says it (LENDING)."""
-        if self._wanted is None or wanted.closed_by != self._wanted.closed_by:
+        before = self._wanted or m.DonorOrder(closed_by=0, deadline_s=0.0)
+        if self._wanted is None or wanted.closed_by != before.closed_by:
             _log.info("lending", may_lend=not wanted.closed_by, number=wanted.closed_by)
+        if wanted.lend_bytes != before.lend_bytes:
+            bound = "none" if wanted.lend_bytes is None else format_bytes(wanted.lend_bytes)
+            _log.info("the manager bounds what is lent", bound=bound, refused=self._rules.lend_refusal)
         self._wanted = wanted
 
     def facts(self) -> bytes:
@@ -98,7 +107,11 @@ class DonorSense(NodeService):
 
     async def read(self) -> Lent:
         """The donor now; nothing lent where none answers."""
-        self._lent = await self._read()
+        lent, ordered_bytes = await self._read(), None if self._wanted is None else self._wanted.lend_bytes
+        problem = self._rules.why_less(ordered_bytes) or self._limit_problem
+        self._lent = msgspec.structs.replace(
+            lent, limit_problem=problem[: m.CAUSE_CHARS_MAX], refusal=self._rules.lend_refusal
+        )
         return self._lent
 
     async def _read(self) -> Lent:
@@ -139,7 +152,7 @@ class DonorSense(NodeService):
 
     async def _settled(self, socket: Path) -> Lent:
         """Status of the donor, which is first drained or undrained where it does other than the manager wants."""
-        told = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
+        told = await self._limited(socket, await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S))
         wanted = self._wanted
         if wanted is None:
             return self._with_rates(lent_of(told, self._control), told)
@@ -157,8 +170,32 @@ class DonorSense(NodeService):
         slabs = sum(count for state, count in told["slab_counts"].items() if state != "ready")
         return msgspec.structs.replace(lent, drained=m.Drained(number=wanted.closed_by, slabs=int(slabs)))
 
+    async def _limited(self, socket: Path, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A donor's status, after its limit was set where it is another."""
+        limit_bytes, self._limit_problem = self._limit_bytes, ""
+        has_bytes = told["memory"].get("limit_bytes")
+        # An agent that was started anew does not undo what a manager bounded before; that one will say it again.
+        is_tighter = has_bytes is not None and (limit_bytes is None or has_bytes < limit_bytes)
+        if has_bytes == limit_bytes or (self._wanted is None and is_tighter):
+            return told
+        move_s = _MOVE_S if self._wanted is None else self._wanted.deadline_s
+        try:
+            await admin.ask(socket, "limit", timeout_s=ASK_LIMIT_S, bytes=limit_bytes, deadline_s=move_s)
+        except PeerError as error:  # it is of a version before this one, or a slab is more than that
+            self._limit_problem = f"its donor does not take the limit: {error}"
+            return told
+        limited: Mapping[str, Any] = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
+        return limited
+
+    @property
+    def _limit_bytes(self) -> int | None:
+        """The most that the donor may lend, by its owner and by the manager; None: what its settings allow."""
+        return self._rules.lends_at_most(None if self._wanted is None else self._wanted.lend_bytes)
+
     def _without(self, drained: m.Drained | None) -> Lent:
         """While no donor answers; ``drained`` where there is none that could lend."""
+        # Without a donor nothing is lent, as may be wanted.
+        self._limit_problem = "no donor answers" if self._limit_bytes else ""
         if self._last is None or self._clock.now_s() - self._heard_s > GONE_S:
             self._last = None
             return Lent(drained=drained)
@@ -187,7 +224,8 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
     loans = tuple(
         m.Loan(borrower=name, bytes=slabs * slab_bytes, slabs=slabs) for slabs, name in sessions[: m.LOANS_MAX] if slabs
     )
-    is_lending = not (told["closing"] or told["draining"])
+    limit_bytes = told["memory"].get("limit_bytes")
+    is_lending = not (told["closing"] or told["draining"]) and limit_bytes != 0
     memory = m.LentMemory(
         lent_bytes=sum(slabs for slabs, _ in sessions) * slab_bytes,
         lendable_bytes=int(told["memory"]["free_slabs"]) * slab_bytes if is_lending else 0,
@@ -197,11 +235,13 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
         loans=loans,
         donor=_donor_of(told, memory, is_lending=is_lending, control=control),
         lent=memory,
+        limit_bytes=limit_bytes,
     )
 
 
 def _donor_of(told: Mapping[str, Any], memory: m.LentMemory, *, is_lending: bool, control: str) -> m.Donor | None:
     """The donor, where other nodes can reach it: not one on a unix socket, nor one of a version that says not where."""
+    limit_bytes = told["memory"].get("limit_bytes")
     at = control or next((one for one in told.get("listen", ()) if isinstance(parse_endpoint(one), tuple)), "")
     if not at:
         return None
@@ -211,5 +251,6 @@ def _donor_of(told: Mapping[str, Any], memory: m.LentMemory, *, is_lending: bool
         has_rdma=bool(told.get("has_rdma", False)),
         lends=is_lending,
         free_bytes=memory.lendable_bytes,
-        lent_bytes=memory.lent_bytes,
+        # What is on its way back, as it is beyond a limit, counts no more.
+        lent_bytes=memory.lent_bytes if limit_bytes is None else min(memory.lent_bytes, limit_bytes),
     )

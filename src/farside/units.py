@@ -53,6 +53,20 @@ def parse_bytes(text: str) -> int:
     return int(value)
 
 
+def parse_bound(text: str) -> int | None:
+    """Bytes of a bound: ``off`` is 0, ``on`` None, no bound; otherwise a size, such as ``64GiB``.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if text in ("on", "off"):
+        return None if text == "on" else 0
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; write on, off or a size such as 64GiB") from None
+
+
 def parse_seconds(text: str) -> float:
     """Seconds that a text such as ``5s``, ``500ms``, ``2min`` or ``0.5`` names.
 

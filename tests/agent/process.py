@@ -33,6 +33,7 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
         "gpu_model": "h100",
         "daemon_socket": "",
         "blockdev_socket": "",
+        "swap_device": "",
         "peers_file": "",
         "aggregator_socket": "",
         "aggregation_socket": str(folder / "aggregation.sock"),

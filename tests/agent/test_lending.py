@@ -1,14 +1,19 @@
-"""A donor that lends no more because its node is to sleep: told by the agent, a real donor, on its admin socket."""
+"""A donor that lends no more, or less, as a manager wants it: told by the agent, a real donor, on its admin socket."""
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from farside import admin
 from farside.agent import messages as m
-from farside.agent.service.donor import DonorSense
+from farside.agent.service.donor import DonorSense, Lent
+from farside.agent.service.memory_rules import NO_RULES, MemoryRules
 from farside.daemon.control import messages as d
+from tests.agent.donor import DONOR
 from tests.daemon.plane import Borrower, Plane, running, settled
 from tests.support.virtual_clock import VirtualClock
 
@@ -101,3 +106,132 @@ def test_a_node_without_a_donor_is_closed_at_once_and_one_whose_donor_does_not_a
         assert found == [*[m.Drained(number=5, slabs=0)] * 3, None]
 
     asyncio.run(story())
+
+
+# ---- the most that it may lend
+
+
+def at_most(lend_bytes: int | None) -> m.DonorOrder:
+    return m.DonorOrder(closed_by=0, deadline_s=MOVE_S, lend_bytes=lend_bytes)
+
+
+def sense_of(folder: Path, plane: Plane, rules: MemoryRules = NO_RULES) -> DonorSense:
+    return DonorSense(folder / "admin.sock", control="", clock=plane.clock, rules=rules)
+
+
+async def limit_of(plane: Plane, sense: DonorSense) -> tuple[int | None, str]:
+    """What the donor has, after the agent's next look, and why that is not what was ordered."""
+    found = await sense.read()
+    await settled()
+    assert found.limit_bytes == plane.status().memory.limit_bytes
+    return found.limit_bytes, found.limit_problem
+
+
+def test_a_bound_is_told_to_the_donor_and_told_again_to_one_that_was_started_again(tmp_path: Path) -> None:
+    async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        slab_bytes = plane.status().slab_bytes
+        await borrower.map(2)
+
+        sense.lend(at_most(slab_bytes))
+        assert await limit_of(plane, sense) == (slab_bytes, "")
+        await plane.pass_time(2)
+        assert isinstance((await borrower.notice()).message, d.CheckActivity)
+        assert isinstance((await borrower.notice()).message, d.Migrate)
+        assert plane.donor.lender is not None
+        plane.donor.lender.limit_bytes = None  # as one that has just been started
+        assert await limit_of(plane, sense) == (slab_bytes, "")
+
+        sense.lend(at_most(None))
+        assert await limit_of(plane, sense) == (None, "")
+
+    scenario(tmp_path, story)
+
+
+def test_a_donor_that_may_lend_nothing_is_no_donor_to_borrow_from(tmp_path: Path) -> None:
+    async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        sense = DonorSense(tmp_path / "admin.sock", control="tcp:10.0.0.1:7677", clock=plane.clock)
+        await borrower.map(2)
+        sense.lend(at_most(0))
+
+        donor = (await sense.read()).donor
+
+        assert donor is not None
+        assert (donor.lends, donor.lasting(donor.control).capacity_bytes) == (False, 0)
+        assert plane.status().drained_by == ()
+
+    scenario(tmp_path, story)
+
+
+def test_an_agent_that_was_started_again_undoes_no_bound_before_a_manager_has_spoken(tmp_path: Path) -> None:
+    async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        slab_bytes = plane.status().slab_bytes
+        sense.lend(at_most(3 * slab_bytes))
+        await limit_of(plane, sense)
+
+        anew, owner = sense_of(tmp_path, plane), sense_of(tmp_path, plane, MemoryRules(lend_bytes=slab_bytes))
+
+        assert await limit_of(plane, anew) == (3 * slab_bytes, "")
+        assert await limit_of(plane, owner) == (slab_bytes, "")
+        anew.lend(at_most(None))
+        assert await limit_of(plane, anew) == (None, "")
+
+    scenario(tmp_path, story)
+
+
+def test_the_owner_of_a_node_has_the_last_word_and_the_difference_is_told(tmp_path: Path) -> None:
+    async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        slab_bytes = plane.status().slab_bytes
+        bounded = sense_of(tmp_path, plane, MemoryRules(lend_bytes=slab_bytes))
+        deaf = sense_of(tmp_path, plane, MemoryRules(orders="none"))
+
+        bounded.lend(at_most(2 * slab_bytes))
+        limit_bytes, why = await limit_of(plane, bounded)
+        deaf.lend(at_most(0))
+        unlimited, refused = await limit_of(plane, deaf)
+
+        assert (limit_bytes, unlimited) == (slab_bytes, None)
+        assert "in its agent.toml" in why
+        refusal = msgspec.json.decode(deaf.facts(), type=m.DonorFacts).refusal
+        assert refused == refusal == 'memory_orders is "none" in its agent.toml'
+
+    scenario(tmp_path, story)
+
+
+def test_what_a_donor_refuses_is_told_and_what_it_lends_is_told_all_the_same(tmp_path: Path) -> None:
+    async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        await borrower.map(2)
+        sense.lend(at_most(1))
+
+        found = await sense.read()
+
+        assert found.limit_problem.startswith("its donor does not take the limit: ")
+        assert "less than a slab" in found.limit_problem
+        assert found.lent is not None
+        assert found.lent.lent_bytes == 2 * plane.status().slab_bytes
+
+    scenario(tmp_path, story)
+
+
+def test_a_donor_of_the_version_before_takes_no_limit_and_that_is_told(tmp_path: Path) -> None:
+    async def run() -> Lent:
+        sense = DonorSense(tmp_path / "d.sock", control="", clock=VirtualClock())
+        sense.lend(at_most(0))
+        async with admin.serve(tmp_path / "d.sock", {"status": told}):
+            return await sense.read()
+
+    async def told(_: object) -> object:
+        return DONOR
+
+    found = asyncio.run(run())
+    assert "does not take the limit" in found.limit_problem
+    assert found.lent is not None
+
+
+@pytest.mark.parametrize(("ordered", "problem"), [(0, ""), (1 << 30, "no donor answers")])
+def test_without_a_donor_nothing_is_lent_which_is_a_problem_where_something_was_to_be(
+    ordered: int, problem: str, tmp_path: Path
+) -> None:
+    sense = DonorSense(tmp_path / "none", control="", clock=VirtualClock())
+    sense.lend(at_most(ordered))
+
+    assert asyncio.run(sense.read()).limit_problem == problem

@@ -18,6 +18,7 @@ from farside.scheduler.manager.model.event import (
     DrainRequested,
     Entry,
     JobStarted,
+    LendingOrdered,
     NodeChanged,
     NodeLost,
     SchedulerTookLead,
@@ -128,7 +129,7 @@ def test_a_nodes_own_donor_backs_no_job_there() -> None:
     assert world.phase(job) is Phase.STARTING
 
 
-@pytest.mark.parametrize("end", ["dies", "drains", "shrinks", "closes"])
+@pytest.mark.parametrize("end", ["dies", "drains", "shrinks", "closes", "is bounded"])
 def test_when_a_donor_goes_what_runs_runs_on_and_nothing_is_promised_until_it_fits(end: str) -> None:
     world = a_world()
     lend(world, "d", 128)
@@ -141,6 +142,8 @@ def test_when_a_donor_goes_what_runs_runs_on_and_nothing_is_promised_until_it_fi
             world.does(DrainRequested(node="d", reason="", by="root"))
         case "shrinks":
             lend(world, "d", 100)
+        case "is bounded":
+            world.does(LendingOrdered(node="d", lend_bytes=100 * GIB, by="root"))
         case _:
             lend(world, "d", 0)  # what a donor says that lends no more
     second = submit(world)
@@ -148,6 +151,8 @@ def test_when_a_donor_goes_what_runs_runs_on_and_nothing_is_promised_until_it_fi
     assert phases(world, first, second) == [Phase.RUNNING, Phase.WAITING]
     if end == "drains":
         world.does(UndrainRequested(node="d", by="root"))
+    if end == "is bounded":
+        world.does(LendingOrdered(node="d", lend_bytes=None, by="root"))
     lend(world, "d", 128)
     assert world.phase(second) is Phase.STARTING
     assert list(violations(world.log)) == []
@@ -329,6 +334,7 @@ def test_the_checker_finds_a_promise_of_more_than_donors_lend_and_none_of_an_old
 _STEPS = st.one_of(
     st.tuples(st.just("lend"), st.integers(1, 3), st.integers(0, 160)),
     st.tuples(st.just("lose"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("bound"), st.integers(1, 3), st.integers(0, 160)),
     st.tuples(st.sampled_from(("drain", "undrain")), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("submit"), st.integers(1, 4), st.integers(0, 100)),
     st.tuples(st.sampled_from(("run", "end", "lead")), st.integers(0, 5), st.just(0)),
@@ -347,6 +353,9 @@ def test_whatever_donors_do_no_more_is_promised_than_they_lend(policy: str, step
                 lend(world, f"d{number}", size)
             case "lose":
                 world.does(NodeLost(node=f"d{number}", reason="silent"))
+            case "bound":
+                at_most = None if size > 120 else size * GIB
+                world.does(LendingOrdered(node=f"d{number}", lend_bytes=at_most, by="root"))
             case "drain":
                 world.does(DrainRequested(node=f"d{number}", reason="", by="root"))
             case "undrain":

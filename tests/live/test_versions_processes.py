@@ -13,8 +13,11 @@ from tests.support.waiting import until
 ROOT = Path(__file__).parents[2]
 # Settings that an agent of the version before would refuse.
 NEW = dict.fromkeys(
-    ("aggregator_socket", "aggregation_socket", "executor_socket", "executor_admin_socket", "blockdev_socket")
-)
+    (
+        "aggregator_socket", "aggregation_socket", "executor_socket", "executor_admin_socket", "blockdev_socket",
+        "swap_device",
+    )
+)  # fmt: skip
 
 
 # The oldest and the newest that are recorded; those between are long.

@@ -44,6 +44,8 @@ MAY = {
     ("GET", "/v1/nodes/{name}/history"): OPERATOR,
     ("POST", "/v1/nodes/{name}/drain"): OPERATOR,
     ("POST", "/v1/nodes/{name}/undrain"): OPERATOR,
+    ("POST", "/v1/nodes/{name}/lend"): OPERATOR,
+    ("POST", "/v1/nodes/{name}/swap"): OPERATOR,
     ("GET", "/v1/admissions"): OPERATOR,
     ("POST", "/v1/admissions/{name}/invite"): OPERATOR,
     ("POST", "/v1/admissions/{name}/accept"): OPERATOR,
@@ -67,6 +69,8 @@ SESSION = protocol.PATH  # the one WebSocket: nodes and operators, below
 BODIES: dict[str, dict[str, object]] = {
     "/v1/jobs": {"argv": ["true"]},
     "/v1/nodes/{name}/drain": {},
+    "/v1/nodes/{name}/lend": {"at_most_bytes": None},
+    "/v1/nodes/{name}/swap": {"size_bytes": None},
     "/v1/admissions/{name}/invite": {},
     "/v1/reservations": {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9},
     "/v1/deployments/{name}": {"front": "f", "ready": True},

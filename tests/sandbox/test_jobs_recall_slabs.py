@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.job_commands import farside, until_job
@@ -74,3 +76,27 @@ def test_a_donor_gives_back_what_a_job_on_its_node_needs_and_no_page_is_lost(tmp
         assert nbdsh(session.uri, CHECK).strip() == "True"
         go.touch()
         assert until_job(session, job, "done")["exit_code"] == 0
+
+
+@pytest.mark.long  # tests/daemon/test_limit.py and tests/live/test_memory_orders.py have its parts
+def test_a_node_that_may_lend_no_more_gives_all_back_and_no_page_is_lost(tmp_path: Path) -> None:
+    sizes = ("--cluster", "2x1", "--donors", "2", "--donor-memory", str(DONOR), "--size", str(DEVICE), "--slab", "4MiB")
+    with open_sandbox(sizes, state=tmp_path / "state") as session:
+        nbdsh(session.uri, WRITE)
+        until(lambda: min(lent_bytes(session).values()) > 0, what="both donors lend", deadline_s=LIMIT_S)
+
+        def lends_nothing() -> bool:
+            memory = nodes(session)["n1"]["memory"]
+            assert isinstance(memory, dict)
+            return (memory["lent_bytes"], memory["lend_limit_bytes"], memory["lend_problem"]) == (0, 0, None)
+
+        farside(session, "node", "set", "n1", "lend=off")
+        until(lends_nothing, what="a donor that lends nothing", deadline_s=LIMIT_S)
+        control.kill_donor(session.state, "d1")
+        control.start_donor(session.state, "d1")
+        until(lends_nothing, what="the same of the next donor", deadline_s=LIMIT_S)
+
+        assert dict(control.blockdev_status(session.state))["counters"]["lost_pages"] == 0
+        assert nbdsh(session.uri, CHECK).strip() == "True"
+        farside(session, "node", "set", "n1", "lend=on")
+        until(lambda: lent_bytes(session).get("n1", 0) > 0, what="a donor that lends again", deadline_s=LIMIT_S)

@@ -19,7 +19,7 @@ from farside.scheduler.manager.power.controller import LivePower
 from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.listing import JobListings, NodeListing
-from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
+from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory, with_orders
 from farside.scheduler.manager.view.partition import Owners
 from farside.scheduler.tenancy import Tenancy
 
@@ -74,8 +74,19 @@ class Context:
 
         Of those whose agents are connected elsewhere only what the log says.
         """
-        promised = promised_by_donor(self.log.state)
-        found = {name: told.memory for name, told in self.sessions.sensed().items()}
+        promised, sensed = promised_by_donor(self.log.state), self.sessions.sensed()
+        found = {name: told.memory for name, told in sensed.items()}
+        for node in self.log.state.nodes.values():
+            if node.lend_at_most_bytes is None and node.swap_ordered_bytes is None:
+                continue
+            told = sensed.get(node.name)
+            found[node.name] = with_orders(
+                found.get(node.name),
+                lend_bytes=node.lend_at_most_bytes,
+                swap_bytes=node.swap_ordered_bytes,
+                lend_refusal="" if told is None else told.lend_refusal,
+                swap_refusal="" if told is None else told.swap_refusal,
+            )
         return found | {
             name: structs.replace(found.get(name, NO_MEMORY), promised_bytes=part) for name, part in promised.items()
         }

@@ -42,8 +42,10 @@ from farside.scheduler.state import Job, Preempt, Promote, Start
 # Rows of jobs that are over stay in the table until there are so many more than of others.
 SPARE_ROWS = 10_000
 
-_NodeFacts = log.NodeJoined | log.NodeChanged
-_NodeEvents = _NodeFacts | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged
+_NodeFacts = log.NodeJoined | log.NodeChanged | log.SwapOrdered
+_NodeEvents = (
+    _NodeFacts | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged | log.LendingOrdered
+)
 
 
 class Planner:

@@ -39,6 +39,7 @@ from farside.scheduler.manager.model.event import (
     DrainRequested,
     Event,
     JobStarted,
+    LendingOrdered,
     NodeChanged,
     NodeJoined,
     NodeLost,
@@ -61,7 +62,7 @@ SLOW_S = 1.0
 # Upper bounds of what cycles are counted by; one more has the rest.
 CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # What may change what donors lend.
-_LENDING = NodeJoined | NodeChanged | NodeLost | DrainRequested | PowerChanged
+_LENDING = NodeJoined | NodeChanged | NodeLost | DrainRequested | PowerChanged | LendingOrdered
 # A transaction keeps the API's from being written; after so long nothing more is decided in it.
 HOLD_S = 0.05
 # So long at a time is spent on saying why many jobs wait.

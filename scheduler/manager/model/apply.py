@@ -290,6 +290,14 @@ def _undrain(state: LiveState, event: log.UndrainRequested, entry: log.Entry) ->
     _change_node(state, event.node, drain_reason="")
 
 
+def _lending_ordered(state: LiveState, event: log.LendingOrdered, entry: log.Entry) -> None:
+    _change_node(state, event.node, lend_at_most_bytes=event.lend_bytes)
+
+
+def _swap_ordered(state: LiveState, event: log.SwapOrdered, entry: log.Entry) -> None:
+    _change_node(state, event.node, swap_ordered_bytes=event.swap_bytes)
+
+
 def _reserved(state: LiveState, event: log.NodesReserved, entry: log.Entry) -> None:
     reservation_id = f"m{len(state.maintenance) + 1}"
     state.reserved[entry.seq] = reservation_id
@@ -632,6 +640,8 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.NodeLost: _lost,
     log.DrainRequested: _drain,
     log.UndrainRequested: _undrain,
+    log.LendingOrdered: _lending_ordered,
+    log.SwapOrdered: _swap_ordered,
     log.NodeInvited: _invited,
     log.NodeKeyed: _keyed,
     log.NodeAccepted: _accepted,

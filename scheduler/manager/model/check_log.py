@@ -78,6 +78,7 @@ class _Check:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by co-located job, the nodes of its group
     counts_lent: bool = False  # who leads promises no more memory than donors lend
     capacity: dict[str, int] = field(default_factory=dict)  # of each node's donor, as the node said last
+    bounds: dict[str, int] = field(default_factory=dict)  # the most that some of these may lend
     own_swap: dict[str, int] = field(default_factory=dict)  # what each node's own programs have swapped out
     away: set[str] = field(default_factory=set)  # nodes that were lost, or are off
     drained: set[str] = field(default_factory=set)
@@ -152,6 +153,8 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
                 check.drained.add(event.node)
         case log.UndrainRequested():
             check.drained.discard(event.node)
+        case log.LendingOrdered():
+            _bound(check, event)
         case log.PowerChanged():
             yield from _powered(check, event)
         case log.NodeClosed():
@@ -195,6 +198,12 @@ def _boot(check: _Check, event: log.NodeJoined) -> None:
 # ---- memory that is lent
 
 
+def _bound(check: _Check, event: log.LendingOrdered) -> None:
+    check.bounds.pop(event.node, None)
+    if event.lend_bytes is not None and event.node in check.boots:  # of others nobody knows anything
+        check.bounds[event.node] = event.lend_bytes
+
+
 def _lending(check: _Check, event: log.NodeJoined | log.NodeChanged) -> None:
     check.capacity[event.node] = 0 if event.donor is None else event.donor.capacity_bytes
     check.own_swap[event.node] = 0 if event.swap is None else event.swap.own_bytes
@@ -209,7 +218,7 @@ def _promised(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
     if not check.counts_lent or not needs.total():
         return
     out = check.away | check.drained | check.closing
-    lends = {node: size for node, size in check.capacity.items() if node not in out}
+    lends = {node: min(size, check.bounds.get(node, size)) for node, size in check.capacity.items() if node not in out}
     taken = Counter({node: size for node, size in check.own_swap.items() if node not in check.away})
     for promised in check.promised.values():
         taken.update(promised)

@@ -51,7 +51,8 @@ from farside.scheduler.manager.model.spec import JobSpec
 # 4: jobs aggregate on servers that they share; an entry of 3 is read as it is.
 # 5: jobs without GPUs are co-located; an entry of 4 is read as it is.
 # 6: jobs whose GPUs are idle are warned and ended; an entry of 5 is read as it is.
-VERSION = 6
+# 7: operators bound what a node lends, and order its swap; an entry of 6 is read as it is.
+VERSION = 7
 
 
 class Ending(StrEnum):
@@ -207,6 +208,22 @@ class UndrainRequested(Struct, frozen=True, kw_only=True):
     """Jobs may start on a node again."""
 
     node: str
+    by: str
+
+
+class LendingOrdered(Struct, frozen=True, kw_only=True):
+    """A node's donor shall lend at most so much from here on; None: what its own settings allow."""
+
+    node: str
+    lend_bytes: int | None
+    by: str
+
+
+class SwapOrdered(Struct, frozen=True, kw_only=True):
+    """A node's swap in other nodes' memory shall have that size; 0: none, None: what its own settings say."""
+
+    node: str
+    swap_bytes: int | None
     by: str
 
 
@@ -465,6 +482,7 @@ Told = (
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
     | TaskProfiled | ServiceChanged | ServiceTold | NodeInvited | NodeKeyed | NodeAccepted | NodeRevoked
     | ModelDeclared | ChunksMoved | AggregationMeasured | TaskTimed | TaskIdle
+    | LendingOrdered | SwapOrdered
 )  # fmt: skip
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued

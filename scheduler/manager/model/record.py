@@ -264,6 +264,8 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     starts there, as the scheduler process has said; 0: one may. ``services``: what its services say that
     the log keeps as it comes, as JSON by their names. ``vouched_gpus``, ``vouched_memory_bytes``: what its invitation
     said that it has, or its first HELLO, or an operator has accepted since; None: a version before did not note it.
+    ``lend_at_most_bytes``: an operator's bound of what its donor lends; None: there is none.
+    ``swap_ordered_bytes``: the size that an operator wants its swap to have; None: nobody has said.
     """
 
     name: str
@@ -279,6 +281,8 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     services: Mapping[str, str] = field(default_factory=dict)
     vouched_gpus: int | None = None
     vouched_memory_bytes: int | None = None
+    lend_at_most_bytes: int | None = None
+    swap_ordered_bytes: int | None = None
 
     @property
     def executor(self) -> ExecutorFacts:
@@ -336,10 +340,20 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return self.power is None or self.power.is_open
 
     @property
+    def swap_bytes(self) -> int:
+        """Bytes of other nodes' memory that it can use as swap: no more than it is to have, though that is on still."""
+        has_bytes = 0 if self.swap is None else self.swap.size_bytes
+        return has_bytes if self.swap_ordered_bytes is None else min(has_bytes, self.swap_ordered_bytes)
+
+    @property
     def lends_bytes(self) -> int:
         """Memory that its donor lends, lent already or not; 0 while the node is away, drains or is to sleep."""
         is_there = self.is_up and not self.drain_reason and self.has_power
-        return self.donor.capacity_bytes if self.donor is not None and is_there else 0
+        if self.donor is None or not is_there:
+            return 0
+        # Its agent has yet to tell the donor of a bound that is new: nothing beyond it is promised any more.
+        bound = self.lend_at_most_bytes
+        return self.donor.capacity_bytes if bound is None else min(self.donor.capacity_bytes, bound)
 
     @property
     def why_not(self) -> str:

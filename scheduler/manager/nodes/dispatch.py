@@ -69,6 +69,7 @@ class AgentLine:
         self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
         self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
         self.memory = NO_MEMORY  # that its node lends and has borrowed, as the last report says
+        self.lend_refusal = self.swap_refusal = ""  # why no order about what it lends, or its swap, counts there
         self._secret, self._idle = secret, idle
         self._clock = NodeClock(hello.at_s, now_s)
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
@@ -140,7 +141,10 @@ class AgentLine:
         said_s = self._clock.at_s(report.at_s, now_s)
         events += idle_news(state, self.node, report, said_s, self._idle) if self._idle and said_s is not None else ()
         self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
-        self.memory = memory_of(report, found.facts.get(services.DONOR), found.facts.get(services.BORROWER))
+        donor, swap = found.facts.get(services.DONOR), found.facts.get(m.SWAP)
+        self.memory = memory_of(report, donor, found.facts.get(services.BORROWER), swap)
+        self.lend_refusal = self._refusal(m.can_service(services.DONOR, 2), donor)
+        self.swap_refusal = self._refusal(m.can_service(m.SWAP), swap)
         if self.aggregator is not None:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if self.executor is not None and state.colocation.jobs:
@@ -185,6 +189,12 @@ class AgentLine:
             else:
                 raw = services.text_of(one.raw)
                 yield log.ServiceTold(node=self.node, service=one.service, job_id=one.job, start=one.start, raw=raw)
+
+    def _refusal(self, word: str, facts: m.DonorFacts | m.SwapFacts | None) -> str:
+        """Why a service takes no orders about memory, by the word for it in `Hello.can`, and by what it says."""
+        if word not in self.hello.can:
+            return "its agent is of a version before this one: update it"
+        return "" if facts is None else facts.refusal
 
     def _lasting(self, said: SaidT) -> SaidT:
         """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address."""

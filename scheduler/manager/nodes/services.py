@@ -55,7 +55,15 @@ class KnownService:
 
 def _donor_order(outlook: Outlook) -> m.DonorOrder:
     power = None if outlook.node is None else outlook.node.power
-    return m.DonorOrder(closed_by=0 if power is None else power.drain_number, deadline_s=outlook.move_s)
+    return m.DonorOrder(
+        closed_by=0 if power is None else power.drain_number,
+        deadline_s=outlook.move_s,
+        lend_bytes=None if outlook.node is None else outlook.node.lend_at_most_bytes,
+    )
+
+
+def _swap_order(outlook: Outlook) -> m.SwapOrder:
+    return m.SwapOrder(swap_bytes=None if outlook.node is None else outlook.node.swap_ordered_bytes)
 
 
 def _offer(facts: m.AggregatorFacts) -> m.AggregatorOffer | None:
@@ -73,6 +81,7 @@ KNOWN: Mapping[str, KnownService] = {
     # list of donors is the borrower's order; that follows from a ring of all nodes, so `AgentLine.donors` makes it.
     DONOR: KnownService(facts=m.DonorFacts, order=_donor_order, is_asked=True),
     BORROWER: KnownService(facts=m.BorrowerFacts),
+    m.SWAP: KnownService(facts=m.SwapFacts, order=_swap_order),
     # Its plans follow from all jobs, so `AgentLine.plans` makes its order.
     m.AGGREGATOR: KnownService(facts=m.AggregatorFacts, keep=_offer),
     m.EXECUTOR: KnownService(facts=m.ExecutorFacts, keep=_presence),

@@ -394,7 +394,10 @@ class AgentSessions:
             assert isinstance(report, m.Report)
             events = self._damped(line.node, line.reported(self._log.state, report, self._log.clock.now_s()))
             sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
-            session.sensed = replace(sensed, aggregator=line.aggregator, executor=line.executor, memory=line.memory)
+            session.sensed = replace(
+                sensed, aggregator=line.aggregator, executor=line.executor, memory=line.memory,
+                lend_refusal=line.lend_refusal, swap_refusal=line.swap_refusal,
+            )  # fmt: skip
             self._note_problems(session)
             await self._log.write(events, f"node {line.node}")
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is

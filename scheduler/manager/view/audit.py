@@ -24,6 +24,8 @@ _KINDS: Mapping[str, str] = {
     "ReleaseRequested": "release",
     "DrainRequested": "drain",
     "UndrainRequested": "undrain",
+    "LendingOrdered": "lend",
+    "SwapOrdered": "swap",
     "NodeInvited": "invite",
     "NodeAccepted": "accept",
     "NodeRevoked": "revoke",

@@ -44,7 +44,8 @@ class Sensed:
     ``can_close``: its agent closes the donor when it is told to; ``closed_by``: the order by which that was done, with
     ``slabs`` of others left. 0: the donor is open. ``holding``: services that have something of others, by name.
     ``aggregator``, ``executor``: what its service of that name said; None: it has none. ``memory``: that it lends and
-    has borrowed.
+    has borrowed. ``lend_refusal``, ``swap_refusal``: why it takes no order about what it lends, or about its swap;
+    empty: it takes them.
     """
 
     gpu_busy_pct: float | None = None
@@ -61,6 +62,8 @@ class Sensed:
     aggregator: AggregatorFacts | None = None
     executor: ExecutorFacts | None = None
     memory: NodeMemory = NO_MEMORY
+    lend_refusal: str = ""
+    swap_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

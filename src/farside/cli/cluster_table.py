@@ -56,8 +56,24 @@ def node_table(nodes: Iterable[Row]) -> Table:
         headroom = format_bytes(node["headroom_bytes"])
         whose = [_whose(node)] if has_partitions else []
         whose += [(node.get("topology") or {}).get("rack") or ""] if has_racks else []
-        _add(table, node["name"], *whose, node["state"], free, models, headroom, " ".join(jobs), node["reason"])
+        why = "; ".join(filter(None, (node["reason"], memory_words(node, "lend"), memory_words(node, "swap"))))
+        _add(table, node["name"], *whose, node["state"], free, models, headroom, " ".join(jobs), why)
     return table
+
+
+def memory_words(node: Row, key: str) -> str:
+    """What an operator has ordered of a node's memory, ``lend`` or ``swap``, and why it is not so; empty: nothing."""
+    memory = node.get("memory") or {}
+    ordered = memory.get(f"{key}_ordered_bytes")
+    if ordered is None:
+        return ""
+    size = format_bytes(ordered)
+    words = {
+        "lend": f"lends at most {size}" if ordered else "lends nothing",
+        "swap": f"swap {size if ordered else 'off'}",
+    }
+    problem = memory[f"{key}_problem"]
+    return f"{words[key]}, as ordered" + (f"; {problem}" if problem else "")
 
 
 def _whose(node: Row) -> str:

@@ -1,4 +1,4 @@
-"""Commands for operators: `farside node invite`, `accept`, `revoke` and `list`: which nodes may join the cluster."""
+"""Commands for operators: `farside node invite`, `accept`, `revoke` and `list`, and `farside node set` for memory."""
 
 import json
 import time
@@ -12,7 +12,14 @@ from farside.cli.terminal import note
 
 Names = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")]
 
-node_app = typer.Typer(help="Invite, accept and revoke nodes.", no_args_is_help=True, rich_markup_mode=None)
+# What takes an order about memory back.
+_NO_ORDER = {"lend": "on", "swap": "keep"}
+
+node_app = typer.Typer(
+    help="Invite, accept and revoke nodes; bound what they lend, and order their swap.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 def node_commands(app: typer.Typer) -> None:
@@ -20,6 +27,7 @@ def node_commands(app: typer.Typer) -> None:
     for command in (invite, accept, revoke):
         node_app.command()(with_client(command))
     node_app.command("list")(with_client(list_admissions))
+    node_app.command("set")(with_client(set_memory))
     app.add_typer(node_app, name="node")
 
 
@@ -73,6 +81,54 @@ def list_admissions(client: Client, as_json: options.AsJson = False) -> None:
     from farside.cli.cluster_table import admission_table
 
     print_table(admission_table(found, time.time()))
+
+
+def set_memory(
+    client: Client,
+    name: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="lend=on, off or SIZE; swap=SIZE, off or keep.")
+    ],
+) -> None:
+    """Bound the memory that a node's donor lends, and say how much it shall swap to that of other nodes.
+
+    lend=off or lend=SIZE: what is lent beyond that goes back, with time for borrowers to move their pages. lend=on:
+    what the donor's settings allow. swap=SIZE or swap=off: the agent has its Farside device attached, or detached once
+    memory holds what is out. swap=keep: what its agent.toml says.
+
+    The manager keeps it in its log, over restarts of manager, agent, donor and borrower. `farside nodes` says how far
+    it is, and why it is not done.
+    """
+    from farside.cli.cluster_table import memory_words
+
+    for key, size_bytes in _orders_of(words).items():
+        body = {"at_most_bytes" if key == "lend" else "size_bytes": size_bytes}
+        node = client.post("nodes", name, key, body=body)
+        print(f"{name}: {memory_words(node, key) or 'as its own settings say'}", flush=True)
+
+
+def _orders_of(words: list[str]) -> dict[str, int | None]:
+    """Bytes by key of KEY=VALUE words; None: no order.
+
+    Raises:
+        ConfigError: One names something else, or the same twice.
+    """
+    from farside.errors import ConfigError
+    from farside.units import parse_bound
+
+    found: dict[str, int | None] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in _NO_ORDER or key in found:
+            hint = "lend=off, lend=64GiB or lend=on, and swap=64GiB, swap=off or swap=keep, each once"
+            raise ConfigError(f"'{word:.100}' is nothing that a node can be told", hint=hint)
+        if value in _NO_ORDER.values() and value != _NO_ORDER[key]:
+            raise ConfigError(f"'{word}' is nothing that a node can be told", hint=f"{key}={_NO_ORDER[key]}")
+        try:
+            found[key] = None if value == _NO_ORDER[key] else parse_bound(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}".replace("write on,", f"write {_NO_ORDER[key]},")) from error
+    return found
 
 
 def _word(row: dict[str, object]) -> str:

@@ -62,6 +62,14 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
         "Admin socket of this node's donor: memory that it lends counts as free; empty: none")
     blockdev_socket: str = text("/run/farside/blockdev.sock",
         "Admin sockets of this node's borrowers, separated by commas: where their pages are is shown; empty: none")
+    memory_orders: str = choice("all", "all lend none",
+        "Which orders of a manager about memory count here (farside node set): all, those about lend alone, or none")
+    lend: str = text("on",
+        "The most that this node lends, whatever a manager says. on: what its donor's settings allow; off; or 64GiB")
+    swap: str = text("keep",
+        "Size of this node's swap while no manager orders one. keep: as it is; off; or a size: 64GiB")
+    swap_device: str = text("swap0",
+        "Device that the agent has farside-swap@NAME attach and detach where swap is ordered or set; empty: none")
     donor_control: str = text("", "tcp:HOST:PORT of this node's donor for borrowers; empty: where the donor listens")
     peers_file: Path = path("/var/lib/farside/peers.toml",
         "List of donors, written for this node's borrower as the manager knows them; empty: none")

@@ -15,8 +15,10 @@ from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
 from farside.endpoint import is_near, is_on_network, parse_endpoint, socket_path
 from farside.geometry import GRANULE_BYTES, SLABS_MAX
-from farside.units import MIB, format_bytes
+from farside.units import MIB, format_bytes, parse_bound
 
+# As an instance of a unit without escaping: a dash would stand for a slash.
+UNIT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,62}")
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
 NODE_WORDS = "up to 64 letters, digits and any of . _ : - make one"
 USER = re.compile(r"[A-Za-z0-9_.-]{1,64}\$?")
@@ -95,6 +97,7 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     for path in names_in(config.blockdev_socket):
         if not path.startswith("/"):
             yield "blockdev_socket", f"'{path:.70}' is no path from the root; several stand with commas between"
+    yield from _memory_problems(config)
     features = set(names_in(config.features))
     for name in sorted(features):
         if not NODE.fullmatch(name):
@@ -111,6 +114,27 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     names = len(names_in(config.users))
     if names > USERS_MAX:
         yield "users", f"has {names} names, and a node can tell {USERS_MAX}; leave it empty, so that all may run here"
+
+
+def _memory_problems(config: AgentConfig) -> Iterator[Problem]:
+    try:
+        parse_bound(config.lend)
+    except ValueError as error:
+        yield "lend", str(error)
+    if config.swap_device and not UNIT_PART.fullmatch(config.swap_device):
+        yield "swap_device", f"'{config.swap_device:.70}' is no name of a device: letters, digits, _ and . alone"
+    if config.swap == "keep":
+        return
+    try:
+        size_bytes = None if config.swap == "on" else parse_bound(config.swap)
+    except ValueError:
+        size_bytes = None
+    if size_bytes is None:
+        yield "swap", f"is '{config.swap:.70}'; write keep, off or a size such as 64GiB"
+    elif 0 < size_bytes < GRANULE_BYTES:
+        yield "swap", f"is {format_bytes(size_bytes)}, and less than {format_bytes(GRANULE_BYTES)} is none; write off"
+    elif not config.swap_device:
+        yield "swap", "is set, and swap_device is empty; name the device that is to be attached"
 
 
 def _is_manager_url(text: str) -> bool:

@@ -248,6 +248,7 @@ class Cluster:
             "daemon_socket": os.fspath(donor_folder(self.state, f"d{name.removeprefix('n')}") / "admin.sock"),
             # The first node is the machine of the borrower as well.
             "blockdev_socket": os.fspath(self.state / "blockdev" / "admin.sock") if name == "n1" else "",
+            "swap_device": "",  # the machine's own units are nothing of a sandbox's
             "peers_file": os.fspath(folder / "peers.toml"),
             "aggregator_socket": self._aggregator_socket(name),
             "aggregation_socket": os.fspath(folder / "aggregation.sock"),

@@ -20,8 +20,8 @@ ProgramSettings = Mapping[str, Mapping[str, str]]
 _TIES = frozenset(
     {
         "node", "name", "listen", "admin_socket", "state_dir", "store_url", "tokens_file", "token_file", "manager",
-        "key_file", "peers_file", "daemon_socket", "blockdev_socket", "aggregator_socket", "executor_socket",
-        "agent_socket", "proc_root", "run_as", "run_dir", "members_socket", "socket", "data_listen",
+        "key_file", "peers_file", "daemon_socket", "blockdev_socket", "swap_device", "aggregator_socket",
+        "executor_socket", "agent_socket", "proc_root", "run_as", "run_dir", "members_socket", "socket", "data_listen",
     }
 )  # fmt: skip
 _OPTIONS: Mapping[str, str] = {

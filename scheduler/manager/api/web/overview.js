@@ -129,6 +129,7 @@ function feeling(told) {
   if (told.memory_stall_pct >= 1) words.push(`memory stalls ${Math.round(told.memory_stall_pct)} %`);
   const memory = told.memory;
   if (memory.lent_bytes) words.push(`lends ${bytes(memory.lent_bytes)}`);
+  if (memory.lend_limit_bytes !== null) words.push(`lends at most ${bytes(memory.lend_limit_bytes)}`);
   if (memory.lendable_bytes) words.push(`could lend ${bytes(memory.lendable_bytes)}${memory.lent_bytes ? " more" : ""}`);
   if (memory.remote_bytes) words.push(`${bytes(memory.remote_bytes)} at donors`);
   if (memory.on_disk_bytes) words.push(`${bytes(memory.on_disk_bytes)} on its disk alone`);
