@@ -38,10 +38,15 @@ class Executors:
             the batch begins.
         queues: Requests by model.
         early: Glets do not wait where nothing else runs.
+        learns: Glets learn how late their batches end, as those that serve do; the paper's know what is planned alone.
     """
 
-    def __init__(self, planned: Sizes, real: Sizes, queues: Mapping[str, ArrivedQueue], *, early: bool = True) -> None:
+    def __init__(
+        self, planned: Sizes, real: Sizes, queues: Mapping[str, ArrivedQueue], *, early: bool = True,
+        learns: bool = True,
+    ) -> None:  # fmt: skip
         self._planned, self._real, self._queues, self._early = planned, real, queues, early
+        self._learns = learns
         self._executors: dict[Glet, _Executor] = {}
         self._events: list[tuple[float, int, _Executor]] = []
         self._number = 0
@@ -74,7 +79,8 @@ class Executors:
             if executor.runs is not None:
                 if now_s < executor.until_s:
                     continue
-                executor.learn()
+                if self._learns:
+                    executor.learn()
                 executor.runs = None
             if not executor.is_closed:
                 self._look(executor, now_s)

@@ -24,11 +24,12 @@ def queues_of(course: Course, sizes: Sizes, rng: np.random.Generator) -> dict[st
 
 
 def play_plan(
-    plan: Plan, course: Course, planned_sizes: Sizes, real: Sizes, rng: np.random.Generator, *, early: bool = True
-) -> Mapping[str, Outcome]:
-    """What becomes of requests under one plan, by model."""
+    plan: Plan, course: Course, planned_sizes: Sizes, real: Sizes, rng: np.random.Generator, *, early: bool = True,
+    learns: bool = True,
+) -> Mapping[str, Outcome]:  # fmt: skip
+    """What becomes of requests under one plan, by model. ``early`` and ``learns`` are those of `Executors`."""
     queues = queues_of(course, real, rng)
-    executors = Executors(planned_sizes, real, queues, early=early)
+    executors = Executors(planned_sizes, real, queues, early=early, learns=learns)
     executors.switch(plan, 0.0)
     executors.run(course.until_s)
     for queue in queues.values():
