@@ -107,6 +107,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.colocation spill", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"which of: {', '.join(PARTS)}; else all")
     parser.add_argument("--rounds", type=int, default=5, help="how often each case is measured; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=0, help="threads of a job; 0: as many as there are processors")
     parser.add_argument("--quick", action="store_true", help="one round of fewer iterations; keeps nothing")
     parser.add_argument("--output", type=Path, default=RESULTS, help="file for the figures, JSON")
     asked = parser.parse_args(words)
@@ -122,7 +123,7 @@ def main(words: Sequence[str]) -> int:
     missed: list[str] = []
     for name in asked.parts or PARTS:
         try:
-            record, short = measured(name, effort, rounds)
+            record, short = measured(name, effort, rounds, asked.threads)
         except Unavailable as error:
             print(f"{name}: left out: {error}", file=sys.stderr)
             continue
@@ -133,7 +134,7 @@ def main(words: Sequence[str]) -> int:
     return 1 if missed else 0
 
 
-def measured(name: str, effort: Effort, rounds: int) -> tuple[dict[str, Any], list[str]]:
+def measured(name: str, effort: Effort, rounds: int, threads: int = 0) -> tuple[dict[str, Any], list[str]]:
     """A part's record, and its bars that are missed.
 
     Raises:
@@ -141,12 +142,14 @@ def measured(name: str, effort: Effort, rounds: int) -> tuple[dict[str, Any], li
     """
     machine, began, own_s = this_machine(), snapshot(), _own_s()
     with tempfile.TemporaryDirectory(prefix="farside-spill-") as folder, ExitStack() as stack:
-        bench = SpillBench(Path(folder), stack, processors=sorted(os.sched_getaffinity(0)))
+        processors = sorted(os.sched_getaffinity(0))
+        bench = SpillBench(Path(folder), stack, processors=processors, threads=threads or len(processors))
         bars, more = PARTS[name](bench, effort, rounds)
     header, rows = ["what", "figure", "bar", "met"], [bar.row for bar in bars]
     record = {
         "command": this_command("benchmarks.colocation"), "commit": this_commit(),
-        "machine": msgspec.to_builtins(machine), "rounds": rounds, "took_s": round(snapshot().at_s - began.at_s),
+        "machine": msgspec.to_builtins(machine), "rounds": rounds, "threads": bench.threads,
+        "took_s": round(snapshot().at_s - began.at_s),
         **_others(began, snapshot(), _own_s() - own_s), **more, "tables": [{"header": header, "rows": rows}],
     }  # fmt: skip
     print(f"\n{name}, {record['took_s']} s; of the processors others had {record['others_pct']} %, "

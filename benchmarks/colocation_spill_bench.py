@@ -101,9 +101,9 @@ class Played:
 class SpillBench(Bench):
     """An Aggregator and an executor, and jobs with limits of the kernel and a donor."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, processors: Sequence[int]) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, processors: Sequence[int], threads: int) -> None:
         super().__init__(folder, stack, iterations=0, processors=processors)
-        self.folder = folder
+        self.folder, self.threads = folder, threads
         self.is_strict = True
         self._plays: Mapping[str, Play] = {}
         self._rows: list[list[Any]] = []
@@ -201,6 +201,7 @@ class SpillBench(Bench):
         options = msgspec.structs.replace(play.options, iterations=play.iterations)
         argv = [sys.executable, "-m", "benchmarks.colocation_spill_job", msgspec.json.encode(options).decode()]
         variables = {FIXED: json.dumps(dict(play.fixed)), REPORT: str(self._report(name))}
+        variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads))
         if play.spills:
             variables[SPILL_DIR] = str(self.folder / "spill")
         if play.has_peer:
