@@ -59,6 +59,7 @@ ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero 
 DEFAULT_UMASK = 0o022  # of a job whose submitter does not say
 CAUSE_CHARS_MAX = 256
 PROFILE_CHARS_MAX = 120
+ITERATION_MAX_S = 4e9
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -427,6 +428,13 @@ class TaskProfile(ProfileFigures, frozen=True, kw_only=True):
     processes: U32  # that sent something of a size
 
 
+class IterationTimes(Part, frozen=True, kw_only=True):
+    """Iterations of training that a task, or a start of a job, reported: how many, and the newest ones' median time."""
+
+    count: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    median_s: Annotated[float, Meta(gt=0, le=ITERATION_MAX_S)]
+
+
 class EndKind(StrEnum):
     """What brought a task to its end, where exit code and signal do not say; ``cause`` has it in words."""
 
@@ -639,6 +647,7 @@ class TaskState(TaskKey, frozen=True, kw_only=True):
     profile: TaskProfile | None = None  # of one that was to be profiled, as soon as there is something to tell
     submitted_s: Moment | None = None  # as START said; None: an agent or a manager that does not say it
     kind: EndKind | None = None  # from the moment it is to end; None: it is not, or the agent has words only
+    iterations: IterationTimes | None = None  # of a final state; None: it told of none by FARSIDE_READY
 
 
 def job_of_task(task_id: str) -> str:

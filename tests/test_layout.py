@@ -91,6 +91,7 @@ PURE = (
     "farside.agent.training.node_queue",
     "farside.agent.training.synchronizer",
     "farside.agent.run.environment",
+    "farside.agent.run.ready_lines",
     "farside.agent.run.ledger",
     "farside.agent.run.task_memory",
     "farside.agent.sense.growth",

@@ -12,7 +12,14 @@ _OF_SOME = frozenset({"FARSIDE_RESUME", "FARSIDE_ARRAY_INDEX"})
 
 
 def environment(
-    start: m.Start, *, user: str, home: str, shell: str, ready_fd: int, gpu_names: Mapping[int, str] = NO_NAMES
+    start: m.Start,
+    *,
+    user: str,
+    home: str,
+    shell: str,
+    ready_fd: int,
+    ready_pipe: str,
+    gpu_names: Mapping[int, str] = NO_NAMES,
 ) -> Mapping[str, str]:
     """The account's variables, then the job's own, then ours, which nobody overrides.
 
@@ -22,7 +29,8 @@ def environment(
     only the GPUs that it can open, so that an index would name another.
     FARSIDE_RESUME is there only where the job was started before, and FARSIDE_ARRAY_INDEX only in an array.
     FARSIDE_READY is a file: a program may write a line to it when it has loaded all it needs and makes progress, and
-    Farside learns how long that took.
+    Farside learns how long that took. A line ``iteration SECONDS`` says how long an iteration of training took instead.
+    FARSIDE_READY_PIPE is that file's device and inode: a launcher may have closed it, and its number be another's.
     """
     spec = start.spec
     job_id = m.job_of_task(start.task_id)
@@ -38,6 +46,7 @@ def environment(
         "FARSIDE_TASK": start.task_id,
         "FARSIDE_START": str(start.start),
         "FARSIDE_READY": f"/dev/fd/{ready_fd}",
+        "FARSIDE_READY_PIPE": ready_pipe,
     }
     if spec.checkpoint_dir:
         ours["FARSIDE_CHECKPOINT_DIR"] = spec.checkpoint_dir

@@ -133,9 +133,11 @@ def _become_the_program(
     _check_checkpoint_folder(spec.checkpoint_dir)
     _connect_output(spec)
     _plain_signals()
+    pipe = os.fstat(ready_fd)
     told = environment(
-        start, user=account.name, home=account.home, shell=account.shell, ready_fd=ready_fd, gpu_names=gpu_names
-    )
+        start, user=account.name, home=account.home, shell=account.shell, ready_fd=ready_fd,
+        ready_pipe=f"{pipe.st_dev}:{pipe.st_ino}", gpu_names=gpu_names,
+    )  # fmt: skip
     # One that the user may not read would make the loader complain in the job's own output.
     if profiled_by is not None and os.access(profiled_by.library, os.R_OK):
         told = with_library(told, profiled_by.library, profiled_by.variables)

@@ -36,6 +36,7 @@ from farside.agent.run.containment import containment, send
 from farside.agent.run.fence import FenceWatch
 from farside.agent.run.hook import hook_environment, run_hook
 from farside.agent.run.launch import adopt_orphans, launch
+from farside.agent.run.ready_lines import ReadyLines
 from farside.agent.run.task_folder import Recipe, Status
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class TaskSupervisor:
         self._is_known = False  # its state has been written
         self._used_s = 0.0  # by the prolog
         self._ready = -1  # where the program says that it is ready
+        self._said = ReadyLines()  # what it says there
         self._deaf_until_s: float | None = None  # CLOCK_MONOTONIC; None: what it says there wakes us
         self._profiler: Profiler | None = None  # of a task that is to be profiled
         self._fence = FenceWatch(recipe.fence)
@@ -255,8 +257,9 @@ class TaskSupervisor:
     def _hear_ready(self) -> None:
         # The pipe is emptied each time: a program that goes on writing must not wait for room in it.
         with suppress(BlockingIOError):
-            if os.read(self._ready, _READY_BYTES) and self._state.ready_at_s is None:
-                self._say(ready_at_s=time.time())
+            self._said.hear(os.read(self._ready, _READY_BYTES))
+        if self._said.is_ready and self._state.ready_at_s is None:
+            self._say(ready_at_s=time.time())
 
     def _end(self, cause: str, grace_s: float, kind: m.EndKind = m.EndKind.OTHER) -> None:
         """SIGTERM to all, once; a later order can only shorten the grace."""
@@ -310,6 +313,7 @@ class TaskSupervisor:
             kind=self._kind,
             cpu_s=max(0.0, _children_s() - self._used_s),
             rss_bytes=largest_kib * 1024,
+            iterations=self._said.iterations(),
         )
 
     # ---- telling

@@ -83,6 +83,7 @@ states = st.builds(
     cpu_s=durations,
     rss_bytes=u63,
     profile=st.none() | profiles,
+    iterations=st.none() | st.builds(m.IterationTimes, count=st.integers(1, 2**63 - 1), median_s=st.floats(1e-9, 4e9)),
 )
 specs = st.builds(
     m.TaskSpec,

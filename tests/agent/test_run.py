@@ -399,10 +399,19 @@ def test_a_program_may_say_more_than_the_pipe_holds(held: Node) -> None:
     assert held.ended().exit_code == 3
 
 
+def test_a_program_tells_how_long_its_iterations_took(held: Node) -> None:
+    held.start('for took in 0.5 0.25 4; do echo "iteration $took"; done >"$FARSIDE_READY"')
+    end = held.ended()
+
+    assert end.iterations == m.IterationTimes(count=3, median_s=0.5)
+    assert end.ready_at_s is None
+
+
 def test_a_program_that_never_says_so_is_never_ready(held: Node) -> None:
     held.start("exit 0")
+    end = held.ended()
 
-    assert held.ended().ready_at_s is None
+    assert (end.ready_at_s, end.iterations) == (None, None)
 
 
 def test_a_task_outlives_its_agent_and_its_exit_code_is_read_by_the_next(held: Node) -> None:

@@ -6,6 +6,7 @@ relay_plan.py       a plan by the node's agent, for a job of the manager's
 service.py          which of the two a training script has asked for
 exchange.py         iterations: what is complete and pushed, what has come back
 region_place.py     where each tensor is in the region
+iteration_report.py how long iterations take, for the node's agent
 
 The rest is for PyTorch, and imports it:
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from farside.errors import ConfigError, FarsideError
 from farside.training.exchange import Exchange, Refilled
+from farside.training.iteration_report import IterationReport
 from farside.training.region_place import RegionPlaces
 from farside.training.tensor_copy import TensorCopy, has_bits_of
 from farside.training.trainable import Trainable
@@ -94,6 +95,7 @@ class Attachment:
         self._started_at = 0
         self._waited_s = 0.0
         self._last_finish_s: float | None = None
+        self._report = IterationReport()
         self._is_accumulating = False
         # A model may run in several threads, which find the same result new; held while that is copied.
         self._giving = threading.RLock()
@@ -273,6 +275,7 @@ class Attachment:
         if self._last_finish_s is not None:
             self._source.measured(self._exchange.version, now_s - self._last_finish_s)
         self._last_finish_s = now_s
+        self._report.over(now_s)
 
     def _leave(self) -> None:
         self.is_open = False
@@ -281,4 +284,5 @@ class Attachment:
             hook.remove()
         self._hooks = []
         self._copy.close()
+        self._report.close()
         self._session.close()

@@ -26,6 +26,7 @@ import numpy as np
 from farside.agent.training.subtask import INIT_COMP, INIT_PUSH, position_of
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log
+from farside.training.iteration_report import IterationReport
 from farside.training.loop.agreement import Agreed, Word, agreed, numbers_of, size_of
 from farside.training.loop.block import Arrays, Block, OwnBlocks, blocks_of
 from farside.training.loop.checkpoint import Checkpoints, Restored
@@ -140,6 +141,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         self._net_s = self._computes_from_s = 0.0
         self._began = 0  # positions of subtasks count from where this start begins
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
+        self._report = IterationReport()
         self._sums: PushPull | None = None
         self._state: State = "new"
         self._restored: Restored | None = None
@@ -172,6 +174,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             elif error is None:
                 self._close_checkpoint()
         finally:
+            self._report.close()
             self._own.close()
             if self._before is not None:
                 signal.signal(signal.SIGTERM, self._before)
@@ -270,6 +273,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         self._send(ours, failed=False)
         net_s = self._net_s + time.monotonic() - began_s
         self._turns.done()
+        self._report.over(time.monotonic())
         self._spills.pushed(self.model, comp_s=comp_s, net_s=net_s)
 
     # --- what goes along
