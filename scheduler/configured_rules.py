@@ -17,6 +17,7 @@ from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.order.yarn import YarnCs
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.placement.skew import check_learner
 from farside.scheduler.settings import named_settings
 from farside.scheduler.tenancy import Account, Qos, Tenancy
 
@@ -53,10 +54,7 @@ def _placement_of(config: ManagerConfig | SlurmConfig) -> PlacementPolicy:
     told = config.placement_settings if isinstance(config, ManagerConfig) else ""
     placement = make_placement(config.placement, named_settings("placement_settings", told))
     if placement.is_learning:
-        raise ConfigError(
-            "placement_settings: relearn_jobs learns from how fast jobs ran there, which only the simulator knows",
-            hint="leave it out; packlimit=SHARE sets the limit by hand",
-        )
+        check_learner()
     return placement
 
 

@@ -29,6 +29,8 @@ from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.order.priority_share import TenantOrder
+from farside.scheduler.placement.measured_speed import MeasuredStart
+from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.slowdown_sample import Sample
 from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.running import EDGE_S
@@ -391,11 +393,26 @@ def lenders_to(borrower: Domain, domains: Iterable[Domain]) -> list[Domain]:
     return [one for one in domains if one is not borrower and one.lend_grace_s]
 
 
+def learn_start(domain: Domain, start: MeasuredStart) -> None:
+    """Learn from a start of one of the domain's jobs that ended, for the placement of jobs that wait and that come."""
+    before = domain.history.placement
+    domain.history.add_start(start)
+    _place_as_learned(domain, before)
+
+
 def _learn_slowdown(home: Domain, row: int, allocation: Allocation, ledger: Ledger) -> None:
-    """Learn from a job's speed on its last allocation, for the placement of later jobs."""
-    job = home.jobs[row]
-    if not home.rules.placement.is_learning or job.gpus == 1 or not skew_of(job):
+    """Learn from a job's speed on its last allocation, for the placement of jobs that wait and that come."""
+    job, before = home.jobs[row], home.history.placement
+    if home.history.is_measured or not before.is_learning or job.gpus == 1 or not skew_of(job):
         return
     spread, speed = spread_of(job, allocation, ledger), float(home.table.speed[row])
     home.history.add_sample(Sample(skew=skew_of(job), spread=spread, speed=speed))
-    home.roster.use(home._as_learned(home.rules))
+    _place_as_learned(home, before)
+
+
+def _place_as_learned(domain: Domain, before: PlacementPolicy) -> None:
+    if domain.history.placement is before:
+        return
+    domain.roster.use(domain._as_learned(domain.rules))
+    for row, job in list(domain.jobs.items()):
+        domain.know(row, job)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
+from farside.scheduler.placement.measured_speed import CONSOLIDATED, Slowed
 from farside.scheduler.placement.on_nodes import demand_of
 from farside.scheduler.placement.traffic import crossing_share
 from farside.scheduler.settings import chosen, from_settings
@@ -81,6 +82,39 @@ class SpreadSlowdown:
         if skewed == 0:
             return 1.0
         return 1 / (1 + (self.largest_slowdown - 1) * skewed * spread_of(job, allocation, ledger))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSlowdown:
+    """Slowdown that spread starts on a cluster were measured to have (measured_speed.py), instead of a model's.
+
+    It grows in a straight line with the spread, from none at 0 to the median of what was measured at the median spread
+    of these starts, and no further. A job whose skew is not known is not slowed, nor is one of a kind of which no
+    spread start was measured.
+
+    Attributes:
+        packlimit: Skew that parts the two kinds of models.
+        over: Of starts with models over it; None: none was measured.
+        under: Of the others.
+    """
+
+    name = "measured"
+    packlimit: float
+    over: Slowed | None = None
+    under: Slowed | None = None
+
+    def speed(self, job: Job, allocation: Allocation, ledger: Ledger) -> float:
+        """1 over the slowdown."""
+        if len(allocation) == 1 or (self.over is None and self.under is None):
+            return 1.0
+        return self.speed_at(skew_of(job), spread_of(job, allocation, ledger))
+
+    def speed_at(self, skew: float, spread: float) -> float:
+        """Speed of a job whose model has this skew, 0 where it is not known, at this spread."""
+        found = self.over if skew > self.packlimit else self.under
+        if found is None or skew <= 0 or spread <= CONSOLIDATED:
+            return 1.0
+        return 1 / (1 + (found.factor - 1) * min(1.0, spread / found.spread))
 
 
 def spread_of(job: Job, allocation: Allocation, ledger: Ledger) -> float:

@@ -8,6 +8,7 @@ ends: whoever adds the same jobs in the same order has the same policies.
 import math
 
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.placement.measured_speed import MeasuredSpeeds, MeasuredStart
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.slowdown_sample import Sample
 
@@ -18,17 +19,27 @@ class History:
     Attributes:
         order: The order policy as these jobs have made it.
         placement: The placement policy, likewise.
+        is_measured: Speeds are those that starts were measured to have (`add_start`), and a slowdown model's are none.
         ended_gpu_s: The whole service of each job, GPU seconds.
         expected_gpu_s: What was expected of each when it came; NaN where nothing was.
-        samples: Speed of each job on its last allocation.
+        samples: Speed of each job on its last allocation, or of each start that was measured and could be compared.
+        measured_starts: Starts that told how long their iterations took; ``spread_starts``: those of them that were on
+            more machines than they needed.
+        learned_at_s: When the placement learned what it goes by; NaN: it goes by its settings.
+        learned_from: From how many samples.
     """
 
-    def __init__(self, order: OrderPolicy, placement: PlacementPolicy) -> None:
+    def __init__(self, order: OrderPolicy, placement: PlacementPolicy, *, is_measured: bool = False) -> None:
         self.order = order
         self.placement = placement
+        self.is_measured = is_measured
         self.ended_gpu_s: list[float] = []
         self.expected_gpu_s: list[float] = []
         self.samples: list[Sample] = []
+        self.measured_starts = self.spread_starts = 0
+        self.learned_at_s = math.nan
+        self.learned_from = 0
+        self._speeds = MeasuredSpeeds()
 
     def add(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
         """Add a job that has ended, by the GPU seconds that it held in all."""
@@ -36,7 +47,17 @@ class History:
         self.expected_gpu_s.append(expected_gpu_s)
         self.order = self.order.learn(self.ended_gpu_s, self.expected_gpu_s)
 
-    def add_sample(self, sample: Sample) -> None:
+    def add_sample(self, sample: Sample, at_s: float = math.nan) -> None:
         """Add the speed of an ended job on its last allocation."""
         self.samples.append(sample)
-        self.placement = self.placement.learn(self.samples)
+        before, self.placement = self.placement, self.placement.learn(self.samples)
+        # A policy that learned nothing returns itself, the same object.
+        if self.placement is not before:
+            self.learned_at_s, self.learned_from = at_s, len(self.samples)
+
+    def add_start(self, start: MeasuredStart) -> None:
+        """Add a start of a job that has ended, with the iteration time that was measured."""
+        self.measured_starts += 1
+        self.spread_starts += start.is_spread
+        for sample in self._speeds.add(start):
+            self.add_sample(sample, start.at_s)

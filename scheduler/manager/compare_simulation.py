@@ -23,21 +23,30 @@ from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
 from farside.scheduler.lent_memory import LentMemory, promise_of
 from farside.scheduler.manager.decider.adapter import job_of, node_of, partition_of
+from farside.scheduler.manager.decider.past_use import measured_of, start_of
+from farside.scheduler.manager.decider.placement_reason import packlimits
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.view.view import Packlimit
+from farside.scheduler.model_zoo import skew_of
+from farside.scheduler.placement.measured_speed import MeasuredSpeeds, MeasuredStart, slowed
+from farside.scheduler.placement.skew import PACKLIMIT
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.preemption_cost import make_preemption_cost
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Cluster, Node, Resize, VirtualCluster
+from farside.scheduler.slowdown import MeasuredSlowdown
+from farside.scheduler.state import Cluster, Job, Node, Resize, VirtualCluster
 
 # Improvement of the mean JCT over YARN-CS by TIRESIAS-L: on the testbed [tiresias §3.5.2.1] and in the simulator that
 # replayed the same workload [tiresias §3.5.3.1].
 PAPER_TESTBED, PAPER_SIMULATOR = 5.5, 5.11
 PAPER_APART_PCT = 100 * (PAPER_TESTBED - PAPER_SIMULATOR) / PAPER_TESTBED
+
+NO_SLOWDOWN = MeasuredSlowdown(packlimit=PACKLIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,8 @@ class Recording:
     """Input for the simulator, from a log. ``left_out``: jobs that are not in ``jobs``, by reason.
 
     ``nodes`` are all there ever were, the largest that each ever was; ``lends`` the most that the donor of each ever
-    lent; ``resizes`` which of them took jobs when.
+    lent; ``resizes`` which of them took jobs when. ``measured``: what starts of jobs told of their iterations, of all
+    jobs, in the order of their ends, each with its partition; ``slowdown`` what spread starts lost by that.
     """
 
     jobs: tuple[Recorded, ...]
@@ -70,6 +80,8 @@ class Recording:
     left_out: Mapping[str, int]
     partitions: Partitions = NO_PARTITIONS
     lends: Mapping[str, int] = field(default_factory=dict)
+    measured: tuple[tuple[str, MeasuredStart], ...] = ()
+    slowdown: MeasuredSlowdown = NO_SLOWDOWN
 
     @property
     def lent(self) -> LentMemory:
@@ -111,11 +123,16 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """All jobs of a recording, really and simulated. At least one."""
+    """All jobs of a recording, really and simulated. At least one.
+
+    ``packlimits``: the limits of the placement by skew that the simulation came to, as the manager did by the same
+    starts; none where places do not go by it.
+    """
 
     jobs: tuple[Compared, ...]
     preemptions: int
     predicted_preemptions: int
+    packlimits: tuple[Packlimit, ...] = ()
 
     @property
     def mean_jct_s(self) -> float:
@@ -157,8 +174,11 @@ def recording(
         apply(read.state, entry)
         _note(read, entry)
     jobs = [job for job in read.state.jobs.values() if only is None or job.job_id in only]
+    told = measured_of(read.state.jobs.values())
+    measured = [(partition_of(job, partitions), start_of(job, one)) for job, one in told]
+    slowdown = _slowdown_of([start for _, start in measured])
     left_out = Counter(filter(None, (_unfit(job, partitions) for job in jobs)))
-    found = [_recorded(read, job, partitions) for job in jobs if not _unfit(job, partitions)]
+    found = [_recorded(read, job, partitions, slowdown) for job in jobs if not _unfit(job, partitions)]
     found.sort(key=lambda one: (one.traced.job.submit_s, one.traced.job.sequence))
     nodes = tuple(read.gpus.values())
     resizes = tuple(
@@ -169,7 +189,17 @@ def recording(
     return Recording(
         jobs=tuple(found), nodes=nodes, resizes=resizes, preemption_times=read.state.preemption_times,
         left_out=left_out, partitions=partitions, lends=read.lends,
+        measured=tuple((name, start) for name, start in measured if not partitions or name in partitions.by_name),
+        slowdown=slowdown,
     )  # fmt: skip
+
+
+def _slowdown_of(starts: Iterable[MeasuredStart]) -> MeasuredSlowdown:
+    """What spread starts of the two kinds of models that [tiresias Table 3.3] has lost."""
+    speeds = MeasuredSpeeds()
+    samples = [sample for start in starts for sample in speeds.add(start)]
+    over, under = (slowed(samples, PACKLIMIT, is_over=is_over) for is_over in (True, False))
+    return MeasuredSlowdown(packlimit=PACKLIMIT, over=over, under=under)
 
 
 def _note(read: _Reading, entry: log.Entry) -> None:
@@ -223,14 +253,21 @@ def _unfit(job: LiveJob, partitions: Partitions) -> str:
     return ""
 
 
-def _recorded(read: _Reading, job: LiveJob, partitions: Partitions) -> Recorded:
+def _recorded(read: _Reading, job: LiveJob, partitions: Partitions, slowdown: MeasuredSlowdown) -> Recorded:
     jobs = read.state.jobs
     before = [jobs[other].end_s for other in job.spec.after if other in jobs]
     ready_s = max([read.ready_s[job.job_id], *before])
     seen = replace(job_of(job), submit_s=min(ready_s, job.start_s), vc=partition_of(job, partitions))
-    needs_s = max(1e-3, job.held_s - read.overhead_s.get(job.job_id, 0.0))
+    needs_s = max(1e-3, job.held_s - read.overhead_s.get(job.job_id, 0.0)) * _mean_speed(seen, job, slowdown)
     traced = TraceJob(job=seen, duration_s=needs_s)
     return Recorded(traced=traced, start_s=job.start_s, end_s=job.end_s, preemptions=job.preemptions)
+
+
+def _mean_speed(seen: Job, job: LiveJob, slowdown: MeasuredSlowdown) -> float:
+    """Speed that a job had where it was, over all the time that it held GPUs, as a share of its speed consolidated."""
+    held = [(one.end_s - one.begin_s, slowdown.speed_at(skew_of(seen), one.spread or 0.0)) for one in job.stints]
+    total_s = sum(length_s for length_s, _ in held)
+    return sum(length_s * speed for length_s, speed in held) / total_s if total_s > 0 else 1.0
 
 
 def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None) -> Fidelity:
@@ -242,13 +279,15 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
     if not found.jobs:
         raise FarsideError("no job of this log has run to its end", hint="run some first")
     settings = dict(as_settings(found.preemption_times))
-    rules = replace(rules, preemption_cost=make_preemption_cost(settings.pop("cost", "free"), settings))
+    cost = make_preemption_cost(settings.pop("cost", "free"), settings)
+    rules = replace(rules, preemption_cost=cost, slowdown=found.slowdown)
     jobs = [one.traced for one in found.jobs]
     if times is not None:
         rules = replace(rules, order=times.primed(rules.order))
     simulation = Simulation(
         found.cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found),
         is_lending=found.partitions.is_lending, lent=found.lent,
+        measured=found.measured if rules.placement.is_learning else (),
     )  # fmt: skip
     runs = simulation.run()
     stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]
@@ -266,6 +305,7 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
         ),
         preemptions=sum(one.preemptions for one in found.jobs),
         predicted_preemptions=sum(run.preemptions for run in runs),
+        packlimits=packlimits({name: domain.history for name, domain in simulation.domains.items()}),
     )
 
 

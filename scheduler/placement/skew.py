@@ -9,15 +9,18 @@ Where PACKLIMIT stands by default
 
 How it is learned anew
   With ``relearn_jobs`` the domain shows every job of several GPUs that ends and whose skew is known: how far it was
-  spread, and how fast it was there (`Sample`). After so many of them PACKLIMIT is learned from the last `HISTORY`, and
-  is that of all jobs that come from then on. Where it is right already, sensitive jobs are not spread any more and
-  nobody suffers: then it stays.
+  spread, and how fast it was there (`Sample`). In the manager it shows every start of which that was measured
+  (measured_speed.py). After so many of them PACKLIMIT is learned from the last `HISTORY`, and is that of all jobs that
+  wait and that come. Where it is right already, sensitive jobs are not spread any more and nobody suffers: then it
+  stays.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Literal
 
+from farside.errors import ConfigError
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.placement.consolidate import Consolidate
@@ -37,13 +40,34 @@ _CONSOLIDATE = Consolidate()
 _FRAGMENTS = Fragments()
 
 
+def check_learner() -> None:
+    """Load what ``relearn_jobs`` needs, which takes longer to load than most runs take.
+
+    Raises:
+        ConfigError: SciPy is not installed: now, and not when the limit is to be learned.
+    """
+    _learner()
+
+
+def _learner() -> ModuleType:
+    try:
+        from farside.scheduler.placement import packlimit
+    except ImportError as error:
+        hint = "`pip install scipy`, or leave it out; packlimit=SHARE sets the limit by hand"
+        raise ConfigError(
+            f"placement_settings: relearn_jobs needs SciPy, which is not here ({error})", hint=hint
+        ) from error
+    return packlimit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skew(OnNodes):
     """Jobs with S_J over PACKLIMIT go to as few machines as possible, others against fragmentation.
 
     Attributes:
         packlimit: PACKLIMIT, a share of 1.
-        relearn_jobs: PACKLIMIT is learned again after so many jobs of several GPUs have ended; 0: it stays.
+        relearn_jobs: PACKLIMIT is learned again after so many jobs of several GPUs have ended, or starts that were
+            measured; 0: it stays.
         unmeasured: What becomes of a job whose S_J is not known. The paper's profiler knows it of every job before its
             first start; a trace often does not, and then no job should be slowed by what is not known.
     """
@@ -77,11 +101,7 @@ class Skew(OnNodes):
         # Each time so many more have ended: the domain asks after every one.
         if not self.relearn_jobs or not history or len(history) % self.relearn_jobs:
             return self
-        from farside.scheduler.placement.packlimit import (
-            learn_packlimit,  # scipy takes longer to load than most need it
-        )
-
-        learned = learn_packlimit(history[-HISTORY:], current=self.packlimit)
+        learned = _learner().learn_packlimit(history[-HISTORY:], current=self.packlimit)
         return replace(self, packlimit=learned.packlimit) if learned.is_learned else self
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """An ended job on its last allocation.
+    """An ended job on its last allocation, or a start of it that was measured.
 
     Attributes:
         skew: S_J.

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from farside.errors import FarsideError
+from farside.scheduler.admission.history import History
 from farside.scheduler.cycle import run_cycle
-from farside.scheduler.domain import Domain, Rules, lenders_to
+from farside.scheduler.domain import Domain, Rules, learn_start, lenders_to
 from farside.scheduler.lent_memory import LentMemory, lent_by
+from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.sim.trace.job import TraceJob
@@ -46,6 +48,7 @@ class Kind(IntEnum):
     CROSS = 2
     RESIZE = 3
     CYCLE = 4
+    MEASURED = 5
 
 
 class Stuck(FarsideError):
@@ -77,6 +80,8 @@ class Simulation:
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
         lent: What donors lend in the whole cluster; None: what its nodes lend, all the time.
+        measured: Starts that a cluster has measured, each with its virtual cluster, by which the placement learns when
+            they ended there; None: it learns from the speeds of the rules' slowdown.
         observers: Called after each instant at which something happened in a domain, with what its cycle decided, if
             it ran and decided anything. One that needs the simulation itself is appended afterwards.
     """
@@ -93,6 +98,7 @@ class Simulation:
         is_in_whole_seconds: bool = True,
         resizes: Sequence[Resize] = (),
         lent: LentMemory | None = None,
+        measured: Sequence[tuple[str, MeasuredStart]] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
         self.jobs = jobs
@@ -103,16 +109,12 @@ class Simulation:
         lent = lent or lent_by(nodes)
         self.domains: Mapping[str, Domain] = {
             vc.name: Domain(
-                vc.name,
-                vc.nodes,
-                rules,
-                self.table,
-                is_counting_more=is_counting_more,
-                lent=lent,
+                vc.name, vc.nodes, rules, self.table, is_counting_more=is_counting_more, lent=lent,
                 lend_grace_s=vc.lend_grace_s,
+                history=History(rules.order, rules.placement, is_measured=measured is not None),
             )
             for vc in cluster.virtual_clusters
-        }
+        }  # fmt: skip
         self.events = 0
         self.left = len(jobs)  # jobs that have not ended
         self._rules = rules
@@ -135,8 +137,10 @@ class Simulation:
         self._row_of: dict[int, int] = {}  # by sequence; made when it is needed
         self._has_progressed = True  # since that was asked the last time: a job, or what comes from outside
         self._resizes = list(resizes)
-        for at, resize in enumerate(self._resizes):
-            heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
+        self._measured = tuple(measured or ())
+        self._heap += [(resize.at_s, Kind.RESIZE, at, 0) for at, resize in enumerate(self._resizes)]
+        self._heap += [(start.at_s, Kind.MEASURED, at, 0) for at, (_, start) in enumerate(self._measured)]
+        heapq.heapify(self._heap)
 
     def plan(self, resize: Resize) -> None:
         """Announce a change of nodes, not before the present instant, handled after the observers' calls."""
@@ -178,7 +182,16 @@ class Simulation:
             instants += 1
             if instants % LOOK_AFTER == 0:
                 self._refuse_standstill(now_s)
+        # What was measured later than the last job ends here, the cluster has learned as well.
+        for _, kind, at, _ in sorted(heap):
+            if kind == Kind.MEASURED:
+                self._learn_start(at)
         return self.runs
+
+    def _learn_start(self, at: int) -> Domain:
+        name, start = self._measured[at]
+        learn_start(self.domains[name], start)
+        return self.domains[name]
 
     def _refuse_standstill(self, now_s: float) -> None:
         running = (row for domain in self.domains.values() for row in (*domain.running, *domain.guests))
@@ -255,6 +268,9 @@ class Simulation:
             domain = self.domains[self._resizes[row].vc]
             domain.resize(self._resizes[row].nodes)
             self._has_progressed = True
+            touched[domain.name] = domain
+        elif kind == Kind.MEASURED:
+            domain = self._learn_start(row)
             touched[domain.name] = domain
         elif kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]

@@ -1,6 +1,7 @@
 """What a manager's config says of scheduling is refused where it can't be meant."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,29 @@ def test_the_settings_of_a_placement_reach_it() -> None:
     [
         ("skew", "packlimit", "placement_settings: 'packlimit' is not NAME=VALUE"),
         ("skew", "packlimit=2", "skew: packlimit: must be a share from 0 to 1, is 2"),
-        ("skew", "relearn_jobs=100", "relearn_jobs learns from how fast jobs ran there"),
         ("consolidate", "packlimit=0.5", "consolidate: no setting 'packlimit'"),
     ],
 )
 def test_a_setting_that_a_placement_does_not_take_is_refused(placement: str, told: str, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(why)):
         rules_of(ManagerConfig(placement=placement, placement_settings=told))
+
+
+def test_a_limit_that_is_learned_is_taken() -> None:
+    rules = rules_of(ManagerConfig(placement="skew", placement_settings="relearn_jobs=100"))
+
+    assert rules.placement == Skew(relearn_jobs=100)
+
+
+def test_a_limit_that_is_learned_is_refused_without_scipy_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import farside.scheduler.placement as placements
+
+    monkeypatch.delattr(placements, "packlimit", raising=False)
+    monkeypatch.delitem(sys.modules, "farside.scheduler.placement.packlimit", raising=False)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+
+    with pytest.raises(ConfigError, match=r"^placement_settings: relearn_jobs needs SciPy, which is not here \("):
+        rules_of(ManagerConfig(placement="skew", placement_settings="relearn_jobs=100"))
 
 
 def test_the_documents_have_every_placement_with_its_settings() -> None:

@@ -51,6 +51,7 @@ from farside.scheduler.manager.view.view import (
     Job,
     JobInFull,
     JobList,
+    Packlimit,
     show_entry,
     show_job,
     show_job_in_full,
@@ -75,10 +76,15 @@ class Submitted(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a job waits, and by when it starts if everybody before it uses up their time limits."""
+    """Why a job waits, and by when it starts if everybody before it uses up their time limits.
+
+    ``packlimit``: the limit by which its place is chosen, and what it follows from; null: its place goes by something
+    else than skew.
+    """
 
     lines: list[str]
     expected_start_s: float | None
+    packlimit: Packlimit | None
 
 
 @router.post(

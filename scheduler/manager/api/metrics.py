@@ -62,6 +62,7 @@ class ManagerCollector:
         yield _gpus(state.nodes.values())
         yield _groups(self._context.overviews.turns(), self._context.log.state.colocation)
         if scheduler is not None:
+            yield from _packlimits(scheduler.get("packlimits", ()))
             bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
             yield HistogramMetricFamily(
                 "farside_manager_cycle_seconds",
@@ -175,6 +176,23 @@ def _groups(facts: Mapping[str, ExecutorFacts], planned: Colocation) -> Metric:
         rows += [((group.node, "predicted"), group.predicted_s), ((group.node, "measured"), group.measured_s)]
     text = "An iteration of all jobs that take turns on a node."
     return family(GaugeMetricFamily, PREFIX, "group_iteration_seconds", text, rows, ("node", "kind"))
+
+
+def _packlimits(limits: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """The limit of the placement by skew, in each partition, and what it is learned from."""
+    told = list(limits)
+    if not told:
+        return
+    gauge, names = GaugeMetricFamily, ("partition",)
+    text = "Share of a model that its largest tensor may have before its job is consolidated."
+    yield family(gauge, PREFIX, "packlimit", text, ((one["partition"], one["packlimit"]) for one in told), names)
+    text = "When that limit was learned; left out while it is as configured."
+    rows = [(one["partition"], one["since_s"]) for one in told]
+    yield family(gauge, PREFIX, "packlimit_learned_timestamp_seconds", text, rows, names)
+    places = [((one["partition"], "spread"), one["spread_starts"]) for one in told]
+    places += [((one["partition"], "consolidated"), one["measured_starts"] - one["spread_starts"]) for one in told]
+    text = "Starts of jobs of several GPUs that told how long their iterations took."
+    yield family(gauge, PREFIX, "measured_starts", text, places, ("partition", "place"))
 
 
 def _gpus(nodes: Iterable[LiveNode]) -> Metric:

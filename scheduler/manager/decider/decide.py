@@ -8,6 +8,8 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec.structs import replace
+
 from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Domain, Rules
@@ -29,7 +31,7 @@ from farside.scheduler.manager.decider.expectation import expected_lines
 from farside.scheduler.manager.decider.idle_jobs import idle_lines
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
-from farside.scheduler.manager.decider.placement_reason import why_there
+from farside.scheduler.manager.decider.placement_reason import packlimits, why_there
 from farside.scheduler.manager.decider.planner import Planner
 from farside.scheduler.manager.decider.timers import EDGE_S
 from farside.scheduler.manager.decider.unavailable_nodes import out_of_service, partition_lines
@@ -40,6 +42,7 @@ from farside.scheduler.manager.model.event import Entry, Event, JobAllocated, Jo
 from farside.scheduler.manager.model.maintenance import late_allocations
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
+from farside.scheduler.manager.view.view import Packlimit
 from farside.scheduler.predict.gpu_time_fit import Fitted
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.start_estimate import StartEstimate, estimate_start
@@ -188,10 +191,25 @@ class Decider:
         """The starts that are possible: because the job got its place just now, or because others have left it."""
         placed, self._just_allocated = self._just_allocated, {}
         waits: dict[str, str] = {}
-        found = self._drafts(launches(self.state, self.domain.rules.placement, waits), placed)
+        starts = launches(self.state, self.domain.rules.placement, waits)
+        found = self._drafts(map(self._with_spread, starts), placed)
         self._untold_waits |= {job_id: why for job_id, why in waits.items() if self._waits.get(job_id) != why}
         self._waits = waits
         return found
+
+    def _with_spread(self, event: Event) -> Event:
+        if not isinstance(event, JobStarted):
+            return event
+        return replace(event, spread=self._planner.spread_of(self.state.jobs[event.job_id]))
+
+    def packlimits(self) -> tuple[Packlimit, ...]:
+        """The limit in force in each partition; none where places do not go by skew."""
+        return packlimits({name: domain.history for name, domain in self.domains.items()})
+
+    def packlimit_of(self, job_id: str) -> Packlimit | None:
+        """That of a job's partition; None: its place does not go by skew."""
+        name = partition_of(self.state.jobs[job_id], self._partitions)
+        return next((one for one in self.packlimits() if one.partition == name), None)
 
     def take_waits(self) -> dict[str, str]:
         """By job why it does not start though it has its GPUs: what was decided since this was asked last."""
@@ -230,7 +248,8 @@ class Decider:
         job = self.state.jobs.get(job_id)
         if job is None:
             return ()
-        there = why_there(job, self.domain.rules.placement)
+        domain = self.domains.get(partition_of(job, self._partitions), self.domain)
+        there = why_there(job, domain.history, clock)
         idle = idle_lines(self.state, job, self._idle, clock)
         lines = (*self._why(job, now_s, clock), *idle, *colocated.group_lines(self.state, job), *there)
         return (*lines, *aggregation_lines(self.state.aggregation, job_id, member_nodes(self.state)))

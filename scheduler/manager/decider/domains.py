@@ -23,6 +23,7 @@ from farside.scheduler.manager.model.lending import lending_on, memory_with
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.quota_use import QuotaUse
+from farside.scheduler.slowdown import spread_of
 from farside.scheduler.state import Node
 from farside.scheduler.table import JobTable
 
@@ -120,6 +121,13 @@ class Domains:
     def host_of(self, job: LiveJob) -> Domain:
         """The domain whose nodes a job holds, or held last."""
         return self.by_name.get(job.host, self.of(job)) if job.host else self.of(job)
+
+    def spread_of(self, job: LiveJob) -> float | None:
+        """How far from consolidated a job is on the nodes of its places, 0 to 1; None: it has no GPUs, or one."""
+        if job.spec.gpus <= 1 or job.spec.colocate:
+            return None
+        seen = adapter.job_of(job, asks_users=self.asks_users)
+        return spread_of(seen, adapter.allocation_of(job.places, self.index), self.host_of(job).ledger)
 
     def holder_of(self, row: int) -> Domain | None:
         """The domain that has a job among those which run on its nodes; None: it does not run."""

@@ -1,15 +1,17 @@
 """Past use that a new scheduler process begins with, from all jobs that the log still has. PURE."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from farside.scheduler.admission.history import History
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.admission.rules import Rules
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.manager.decider.adapter import job_of, partition_of
-from farside.scheduler.manager.model.record import LiveJob
+from farside.scheduler.manager.model.record import LiveJob, RunInterval
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.catalog import Needs, needs_of
+from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.predict.learned_times import REPLAYED_JOBS, LearnedTimes
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.tenancy import Tenancy
@@ -45,9 +47,45 @@ def histories_of(
     They are looked through only for a policy that needs them: of some hundred thousand jobs that takes a moment.
     ``times`` hears of all jobs as they came and ended, and has what it had before the restart.
     """
+    histories = _histories(times, rules, state, partitions)
+    if rules.placement.is_learning:
+        for job, run_interval in measured_of(state.jobs.values()):
+            histories[partition_of(job, partitions)].add_start(start_of(job, run_interval))
+    return histories
+
+
+def measured_of(jobs: Iterable[LiveJob]) -> list[tuple[LiveJob, RunInterval]]:
+    """The starts of these jobs that have ended and reported iterations, in the order of their ends."""
+    found = [(job, one) for job in jobs for one in job.stints if has_told(one)]
+    return sorted(found, key=lambda pair: pair[1].ended_at)
+
+
+def has_told(run_interval: RunInterval) -> bool:
+    """Whether a start has ended, was of several GPUs, and reported how long its iterations took."""
+    return run_interval.iterations is not None and run_interval.spread is not None
+
+
+def start_of(job: LiveJob, run_interval: RunInterval) -> MeasuredStart:
+    """A start that `has_told`, as placements learn from it."""
+    told, spread = run_interval.iterations, run_interval.spread
+    assert told is not None
+    assert spread is not None
+    # Without a name, the whole command line says what the work is: all scripts of a language have one program.
+    work = job.spec.name or (job.spec.argv, *(role.argv for role in job.spec.roles))
+    return MeasuredStart(
+        kind=(job.user, work, job.spec.model, job.spec.gpus, run_interval.gpu_models),
+        at_s=run_interval.end_s,
+        skew=run_interval.skew,
+        spread=spread,
+        iterations=told.count,
+        iteration_s=told.median_s,
+    )
+
+
+def _histories(times: LearnedTimes | None, rules: Rules, state: LiveState, partitions: Partitions) -> Histories:
     if times is not None:
         return _histories_with(times, rules, state, partitions)
-    histories = Histories(lambda: History(rules.order, rules.placement))
+    histories = Histories(lambda: History(rules.order, rules.placement, is_measured=True))
     if needs_of(rules.order) is Needs.ENDED_JOBS:
         ended = [job for job in state.jobs.values() if has_run(job)]
         for job in sorted(ended, key=lambda job: (job.end_s, job.sequence)):
@@ -57,7 +95,7 @@ def histories_of(
 
 def _histories_with(times: LearnedTimes, rules: Rules, state: LiveState, partitions: Partitions) -> Histories:
     order = times.primed(rules.order)
-    histories = Histories(lambda: History(order, rules.placement))
+    histories = Histories(lambda: History(order, rules.placement, is_measured=True))
     jobs = [job for job in state.jobs.values() if not job.spec.colocate and (has_run(job) or not job.is_over)]
     ended = sorted((job for job in jobs if job.is_over), key=lambda job: (job.end_s, job.sequence))
     older = frozenset(job.job_id for job in ended[:-REPLAYED_JOBS])

@@ -22,11 +22,18 @@ from dataclasses import replace
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.cycle import run_cycle
-from farside.scheduler.domain import Domain, Rules, lenders_to
+from farside.scheduler.domain import Domain, Rules, learn_start, lenders_to
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.manager.decider import adapter
 from farside.scheduler.manager.decider.domains import Domains
-from farside.scheduler.manager.decider.past_use import fair_share_of, has_run, histories_of, service_gpu_s
+from farside.scheduler.manager.decider.past_use import (
+    fair_share_of,
+    has_run,
+    has_told,
+    histories_of,
+    service_gpu_s,
+    start_of,
+)
 from farside.scheduler.manager.decider.pending import Pending
 from farside.scheduler.manager.decider.timers import EDGE_S, NO_ROW, Timers
 from farside.scheduler.manager.model import event as log
@@ -67,6 +74,7 @@ class Planner:
         self._rules = replace(rules, preemption_cost=MeasuredCost(preemption_times=state.preemption_times))
         self._state = state
         self._domains = Domains(state, partitions, set_aside)
+        self.spread_of = self._domains.spread_of  # of a job that has an allocation
         self._pending = Pending()
         self._timers = Timers()
         self._heard = by_entry(state.seq)  # the newest entry, as a cause
@@ -88,6 +96,8 @@ class Planner:
         if isinstance(event, log.JobSubmitted) and self._times is not None:
             for job_id in touched:
                 self._times.predicted_gpu_s(self._job_of(self._state.jobs[job_id]), entry.at_s)
+        if isinstance(event, log.JobEnded | log.JobRequeued) and touched:
+            self._learn_of_start(self._state.jobs[event.job_id], entry.seq)
         if isinstance(event, log.JobEnded) and touched:
             self._learn_of_end(self._state.jobs[event.job_id], entry.at_s)
         self._pending.arrive(event)
@@ -113,6 +123,17 @@ class Planner:
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, log.JobStarted) and touched and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
+
+    def _learn_of_start(self, job: LiveJob, ended_at: int) -> None:
+        """Learn from the start that ended with this entry, if it reported how fast it was."""
+        last = job.stints[-1] if job.stints else None
+        if last is None or last.ended_at != ended_at or not has_told(last) or not self._rules.placement.is_learning:
+            return
+        name = self._domains.name_of(job)
+        if name in self.domains:
+            learn_start(self.domains[name], start_of(job, last))
+        else:
+            self._histories[name].add_start(start_of(job, last))
 
     def _learn_of_end(self, job: LiveJob, now_s: float) -> None:
         """What is learned does not depend on the domain: another may be built by then."""

@@ -260,13 +260,14 @@ class SchedulerProcess:
         lines = decider.why(job_id, now_s, format_moment)
         if not lines:
             raise FarsideError(f"job {told.get('job_id')}: not known")
-        foreseen = decider.foresee(job_id, now_s)
+        foreseen, limit = decider.foresee(job_id, now_s), decider.packlimit_of(job_id)
         if foreseen is None:
-            return {"lines": list(lines), "expected_start_s": None}
+            return {"lines": list(lines), "expected_start_s": None, "packlimit": limit}
         if foreseen.at_s == math.inf:
-            return {"lines": [*lines, nobody_knows(decider.domain_of(job_id), foreseen)], "expected_start_s": None}
+            said = [*lines, nobody_knows(decider.domain_of(job_id), foreseen)]
+            return {"lines": said, "expected_start_s": None, "packlimit": limit}
         when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
-        return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
+        return {"lines": [*lines, when], "expected_start_s": foreseen.at_s, "packlimit": limit}
 
     async def _on_expected(self, told: Mapping[str, object]) -> object:
         decider = self._asked_decider()
@@ -301,6 +302,7 @@ class SchedulerProcess:
             "cycles_by_bucket": self._by_bucket,
             "policy": self._rules.order.name,
             "placement": self._rules.placement.name,
+            "packlimits": () if self._decider is None else self._decider.packlimits(),
         }
 
 

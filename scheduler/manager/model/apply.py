@@ -26,7 +26,7 @@ from farside.scheduler.manager.colocation import state as colocation
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.codec import tag_of
 from farside.scheduler.manager.model.preemption_times import step_of
-from farside.scheduler.manager.model.profile import joined
+from farside.scheduler.manager.model.profile import joined, joined_times
 from farside.scheduler.manager.model.record import (
     ACTIVE,
     OVER,
@@ -41,6 +41,7 @@ from farside.scheduler.manager.model.record import (
 )
 from farside.scheduler.manager.model.state import LiveState, request_of
 from farside.scheduler.manager.model.submit_rate import jobs_of
+from farside.scheduler.model_zoo import find_model
 from farside.scheduler.power.state import Phase as PowerPhase
 
 Touched = tuple[str, ...]
@@ -395,7 +396,7 @@ def _task(state: LiveState, event: log.TaskChanged, entry: log.Entry) -> Touched
     task = state.task((event.job_id, event.start, event.rank))
     if task is None or task.node != event.node or task.is_gone or _ORDER[event.phase] < _ORDER[task.phase]:
         return ()
-    said = {name: getattr(event, name) for name in ("phase", "exit_code", "signal", "cause", "kind")}
+    said = {name: getattr(event, name) for name in ("phase", "exit_code", "signal", "cause", "kind", "iterations")}
     _keep_task(state, replace(task, **said, is_ready=task.is_ready or event.is_ready))
     if event.metered_gpu_s:
         _meter(state, event)
@@ -532,7 +533,7 @@ def _started(state: LiveState, event: log.JobStarted, entry: log.Entry) -> Touch
         is_ready=False,
         stop_cause=None,
         exit_code=None,
-        stints=(*job.stints, RunInterval(begin_s=entry.at_s, places=job.places)),
+        stints=(*job.stints, RunInterval(begin_s=entry.at_s, places=job.places, spread=event.spread)),
         master_addr=event.master_addr,
         master_port=event.master_port,
         is_profiled=event.is_profiled,
@@ -561,7 +562,7 @@ def _requeued(state: LiveState, event: log.JobRequeued, entry: log.Entry) -> Tou
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
     state.drop_allocation(job)
-    ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
+    ran = replace(_left(state, job, entry), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is log.StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
         if not job.spec.colocate:
@@ -579,16 +580,29 @@ def _ran(job: LiveJob, now_s: float) -> LiveJob:
     return replace(job, executed_s=job.executed_s + spent_s, held_s=job.held_s + spent_s, since_s=now_s)
 
 
-def _left(job: LiveJob, now_s: float) -> LiveJob:
+def _left(state: LiveState, job: LiveJob, entry: log.Entry) -> LiveJob:
     *before, last = job.stints
-    return replace(_ran(job, now_s), stints=(*before, replace(last, end_s=now_s)), idle=None)
+    last = replace(last, end_s=entry.at_s)
+    told = joined_times(task.iterations for task in job.tasks)
+    if told is not None:
+        models = sorted({state.nodes[place.node].gpu_model for place in last.places})
+        last = replace(last, iterations=told, skew=_known_skew(job), gpu_models=tuple(models), ended_at=entry.seq)
+    return replace(_ran(job, entry.at_s), stints=(*before, last), idle=None)
+
+
+def _known_skew(job: LiveJob) -> float:
+    """S_J as `model_zoo.skew_of` has it; 0: not known."""
+    if job.profile is not None and job.profile.skew > 0:
+        return job.profile.skew
+    model = find_model(job.spec.model)
+    return 0.0 if model is None else model.skew
 
 
 def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, *(set(Phase) - OVER))
     if job.phase in ACTIVE:
         _leave_behind(state, job)
-        job = _left(job, entry.at_s)
+        job = _left(state, job, entry)
     else:
         job = _waited(job, job, entry.at_s)
     state.jobs[job.job_id] = replace(

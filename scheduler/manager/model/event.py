@@ -19,7 +19,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from farside.agent.gpu_share import Device, devices_of
-from farside.agent.messages import ChangingFacts, EndKind, NodeFacts, ProfileFigures
+from farside.agent.messages import ChangingFacts, EndKind, IterationTimes, NodeFacts, ProfileFigures
 
 # The events of shared aggregation and of co-location are declared with what follows from them.
 from farside.scheduler.manager.aggregation.state import (
@@ -294,7 +294,8 @@ class AccessRecorded(Struct, frozen=True, kw_only=True):
 class TaskChanged(Struct, frozen=True, kw_only=True):
     """An agent reports what became of a process. ``cause`` is empty when it ended by itself; see `EndKind`.
 
-    With its end comes what its GPUs drew, ``energy_j``, of as many GPU seconds as were metered.
+    With its end comes what its GPUs drew, ``energy_j``, of as many GPU seconds as were metered, and the iterations that
+    it has told of; None: none.
     """
 
     node: str
@@ -310,6 +311,7 @@ class TaskChanged(Struct, frozen=True, kw_only=True):
     energy_j: float = 0.0
     metered_gpu_s: float = 0.0
     kind: EndKind | None = None
+    iterations: IterationTimes | None = None
 
 
 class PowerChanged(Struct, frozen=True, kw_only=True):
@@ -411,7 +413,11 @@ class AllocationReleased(Struct, frozen=True, kw_only=True):
 
 
 class JobStarted(Struct, frozen=True, kw_only=True):
-    """A job's processes are to be started, for the ``start``-th time; ``is_profiled``: and what they send be noted."""
+    """A job's processes are to be started, for the ``start``-th time; ``is_profiled``: and what they send be noted.
+
+    ``spread``: how far from consolidated it is there, 0 to 1 (slowdown.py); None: it has no GPUs or one, or a version
+    before started it.
+    """
 
     job_id: str
     start: int
@@ -419,6 +425,7 @@ class JobStarted(Struct, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     is_profiled: bool = False
+    spread: float | None = None
 
 
 class JobStopping(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from farside.agent.messages import IterationTimes
 from farside.scheduler.manager.model.event import TaskProfiled
 
 
@@ -62,6 +63,17 @@ def joined(profile: JobProfile | None, told: TaskProfiled, *, is_server: bool) -
         return profile if told.problem and not profile.problem else _profile((part,))
     others = (other for other in profile.parts if other.told.rank != told.rank)
     return _profile((*others, part))
+
+
+def joined_times(told: Iterable[IterationTimes | None]) -> IterationTimes | None:
+    """Iterations of a start from those that its processes reported: the fewest, and the median of their times.
+
+    All of them go at one pace, as each waits for the others; None: none of them told of any.
+    """
+    known = [one for one in told if one is not None]
+    if not known:
+        return None
+    return IterationTimes(count=min(one.count for one in known), median_s=median(one.median_s for one in known))
 
 
 def _profile(parts: Iterable[Part]) -> JobProfile:

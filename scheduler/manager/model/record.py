@@ -19,7 +19,7 @@ from enum import StrEnum
 from msgspec import Struct, field, json
 
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
-from farside.agent.messages import EXECUTOR, EndKind, ExecutorFacts, NodeFacts
+from farside.agent.messages import EXECUTOR, EndKind, ExecutorFacts, IterationTimes, NodeFacts
 from farside.scheduler.admission.idle_gpus import IdleRule, IdleRules, IdleWarning, Span
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.power_record import NodePowerRecord
@@ -72,6 +72,7 @@ class LiveTask(log.TaskAllocation, frozen=True, kw_only=True):
     kind: EndKind | None = None
     is_ready: bool = False
     idle: Span | None = None
+    iterations: IterationTimes | None = None
 
     @property
     def end_kind(self) -> EndKind:
@@ -102,7 +103,10 @@ class LiveTask(log.TaskAllocation, frozen=True, kw_only=True):
 class RunInterval(Struct, frozen=True, kw_only=True):
     """A time during which a job held GPUs: from the decision to start it to the end of its last process.
 
-    ``energy_j``: what its nodes say that its GPUs drew, of ``metered_gpu_s`` GPU seconds of it.
+    ``energy_j``: what its nodes say that its GPUs drew, of ``metered_gpu_s`` GPU seconds of it. ``spread``: how far
+    from consolidated it was, as `JobStarted` says. ``iterations``: what its processes have told, known at its end.
+    Where they have, ``skew`` is S_J as it was known by then, 0 where it was not; ``gpu_models`` are those of its nodes;
+    and ``ended_at`` is the entry of the log with which it ended.
     """
 
     begin_s: float
@@ -110,6 +114,11 @@ class RunInterval(Struct, frozen=True, kw_only=True):
     end_s: float = math.inf
     energy_j: float = 0.0
     metered_gpu_s: float = 0.0
+    spread: float | None = None
+    iterations: IterationTimes | None = None
+    skew: float = 0.0
+    gpu_models: tuple[str, ...] = ()
+    ended_at: int = 0
 
 
 class LiveJob(Struct, frozen=True, kw_only=True):

@@ -228,7 +228,7 @@ class AgentLine:
                 log.TaskChanged(
                     **_named(self.node, key), phase=log.TaskPhase(told.state), exit_code=told.exit_code,
                     signal=told.signal, cause=told.cause, kind=told.kind, at_s=told.at_s, is_ready=is_ready,
-                    energy_j=energy_j, metered_gpu_s=metered_gpu_s,
+                    energy_j=energy_j, metered_gpu_s=metered_gpu_s, iterations=told.iterations,
                 )
             )  # fmt: skip
         return events

@@ -15,12 +15,13 @@ from farside.agent.messages import NodeFacts
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.codec import tag_of
 from farside.scheduler.manager.model.maintenance import still_there
-from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenance, Phase
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenance, Phase, RunInterval
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
 from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.partition import NOBODYS, Whose
+from farside.scheduler.placement.measured_speed import CONSOLIDATED
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -73,6 +74,43 @@ class Profile(Struct, frozen=True, kw_only=True):
     problem: str
 
 
+class EndedStart(Struct, frozen=True, kw_only=True):
+    """A start of a job that has ended: which, when and on how many nodes.
+
+    ``spread``: how far from consolidated it was, 0 to 1, and whether at all; null: it had one GPU or none.
+    ``iterations`` that its processes told of, and their median time ``iteration_s``; 0 and null: none.
+    """
+
+    start: int
+    begin_s: float
+    end_s: float
+    nodes: int
+    spread: float | None
+    is_spread: bool | None
+    iterations: int
+    iteration_s: float | None
+
+
+class Packlimit(Struct, frozen=True, kw_only=True):
+    """The limit in force of the placement by skew, in a partition (empty: there are none), and what it follows from.
+
+    ``since_s``: when it was learned, null: it is as configured; ``learned_from``: so many starts that could be
+    compared. ``slowdown_over``: an iteration of spread starts of models over the limit took so many times as long as
+    consolidated, the median of ``slowdown_over_from``; null: there were none. ``slowdown_under``: of the others.
+    """
+
+    partition: str
+    packlimit: float
+    since_s: float | None
+    learned_from: int
+    measured_starts: int
+    spread_starts: int
+    slowdown_over: float | None
+    slowdown_over_from: int
+    slowdown_under: float | None
+    slowdown_under_from: int
+
+
 class Expected(Struct, frozen=True, kw_only=True):
     """What a job is expected to take in all, where the policy asks for that; null where nothing is known.
 
@@ -110,6 +148,7 @@ class JobInFull(Job, frozen=True, kw_only=True):
     expected_from_jobs: int | None
     profile: Profile | None
     idle_gpus: IdleGpus | None
+    ended_starts: tuple[EndedStart, ...]
     master_addr: str
     master_port: int
     spec: JobSpec
@@ -249,12 +288,27 @@ def show_job_in_full(job: LiveJob, now_s: float, expected: Expected = NOTHING_EX
         resume_s=_or_none(job.resume_s),
         profile=None if job.profile is None else like(Profile, job.profile, processes=len(job.profile.parts)),
         idle_gpus=None if job.idle is None else like(IdleGpus, job.idle),
+        ended_starts=tuple(_show_start(at, one) for at, one in enumerate(job.stints, 1) if one.end_s < math.inf),
         master_addr=job.master_addr,
         master_port=job.master_port,
         spec=job.spec,
         tasks=tuple(
             like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks
         ),
+    )
+
+
+def _show_start(number: int, one: RunInterval) -> EndedStart:
+    told = one.iterations
+    return EndedStart(
+        start=number,
+        begin_s=one.begin_s,
+        end_s=one.end_s,
+        nodes=len(one.places),
+        spread=one.spread,
+        is_spread=None if one.spread is None else one.spread > CONSOLIDATED,
+        iterations=0 if told is None else told.count,
+        iteration_s=None if told is None else told.median_s,
     )
 
 

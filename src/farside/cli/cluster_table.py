@@ -250,6 +250,9 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         yield f"  exit code {job['exit_code']}"
     if profile := job.get("profile"):
         yield f"  profile   {printable(_profile_words(profile))}"
+    for start in job.get("ended_starts", ()):
+        if start["iteration_s"] is not None:
+            yield f"  start {start['start']:<4}{_start_words(start)}"
     for task in job["tasks"]:
         gpus = ",".join(map(str, task["gpus"]))
         output = printable(task["output"])
@@ -274,6 +277,14 @@ def _expected_words(job: Row, expected_s: float) -> str:
     words = f"to run {format_seconds(expected_s)} in all, from {format_count(job['expected_from_jobs'], 'job')}"
     error = job.get("expected_error")
     return words if error is None else f"{words}; such estimates were off by a factor of {error:.2g} lately"
+
+
+def _start_words(start: Row) -> str:
+    where = f"on {format_count(start['nodes'], 'node')}"
+    if start["is_spread"] is not None:
+        where += ", spread" if start["is_spread"] else ", consolidated"
+    took = f"{format_seconds(start['iteration_s'])} an iteration, median of {start['iterations']}"
+    return f"{where}: {took}"
 
 
 def _profile_words(profile: Row) -> str:

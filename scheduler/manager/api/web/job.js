@@ -83,6 +83,7 @@ function facts(job) {
     ["Starts", `${job.starts}, preempted ${many(job.preemptions, "time")}, failed ${many(job.failures, "time")}`],
     ...(job.expected_s === null ? [] : [["Expected", expected(job)]]),
     ...(job.idle_gpus ? [["Idle GPUs", idle(job.idle_gpus)]] : []),
+    ...job.ended_starts.filter((one) => one.iteration_s !== null).map((one) => [`Start ${one.start}`, iterations(one)]),
     ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
     ["Memory", spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : "no limit"],
     ["Checkpoints", spec.checkpoint_dir || "none"],
@@ -102,6 +103,11 @@ function expected(job) {
 function idle(told) {
   const since = `all less than ${told.below_pct} % busy since ${moment(told.since_s)}`;
   return told.ends_s === null ? since : `${since}; the job ends at ${moment(told.ends_s)} unless they are used`;
+}
+
+function iterations(start) {
+  const how = start.is_spread === null ? "" : start.is_spread ? ", spread" : ", consolidated";
+  return `on ${many(start.nodes, "node")}${how}: ${start.iteration_s.toPrecision(3)} s an iteration, median of ${start.iterations}`;
 }
 
 function processes(job) {

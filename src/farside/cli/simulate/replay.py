@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -26,8 +27,10 @@ from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.view.view import Packlimit
 from farside.scheduler.sim.trace.job import Trace
 from farside.scheduler.sim.trace.write import write_trace
+from farside.scheduler.slowdown import MeasuredSlowdown
 from farside.units import format_count, format_moment, format_seconds
 
 PAPER = (
@@ -113,9 +116,35 @@ def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) 
     if told:
         words = " ".join(f"--set {name}={value}" for name, value in as_settings(found.preemption_times).items())
         console.print(f"measured: {told}; for `farside sim run`: {words}", highlight=False)
+    if lost := _lost_words(found.slowdown):
+        console.print(lost, highlight=False)
+    for limit in fidelity.packlimits:
+        console.print(_limit_words(limit), highlight=False, markup=False)
     console.print(fidelity_table(fidelity))
     console.print(f"half of the jobs are predicted within {100 * fidelity.median_error:.1f} %", highlight=False)
     console.print(PAPER, highlight=False, markup=False)
+
+
+def _lost_words(slowdown: MeasuredSlowdown) -> str:
+    """What spread starts lost, by which the simulation slows jobs, in a line; empty: it slows none."""
+    kinds = (("over", slowdown.over), ("not over", slowdown.under))
+    parts = [
+        f"{one.factor:.2f} times as long as consolidated for models {side} {slowdown.packlimit:.1%} "
+        f"({format_count(one.starts, 'start')})"
+        for side, one in kinds
+        if one is not None
+    ]
+    return f"measured: an iteration of spread starts took {', '.join(parts)}" if parts else ""
+
+
+def _limit_words(limit: Packlimit) -> str:
+    """The limit that the placement by skew came to, and from what, in a line."""
+    where = f" in partition {limit.partition}" if limit.partition else ""
+    seen = f"{format_count(limit.measured_starts, 'measured start')}, {limit.spread_starts} of them spread"
+    if limit.since_s is None:
+        return f"placement by skew{where}: its limit stays at {limit.packlimit:.1%}, as configured; {seen}"
+    since = f"learned at {format_moment(limit.since_s)} from {format_count(limit.learned_from, 'start')}"
+    return f"placement by skew{where}: its limit comes to {limit.packlimit:.1%}, {since}; {seen}"
 
 
 def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
@@ -131,6 +160,8 @@ def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
         "median_error": fidelity.median_error,
         "preemptions": fidelity.preemptions,
         "predicted_preemptions": fidelity.predicted_preemptions,
+        "packlimits": msgspec.to_builtins(fidelity.packlimits),
+        "slowdown": msgspec.to_builtins(found.slowdown),
         "left_out": dict(found.left_out),
         "settings": dict(as_settings(found.preemption_times)),
         "paper": {"testbed": PAPER_TESTBED, "simulator": PAPER_SIMULATOR, "apart_pct": PAPER_APART_PCT},
