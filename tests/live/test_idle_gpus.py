@@ -67,7 +67,7 @@ class Cluster(World):
             self.seen[name], self.histories[name] = [], LoadHistory()
 
     def running(self, gpus: int = 1, **more: object) -> str:
-        job = self.submit(gpus, **more)
+        job = self.submit(gpus, **more)  # type: ignore[arg-type]
         self.runs(job)
         return job
 
@@ -232,7 +232,8 @@ def test_a_restart_of_the_manager_moves_neither_warning_nor_end(how: str) -> Non
             cluster.idle_s(5)
             if cluster.phase(job) is Phase.STOPPING:
                 assert cluster.sound()
-                return cluster.now_s, cluster.job(job).idle.ends_s if cluster.job(job).idle else None
+                idle = cluster.job(job).idle
+                return cluster.now_s, None if idle is None else idle.ends_s
         raise AssertionError("it never ended")
 
     assert ended_s(()) == ended_s((5, 12, 13, 15, 18))

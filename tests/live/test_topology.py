@@ -45,8 +45,7 @@ def test_a_gang_that_no_rack_can_hold_is_spread_over_few_and_does_not_wait() -> 
 def test_a_node_that_moves_to_another_rack_is_taken_there() -> None:
     world = a_world("r0", "r1", "r1")
     node = world.state.nodes["n1"]
-    same = {"headroom_bytes": node.headroom_bytes, "gpus": node.gpus}
-    world.does(NodeChanged(node="n1", rack="r0", **same))
+    world.does(NodeChanged(node="n1", rack="r0", headroom_bytes=node.headroom_bytes, gpus=node.gpus))
 
     assert world.job(world.submit(8)).nodes == ("n0", "n1")
 
@@ -66,7 +65,7 @@ def test_racks_and_fabrics_are_chosen_and_left_out_as_features() -> None:
     join(world, "n2", rack="r1")
 
     jobs = [
-        world.submit(1, **more)
+        world.submit(1, **more)  # type: ignore[arg-type]
         for more in (
             {"features": ("rack:r1",), "exclude": ("nvme",)},
             {"features": (f"rdma:{SECOND}",)},
