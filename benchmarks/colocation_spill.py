@@ -196,7 +196,8 @@ def measure_memory(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list
     limited = {name: replace(play, enter=limits[name].enter) for name, play in free.items()}
     short = {name: replace(play, iterations=6) for name, play in free.items()}
     rate = bench.calibrate("warm", short, 8 * columns * (32 + 24) / 2, 1.0)
-    ratios, iterations, spreads, cases = list[float](), list[float](), list[float](), {}
+    ratios, iterations, spreads, cases = list[float](), list[float](), list[float](), dict[str, Played]()
+    overlaps: list[int] = []
     for number in range(rounds):
         for case, plays in _in_turn({"free": free, "limited": limited}, number):
             cases[case] = bench.play(f"{case}-{number}", plays)
@@ -205,6 +206,7 @@ def measure_memory(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list
         last = effort.memory // 2
         iterations.append(cases["limited"].iteration_s(last) / cases["free"].iteration_s(last))
         spreads.append(cases["free"].spread(2))
+        overlaps.append(sum(one.overlaps for one in cases.values()))
     kills = sum(limit.kills for limit in limits.values())
     unspilled = bench.limit(MemoryLimit, input_bytes // 2 + PROGRAM_BYTES, "unspilled")
     survivors = [
@@ -217,6 +219,7 @@ def measure_memory(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list
         Bar(what="an iteration, likewise", values=iterations),
         Bar(what="processes killed for memory", values=[kills], most=0, form="{:.0f}"),
         Bar(what="jobs that were not killed without spilling", values=[len(survivors)], most=0, form="{:.0f}"),
+        Bar(what="times two jobs computed at once", values=overlaps, form="{:.0f}"),
         Bar(what="spread of computing", values=spreads, form="{:.0%}"),
     ]
     return bars, {
@@ -271,7 +274,6 @@ def measure_chooser(
         ratio: A job is on the network so many times as long as it computes.
         slow: Iterations with the peer alone, where the link is slow; None: as many as with the disk.
     """
-    bench.is_strict = False  # where a link is slow an iteration may take many times as long as the one before it
     slow_disk = bench.limit(ReadLimit, bench.folder, DISK_BYTES_S)
     bench.start_donor()
     plain = {name: Play(options=options, iterations=6) for name, options in _jobs().items()}
@@ -308,7 +310,6 @@ def measure_chooser(
 
 def measure_climb(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list[Bar], dict[str, Any]]:
     """From all input on a slow disk, what is found after 15 windows, beside shares that are held."""
-    bench.is_strict = False
     slow_disk = bench.limit(ReadLimit, bench.folder, DISK_BYTES_S)
     options = _jobs()["one"]
     plain = {"one": Play(options=options, iterations=6)}
@@ -344,7 +345,6 @@ def measure_climb(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list[
 
 def measure_death(bench: SpillBench, effort: Effort, _rounds: int) -> tuple[list[Bar], dict[str, Any]]:
     """All that is read comes from the donor, until that is killed in the middle."""
-    bench.is_strict = False
     bench.shape(100_000_000)
     plain = {name: Play(options=options, iterations=effort.death) for name, options in _jobs().items()}
     alone = bench.play("alone", plain)
