@@ -187,10 +187,12 @@ def _judged(state: Spilling) -> Answer:
     state = replace(state, since_peers=state.since_peers + WINDOW)
     trial = state.trial
     if trial is not None:
-        one = state.jobs[trial.job]
         state = replace(state, trial=None)
         if cost_s > trial.cost_s * (1 - max(LEAST_GAIN, noise)):
-            return _taken_back(state, trial, one)
+            placed, places = _placed(state)
+            back, told = _taken_back(placed, trial, placed.jobs[trial.job])
+            return back, {**places, **told}
+        one = state.jobs[trial.job]
         assert one.step is not None
         state = _with(state, trial.job, replace(one, step=min(LONGEST_STEP, 2 * one.step), has_failed=True))
     placed, told = _placed(state)

@@ -134,6 +134,20 @@ def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_t
     assert {keep.by_peer for keep in told.values()} == {0.0}
 
 
+def test_a_peer_that_comes_while_a_share_is_tried_is_used_when_that_is_judged() -> None:
+    state, by_peer = Spilling(), list[float]()
+    for number in range(10):
+        peer = ReadCost(bytes_s=GB) if number > 4 else None
+        use = Use(
+            job="a", spilled=0.5, iteration_s=3.0, comp_s=1.0, input_bytes=GB, disk=ReadCost(bytes_s=GB / 10), peer=peer
+        )  # fmt: skip
+        state, told = step(state, use)
+        by_peer += [keep.by_peer for keep in told.values()]
+
+    assert by_peer[0] == 0  # the share that was tried
+    assert by_peer[1] > 0
+
+
 @given(
     st.lists(
         st.one_of(
