@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import sys
 import tempfile
@@ -50,13 +51,13 @@ class Effort:
     memory_rows: int = 8192
     memory: int = 20
     fixed: int = 12
-    chooser: int = 24
+    chooser: int = 40
     climb: int = WINDOWS * (WINDOW + DROPPED)
     judged: int = 6
     death: int = 24
 
 
-QUICK = Effort(memory_rows=4096, memory=10, fixed=10, chooser=18, judged=4, death=16)
+QUICK = Effort(memory_rows=4096, memory=10, fixed=10, chooser=30, judged=4, death=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,7 @@ def main(words: Sequence[str]) -> int:
     code = in_namespace()
     if code is not None:
         return code
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended
     effort, rounds = (QUICK, 1) if asked.quick else (Effort(), asked.rounds)
     missed: list[str] = []
     for name in asked.parts or PARTS:
