@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from farside.group_time import GroupTime, ReadCost, Reloading, best_peer_bytes, reloading_s
+from farside.group_time import GroupTime, ReadCost, Reloading, best_peer_bytes, mean_cost, reloading_s
 
 WINDOW = 3
 """Iterations of each job that a share is judged by."""
@@ -280,8 +280,9 @@ def _placed(state: Spilling) -> Answer:
     now = sum(state.jobs[use.job].keep.by_peer * use.spilled * use.input_bytes for use in near)
     longest_s = max(median(use.iteration_s for use in one.uses) for one in state.jobs.values())
     # Jobs that read at the same time each see a part of what a place delivers; to all it delivers this at least.
-    peer = _at_least(_mean([use.peer for use in near]), now, longest_s)
-    disk = _at_least(_mean([use.disk for use in reading]), spilled - now, longest_s)
+    peer = _at_least(mean_cost([use.peer for use in near if use.peer is not None]), now, longest_s)
+    costs = [use.disk for use in reading if use.disk is not None]
+    disk = _at_least(mean_cost(costs), spilled - now, longest_s)
     way = Reloading(disk=disk, peer=peer, net_bytes_s=peer.bytes_s)
     best = min(to_peers, best_peer_bytes(time, spilled, way))
     if reloading_s(time, spilled, best, way) > (1 - PEER_GAIN) * reloading_s(time, spilled, now, way):
@@ -290,14 +291,6 @@ def _placed(state: Spilling) -> Answer:
     for job, keep in told.items():
         state = _with(state, job, replace(state.jobs[job], keep=keep))
     return replace(state, since_peers=0), told
-
-
-def _mean(costs: Sequence[ReadCost | None]) -> ReadCost:
-    known = [cost for cost in costs if cost is not None]
-    return ReadCost(
-        bytes_s=sum(cost.bytes_s for cost in known) / len(known),
-        cpu_s_byte=sum(cost.cpu_s_byte for cost in known) / len(known),
-    )
 
 
 def _at_least(cost: ReadCost, read_bytes: float, in_s: float) -> ReadCost:

@@ -8,16 +8,50 @@ import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Bound = Literal["cpu", "network", "job"]
+Bound = Literal["cpu", "network", "job", "disk", "peer"]
 BOUND_WORDS: Mapping[Bound, str] = {
     "cpu": "computing",
     "network": "communicating",
     "job": "the longest of its jobs",
+    "disk": "reading input back from the disk",
+    "peer": "reading input back from peers' memory",
 }
 """What a shorter iteration would need less of, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCost:
+    """What reading input back from one place costs: bytes a second, and CPU seconds a byte."""
+
+    bytes_s: float
+    cpu_s_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloading:
+    """Where input that does not stay in memory is read from.
+
+    Attributes:
+        disk: A disk of the machine.
+        peer: Idle memory of another machine; None: there is none.
+        net_bytes_s: What the network carries, where updates are on it too; infinite: that memory has a network of its
+            own.
+    """
+
+    disk: ReadCost
+    peer: ReadCost | None = None
+    net_bytes_s: float = math.inf
+
+
+def mean_cost(costs: Sequence[ReadCost]) -> ReadCost:
+    """What several jobs' reading from one place costs, of at least one."""
+    return ReadCost(
+        bytes_s=sum(cost.bytes_s for cost in costs) / len(costs),
+        cpu_s_byte=sum(cost.cpu_s_byte for cost in costs) / len(costs),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +67,8 @@ class WorkProfile:
         floor_bytes: Memory that it needs on each machine though all of its input lies on the disk.
         input_bytes: Its input, which all its machines share among them.
         machines_least, machines_most: On how many machines it can run.
+        kept_bytes: What of its input each machine was seen to keep in memory; the rest is read back in each iteration.
+        reloading: Where from, as was measured; None: it was not seen to read anything back.
     """
 
     job: str
@@ -44,6 +80,8 @@ class WorkProfile:
     input_bytes: int = 0
     machines_least: int = 1
     machines_most: int = 1 << 30
+    kept_bytes: float = math.inf
+    reloading: Reloading | None = None
 
     def comp_s(self, machines: int) -> float:
         """Seconds of computing in an iteration, falling with the number of machines [harmony §IV-B2 eq. 2]."""
@@ -57,6 +95,14 @@ class WorkProfile:
         """Seconds of an iteration of the job alone."""
         return self.comp_s(machines) + self.comm_s(machines)
 
+    def reload_bytes(self, machines: int) -> float:
+        """What each of its machines reads back in an iteration."""
+        return 0.0 if self.reloading is None else max(0.0, self.input_bytes / machines - self.kept_bytes)
+
+    def disk_s(self, machines: int) -> float:
+        """Seconds in which the disk of each machine would be read for it alone, if nothing came from a peer."""
+        return 0.0 if self.reloading is None else self.reload_bytes(machines) / self.reloading.disk.bytes_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTime:
@@ -66,27 +112,42 @@ class GroupTime:
         comp_s: Seconds in which some job computes.
         comm_s: Seconds in which some job uses the network.
         longest_s: Seconds of the job that takes longest by itself.
+        read_cpu_s: Seconds that processors work on input that is read back.
+        read_net_s: Seconds in which it is on the network.
+        disk_s, peer_s: Seconds in which the disk, and peers' memory, are read.
     """
 
     comp_s: float
     comm_s: float
     longest_s: float
+    read_cpu_s: float = 0.0
+    read_net_s: float = 0.0
+    disk_s: float = 0.0
+    peer_s: float = 0.0
 
     @property
     def iteration_s(self) -> float:
-        """Seconds until all jobs have done an iteration [harmony §IV-B2 eq. 1]."""
-        return max(self.comp_s, self.comm_s, self.longest_s)
+        """Seconds until all jobs have done an iteration [harmony §IV-B2 eq. 1].
+
+        Ours are the terms of input that is read back: the paper's model has none [harmony §IV-C].
+        """
+        return max(
+            self.comp_s + self.read_cpu_s, self.comm_s + self.read_net_s, self.longest_s, self.disk_s, self.peer_s
+        )
 
     @property
     def bound(self) -> Bound:
         """What a shorter iteration would need more of."""
-        if self.longest_s > max(self.comp_s, self.comm_s):
+        cpu_s, net_s = self.comp_s + self.read_cpu_s, self.comm_s + self.read_net_s
+        if max(self.disk_s, self.peer_s) > max(cpu_s, net_s, self.longest_s):
+            return "disk" if self.disk_s >= self.peer_s else "peer"
+        if self.longest_s > max(cpu_s, net_s):
             return "job"
-        return "cpu" if self.comp_s >= self.comm_s else "network"
+        return "cpu" if cpu_s >= net_s else "network"
 
     @property
     def busy_cpu(self) -> float:
-        """Share of the time in which the processors compute [harmony §IV-B2 eq. 3]."""
+        """Share of the time in which the processors compute, without reading back [harmony §IV-B2 eq. 3]."""
         return self.comp_s / self.iteration_s if self.iteration_s else 0.0
 
     @property
@@ -96,12 +157,14 @@ class GroupTime:
 
 
 def group_time(jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
-    """The three terms of a group's iteration on some machines, at least one."""
-    return GroupTime(
+    """The terms of a group's iteration on some machines, at least one; with what its jobs were seen to read back."""
+    time = GroupTime(
         comp_s=sum(job.comp_s(machines) for job in jobs),
         comm_s=sum(job.comm_s(machines) for job in jobs),
         longest_s=max((job.iteration_s(machines) for job in jobs), default=0.0),
     )
+    reads = [(job.reload_bytes(machines), job.reloading) for job in jobs if job.reloading is not None]
+    return read_together(time, [(read_bytes, way) for read_bytes, way in reads if read_bytes])
 
 
 _PLAYED, _FIRST = 16, 6
@@ -143,30 +206,6 @@ def time_in_turns(jobs: Sequence[WorkProfile], machines: int) -> TimeInTurns:
     return TimeInTurns(iteration_s=iteration_in_turns_s(jobs, machines), bound=group_time(jobs, machines).bound)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCost:
-    """What reading input back from one place costs: bytes a second, and CPU seconds a byte."""
-
-    bytes_s: float
-    cpu_s_byte: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reloading:
-    """Where input that does not stay in memory is read from.
-
-    Attributes:
-        disk: A disk of the machine.
-        peer: Idle memory of another machine; None: there is none.
-        net_bytes_s: What the network carries, where updates are on it too; infinite: that memory has a network of its
-            own.
-    """
-
-    disk: ReadCost
-    peer: ReadCost | None = None
-    net_bytes_s: float = math.inf
-
-
 _NEAR_LEAST = 0.01
 _HALVINGS = 50
 
@@ -183,6 +222,38 @@ def reloading_s(time: GroupTime, spilled_bytes: float, peer_bytes: float, way: R
         way: Where from.
     """
     return max(start + slope * peer_bytes for start, slope in _terms(time, spilled_bytes, way))
+
+
+def reloaded(time: GroupTime, spilled_bytes: float, peer_bytes: float, way: Reloading) -> GroupTime:
+    """The terms of an iteration that reads input back; the arguments and its seconds are those of `reloading_s`."""
+    disk, peer, disk_bytes = way.disk, way.peer or ReadCost(bytes_s=math.inf), spilled_bytes - peer_bytes
+    return replace(
+        time,
+        read_cpu_s=time.read_cpu_s + disk.cpu_s_byte * disk_bytes + peer.cpu_s_byte * peer_bytes,
+        read_net_s=time.read_net_s + peer_bytes / way.net_bytes_s,
+        disk_s=time.disk_s + disk_bytes / disk.bytes_s,
+        peer_s=time.peer_s + peer_bytes / peer.bytes_s,
+    )
+
+
+def read_together(time: GroupTime, reads: Sequence[tuple[float, Reloading]]) -> GroupTime:
+    """The terms of an iteration whose jobs read input back, as much of it from peers as makes it shortest.
+
+    Args:
+        time: The iteration without that.
+        reads: Of each job that does so, the bytes that it reads on each machine, and where from.
+    """
+    if not reads:
+        return time
+    near = [(read_bytes, way.peer) for read_bytes, way in reads if way.peer is not None]
+    together = Reloading(
+        disk=mean_cost([way.disk for _, way in reads]),
+        peer=mean_cost([peer for _, peer in near]) if near else None,
+        net_bytes_s=min(way.net_bytes_s for _, way in reads),
+    )
+    spilled_bytes = sum(read_bytes for read_bytes, _ in reads)
+    peer_bytes = min(sum(read_bytes for read_bytes, _ in near), best_peer_bytes(time, spilled_bytes, together))
+    return reloaded(time, spilled_bytes, peer_bytes, together)
 
 
 def best_peer_bytes(time: GroupTime, spilled_bytes: float, way: Reloading) -> float:
@@ -216,9 +287,9 @@ def _terms(time: GroupTime, spilled_bytes: float, way: Reloading) -> list[tuple[
     """Each term of the iteration as seconds without a peer, and seconds more for each byte that comes from one."""
     disk, peer = way.disk, way.peer or ReadCost(bytes_s=math.inf)
     return [
-        (time.comp_s + disk.cpu_s_byte * spilled_bytes, peer.cpu_s_byte - disk.cpu_s_byte),
-        (time.comm_s, 1 / way.net_bytes_s),
-        (spilled_bytes / disk.bytes_s, -1 / disk.bytes_s),
-        (0.0, 1 / peer.bytes_s),
+        (time.comp_s + time.read_cpu_s + disk.cpu_s_byte * spilled_bytes, peer.cpu_s_byte - disk.cpu_s_byte),
+        (time.comm_s + time.read_net_s, 1 / way.net_bytes_s),
+        (time.disk_s + spilled_bytes / disk.bytes_s, -1 / disk.bytes_s),
+        (time.peer_s, 1 / peer.bytes_s),
         (time.longest_s, 0.0),
     ]

@@ -15,6 +15,8 @@ from farside.group_time import (
     best_peer_bytes,
     group_time,
     iteration_in_turns_s,
+    read_together,
+    reloaded,
     reloading_s,
 )
 from farside.scheduler.sharing.colocation.grouping import busy_shares
@@ -136,3 +138,60 @@ def test_a_group_that_communicates_reads_from_the_disk_and_one_that_computes_fro
     assert reloading_s(computes, 2 * GB, best_peer_bytes(computes, 2 * GB, way), way) == pytest.approx(10, rel=0.011)
     assert 10 < reloading_s(communicates, 2 * GB, best_peer_bytes(communicates, 2 * GB, way), way) < 11.2
     assert best_peer_bytes(computes, 2 * GB, Reloading(disk=way.disk)) == 0
+
+
+@given(_times, st.floats(0, 20 * GB), _ways, st.floats(0, 1))
+def test_the_terms_of_an_iteration_that_reads_back_are_as_long_as_its_seconds(
+    time: GroupTime, spilled_bytes: float, way: Reloading, share: float
+) -> None:
+    peer_bytes = share * spilled_bytes
+
+    found = reloaded(time, spilled_bytes, peer_bytes, way)
+
+    assert found.iteration_s == pytest.approx(reloading_s(time, spilled_bytes, peer_bytes, way))
+    assert (found.comp_s, found.comm_s, found.longest_s) == (time.comp_s, time.comm_s, time.longest_s)
+
+
+@given(profiles, st.integers(1, 20), st.lists(st.floats(0, 20 * GB), min_size=1, max_size=8), _ways, st.booleans())
+@settings(max_examples=50)
+def test_reading_back_never_shortens_an_iteration_nor_makes_anything_busier_and_less_of_it_takes_no_longer(
+    jobs: list[WorkProfile], machines: int, kept: list[float], way: Reloading, has_peer: bool
+) -> None:
+    way = way if has_peer else replace(way, peer=None)
+    spilled = [
+        replace(one, input_bytes=20 * 10**9 * machines, kept_bytes=kept[number % len(kept)], reloading=way)
+        for number, one in enumerate(jobs)
+    ]
+    more = [replace(one, kept_bytes=one.kept_bytes / 2) for one in spilled]
+
+    alone, reading, reading_more = (group_time(group, machines) for group in (jobs, spilled, more))
+
+    assert alone.iteration_s <= reading.iteration_s
+    assert reading.iteration_s <= 1.0100001 * reading_more.iteration_s
+    assert reading.busy_cpu <= alone.busy_cpu + 1e-12
+    assert reading.busy_net <= alone.busy_net + 1e-12
+    assert reading.disk_s <= sum(one.disk_s(machines) for one in spilled) * (1 + 1e-9)
+
+
+def test_what_a_job_reads_back_falls_with_the_machines_that_share_its_input() -> None:
+    one = replace(
+        job("a", 8, 1), input_bytes=8 * 10**9, kept_bytes=2e9, reloading=Reloading(disk=ReadCost(bytes_s=GB / 10))
+    )
+
+    times = {machines: group_time([one], machines) for machines in (1, 2, 4)}
+
+    assert {machines: (time.disk_s, time.bound) for machines, time in times.items()} == {
+        1: (pytest.approx(60.0), "disk"), 2: (pytest.approx(20.0), "disk"), 4: (0.0, "job"),
+    }  # fmt: skip
+    assert iteration_in_turns_s([one], 2) == pytest.approx(20.0)
+
+
+def test_only_what_peers_have_comes_from_them() -> None:
+    disk, peer = ReadCost(bytes_s=GB / 10), ReadCost(bytes_s=GB)
+    time = GroupTime(comp_s=1.0, comm_s=0.0, longest_s=1.0)
+
+    found = read_together(time, [(GB, Reloading(disk=disk)), (GB / 2, Reloading(disk=disk, peer=peer))])
+
+    assert (found.disk_s, found.peer_s) == pytest.approx((10.0, 0.5))
+    assert found.bound == "disk"
+    assert read_together(time, []) == time

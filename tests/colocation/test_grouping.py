@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import ReadCost, Reloading, WorkProfile, group_time
 from farside.scheduler.sharing.colocation.balance import cut, swap
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, balanced_count, decide, grouping_of
 from farside.scheduler.sharing.colocation.machines import GroupNeeds, by_gain, by_ratio
@@ -225,3 +225,56 @@ def test_who_may_not_be_left_out_is_in() -> None:
 
     assert sum(len(group.jobs) for group in few.groups) < 50
     assert not set(more.left_out) & {job.job for job in jobs[:50]}
+
+
+SLOW = Reloading(disk=ReadCost(bytes_s=1e8))
+
+
+def spilled(job: WorkProfile, read_bytes: float) -> WorkProfile:
+    """The job as it was seen on one machine, where it read so much back from a slow disk."""
+    return replace(job, input_bytes=10**10, kept_bytes=10**10 - read_bytes, reloading=SLOW)
+
+
+def test_a_job_that_waits_for_its_disk_keeps_no_machine_busy_and_one_that_reads_little_does() -> None:
+    rules = GroupingRules()
+    job = WorkProfile(job="a", work_machine_s=10.0, net_s=1.0, machines_most=1)
+
+    in_memory, little, much = (
+        decide([one], 1, rules) for one in (job, spilled(job, 5e8), spilled(job, 4e9))
+    )  # fmt: skip
+
+    assert in_memory.score == little.score == pytest.approx(1.0)
+    assert much.score == pytest.approx(10.0 / 40.0)
+    assert much.groups[0].time.bound == "disk"
+
+
+@settings(max_examples=15)
+@given(profiles, st.integers(1, 8), st.lists(st.floats(0, 1e10), min_size=1, max_size=8))
+def test_an_answer_is_whole_and_as_long_as_its_groups_read_where_jobs_read_back(
+    jobs: list[WorkProfile], machines: int, read_bytes: list[float]
+) -> None:
+    reading = [spilled(job, read_bytes[number % len(read_bytes)]) for number, job in enumerate(jobs)]
+    rules = GroupingRules()
+
+    found = decide(reading, machines, rules)
+
+    check(reading, machines, rules, found)
+    assert found.score <= 1 + 1e-9
+    for group in found.groups:
+        assert group.time.iteration_s >= group.time.disk_s
+
+
+def test_what_does_not_fit_costs_time_in_decisions_too() -> None:
+    # Two machines: beside each other on one, the jobs' input does not fit, and comes from a slow disk.
+    jobs = [
+        WorkProfile(job=name, work_machine_s=4.0, net_s=4.0, net_alone_s=4.0, input_bytes=10**10, machines_most=1)
+        for name in "ab"
+    ]
+    free = GroupingRules(memory_bytes=10**10)
+    slow = replace(free, reloading=SLOW)
+
+    (together,), apart = decide(jobs, 1, free).groups, decide(jobs, 1, slow)
+
+    assert {*together.jobs} == {"a", "b"}
+    assert [group.jobs for group in apart.groups] == [("a",)]
+    assert slow.time(jobs, 1).iteration_s == pytest.approx(100.0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from farside.group_time import WorkProfile
+from farside.group_time import ReadCost, Reloading, WorkProfile
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
 from tests.colocation.draws import drawn
@@ -170,3 +170,16 @@ def test_machines_and_jobs_are_kept_whatever_happens(seed: int) -> None:
         assert state.free >= 0
         assert len({one.number for one in state.groups}) == len(state.groups)
     assert not left
+
+
+def test_a_job_that_reads_back_is_not_like_one_that_computes_as_long_and_reads_nothing() -> None:
+    way = Reloading(disk=ReadCost(bytes_s=1e8))
+    a, b, c = (job(name, 100, 10) for name in "abc")
+    reads = replace(b, input_bytes=10**10, kept_bytes=0.0, reloading=way)
+    before = cluster({1: (10, "x"), 2: (10, "")}, "b c", [job("x", 10, 10), reads, c])
+
+    change = RULES.ended(before, 2, a)
+    other = RULES.ended(replace(before, profiles={**before.profiles, "b": b}), 2, a)
+
+    assert change.why == "c is like a"
+    assert other.why == "b is like a"

@@ -52,7 +52,8 @@ from farside.scheduler.manager.model.spec import JobSpec
 # 5: jobs without GPUs are co-located; an entry of 4 is read as it is.
 # 6: jobs whose GPUs are idle are warned and ended; an entry of 5 is read as it is.
 # 7: operators bound what a node lends, and order its swap; an entry of 6 is read as it is.
-VERSION = 7
+# 8: a group may be bound by what it reads back of its input; an entry of 7 is read as it is.
+VERSION = 8
 
 
 class Ending(StrEnum):

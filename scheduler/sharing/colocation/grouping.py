@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from farside.group_time import GroupTime, WorkProfile, group_time
+from farside.group_time import GroupTime, Reloading, WorkProfile, group_time, read_together
 from farside.scheduler.sharing.colocation.balance import Floats, cut, swap
 from farside.scheduler.sharing.colocation.climb import Group, climb
 from farside.scheduler.sharing.colocation.machines import GroupNeeds, by_gain, by_ratio
@@ -39,6 +39,8 @@ class GroupingRules:
         spills: Whether input that does not fit lies on the disk, so that a job needs its floor alone.
         group_count: `sums` balances the sums of computing and communicating; `l6` is the paper's line 6.
         additions: Whether numbers of groups beside the balanced one are tried, and machines are also given by gain.
+        reloading: Where input that does not fit is read from, of jobs whose profile does not say so; None: reading it
+            takes no time.
     """
 
     cpu_weight: float = 1.0
@@ -46,6 +48,7 @@ class GroupingRules:
     spills: bool = True
     group_count: Literal["sums", "l6"] = "sums"
     additions: bool = True
+    reloading: Reloading | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_weight <= 1:
@@ -64,6 +67,18 @@ class GroupingRules:
         """What of jobs' input does not fit in the memory of each machine."""
         floors, inputs = sum([job.floor_bytes for job in jobs]), sum([job.input_bytes for job in jobs]) / machines
         return min(inputs, max(0.0, floors + inputs - self.memory_bytes)) if self.spills else 0.0
+
+    def reads_back(self, jobs: Sequence[WorkProfile]) -> bool:
+        """Whether reading input back may take time in some group of these jobs."""
+        return self.reloading is not None or any(job.reloading is not None for job in jobs)
+
+    def time(self, jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
+        """An iteration of a group, with what it reads back of its input [harmony §IV-B2 eq. 1, §IV-C]."""
+        time = group_time(jobs, machines)
+        if self.reloading is None:
+            return time
+        spilled_bytes = self.spilled_bytes([job for job in jobs if job.reloading is None], machines)
+        return read_together(time, [(spilled_bytes, self.reloading)] if spilled_bytes else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +171,7 @@ class _Search:
         self._net = np.array([job.net_s for job in jobs])
         self._floors = np.cumsum([float(job.floor_bytes) for job in jobs])
         self._first = dict[int, float]()
+        self._time = rules.time if rules.reads_back(jobs) else None
 
     def best(self) -> Grouping | None:
         for size in self._sizes():
@@ -229,7 +245,10 @@ class _Search:
         comp_s = self._work[:size] / share + self._update[:size]
         net_s = self._net[:size]
         groups = swap(cut(comp_s + net_s, count), comp_s - net_s, exchanges=exchanges)
-        return [GroupNeeds([self._jobs[job] for job in group]) for group in groups]
+        return [self._needed([self._jobs[job] for job in group]) for group in groups]
+
+    def _needed(self, jobs: Sequence[WorkProfile]) -> GroupNeeds:
+        return GroupNeeds(jobs, self._time)
 
     def _candidates(self, size: int, count: int) -> Iterator["_Candidate"]:
         needs = self._needs(size, count, 4 * size)
@@ -260,13 +279,14 @@ class _Search:
     def _climbed(self, candidate: "_Candidate") -> "_Candidate":
         def busy(group: Group) -> float:
             jobs, held = group
-            return GroupNeeds(jobs).busy(held, rules.cpu_weight) if rules.has_room(jobs, held) else -math.inf
+            return self._needed(jobs).busy(held, rules.cpu_weight) if rules.has_room(jobs, held) else -math.inf
 
         rules = self._rules
         groups = climb(
             [(tuple(jobs), held) for jobs, held in zip(candidate.groups, candidate.given, strict=True)], busy
         )
-        better = self._candidate(candidate.size, [GroupNeeds(jobs) for jobs, _ in groups], [held for _, held in groups])
+        needs = [self._needed(jobs) for jobs, _ in groups]
+        better = self._candidate(candidate.size, needs, [held for _, held in groups])
         return better or candidate
 
 
@@ -293,7 +313,7 @@ def grouping_of(
     groups: Sequence[Sequence[WorkProfile]], given: Sequence[int], machines: int, rules: GroupingRules
 ) -> Grouping:
     """Groups of jobs with the machines of each, and what they keep busy."""
-    times = [group_time(jobs, held) for jobs, held in zip(groups, given, strict=True)]
+    times = [rules.time(jobs, held) for jobs, held in zip(groups, given, strict=True)]
     busy_cpu, busy_net = busy_shares(zip(times, given, strict=True), machines)
     return Grouping(
         groups=tuple(

@@ -2,10 +2,11 @@
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import GroupTime, WorkProfile, group_time
 
+Time = Callable[[Sequence[WorkProfile], int], GroupTime]
 _DIGITS = 9
 _EPSILON = 1e-9
 
@@ -13,8 +14,9 @@ _EPSILON = 1e-9
 class GroupNeeds:
     """What a group needs, summed up so that its iteration on any number of machines is found at once."""
 
-    def __init__(self, jobs: Sequence[WorkProfile]) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[WorkProfile], time: Time | None = None) -> None:
+        """``time``: how long an iteration is where jobs read input back; None: none does."""
+        self.jobs, self._time = jobs, time
         works = [job.work_machine_s for job in jobs]
         rests = [job.update_s + job.net_s for job in jobs]
         self.work_machine_s, self._most_work = sum(works), max(works)
@@ -26,8 +28,8 @@ class GroupNeeds:
 
     def terms_s(self, machines: int) -> tuple[float, float, float]:
         """Seconds of computing, of communicating, and of an iteration of the group."""
-        if machines == 1:
-            time = group_time(self.jobs, 1)
+        if machines == 1 or self._time is not None:
+            time = (self._time or group_time)(self.jobs, machines)
             return time.comp_s, time.comm_s, time.iteration_s
         comp_s = self.work_machine_s / machines + self.update_s
         iteration_s = max(comp_s, self.net_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import WorkProfile
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules
 
 OLDEST_TRIED = 24
@@ -122,23 +122,25 @@ class Regrouping:
     def _busy(self, jobs: Sequence[WorkProfile], machines: int) -> float:
         if not jobs:
             return 0.0
-        time, weight = group_time(jobs, machines), self._rules.cpu_weight
+        time, weight = self._rules.time(jobs, machines), self._rules.cpu_weight
         return machines * (weight * time.busy_cpu + (1 - weight) * time.busy_net)
 
     def _alike(self, cluster: Cluster, group: RunningGroup, job: WorkProfile) -> tuple[str, ...]:
-        """Waiting jobs that together need what the ended one needed, nearly, in time and in ratio."""
+        """Waiting jobs that together need nearly what the ended one needed, in time, in ratio and of the disk."""
         oldest = cluster.waiting[:OLDEST_TRIED]
         comp_s = np.array([one.comp_s(group.machines) for one in cluster.of(cluster.waiting)])
         net_s = np.array([one.comm_s(group.machines) for one in cluster.of(cluster.waiting)])
+        disk_s = np.array([one.disk_s(group.machines) for one in cluster.of(cluster.waiting)])
         others = cluster.of(group.jobs)
         for count in range(1, self._events.alike_max + 1):
             many = len(cluster.waiting) if count == 1 else len(oldest)
             sets = np.array(list(itertools.combinations(range(many), count)), dtype=int).reshape(-1, count)
             comp, net = comp_s[sets].sum(axis=1), net_s[sets].sum(axis=1)
             was_comp, was_net = job.comp_s(group.machines), job.comm_s(group.machines)
-            is_like = (np.abs(comp + net - was_comp - was_net) <= self._events.like * (was_comp + was_net)) & (
-                np.abs(comp * was_net - was_comp * net) <= self._events.like * was_comp * net
-            )
+            reads_more = np.abs(disk_s[sets].sum(axis=1) - job.disk_s(group.machines))
+            near_s = self._events.like * (was_comp + was_net)
+            is_as_long = (np.abs(comp + net - was_comp - was_net) <= near_s) & (reads_more <= near_s)
+            is_like = is_as_long & (np.abs(comp * was_net - was_comp * net) <= self._events.like * was_comp * net)
             for found in sets[is_like].tolist():
                 takers = tuple(cluster.waiting[place] for place in found)
                 if self._rules.has_room([*others, *cluster.of(takers)], group.machines):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.group_time import WorkProfile, group_time
+from farside.group_time import WorkProfile
 from farside.scheduler.sharing.colocation.balance import Floats
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, grouping_of, with_left_out
 
@@ -56,7 +56,7 @@ def _busy(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules) -> F
     found = np.full(machines + 1, -np.inf)
     for held in range(1, machines + 1):
         if rules.has_room(jobs, held):
-            time = group_time(jobs, held)
+            time = rules.time(jobs, held)
             found[held] = held * (rules.cpu_weight * time.busy_cpu + (1 - rules.cpu_weight) * time.busy_net)
     return found
 

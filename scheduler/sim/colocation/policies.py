@@ -11,9 +11,7 @@ from farside.group_time import (
     ReadCost,
     Reloading,
     WorkProfile,
-    best_peer_bytes,
     group_time,
-    reloading_s,
 )
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.printed import decide_printed
@@ -92,7 +90,7 @@ class Settings:
         """The part of it that decides on groups."""
         return GroupingRules(
             cpu_weight=self.cpu_weight, memory_bytes=int(min(self.memory_bytes, 2.0**62)), spills=self.spills,
-            group_count=self.group_count, additions=self.additions,
+            group_count=self.group_count, additions=self.additions, reloading=self.reloading,
         )  # fmt: skip
 
     @property
@@ -144,7 +142,7 @@ class Grouped:
     takes_turns = True
 
     def __init__(self, settings: Settings, decide: Decide, order: Order = "long") -> None:
-        self._rules, self._reloading = settings.rules, settings.reloading
+        self._rules = settings.rules
         self.order: Order = order
         self._regrouping = Regrouping(settings.rules, decide, settings.events)
 
@@ -158,12 +156,7 @@ class Grouped:
 
     def iterations_s(self, jobs: Sequence[WorkProfile], machines: int) -> Mapping[str, float]:
         """All as long as the group, with what it reads back where its input does not fit."""
-        time = group_time(jobs, machines)
-        iteration_s, way = time.iteration_s, self._reloading
-        spilled_bytes = self._rules.spilled_bytes(jobs, machines)
-        if way is not None and spilled_bytes:
-            iteration_s = reloading_s(time, spilled_bytes, best_peer_bytes(time, spilled_bytes, way), way)
-        return dict.fromkeys((job.job for job in jobs), iteration_s)
+        return dict.fromkeys((job.job for job in jobs), self._rules.time(jobs, machines).iteration_s)
 
     def has_room(self, jobs: Sequence[WorkProfile], machines: int) -> bool:
         """As the rules have it; the printed algorithm does not look."""
