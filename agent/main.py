@@ -48,6 +48,7 @@ from farside.agent.startup import (
     gpus_of,
     manager_address,
     memory_rules,
+    spill_dir_of,
     why_unfenced,
 )
 from farside.agent.status import AgentStatus, GpuHolder
@@ -137,7 +138,7 @@ class Agent:
         self._aggregator = self._make_aggregator()
         self._executor = ExecutorService(
             _given(config.executor_socket), _given(config.executor_admin_socket),
-            supervisors=self._supervisors, proc=config.proc_root,
+            spill_dir=spill_dir_of(config), supervisors=self._supervisors, proc=config.proc_root,
         )  # fmt: skip
         self.services = NodeServices((self._donor, self._borrower, self._aggregator, self._executor, self._swap))
         self.session = self._make_session()

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from farside.agent.aggregator.plan import JobGrant, JobPlan
 from farside.agent.gpu_share import PARTS_MAX, WHOLE, Device, devices_of
+from farside.group_time import ReadCost, Reloading
 
 GPUS_MAX = 64
 """GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
@@ -528,11 +529,64 @@ THREADS = ("FARSIDE_THREADS", *LIBRARY_THREADS)
 """Those, and the one that `farside train` reads: a co-located job's are set by its key ``threads`` alone."""
 
 
+LEAST_WORK = 0.01
+"""What of a turn of computing is taken to be work at least: turns and waiting are averages of their own."""
+
+
+class SpilledInput(Part, frozen=True, kw_only=True):
+    """Input of a task that need not be in memory as a whole, on its node: one record, from its worker to whoever asks.
+
+    Attributes:
+        spilled: What of it is not in memory, as a share of its blocks [harmony §IV-C, alpha].
+        by_peer: What share of that is to be read from a peer.
+        input_bytes: All its blocks.
+        disk_bytes, peer_bytes: Read back from the disk, and from a peer, since the task's worker began.
+        waited_s: How long it has waited for blocks since then.
+        wait_s: How long it waits for them in an iteration, a moving average; ``comp_s`` of its turns has that in it.
+        disk_bytes_s, disk_cpu_s_byte: What reading from the disk costs; 0 bytes a second: not known.
+        peer_bytes_s, peer_cpu_s_byte: The same of a peer; 0: there is none, or it is not used now.
+    """
+
+    spilled: Annotated[float, Meta(ge=0, le=1)]
+    by_peer: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    input_bytes: U63 = 0
+    disk_bytes: U63 = 0
+    peer_bytes: U63 = 0
+    waited_s: Duration = 0.0
+    wait_s: Duration = 0.0
+    disk_bytes_s: Rate = 0.0
+    disk_cpu_s_byte: Duration = 0.0
+    peer_bytes_s: Rate = 0.0
+    peer_cpu_s_byte: Duration = 0.0
+
+    @property
+    def kept_bytes(self) -> float:
+        """What of it is in memory."""
+        return (1 - self.spilled) * self.input_bytes
+
+    @property
+    def reloading(self) -> Reloading | None:
+        """Where it is read back from; None: nothing has been read."""
+        if not self.disk_bytes_s:
+            return None
+        disk = ReadCost(bytes_s=self.disk_bytes_s, cpu_s_byte=self.disk_cpu_s_byte)
+        if not self.peer_bytes_s:
+            return Reloading(disk=disk)
+        peer = ReadCost(bytes_s=self.peer_bytes_s, cpu_s_byte=self.peer_cpu_s_byte)
+        # A peer is reached by the network of the updates.
+        return Reloading(disk=disk, peer=peer, net_bytes_s=self.peer_bytes_s)
+
+    def work_s(self, comp_s: float) -> float:
+        """What of an average turn of computing was work, and no waiting: something, however long it waits."""
+        return max(comp_s - self.wait_s, LEAST_WORK * comp_s)
+
+
 class TurnTaker(Part, frozen=True, kw_only=True):
     """A task that takes turns with others of its node: moving averages of an iteration, 0 while nothing is known.
 
     ``comp_s``, ``net_s``: from each turn to its end. ``iteration_s``: with all waiting. ``let_through``: steps that
-    began without a turn; ``overdue``: turns that were over before the step.
+    began without a turn; ``overdue``: turns that were over before the step. ``spill``: None: all of its input is in
+    memory, and stays there.
     """
 
     job: JobId
@@ -544,6 +598,7 @@ class TurnTaker(Part, frozen=True, kw_only=True):
     turns: U63 = 0
     let_through: U63 = 0
     overdue: U63 = 0
+    spill: SpilledInput | None = None
 
 
 GROUP_NODES_MAX = 64
@@ -555,7 +610,8 @@ class ExecutorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     ``listen``: HOST:PORT where it takes links of other nodes' executors, host 0.0.0.0 or [::] where on all addresses;
     empty: it can't be in a group of several nodes. ``group``: epoch of the group that it is in; 0: in none.
-    ``others``: workers that take turns here, and are none of its tasks.
+    ``others``: workers that take turns here, and are none of its tasks. ``spills``: the node has a place for input of
+    co-located jobs that does not fit in their memory; agents of the version before say nothing of it.
     """
 
     is_there: bool = False
@@ -563,6 +619,7 @@ class ExecutorFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
     group: U63 = 0
     takers: Annotated[tuple[TurnTaker, ...], Meta(max_length=TURN_TAKERS_MAX)] = ()
     others: U32 = 0
+    spills: bool = False
 
 
 class GroupOrder(Part, frozen=True, kw_only=True):
@@ -684,6 +741,9 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     takes_turns: bool = False
     """It is one of several workers of a co-located job, and takes turns on its node. Only to an agent whose executor
     may be in a group of several nodes."""
+    may_spill: bool = False
+    """It is a co-located job's: what of its input does not fit in ``memory_bytes`` may go where the node has room for
+    it. Only to an agent whose executor says that there is one."""
 
     def __post_init__(self) -> None:
         if self.parts and len(self.parts) != len(self.gpus):

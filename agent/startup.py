@@ -1,5 +1,7 @@
 """What an agent's settings must hold before it starts: asked by the agent itself, and by `farside doctor`."""
 
+import os
+import stat
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -14,11 +16,15 @@ from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.endpoint import is_near
 from farside.errors import ConfigError
+from farside.kmod_shim.disk_backing import find_backing
 from farside.log import get_log
 from farside.tls import TlsFiles, client_tls
 from farside.units import parse_bound
 
 FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
+
+ALL_USERS = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
+"""Of a folder in which every user makes files, and takes away none of others'."""
 
 _log = get_log("agent")
 
@@ -78,6 +84,36 @@ def check_fence(config: AgentConfig) -> None:
     if config.fence_s and config.fence_s < least_s:
         hint = f"at least {least_s:g}, {FENCE_PERIODS} times report_period_s; 0: no fence"
         raise ConfigError(f"fence_s: is {config.fence_s:g}, and tasks would end for a report that is late", hint=hint)
+
+
+def spill_dir_of(config: AgentConfig) -> Path | None:
+    """The folder for input of co-located jobs that does not fit in their memory; None: there is none.
+
+    Raises:
+        ConfigError: Tasks can't make files there, or these would be in memory.
+    """
+    folder = config.spill_dir
+    if not folder.is_absolute():
+        return None
+    try:
+        place = folder.resolve(strict=True)
+        mode, backing = place.stat().st_mode, find_backing(place)
+    except OSError as error:
+        hint = "make the folder, on a disk of this node"
+        raise ConfigError(f"spill_dir {folder}: {error.strerror}", hint=hint) from error
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"spill_dir {folder}: is no folder", hint="name one on a disk of this node")
+    if backing.is_memory:
+        kind = backing.filesystem or "a RAM disk"
+        raise ConfigError(f"spill_dir {folder}: is in memory ({kind})", hint="name a folder on a disk of this node")
+    if config.run_as == "starter" or os.geteuid() != 0:
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(f"spill_dir {folder}: this user can't make files there", hint=f"chmod u+rwx {folder}")
+    elif mode & ALL_USERS != ALL_USERS:
+        raise ConfigError(f"spill_dir {folder}: not all users can make files there", hint=f"chmod 1777 {folder}")
+    elif closed := [one for one in place.parents if not one.stat().st_mode & stat.S_IXOTH]:
+        raise ConfigError(f"spill_dir {folder}: users can't reach it", hint=f"chmod o+x {closed[-1]}")
+    return folder
 
 
 def gpus_of(config: AgentConfig) -> GpuSense:

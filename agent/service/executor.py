@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from farside import admin
 from farside.agent import messages as m
@@ -24,6 +25,8 @@ ASK_LIMIT_S = 1.0
 PERIOD_S = 1.0
 VARIABLE = "FARSIDE_EXECUTOR"
 """The variable by which `farside.training` finds an executor."""
+SPILL_OFFER, SPILL_OFFER_BYTES = "FARSIDE_SPILL_OFFER", "FARSIDE_SPILL_OFFER_BYTES"
+"""Those by which it finds a folder for input that does not fit in memory, and how much memory it has."""
 PARENTS_MAX = 64
 """Processes between a task's supervisor and a worker that are looked at."""
 
@@ -41,6 +44,7 @@ class ExecutorService(NodeService):
     Args:
         socket: Of workers; None: tasks here take no turns.
         admin_socket: Of the same executor; None: nothing is told of it.
+        spill_dir: A folder for input of co-located jobs that does not fit in their memory; None: there is none.
         supervisors: The process of each task's supervisor, by task.
         proc: The folder /proc.
     """
@@ -53,10 +57,11 @@ class ExecutorService(NodeService):
         socket: Path | None,
         admin_socket: Path | None,
         *,
+        spill_dir: Path | None = None,
         supervisors: Callable[[], Mapping[TaskName, int]],
         proc: Path = Path("/proc"),
     ) -> None:
-        self._socket, self._admin = socket, admin_socket
+        self._socket, self._admin, self._spill_dir = socket, admin_socket, spill_dir
         self._supervisors, self._proc = supervisors, proc
         self._facts = _NONE
         self._problem = ""
@@ -84,15 +89,20 @@ class ExecutorService(NodeService):
         return True
 
     def variables(self, start: m.Start) -> Mapping[str, str]:
-        """Where tasks ask for their turns; a job that names a place itself, or none, is let alone.
+        """Where tasks ask for turns, and where input may go; a job that names a place itself, or none, is let alone.
 
         So is one of several tasks, unless its nodes are a group: their executors would not know of its other workers.
         """
-        spec = start.spec
+        spec, found = start.spec, self._spill_variables(start.spec)
         is_alone = spec.world_size > 1 and not spec.takes_turns
         if self._socket is None or is_alone or VARIABLE in spec.env or not self._socket.exists():
+            return found
+        return {**found, VARIABLE: os.fspath(self._socket)}
+
+    def _spill_variables(self, spec: m.TaskSpec) -> dict[str, str]:
+        if self._spill_dir is None or not spec.may_spill or SPILL_OFFER in spec.env:
             return {}
-        return {VARIABLE: os.fspath(self._socket)}
+        return {SPILL_OFFER: os.fspath(self._spill_dir), SPILL_OFFER_BYTES: str(spec.memory_bytes)}
 
     async def run(self) -> None:
         """Asks the executor once a second, until it is cancelled."""
@@ -116,7 +126,7 @@ class ExecutorService(NodeService):
             self._problem = ""
         except FarsideError as error:
             self._lose(str(error))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
             self._lose(f"this is no executor's status: {error!r:.200}")
 
     async def _is_told(self, socket: Path, pid: int, can_group: bool) -> bool:
@@ -138,13 +148,15 @@ class ExecutorService(NodeService):
         workers = list(told["jobs"].values())
         tasks = [(self._task_of(int(one["pid"]), by_pid), one) for one in workers]
         takers = tuple(_taker(task, one) for task, one in tasks if task is not None)[: m.TURN_TAKERS_MAX]
-        return m.ExecutorFacts(
+        facts = m.ExecutorFacts(
             is_there=True,
             listen=str(told.get("listen", "")),
             group=int(told.get("group", 0)),
             takers=takers,
             others=len(workers) - len(takers),
+            spills=self._spill_dir is not None and bool(told.get("spills")),
         )
+        return _fitting(facts)
 
     def _task_of(self, pid: int, by_pid: Mapping[int, TaskName]) -> TaskName | None:
         """The task that a process belongs to, by its parents; None: it is of no task here, or gone."""
@@ -164,6 +176,17 @@ class ExecutorService(NodeService):
             return 0
 
 
+def _fitting(facts: m.ExecutorFacts) -> m.ExecutorFacts:
+    """What a service may say: where that is too much, its last tasks say nothing of their input."""
+    takers = list(facts.takers)
+    for at in reversed(range(len(takers))):
+        if len(_ENCODER.encode(facts)) <= m.SERVICE_BYTES_MAX:
+            break
+        takers[at] = replace(takers[at], spill=None)
+        facts = replace(facts, takers=tuple(takers))
+    return facts
+
+
 def _taker(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
     job, rank, start = task
     steps = told["step_s"]
@@ -178,4 +201,6 @@ def _taker(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
         turns=int(told["turns"]),
         let_through=int(told["let_through"]),
         overdue=int(told["overdue"]),
+        # One of the version before says nothing of it.
+        spill=msgspec.convert(told.get("spill"), m.SpilledInput | None),
     )

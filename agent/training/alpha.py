@@ -39,6 +39,9 @@ class Use:
         input_bytes: Its input on this node.
         used_bytes, limit_bytes: Memory that it has, and may have; 0: it has no limit.
         disk, peer: What reading back costs; None: not known, or there is no such place.
+        wait_s: How long it waited for blocks.
+        disk_bytes, peer_bytes: What it has read back from there since it started.
+        waited_s: How long it has waited for blocks since then.
     """
 
     job: str
@@ -52,6 +55,10 @@ class Use:
     limit_bytes: int = 0
     disk: ReadCost | None = None
     peer: ReadCost | None = None
+    wait_s: float = 0.0
+    disk_bytes: int = 0
+    peer_bytes: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,6 +257,7 @@ class _Executor:
                 "overdue": counts.overdue if counts else 0,
                 "step_s": dict(counts.step_s) if counts else {},
                 "iteration_s": counts.iteration_s if counts else 0.0,
+                "spill": counts.spill if counts else None,
             }
             climber = self._server.spilling.jobs.get(job)
             if climber is not None:
@@ -269,6 +270,7 @@ class _Executor:
             "group": 0 if self._order is None else self._order.epoch,
             "epoch": queue.epoch,
             "is_apart": queue.is_apart,
+            "spills": True,  # it decides for workers whose input need not fit in memory
             "nodes_there": sorted(self._group.there),
             "hung_up": self._server.hung_up,
             "jobs": jobs,

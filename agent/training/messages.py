@@ -92,7 +92,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=7):
 class Uses(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """What an iteration took of time and memory: `Use` of `agent/training/alpha.py`, whose names its fields have.
 
-    ``disk`` and ``peer`` are bytes a second and CPU seconds a byte.
+    ``disk`` and ``peer`` are bytes a second and CPU seconds a byte. The last four: the version before says none.
     """
 
     spilled: Share
@@ -105,6 +105,10 @@ class Uses(msgspec.Struct, frozen=True, array_like=True, tag=8):
     limit_bytes: Number
     disk: tuple[Rate, Seconds] | None
     peer: tuple[Rate, Seconds] | None
+    wait_s: Seconds = 0.0
+    disk_bytes: Number = 0
+    peer_bytes: Number = 0
+    waited_s: Seconds = 0.0
 
 
 class Keeps(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -217,7 +221,7 @@ def wire_of_use(use: Use) -> Uses:
     disk, peer = ((one.bytes_s, one.cpu_s_byte) if one is not None else None for one in (use.disk, use.peer))
     return Uses(
         use.spilled, use.iteration_s, use.comp_s, use.net_s, use.stall_s, use.input_bytes, use.used_bytes,
-        use.limit_bytes, disk, peer,
+        use.limit_bytes, disk, peer, use.wait_s, use.disk_bytes, use.peer_bytes, use.waited_s,
     )  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from farside.agent.messages import SpilledInput
+from farside.agent.training.alpha import Keep, Use
 from farside.agent.training.subtask import Phase, phase_of
 
 NEWEST_WEIGHT = 0.2
@@ -40,6 +42,7 @@ class JobRecord:
         step_s: By phase; a moving average without the first iterations.
         iteration_s: From PUSH to PUSH, likewise, with all waiting; 0: not known yet.
         pushed_ns: When the last PUSH was over.
+        spill: Its input that need not be in memory; None: it has said nothing of that.
     """
 
     with_lease: int = 0
@@ -48,6 +51,7 @@ class JobRecord:
     step_s: dict[Phase, float] = field(default_factory=dict)
     iteration_s: float = 0.0
     pushed_ns: int = 0
+    spill: SpilledInput | None = None
 
     def step(self, phase: Phase, took_s: float, now_ns: int) -> None:
         """A step after the first iterations is over."""
@@ -56,6 +60,24 @@ class JobRecord:
             if self.pushed_ns:
                 self.iteration_s = _then(self.iteration_s, (now_ns - self.pushed_ns) / 1e9)
             self.pushed_ns = now_ns
+
+    def used(self, use: Use, keep: Keep) -> None:
+        """Its worker has said what an iteration took of memory, and what it is to keep where."""
+        # Averaged as steps are, since it is in those of computing.
+        known_s = self.spill.wait_s if self.spill is not None and self.pushed_ns else use.wait_s
+        self.spill = SpilledInput(
+            spilled=use.spilled,
+            by_peer=keep.by_peer,
+            input_bytes=use.input_bytes,
+            disk_bytes=use.disk_bytes,
+            peer_bytes=use.peer_bytes,
+            waited_s=use.waited_s,
+            wait_s=known_s + NEWEST_WEIGHT * (use.wait_s - known_s),
+            disk_bytes_s=use.disk.bytes_s if use.disk is not None else 0.0,
+            disk_cpu_s_byte=use.disk.cpu_s_byte if use.disk is not None else 0.0,
+            peer_bytes_s=use.peer.bytes_s if use.peer is not None else 0.0,
+            peer_cpu_s_byte=use.peer.cpu_s_byte if use.peer is not None else 0.0,
+        )
 
 
 def _then(average: float, value: float) -> float:
@@ -109,6 +131,11 @@ class TurnRecord:
         """A turn has ended by its deadline."""
         if job in self._jobs:
             self._jobs[job].overdue += 1
+
+    def used(self, job: str, use: Use, keep: Keep) -> None:
+        """A worker has said what an iteration took of memory; ``keep``: what it is to have where from now on."""
+        if job in self._jobs:
+            self._jobs[job].used(use, keep)
 
     def left(self, job: str) -> None:
         """The job is not on this node any more."""

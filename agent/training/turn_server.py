@@ -249,7 +249,11 @@ class TurnServer:
         elif isinstance(message, Yields):
             self.take(Yield(job=line.job, position=message.position))
         elif isinstance(message, Uses):
-            self._take_use(alpha.step(self._beside(), use_of(line.job, message)))
+            use = use_of(line.job, message)
+            self._take_use(alpha.step(self._beside(), use))
+            climber = self.spilling.jobs.get(line.job)
+            if climber is not None:  # it reads what it is told, or it would be gone by now
+                self.record.used(line.job, use, climber.keep)
 
     def _beside(self) -> alpha.Spilling:
         """What is known of memory, with the times that jobs take by now whose input stays there."""

@@ -10,8 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from farside.agent import messages as m
-from farside.agent.service.executor import VARIABLE, ExecutorService, TaskName
+from farside.agent.service.executor import SPILL_OFFER, SPILL_OFFER_BYTES, VARIABLE, ExecutorService, TaskName
+from farside.agent.training.alpha import Use
 from farside.agent.training.subtask import INIT_COMP, position_of
+from farside.group_time import ReadCost
+from farside.training.loop import spilling
 from farside.training.loop.turns import EXECUTOR, SharedNode
 from tests.agent.frames import start as a_start
 from tests.support.ports import free_port
@@ -19,8 +22,16 @@ from tests.support.waiting import until
 from tests.train.executors import executor
 
 
-def service(folder: Path, supervisors: dict[TaskName, int] | None = None, *, admin: str = "x.admin") -> ExecutorService:
-    return ExecutorService(folder / "x.sock", folder / admin, supervisors=lambda: supervisors or {})
+def service(
+    folder: Path,
+    supervisors: dict[TaskName, int] | None = None,
+    *,
+    admin: str = "x.admin",
+    spill_dir: Path | None = None,
+) -> ExecutorService:
+    return ExecutorService(
+        folder / "x.sock", folder / admin, spill_dir=spill_dir, supervisors=lambda: supervisors or {}
+    )  # fmt: skip
 
 
 def said(by: ExecutorService) -> m.ExecutorFacts:
@@ -119,3 +130,79 @@ def test_what_is_no_order_is_refused(tmp_path: Path) -> None:
         order = {"group": msgspec.to_builtins(good) | wrong}
         with pytest.raises(msgspec.MsgspecError):
             service(tmp_path).obey(msgspec.Raw(msgspec.json.encode(order)))
+
+
+def test_a_co_located_task_is_told_where_input_may_go_and_how_much_memory_it_has(tmp_path: Path) -> None:
+    assert (SPILL_OFFER, SPILL_OFFER_BYTES) == (spilling.SPILL_OFFER, spilling.SPILL_OFFER_BYTES)
+    start = a_start("7.0")
+    spec = replace(start.spec, may_spill=True, memory_bytes=5 << 20)
+    by = service(tmp_path, spill_dir=tmp_path / "blocks")
+
+    assert by.variables(replace(start, spec=spec)) == {
+        SPILL_OFFER: str(tmp_path / "blocks"), SPILL_OFFER_BYTES: str(5 << 20),
+    }  # fmt: skip
+    assert by.variables(start) == {}
+    assert by.variables(replace(start, spec=replace(spec, env={SPILL_OFFER: ""}))) == {}
+    assert service(tmp_path).variables(replace(start, spec=spec)) == {}
+
+
+def a_use(**more: object) -> Use:
+    known: dict[str, object] = {
+        "job": "", "spilled": 0.25, "iteration_s": 1.0, "comp_s": 0.5, "input_bytes": 1000, "used_bytes": 10,
+        "disk": ReadCost(bytes_s=1e6, cpu_s_byte=1e-9), "wait_s": 0.125, "disk_bytes": 700, "waited_s": 3.5,
+    }  # fmt: skip
+    return Use(**{**known, **more})  # type: ignore[arg-type]
+
+
+def test_what_a_task_says_of_its_input_comes_to_the_manager_as_one_record(tmp_path: Path) -> None:
+    with executor(tmp_path):
+        turns = SharedNode(str(tmp_path / "x.sock"), job="j", worker=0, workers=1, spills=True)
+        by = service(tmp_path, {("7", 0, 1): os.getppid()}, spill_dir=tmp_path)
+        turns.ask(INIT_COMP)
+        assert said(by).takers[0].spill is None
+        assert said(by).spills
+        assert not said(service(tmp_path)).spills
+
+        turns.tell(a_use(peer=ReadCost(bytes_s=2e6), peer_bytes=30))
+        until(lambda: said(by).takers[0].spill is not None, what="the record")
+        (told,) = said(by).takers
+        turns.close()
+
+    assert told.spill == m.SpilledInput(
+        spilled=0.25, input_bytes=1000, disk_bytes=700, peer_bytes=30, waited_s=3.5, wait_s=0.125,
+        disk_bytes_s=1e6, disk_cpu_s_byte=1e-9, peer_bytes_s=2e6,
+    )  # fmt: skip
+    assert told.spill.work_s(0.5) == 0.375
+    assert told.spill.work_s(0.1) > 0
+
+
+def test_an_executor_of_the_version_before_has_no_place_for_input(tmp_path: Path) -> None:
+    jobs = {
+        "0:j": {
+            "pid": os.getpid(), "step_s": {}, "iteration_s": 0.0, "turns": 1, "let_through": 0, "overdue": 0,
+        }
+    }  # fmt: skip
+
+    found = service(tmp_path, {("7", 0, 1): os.getpid()}, spill_dir=tmp_path)._facts_of({"jobs": jobs})
+
+    assert not found.spills
+    assert [one.spill for one in found.takers] == [None]
+
+
+def test_many_tasks_with_long_records_say_no_more_than_a_service_may(tmp_path: Path) -> None:
+    spill = {
+        "spilled": 1 / 3, "by_peer": 1 / 7, "input_bytes": 2**62, "disk_bytes": 2**62, "peer_bytes": 2**62,
+        "waited_s": 1e8 / 3, "wait_s": 1 / 3, "disk_bytes_s": 1e12 / 3, "disk_cpu_s_byte": 1e-9 / 3,
+        "peer_bytes_s": 1e12 / 3, "peer_cpu_s_byte": 1e-9 / 3,
+    }  # fmt: skip
+    one = {
+        "pid": os.getpid(), "step_s": {"COMP": 1 / 3, "PUSH": 1 / 3}, "iteration_s": 1 / 3, "turns": 10**6,
+        "let_through": 10**6, "overdue": 10**6, "spill": spill,
+    }  # fmt: skip
+
+    facts = service(tmp_path, {("7", 0, 1): os.getpid()})._facts_of({"jobs": {f"0:{n}": one for n in range(64)}})
+
+    assert len(facts.takers) == 64
+    assert len(msgspec.json.encode(facts)) <= m.SERVICE_BYTES_MAX
+    assert facts.takers[0].spill is not None
+    assert facts.takers[-1].spill is None

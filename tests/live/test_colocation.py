@@ -68,13 +68,14 @@ def submit(world: World, **more: Any) -> str:
     return world.submit(0, colocate=True, checkpoint_dir="/scratch/run", retries=3, **more)
 
 
-def timed(world: World, job: str, comp_s: float, net_s: float) -> None:
+def timed(world: World, job: str, comp_s: float, net_s: float, spill: m.SpilledInput | None = None) -> None:
     """The node's executor says what an iteration of a job takes."""
     place = world.job(job)
     machines = len(place.nodes)
     world.does(
         TaskTimed(
             node=place.nodes[0], job_id=job, start=place.start, comp_s=comp_s, net_s=net_s, machines=machines,
+            spill=spill,
         )
     )  # fmt: skip
 
@@ -427,6 +428,8 @@ OPERATIONS = st.lists(
             [
                 "come",
                 "time",
+                "spill",
+                "place",
                 "end",
                 "fail",
                 "cancel",
@@ -465,6 +468,7 @@ def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(
         if not world.state.nodes[node].is_up:
             world.join(node, gpus=0)
         world.does(UndrainRequested(node=node, by="root"))
+        place(world, node, spills=True, workers=workers)
     for _ in range(60):
         let_go(world)
         # A job that is held while it runs keeps its nodes until it ends.
@@ -504,11 +508,22 @@ def _do(world: World, what: str, which: int, comp_s: float, net_s: float, worker
         world.does(UndrainRequested(node=node, by="root"))
     elif running and what == "time":
         timed(world, running[which % len(running)], comp_s, net_s)
+    elif running and what == "spill":
+        spill = m.SpilledInput(spilled=which / 7, input_bytes=10**9, wait_s=0.1, disk_bytes_s=1e9)
+        timed(world, running[which % len(running)], comp_s, net_s, spill)
+    elif what == "place":
+        place(world, node, spills=which > 3, workers=workers)
     elif running and what in ("end", "fail"):
         world.exits(running[which % len(running)], int(what == "fail"))
     elif live and what in ("cancel", "hold"):
         kind = CancelRequested if what == "cancel" else HoldRequested
         world.does(kind(job_id=live[which % len(live)], by="ann"))
+
+
+def place(world: World, node: str, *, spills: bool, workers: str) -> None:
+    """A node has a place for input that does not fit in memory from now on, or has none."""
+    facts = m.ExecutorFacts(is_there=True, listen="0.0.0.0:7690" if workers else "", spills=spills)
+    world.does(ServiceChanged(node=node, name=EXECUTOR, raw=msgspec.json.encode(facts).decode()))
 
 
 def _is_sound(world: World, entries: int) -> None:
@@ -521,6 +536,8 @@ def _is_sound(world: World, entries: int) -> None:
             every = (one for one in world.state.maintenance.values() if not one.cancelled_by)
             reserved = [one for one in every if nodes & {*one.nodes}]
             assert all(one.end_s <= world.now_s or world.now_s + limit_s <= one.begin_s for one in reserved)
+            if world.state.colocation.spills(entry.event.job_id):
+                assert all(world.state.nodes[node].executor.spills for node in nodes)
     for job in world.state.live_jobs():
         if job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING):
             assert planned.get(job.job_id) == job.nodes

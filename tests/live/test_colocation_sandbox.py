@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from farside import admin
+from farside.kmod_shim.disk_backing import find_backing
 from farside.sandbox.control import kill_manager, start_manager
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.job_commands import asked, farside, until_job
@@ -20,16 +21,17 @@ from tests.train.programs import ended, train
 
 DEADLINE_S = 150.0
 # Each iteration takes as long as it is told, without using a processor for it. It ends once there is a file, or after
-# as many iterations as it is told.
+# as many iterations as it is told. The rows of a file that is named are mapped, and not read.
 PROGRAM = """
 import pathlib, sys, time
 import numpy as np
 from farside import training
 
 out, pause_s, last = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-rows = np.arange(800.0).reshape(8, -1, 20) / 7
-with training.begin(rows, keys={"sum": (20,), "ends": np.zeros((), np.int64)}, iterations=100_000) as job:
-    centre = job.model.setdefault("centre", np.zeros(20))
+rows = np.load(sys.argv[4], mmap_mode="r") if sys.argv[4:] else np.arange(800.0).reshape(8, -1, 20) / 7
+width = rows.shape[-1]
+with training.begin(rows, keys={"sum": (width,), "ends": np.zeros((), np.int64)}, iterations=100_000) as job:
+    centre = job.model.setdefault("centre", np.zeros(width))
     while job.goes_on():
         total = job.pull()
         centre += 0.1 * total["sum"] / rows.size
@@ -45,10 +47,11 @@ with training.begin(rows, keys={"sum": (20,), "ends": np.zeros((), np.int64)}, i
 """
 
 
-def submit(session: Session, folder: Path, name: str, **more: object) -> str:
+def submit(session: Session, folder: Path, name: str, rows: Path | None = None, **more: object) -> str:
     home, file = folder / name, folder / f"{name}.toml"
     home.mkdir()
     words = ["train", str(folder / "program.py"), str(home / "model.npz"), "0.1", "100001"]
+    words += [str(rows)] if rows else []
     command = [sys.executable, "-m", "farside", *words]
     keys = {"command": command, "colocate": True, "memory": "256MiB", "checkpoint_dir": str(home), "cwd": str(home)}
     keys |= more
@@ -90,11 +93,12 @@ def test_programs_are_grouped_by_a_manager_that_is_killed_and_end_with_the_model
         assert_as_alone(tmp_path, name)
 
 
-def assert_as_alone(folder: Path, name: str, *how: object) -> None:
+def assert_as_alone(folder: Path, name: str, *how: object, rows: Path | None = None) -> None:
     """A job's model has the bits of one that had all to itself."""
     with np.load(folder / name / "model.npz") as model:
         alone = folder / f"{name}.npz"
-        code, _, errors = ended(train("file", *how, folder / "program.py", alone, "0", int(model["last"])))
+        words = (alone, "0", int(model["last"]), *([rows] if rows else []))
+        code, _, errors = ended(train("file", *how, folder / "program.py", *words))
         assert code == 0, errors
         with np.load(alone) as expected:
             assert model["last"] == expected["last"]
@@ -154,3 +158,35 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
     assert all((one["nodes"], one["epoch"]) == (plan["nodes"], plan["epoch"]) for one in after)
     for name in jobs:
         assert_as_alone(tmp_path, name, "--workers", 2)
+
+
+def test_a_job_whose_input_does_not_fit_its_memory_runs_spilled_and_ends_with_the_bits_that_it_has_in_memory(
+    tmp_path: Path,
+) -> None:
+    def reading() -> dict[str, Any] | None:
+        """What the manager shows of the job's input, once it reads some of it back."""
+        found = [one["spill"] for group in asked(session, "groups")["groups"] for one in group["jobs"]]
+        return next((spill for spill in found if spill and spill["disk_bytes"]), None)
+
+    if find_backing(tmp_path).is_memory:
+        pytest.skip("the tests' folder is in memory")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    rows, blocks = tmp_path / "rows.npy", tmp_path / "blocks"
+    blocks.mkdir()
+    np.save(rows, np.random.default_rng(4).random((56, 256, 1024)))  # 2 MiB a block, which a program needs besides
+    wanted = ("--cluster", "1x1", "--executors", "1", "--donors", "1", "--size", "64MiB")
+    with open_sandbox((*wanted, "--set", f"agent.spill_dir={blocks}")) as session:
+        job = submit(session, tmp_path, "first", rows, memory="128MiB")
+        spill = until(reading, what="input that is read back", deadline_s=DEADLINE_S, every_s=0.2)
+        table, explained = farside(session, "groups"), farside(session, "explain", job)
+        (tmp_path / "first" / "end").touch()
+        state = until_job(session, job, "done", "failed", deadline_s=DEADLINE_S)["state"]
+
+    assert spill is not None
+    assert state == "done"
+    assert spill["input_bytes"] == 56 << 21
+    assert 0 < spill["spilled"] <= 1
+    assert "112 MiB" in table
+    assert "of 112 MiB is not in memory" in explained
+    assert list(blocks.iterdir()) == []
+    assert_as_alone(tmp_path, "first", rows=rows)

@@ -3,23 +3,29 @@
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
+import msgspec
 import numpy as np
 import pytest
 
 from farside.agent.training.alpha import Keep, Use
+from farside.agent.training.messages import Uses, from_worker, packet_of, use_of, wire_of_use
+from farside.cli.train import _spilling
 from farside.errors import ConfigError, FarsideError
 from farside.training.app.catalog import PROGRAMS
 from farside.training.app.dataset import load
 from farside.training.app.program import Options
+from farside.training.loop import spilling
 from farside.training.loop.job import begin
 from farside.training.loop.memory_meter import MemoryMeter, MemoryUse
 from farside.training.loop.parked_model import LEAST_BYTES, ParkedModel
 from farside.training.loop.reload import Reader
 from farside.training.loop.spill_file import BlockFile, Buffer, file_in, peer_at
-from farside.training.loop.spilled_blocks import DamagedBlock, SpilledBlocks, spill_order
+from farside.training.loop.spilled_blocks import DamagedBlock, SpilledBlocks, may_leave_memory, spill_order
+from farside.training.loop.spilling import spill_place_for
 from farside.training.loop.turns import SharedNode
 from tests.support.waiting import until
 from tests.train.executors import executor
@@ -561,3 +567,126 @@ def test_input_larger_than_the_memory_of_a_worker_is_kept_out_of_it(
         assert job.pull()["sum"] == sum(range(1, 65)) * block / 8
     # Half of the input, and some more that the C library has not given back.
     assert max(peaks) - peaks[0] < 32 * block
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the node's agent offers, with less memory than any process has."""
+    folder = tmp_path / "offered"
+    folder.mkdir()
+    monkeypatch.setenv("FARSIDE_SPILL_OFFER", str(folder))
+    monkeypatch.setenv("FARSIDE_SPILL_OFFER_BYTES", "1024")
+    return folder
+
+
+class Giving(Made):
+    """Blocks that say that nobody writes to them."""
+
+    may_leave_memory = True
+
+
+def test_what_an_agent_offers_is_used_for_input_that_nobody_writes_to_and_the_rest_stays_in_memory(
+    offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "rows.npy", np.ones((8, 4, 3)))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    own = np.load(tmp_path / "rows.npy", mmap_mode="c")
+
+    for source in (Giving(3, mixed), mapped):
+        place = spill_place_for(source)
+        assert place is not None
+        assert (place.folder, place.offered_bytes, place.is_offered) == (offered, 1024, True)
+    others: list[Any] = [Made(3, mixed), own, mapped[:, ::2], mapped[0, 0], [np.ones(3)], np.ones((3, 3))]
+    for kept in others:
+        assert not may_leave_memory(kept)
+        assert spill_place_for(kept) is None
+
+    monkeypatch.setenv("FARSIDE_SPILL_DIR", str(tmp_path))  # the job's user knows better
+    place = spill_place_for(Made(3, mixed))
+    assert place is not None
+    assert (place.folder, place.offered_bytes, place.is_offered) == (tmp_path, 1024, False)
+    with pytest.raises(ConfigError, match="in memory already"):
+        spill_place_for([np.ones(3)])
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_program_with_what_its_agent_offers_ends_with_the_same_bits_also_where_that_folder_is_gone(
+    offered: Path, is_broken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = walk(job_of())
+    if is_broken:
+        offered.rmdir()
+
+    source = Giving(len(BLOCKS), lambda number: BLOCKS[number])
+    job = begin(source, keys={"part": (4,), "count": np.zeros((), np.int64)}, iterations=6, fingerprint="walk")
+
+    assert walk(job) == wanted
+    assert isinstance(job._own, SpilledBlocks) != is_broken
+    lines = [record.getMessage() for record in caplog.records]
+    assert ("input stays in memory: its node's folder for it can't be used" in lines) == is_broken
+
+
+def test_the_four_programs_take_what_their_agent_offers_and_data_that_can_t_leave_memory_as_ever(
+    offered: Path, tmp_path: Path
+) -> None:
+    seen = {"FARSIDE_SPILL_OFFER": str(offered), "FARSIDE_SPILL_OFFER_BYTES": "1024"}
+    for words in (("mlr", "--data", "digits"), ("mlr", "--data", "synthetic", "--rows", 300, "--workers", 2)):
+        how = ("--iterations", 3, "--blocks", 4, "--out")
+        code, _, errors = ended(train(*words, *how, tmp_path / "with", environment=seen))
+        assert code == 0, errors
+        code, _, errors = ended(train(*words, *how, tmp_path / "without", environment=dict.fromkeys(seen, "")))
+        assert code == 0, errors
+        assert model_of(tmp_path / "with") == model_of(tmp_path / "without")
+
+
+class MeterOf:
+    """A meter with a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+
+    def read(self) -> MemoryUse:
+        return MemoryUse(used_bytes=0, limit_bytes=self._limit_bytes, stall_s=0.0)
+
+
+def test_the_memory_that_an_agent_names_counts_where_no_cgroup_has_a_lower_limit(
+    offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = dict[str, int]()
+    monkeypatch.setattr(
+        "farside.training.loop.spilling.MemoryMeter",
+        lambda limit_bytes=0: MeterOf(limit_bytes or limits["cgroup"]),
+    )
+    source = Giving(3, mixed)
+    for cgroup, wanted in ((0, 1024), (1 << 40, 1024), (512, 512), (1024, 1024)):
+        limits["cgroup"] = cgroup
+        place = spill_place_for(source)
+        assert place is not None
+        assert spilling._meter_of(place).read().limit_bytes == wanted
+    monkeypatch.setenv("FARSIDE_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("FARSIDE_SPILL_MEMORY", "2048")
+    place = spill_place_for(source)
+    assert place is not None
+    assert spilling._meter_of(place).read().limit_bytes == 2048
+
+
+def test_a_message_of_a_worker_of_the_version_before_says_nothing_of_waiting_and_bytes() -> None:
+    use = Use(job="j", spilled=0.5, iteration_s=1.0, wait_s=0.25, disk_bytes=5, peer_bytes=6, waited_s=7.0)
+    packet = packet_of(wire_of_use(use))
+    fields = msgspec.msgpack.decode(packet)
+
+    now, before = from_worker(packet), from_worker(msgspec.msgpack.encode(fields[:-4]))
+    later = from_worker(msgspec.msgpack.encode([*fields, "a field of the version after"]))
+
+    assert isinstance(now, Uses)
+    assert isinstance(before, Uses)
+    assert use_of("j", now) == use
+    assert later == now
+    assert use_of("j", before) == replace(use, wait_s=0.0, disk_bytes=0, peer_bytes=0, waited_s=0.0)
+
+
+def test_two_workers_of_a_machine_decline_what_its_agent_offers_to_one() -> None:
+    how = {"workers": 2, "spill_dir": None, "spill_peer": None, "spill_memory": None}
+
+    assert _spilling(how) == {"FARSIDE_SPILL_OFFER": ""}
+    assert _spilling(how | {"workers": None}) == {}

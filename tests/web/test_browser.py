@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from farside.agent import messages as m
 from farside.client.manager_client import ManagerClient
@@ -423,6 +424,12 @@ def test_jobs_that_take_turns_on_a_node_are_seen_with_what_bounds_them_as_it_cha
 
     takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(taker,), others=2))
     until(lambda: texts(page, "#groups li") == ["n1 job 2 · 2 others"], what="others")
+
+    spill = m.SpilledInput(spilled=0.25, input_bytes=1 << 30, disk_bytes=3 << 20, peer_bytes=1 << 20, waited_s=1.5)
+    reading = replace(taker, spill=spill)
+    takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(reading,)))
+    told = "job 2: 25 % of 1 GiB not in memory, 3 MiB read from disk, 1 MiB from peers, 1.50 s waited for it"
+    until(lambda: texts(page, "#groups li") == [f"{words} · {told}"], what="input that is read back")
 
     takes_turns(scene, m.ExecutorFacts(is_there=True))
     until(lambda: not page.locator("#groups-part").is_visible(), what="a page without groups")

@@ -60,7 +60,9 @@ class ManagerCollector:
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
         yield _gpus(state.nodes.values())
-        yield _groups(self._context.overviews.turns(), self._context.log.state.colocation)
+        turns = self._context.overviews.turns()
+        yield _groups(turns, self._context.log.state.colocation)
+        yield from _spills(turns)
         if scheduler is not None:
             yield from _packlimits(scheduler.get("packlimits", ()))
             bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
@@ -193,6 +195,23 @@ def _packlimits(limits: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     places += [((one["partition"], "consolidated"), one["measured_starts"] - one["spread_starts"]) for one in told]
     text = "Starts of jobs of several GPUs that told how long their iterations took."
     yield family(gauge, PREFIX, "measured_starts", text, places, ("partition", "place"))
+
+
+def _spills(facts: Mapping[str, ExecutorFacts]) -> Iterator[Metric]:
+    """Input of jobs that take turns on a node that is not in memory, and what they read back."""
+    found = {(node, one.job): one.spill for node, said in facts.items() for one in said.takers if one.spill is not None}
+    labels, gauge, counter = ("node", "job"), GaugeMetricFamily, CounterMetricFamily
+    text = "Share of a job's input that is not in its memory."
+    yield family(gauge, PREFIX, "job_spilled_ratio", text, ((at, one.spilled) for at, one in found.items()), labels)
+    text = "Input of a job on a node, in memory or not."
+    yield family(gauge, PREFIX, "job_input_bytes", text, ((at, one.input_bytes) for at, one in found.items()), labels)
+    reads = [((*at, "disk"), one.disk_bytes) for at, one in found.items()]
+    reads += [((*at, "peer"), one.peer_bytes) for at, one in found.items()]
+    text = "Input that a job has read back since its worker began."
+    yield family(counter, PREFIX, "job_reload_bytes", text, reads, (*labels, "source"))
+    text = "How long a job has waited for input that it reads back."
+    waits = ((at, one.waited_s) for at, one in found.items())
+    yield family(counter, PREFIX, "job_reload_wait_seconds", text, waits, labels)
 
 
 def _gpus(nodes: Iterable[LiveNode]) -> Metric:

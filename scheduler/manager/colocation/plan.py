@@ -34,8 +34,9 @@ from farside.units import format_bytes
 
 Nodes = tuple[str, ...]
 """Nodes of a group, in the order of workers."""
-_Pool = tuple[float, bool]
-"""When nodes close, and whether they can be in a group of several: jobs change places only within such a pool."""
+_Pool = tuple[float, bool, bool]
+"""When nodes close, whether they can be in a group of several, and whether they take jobs whose input does not fit in
+memory: jobs change places only within such a pool."""
 STEP = 0.05
 """Times in the log are of this precision, as a share: a smaller change writes no entry."""
 NO_GAIN = "it would keep no more machines busy beside the jobs that run"
@@ -73,6 +74,7 @@ class Candidate:
         threads: CPUs that it computes with.
         since_s: Since when it waits, or runs.
         ends_s: When it is over at the latest if it starts now; infinite: it may run for ever.
+        spills: Its input was seen not to fit in its memory.
     """
 
     nodes: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ class Candidate:
     threads: int = 1
     since_s: float = 0.0
     ends_s: float = math.inf
+    spills: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +94,23 @@ class Site:
         closes_s: Jobs that start there have to be over by then; infinite: it stays open.
         closes_why: Why it closes.
         why_alone: Why it can't be in a group of several nodes; empty: it can.
+        why_unspilled: Why no job whose input does not fit in its memory may start there; empty: one may.
     """
 
     why_not: str = ""
     why_alone: str = ""
+    why_unspilled: str = ""
     closes_s: float = math.inf
     closes_why: str = ""
 
     def takes(self, job: Candidate) -> bool:
         """Whether a job may start there now."""
-        return not self.why_not and job.ends_s <= self.closes_s
+        return not self.refusal(job)
+
+    def refusal(self, job: Candidate) -> str:
+        """Why a job may not start there now; empty: it may."""
+        closes = (self.closes_why or "it closes before the job is over") if job.ends_s > self.closes_s else ""
+        return self.why_not or closes or (self.why_unspilled if job.spills else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,7 @@ class _Planning:
         self._names = sorted(outlook.sites)
         self._order = {job: at for at, job in enumerate(outlook.jobs)}
         self._latest_s = max((one.ends_s for one in outlook.jobs.values()), default=0.0)
+        self._spills = any(one.spills for one in outlook.jobs.values())
         self._sorted = self._sort()
         self._grouping = GroupingRules(memory_bytes=outlook.size.memory_bytes or 1 << 62)
         self._regrouping = Regrouping(self._grouping, decide, outlook.rules.events)
@@ -207,9 +218,9 @@ class _Planning:
         """See `replan`."""
         groups = {nodes: jobs for nodes, jobs in self._sorted.groups.items() if not self._is_open(nodes)}
         waiting = self._sorted.waiting
-        for at, ((closes_s, can_group), names) in enumerate(self._pools()):
-            fitting = [job for job in waiting if self._fits(job, closes_s, can_group)]
-            cluster = self._settled(self._cluster(names, fitting, can_group), names, is_first=not at)
+        for at, (pool, names) in enumerate(self._pools()):
+            fitting = [job for job in waiting if self._fits(job, pool)]
+            cluster = self._settled(self._cluster(names, fitting, pool[1]), names, is_first=not at)
             groups |= self._named(cluster, names)
             waiting = [*cluster.waiting, *(job for job in waiting if job not in fitting)]
         self._measure(groups, tuple(waiting))
@@ -227,9 +238,11 @@ class _Planning:
             else:
                 groups.setdefault(nodes, []).append(job)
 
-    def _fits(self, job: str, closes_s: float, can_group: bool) -> bool:
+    def _fits(self, job: str, pool: _Pool) -> bool:
         """Whether a job that waits may run on nodes of a pool."""
-        return self._outlook.jobs[job].ends_s <= closes_s and (can_group or self._state.workers_of(job)[0] == 1)
+        (closes_s, can_group, can_spill), one = pool, self._outlook.jobs[job]
+        is_taken = one.ends_s <= closes_s and (can_spill or not one.spills)
+        return is_taken and (can_group or self._state.workers_of(job)[0] == 1)
 
     def _pools(self) -> list[tuple[_Pool, list[str]]]:
         """Open nodes by their pool, those first that stay open for as long as any job may run."""
@@ -238,11 +251,13 @@ class _Planning:
         for node in self._names:
             if node not in kept and self._is_open((node,)):
                 found.setdefault(self._pool_of(node), []).append(node)
-        return sorted(found.items(), reverse=True) or [((math.inf, True), [])]
+        return sorted(found.items(), reverse=True) or [((math.inf, True, True), [])]
 
     def _pool_of(self, node: str) -> _Pool:
         site = self._outlook.sites[node]
-        return site.closes_s if site.closes_s < self._latest_s else math.inf, not site.why_alone
+        closes_s = site.closes_s if site.closes_s < self._latest_s else math.inf
+        # Where no job asks for it, nobody is kept from other nodes by it.
+        return closes_s, not site.why_alone, not site.why_unspilled or not self._spills
 
     def _settled(self, cluster: Cluster, names: Sequence[str], *, is_first: bool) -> Cluster:
         """What follows on nodes of one pool for those that have left, were measured or wait."""
@@ -268,7 +283,8 @@ class _Planning:
         sites = [self._outlook.sites.get(node) for node in nodes]
         if any(site is None or site.why_not or site.closes_s <= self._outlook.now_s for site in sites):
             return False
-        if len(nodes) > 1 and {self._pool_of(node) for node in nodes} != {(self._pool_of(nodes[0])[0], True)}:
+        pools = {self._pool_of(node) for node in nodes}
+        if len(nodes) > 1 and (len(pools) > 1 or not all(can_group for _, can_group, _ in pools)):
             return False
         return all(self._state.knows(job, len(nodes)) for job in self._sorted.groups.get(nodes, ()))
 
@@ -415,7 +431,9 @@ class _Planning:
         """Nodes without a group that take a job."""
         taken = {node for nodes, jobs in groups.items() if jobs for node in nodes}
         one = self._outlook.jobs[job]
-        return [node for node in self._names if node not in taken and self._takes((node,), one)]
+        able = (node for node in self._names if node not in taken and self._takes((node,), one))
+        # One that nobody has measured may have more input than fits.
+        return sorted(able, key=lambda node: bool(self._outlook.sites[node].why_unspilled))
 
     def _grouping_with(self, node: str, free: Sequence[str]) -> list[str]:
         """Which free nodes can be in a group of several with this one."""
@@ -476,7 +494,7 @@ def why_waiting(outlook: Outlook, job_id: str) -> str:
     if not outlook.rules.nodes:
         return "no node is set aside for co-located jobs: an operator names some in colocation_nodes of manager.toml"
     job, sites = outlook.jobs[job_id], sorted(outlook.sites.items())
-    closed = {name: site.why_not or site.closes_why for name, site in sites if not site.takes(job)}
+    closed = {name: site.refusal(job) for name, site in sites if not site.takes(job)}
     if len(closed) == len(sites):
         told = "; ".join(f"{name}: {why}" for name, why in closed.items()) or "none of them has joined"
         is_endless = math.isinf(job.ends_s) and any(

@@ -5,9 +5,11 @@ from the plan and from where the job is (plan.py); so whoever takes over reads t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from msgspec import Struct, field, structs
 
+from farside.agent.messages import SpilledInput
 from farside.group_time import Bound, TimeInTurns, WorkProfile, time_in_turns
 
 
@@ -47,7 +49,8 @@ class GroupsPlanned(Struct, frozen=True, kw_only=True):
 class TaskTimed(Struct, frozen=True, kw_only=True):
     """Told: a node says what an iteration of a job takes there, in seconds without waiting for turns.
 
-    ``iteration_s``: with all waiting; 0: not known. ``machines``: nodes of that start.
+    ``iteration_s``: with all waiting; 0: not known. ``machines``: nodes of that start. ``spill``: null: its input is in
+    memory; ``comp_s`` has the waiting for what is not in it.
     """
 
     node: str
@@ -57,6 +60,7 @@ class TaskTimed(Struct, frozen=True, kw_only=True):
     net_s: float
     iteration_s: float = 0.0
     machines: int = 1
+    spill: SpilledInput | None = None
 
 
 Event = GroupsPlanned | TaskTimed
@@ -65,7 +69,7 @@ Event = GroupsPlanned | TaskTimed
 class JobTimes(Struct, frozen=True, kw_only=True):
     """What is known of an iteration of a job, and of which start.
 
-    ``machines``: nodes of that start. ``others``: the last times on other numbers of nodes.
+    ``machines``: nodes of that start; ``others``: the last times on other numbers. ``spill``: as in `TaskTimed`.
     """
 
     start: int
@@ -73,6 +77,7 @@ class JobTimes(Struct, frozen=True, kw_only=True):
     net_s: float
     iteration_s: float = 0.0
     machines: int = 1
+    spill: SpilledInput | None = None
     others: "tuple[JobTimes, ...]" = ()
 
     @property
@@ -93,6 +98,11 @@ class JobTimes(Struct, frozen=True, kw_only=True):
         """Whether the times hold for this number of nodes: those of one node say nothing of the network of several."""
         return any((one.machines > 1) == (machines > 1) for one in self.all)
 
+    @property
+    def work_s(self) -> float:
+        """Computing without waiting for input."""
+        return self.comp_s if self.spill is None else self.spill.work_s(self.comp_s)
+
     def shares(self) -> tuple[float, float]:
         """Machine seconds that nodes share among them, and seconds that each repeats [harmony §IV-B2 eq. 2].
 
@@ -100,11 +110,20 @@ class JobTimes(Struct, frozen=True, kw_only=True):
         """
         far = max(self.others, key=lambda one: abs(1 / one.machines - 1 / self.machines), default=None)
         if far is not None:
-            work_s = (far.comp_s - self.comp_s) / (1 / far.machines - 1 / self.machines)
-            update_s = self.comp_s - work_s / self.machines
+            work_s = (far.work_s - self.work_s) / (1 / far.machines - 1 / self.machines)
+            update_s = self.work_s - work_s / self.machines
             if work_s > 0 and update_s > 0:
                 return work_s, update_s
-        return self.machines * self.comp_s, 0.0
+        return self.machines * self.work_s, 0.0
+
+
+def with_reading(profile: WorkProfile, spill: SpilledInput | None, machines: int) -> WorkProfile:
+    """A job's profile with what it reads back, which was seen on each of this number of nodes [harmony §IV-C]."""
+    way = None if spill is None else spill.reloading
+    if spill is None or way is None:
+        return profile
+    input_bytes = machines * spill.input_bytes
+    return replace(profile, input_bytes=input_bytes, kept_bytes=spill.kept_bytes, reloading=way)
 
 
 class Colocation(Struct, kw_only=True):
@@ -163,7 +182,7 @@ class Colocation(Struct, kw_only=True):
         alone = times.on(1)
         several = next((one for one in times.all if one.machines > 1), None)
         net_alone_s = alone.net_s if alone is not None else 0.0
-        return WorkProfile(
+        profile = WorkProfile(
             job=job_id,
             work_machine_s=work_machine_s,
             update_s=update_s,
@@ -174,6 +193,12 @@ class Colocation(Struct, kw_only=True):
             machines_least=least,
             machines_most=most if several is not None else 1,
         )
+        return with_reading(profile, times.spill, times.machines)
+
+    def spills(self, job_id: str) -> bool:
+        """Whether a job was seen not to have all of its input in memory: it needs nodes with a place for that."""
+        times = self.times.get(job_id)
+        return times is not None and any(one.spill is not None and one.spill.spilled > 0 for one in times.all)
 
     def time_of(self, jobs: Sequence[str], machines: int) -> TimeInTurns | None:
         """An iteration of jobs on this number of nodes; None: one of them was not measured."""
@@ -208,7 +233,7 @@ class Colocation(Struct, kw_only=True):
             if event.job_id in self.jobs and event.start == starts.get(event.job_id):
                 newest = JobTimes(
                     start=event.start, comp_s=event.comp_s, net_s=event.net_s, iteration_s=event.iteration_s,
-                    machines=event.machines,
+                    machines=event.machines, spill=event.spill,
                 )  # fmt: skip
                 known = self.times.get(event.job_id)
                 self.times[event.job_id] = newest if known is None else known.then(newest)

@@ -7,6 +7,7 @@ process has gone. The cycle knows neither these jobs nor the GPUs of their nodes
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from farside.group_time import BOUND_WORDS
 from farside.scheduler.manager.colocation.node_size import NodeSize, common_size
@@ -27,7 +28,10 @@ def outlook_of(state: LiveState, now_s: float, rules: ColocationRules) -> Outloo
     size, reserved = size_of(state, rules.nodes), first_reservations(state, now_s)
     sites = {
         node.name: _site(
-            _why_not(state, node) or size.unlike(_size(node)), why_alone(state, node), reserved.get(node.name)
+            _why_not(state, node) or size.unlike(_size(node)),
+            why_alone(state, node),
+            why_unspilled(node),
+            reserved.get(node.name),
         )
         for node in nodes
     }  # fmt: skip
@@ -55,10 +59,11 @@ def _size(node: LiveNode) -> NodeSize:
     return NodeSize(cpus=node.cpus, memory_bytes=node.memory_bytes)
 
 
-def _site(why_not: str, why_alone: str, reserved: Maintenance | None) -> Site:
+def _site(why_not: str, why_alone: str, why_unspilled: str, reserved: Maintenance | None) -> Site:
+    site = Site(why_not=why_not, why_alone=why_alone, why_unspilled=why_unspilled)
     if reserved is None:
-        return Site(why_not=why_not, why_alone=why_alone)
-    return Site(why_not=why_not, why_alone=why_alone, closes_s=reserved.begin_s, closes_why=words_of(reserved))
+        return site
+    return replace(site, closes_s=reserved.begin_s, closes_why=words_of(reserved))
 
 
 def _why_not(state: LiveState, node: LiveNode) -> str:
@@ -95,6 +100,16 @@ def _no_aggregator(state: LiveState, node: LiveNode) -> str:
     return ""
 
 
+def why_unspilled(node: LiveNode) -> str:
+    """Why a node takes no job whose input does not fit in its memory; empty: it does."""
+    if node.executor.spills:
+        return ""
+    return (
+        "it has no place for input that does not fit in memory: set spill_dir in agent.toml there, or update its agent "
+        "and executor"
+    )
+
+
 def can_group(state: LiveState, set_aside: frozenset[str]) -> int:
     """How many of the nodes that are set aside can be in a group of several, whether they take jobs now or not."""
     return sum(name in state.nodes and not why_alone(state, state.nodes[name]) for name in set_aside)
@@ -107,6 +122,7 @@ def _candidate(state: LiveState, job: LiveJob, now_s: float) -> Candidate:
         threads=job.spec.threads,
         since_s=job.since_s,
         ends_s=latest_end_s(job, now_s),
+        spills=state.colocation.spills(job.job_id),
     )
 
 

@@ -327,7 +327,8 @@ class AgentLine:
             # None: where its workers are to meet is not known yet.
             found = worker_variables(state, job, self._secret) if known is None else None
             if found is not None and self._first_time("start", task.key):
-                yield start_of(job, task, state.generation, self._meeting(job), found)
+                spills = state.nodes[task.node].executor.spills
+                yield start_of(job, task, state.generation, self._meeting(job), found, may_spill=spills)
         elif (known is None or known.state not in ENDED) and self._first_time("stop", task.key):
             cause = job.stop_cause.value if job.stop_cause is not None and job.start == task.start else "an old start"
             yield stop_of(task.key, state.generation, cause, job.spec.grace_s)
@@ -410,10 +411,13 @@ def start_of(
     generation: int,
     meeting: Meeting | None = None,
     worker: Mapping[str, str] = MappingProxyType({}),
+    *,
+    may_spill: bool = False,
 ) -> m.Start:
     """The command that starts a process.
 
     ``meeting``: its job's, where that was made already; ``worker``: variables of one of several co-located workers.
+    ``may_spill``: its node has a place for input of co-located jobs.
     """
     meeting = meeting or meeting_of(job)
     spec, role = job.spec, job.spec.role(task.role)
@@ -453,6 +457,7 @@ def start_of(
             profile=job.is_profiled,
             membership=_membership(job, task),
             takes_turns=spec.colocate and len(job.tasks) > 1,
+            may_spill=spec.colocate and may_spill,
         ),
     )
 

@@ -72,7 +72,7 @@ def _offer(facts: m.AggregatorFacts) -> m.AggregatorOffer | None:
 
 def _presence(facts: m.ExecutorFacts) -> m.ExecutorFacts | None:
     """That it is there: its turns change all the time, and what of them is news has entries of its own."""
-    return m.ExecutorFacts(is_there=True, listen=facts.listen) if facts.is_there else None
+    return m.ExecutorFacts(is_there=True, listen=facts.listen, spills=facts.spills) if facts.is_there else None
 
 
 DONOR, BORROWER = "donor", "borrower"

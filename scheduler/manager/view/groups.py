@@ -4,16 +4,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field, structs
 
-from farside.agent.messages import ExecutorFacts, TurnTaker
+from farside.agent.messages import ExecutorFacts, SpilledInput, TurnTaker
 from farside.group_time import BOUND_WORDS, Bound, TimeInTurns, WorkProfile, time_in_turns
-from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup
+from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup, with_reading
+from farside.units import format_bytes, format_seconds
 
 
 class GroupJob(Struct, frozen=True, kw_only=True):
     """A job in its group; seconds of an iteration are null until it has done a few.
 
-    ``comp_s`` and ``net_s`` without waiting, ``iteration_s`` with all of it. ``let_through``: steps that began without
-    a turn; ``overdue``: turns that ended before the step did.
+    ``comp_s`` and ``net_s`` without waiting for turns, ``iteration_s`` with it. ``let_through``: steps that began
+    without a turn; ``overdue``: turns that ended before the step. ``spill``: what of its input is not in memory, was
+    read back, and is waited for, which ``comp_s`` has in it; null: all of it is and stays in memory.
     """
 
     job: str
@@ -23,6 +25,7 @@ class GroupJob(Struct, frozen=True, kw_only=True):
     turns: int
     let_through: int
     overdue: int
+    spill: SpilledInput | None = None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -46,10 +49,10 @@ class Group(Struct, frozen=True, kw_only=True):
     """Jobs that take turns on one node.
 
     ``others``: workers that are no tasks of this node, or of jobs that the caller may not see. ``bound``: what a
-    shorter iteration would need less of, ``cpu``, ``network`` or ``job`` (the longest one), and ``predicted_s`` in
-    turns; null while a worker's times are not known. ``measured_s``: the slowest job's. ``plan``: null where the
-    manager groups no jobs; the same on each node of a group. ``turns_epoch``: of the group of several nodes that its
-    executor is in; 0: in none.
+    shorter iteration would need less of, ``cpu``, ``network``, ``job`` (the longest one), ``disk`` or ``peer`` (reading
+    input back), and ``predicted_s`` in turns; null while a worker's times are not known. ``measured_s``: the slowest
+    job's. ``plan``: null where the manager groups no jobs; the same on each node of a group. ``turns_epoch``: of the
+    group of several nodes that its executor is in; 0: in none.
     """
 
     node: str
@@ -135,12 +138,14 @@ def _time(said: ExecutorFacts) -> TimeInTurns | None:
     """An iteration of all of them on their node; None: the times of one are not known."""
     if said.others or not said.takers or not all(one.comp_s for one in said.takers):
         return None
-    # What was measured on a node is that node's: nothing of it is shared with others.
-    profiles = [
-        WorkProfile(job=one.job, work_machine_s=one.comp_s, net_s=one.net_s, net_alone_s=one.net_s)
-        for one in said.takers
-    ]
-    return time_in_turns(profiles, 1)
+    return time_in_turns([_profile(one) for one in said.takers], 1)
+
+
+def _profile(one: TurnTaker) -> WorkProfile:
+    """What an iteration needs there: what was measured on a node is that node's, and nothing of it is shared."""
+    work_s = one.comp_s if one.spill is None else one.spill.work_s(one.comp_s)
+    profile = WorkProfile(job=one.job, work_machine_s=work_s, net_s=one.net_s, net_alone_s=one.net_s)
+    return with_reading(profile, one.spill, 1)
 
 
 def _job(one: TurnTaker) -> GroupJob:
@@ -152,6 +157,7 @@ def _job(one: TurnTaker) -> GroupJob:
         turns=one.turns,
         let_through=one.let_through,
         overdue=one.overdue,
+        spill=one.spill,
     )
 
 
@@ -171,3 +177,12 @@ def explain(facts: Mapping[str, ExecutorFacts], job_id: str) -> Iterator[str]:
         if measured:
             line += f"; its own takes {measured[0]:.3g} s"
         yield line
+        spills = [one.spill for one in said.takers if one.job == job_id and one.spill is not None]
+        yield from (_spill_line(node, one) for one in spills if one.spilled or one.disk_bytes or one.peer_bytes)
+
+
+def _spill_line(node: str, spill: SpilledInput) -> str:
+    line = f"input: on {node} {100 * spill.spilled:.0f} % of {format_bytes(spill.input_bytes)} is not in memory"
+    disk, peer = format_bytes(spill.disk_bytes), format_bytes(spill.peer_bytes)
+    waited = format_seconds(spill.waited_s)
+    return f"{line}; {disk} were read back from the disk and {peer} from peers' memory, and {waited} waited for them"

@@ -129,6 +129,20 @@ def group_job_table(rows: Iterable[Row]) -> Table:
     return table
 
 
+def spill_table(rows: Iterable[Row]) -> Table:
+    """A line a job whose input need not be in memory as a whole: how much of it is, and what was read back."""
+    table = _table("job", "on", "input", "in memory", "from disk", "from peers", "waited", "each time")
+    for row in rows:
+        for one in row["jobs"]:
+            # A manager of the version before does not say it.
+            if (spill := one.get("spill")) is not None:
+                sizes = (format_bytes(spill[key]) for key in ("disk_bytes", "peer_bytes"))
+                waited = (format_seconds(spill[key]) for key in ("waited_s", "wait_s"))
+                kept = f"{100 * (1 - spill['spilled']):.0f} %"
+                _add(table, one["job"], row["node"], format_bytes(spill["input_bytes"]), kept, *sizes, *waited)
+    return table
+
+
 def plan_table(rows: Iterable[Row]) -> Table:
     """A line a group, on one node or several, that the manager has made."""
     table = _table("grouped on", "jobs", "others", "being measured", "bound by", "iteration as decided")

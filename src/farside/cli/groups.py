@@ -30,10 +30,13 @@ def show_groups(
     if as_json:
         print(json.dumps(told, indent=2))
         return
-    from farside.cli.cluster_table import group_job_table, group_table, plan_table
+    from farside.cli.cluster_table import group_job_table, group_table, plan_table, spill_table
 
     print_table(group_table(told["groups"]))
     print_table(group_job_table(told["groups"]))
+    spilling = spill_table(told["groups"])
+    if spilling.row_count:
+        print_table(spilling)
     if any(group["plan"] for group in told["groups"]):
         print_table(plan_table(told["groups"]))
     if told["waiting"] and job is None:

@@ -212,7 +212,7 @@ def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
 
 def _spilling(how: dict[str, Any]) -> dict[str, str]:
     """The variables by which workers know where input goes that does not fit."""
-    from farside.training.loop.spilling import SPILL_DIR, SPILL_MEMORY, SPILL_PEER
+    from farside.training.loop.spilling import SPILL_DIR, SPILL_MEMORY, SPILL_OFFER, SPILL_PEER
 
     peer, memory_bytes = how["spill_peer"], how["spill_memory"]
     is_spilling = how["spill_dir"] is not None or os.environ.get(SPILL_DIR)
@@ -230,8 +230,10 @@ def _spilling(how: dict[str, Any]) -> dict[str, str]:
             hint="start a worker with each device, with --workers 0",
         )
     given = {SPILL_DIR: how["spill_dir"], SPILL_PEER: peer}
+    # What a node offers is for one worker of a job: several would each take all of its memory for their own.
+    declined = {SPILL_OFFER: ""} if (how["workers"] or 1) > 1 else {}
     told = {name: str(path.resolve()) for name, path in given.items() if path is not None}
-    return told | ({SPILL_MEMORY: str(memory_bytes)} if memory_bytes is not None else {})
+    return declined | told | ({SPILL_MEMORY: str(memory_bytes)} if memory_bytes is not None else {})
 
 
 def _start(words: list[str], how: dict[str, Any]) -> None:

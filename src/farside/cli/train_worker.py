@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
 
 def _run_program(options: Options) -> None:
     from farside.training.app.catalog import PROGRAMS
-    from farside.training.app.dataset import load
-    from farside.training.loop.spilling import SPILL_DIR
+    from farside.training.app.dataset import can_leave_memory, load
+    from farside.training.loop.spilling import spill_place
 
     is_first = os.environ.get("RANK", "0") == "0"
     every = max(1, options.iterations // 10)
@@ -50,7 +50,9 @@ def _run_program(options: Options) -> None:
         if is_first and iteration % every == 0:
             print(f"iteration {iteration} of {options.iterations}: objective {objective:.9g}", flush=True)
 
-    outcome = PROGRAMS[options.app](load(options, lets_go=bool(os.environ.get(SPILL_DIR))), options, watch)
+    place = spill_place()
+    lets_go = place is not None and (not place.is_offered or can_leave_memory(options))
+    outcome = PROGRAMS[options.app](load(options, lets_go=lets_go), options, watch)
     if is_first:
         _show(options, outcome)
 

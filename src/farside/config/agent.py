@@ -81,6 +81,8 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
         "Unix socket of this node's executor, at which training tasks take turns; empty: they take none")
     executor_admin_socket: Path = path("/run/farside/executor-admin.sock",
         "Admin socket of this node's executor: the manager shows who takes turns; empty: it does not")
+    spill_dir: Path = path("",
+        "Folder on a disk of this node for input of co-located jobs that does not fit in their memory; empty: none")
     report_period_s: float = seconds(5.0, 0.1, 300, "Time between two reports while no task changes")
     reconnect_s: float = seconds(15.0, 0.1, 600, "Maximum wait between two attempts to reach the manager")
     admin_socket: Path = path("/run/farside/agent.sock", "Unix socket for `farside status` and `farside admin`")

@@ -191,15 +191,24 @@ function drawGroups() {
     (line, group) => { write(line.firstElementChild, group.node); write(line.lastElementChild, groupWords(group)); });
 }
 
-const BOUND = { cpu: "computing", network: "communicating", job: "one job" };
+const BOUND = { cpu: "computing", network: "communicating", job: "one job", disk: "its disk", peer: "peers' memory" };
 
 function groupWords(group) {
   const words = group.jobs.length ? [`job ${group.jobs.map((one) => one.job).join(", ")}`] : [];
   if (group.others) words.push(many(group.others, "other"));
   if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`, `${group.predicted_s.toPrecision(3)} s predicted`);
   if (group.measured_s !== null) words.push(`${group.measured_s.toPrecision(3)} s measured`);
+  for (const one of group.jobs) if (one.spill && one.spill.spilled) words.push(spillWords(one.job, one.spill));
   if (group.plan !== null) words.push(planWords(group.plan));
   return words.join(" · ");
+}
+
+function spillWords(job, spill) {
+  const words = [`job ${job}: ${Math.round(100 * spill.spilled)} % of ${bytes(spill.input_bytes)} not in memory`];
+  if (spill.disk_bytes) words.push(`${bytes(spill.disk_bytes)} read from disk`);
+  if (spill.peer_bytes) words.push(`${bytes(spill.peer_bytes)} from peers`);
+  if (spill.waited_s) words.push(`${spill.waited_s.toPrecision(3)} s waited for it`);
+  return words.join(", ");
 }
 
 function planWords(plan) {

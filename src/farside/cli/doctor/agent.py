@@ -12,7 +12,7 @@ from farside.agent.run.containment import CgroupRoot, cgroup_root
 from farside.agent.run.hook import hooks_of
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.session import near_path
-from farside.agent.startup import check_fence, gpus_of, manager_address, why_unfenced
+from farside.agent.startup import check_fence, gpus_of, manager_address, spill_dir_of, why_unfenced
 from farside.cli.doctor.attempt import tried
 from farside.config import AgentConfig
 from farside.config.check import names_in
@@ -28,6 +28,7 @@ def agent_checks(config: AgentConfig) -> Iterator[Check]:
     _, wrong = tried("manager", lambda: manager_address(config))
     yield wrong or _manager(config.manager)
     yield from _fence(config)
+    yield from _spill_dir(config)
     yield from _people(config)
     yield from _state(config.state_dir)
     cgroup = cgroup_root(config.cgroup)
@@ -62,6 +63,12 @@ def _manager(url: str) -> Check:
 
 def _fence(config: AgentConfig) -> Iterator[Check]:
     _, wrong = tried("fence", lambda: check_fence(config))
+    if wrong:
+        yield wrong
+
+
+def _spill_dir(config: AgentConfig) -> Iterator[Check]:
+    _, wrong = tried("spill_dir", lambda: spill_dir_of(config))
     if wrong:
         yield wrong
 

@@ -194,10 +194,18 @@ def _documents(path: Path, options: Options) -> Input:
     )
 
 
+def can_leave_memory(options: Options) -> bool:
+    """Whether blocks of the input that the options name are made or read when they are asked for."""
+    if options.data == SYNTHETIC:
+        return True
+    path = Path(options.data)
+    return options.app != "lda" and path.suffix == ".npy" and path.exists()
+
+
 def _mapped(options: Options) -> Input:
     """Rows of an .npy file that stay there until they are asked for; the same blocks and fingerprint as otherwise."""
     path, where = Path(options.data), options.data
-    if options.app == "lda" or path.suffix != ".npy" or not path.exists():
+    if not can_leave_memory(options):
         fitting = SYNTHETIC if options.app == "lda" else f"{SYNTHETIC} or an .npy file"
         raise ConfigError(
             f"data: '{where}' of {options.app} is in memory as a whole, so that nothing of it can be spilled",

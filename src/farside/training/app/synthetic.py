@@ -14,7 +14,9 @@ _NOISE = 0.1
 
 
 class DrawnBlocks(Sequence[Any]):
-    """Blocks that are drawn when they are asked for."""
+    """Blocks that are drawn when they are asked for, for programs that never write to them."""
+
+    may_leave_memory = True
 
     def __init__(self, number: int, draw: Callable[[int], Any]) -> None:
         """``draw`` gets a block's number, from 0."""

@@ -32,7 +32,7 @@ from farside.training.loop.block import Arrays, Block, OwnBlocks, blocks_of
 from farside.training.loop.checkpoint import Checkpoints, Restored
 from farside.training.loop.ended import Diverged, Paused, WorkerFailed
 from farside.training.loop.push_pull import ByAggregators, Key, OneWorker, PushPull, checked, keys_of
-from farside.training.loop.spilling import SPILL_DIR, Spills, SpillsNothing, spilled
+from farside.training.loop.spilling import Spills, SpillsNothing, spill_place_for, spilled
 from farside.training.loop.turns import EXECUTOR, NoTurns, SharedNode, Turns
 from farside.training.member import PlanSource
 from farside.training.relay_plan import SOCKET as RELAY_SOCKET
@@ -93,14 +93,15 @@ def begin(
         checkpoints = Checkpoints(
             Path(folder), fingerprint=fingerprint, blocks=len(blocks), rank=rank, workers=workers
         )  # fmt: skip
+    place = spill_place_for(blocks)
     turns: Turns = NoTurns()
     if os.environ.get(EXECUTOR):
         name = source.job if source is not None else f"{os.environ.get('FARSIDE_JOB') or 'train'}-{os.getpid()}"
         turns = SharedNode(
-            os.environ[EXECUTOR], job=name, worker=rank, workers=workers, spills=bool(os.environ.get(SPILL_DIR))
+            os.environ[EXECUTOR], job=name, worker=rank, workers=workers, spills=place is not None
         )  # fmt: skip
     summed = keys_of(keys)
-    own, spills = spilled(blocks, blocks_of(rank, workers, len(blocks)), turns)
+    own, spills = spilled(place, blocks, blocks_of(rank, workers, len(blocks)), turns)
     return Job(
         own, summed, source, iterations=iterations, checkpoints=checkpoints, checkpoint_s=every_s, turns=turns,
         spills=spills,

@@ -404,3 +404,13 @@ def _read_only(data: Any, copies: Callable[[Any], bool]) -> Any:
 def keeps_all(source: Any) -> bool:
     """Whether an input has all of its blocks in memory by itself, so that spilling them frees nothing."""
     return isinstance(source, list | tuple) or (isinstance(source, np.ndarray) and not isinstance(source, np.memmap))
+
+
+def may_leave_memory(source: Any) -> bool:
+    """Whether an input can be spilled with nobody's word for it: its blocks are arrays that no program writes to.
+
+    That is a file that is mapped read-only, whose blocks have no gaps, and a sequence that says so itself.
+    """
+    if isinstance(source, np.memmap):
+        return bool(source.ndim > 1 and source.flags.c_contiguous and not source.flags.writeable)
+    return bool(getattr(source, "may_leave_memory", False))
