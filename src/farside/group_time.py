@@ -47,9 +47,10 @@ class Reloading:
 
 
 def mean_cost(costs: Sequence[ReadCost]) -> ReadCost:
-    """What several jobs' reading from one place costs, of at least one."""
+    """What several jobs' reading from one place costs, of at least one: the time of a byte is averaged."""
+    byte_s = sum(1 / cost.bytes_s for cost in costs) / len(costs)
     return ReadCost(
-        bytes_s=sum(cost.bytes_s for cost in costs) / len(costs),
+        bytes_s=1 / byte_s if byte_s else math.inf,
         cpu_s_byte=sum(cost.cpu_s_byte for cost in costs) / len(costs),
     )
 

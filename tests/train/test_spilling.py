@@ -15,6 +15,7 @@ from farside.agent.training.alpha import Keep, Use
 from farside.agent.training.messages import Uses, from_worker, packet_of, use_of, wire_of_use
 from farside.cli.train import _spilling
 from farside.errors import ConfigError, FarsideError
+from farside.group_time import ReadCost
 from farside.training.app.catalog import PROGRAMS
 from farside.training.app.dataset import load
 from farside.training.app.program import Options
@@ -24,7 +25,7 @@ from farside.training.loop.memory_meter import MemoryMeter, MemoryUse
 from farside.training.loop.parked_model import LEAST_BYTES, ParkedModel
 from farside.training.loop.reload import Reader
 from farside.training.loop.spill_file import BlockFile, Buffer, file_in, peer_at
-from farside.training.loop.spilled_blocks import DamagedBlock, SpilledBlocks, may_leave_memory, spill_order
+from farside.training.loop.spilled_blocks import DamagedBlock, SpilledBlocks, _nearer, may_leave_memory, spill_order
 from farside.training.loop.spilling import spill_place_for
 from farside.training.loop.turns import SharedNode
 from tests.support.waiting import until
@@ -261,6 +262,14 @@ def test_blocks_come_from_a_peer_and_from_the_disk_once_it_has_died(tmp_path: Pa
     assert disk_cost is not None
     assert peer_cost is None
     blocks.close()
+
+
+def test_a_disk_that_is_quick_and_slow_in_turn_is_taken_for_what_it_delivers() -> None:
+    cost = ReadCost(bytes_s=1e9)
+    for number in range(60):
+        cost = _nearer(cost, ReadCost(bytes_s=1e9 if number % 2 else 25e6))
+
+    assert 40e6 < cost.bytes_s < 60e6
 
 
 def test_a_peer_is_for_one_worker_and_has_to_be_a_device_or_a_file(tmp_path: Path) -> None:

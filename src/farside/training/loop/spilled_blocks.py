@@ -114,9 +114,9 @@ def _nearer(known: ReadCost, newest: ReadCost) -> ReadCost:
     def then(before: float, value: float) -> float:
         return before + _NEWEST_WEIGHT * (value - before)
 
-    return ReadCost(
-        bytes_s=then(known.bytes_s, newest.bytes_s), cpu_s_byte=then(known.cpu_s_byte, newest.cpu_s_byte)
-    )  # fmt: skip
+    # The time that a byte takes is averaged: of a disk that is quick and slow in turn, rates would say it is quick.
+    byte_s = then(1 / known.bytes_s, 1 / newest.bytes_s)
+    return ReadCost(bytes_s=1 / byte_s, cpu_s_byte=then(known.cpu_s_byte, newest.cpu_s_byte))
 
 
 class SpilledBlocks(OwnBlocks[T]):
