@@ -40,7 +40,8 @@ def go_first(nice: int = FRONT_NICE) -> None:
     if os.getpriority(os.PRIO_PROCESS, 0) == 0:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, nice)
-    os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    with suppress(PermissionError):  # RestrictRealtime= of a unit refuses the flag here, and takes it below
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
     number = _SCHED_SETATTR.get(platform.machine())
     if number is not None:
         asked = _Attributes(
