@@ -4,7 +4,8 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, at_most, bars
@@ -13,6 +14,7 @@ from benchmarks.serving.machine_noise import noise, snapshot
 from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Outcome, Result, poisson
 from farside.cli.demo.serving_rig import Running
 from farside.errors import PeerError
+from farside.serve.status import ChangeRecord
 
 LOW, TIMES = 0.25, 2.0
 STEP_S, STEPS = 75.0, 8
@@ -38,15 +40,12 @@ def measure_steps(*, quick: bool) -> Figure:
          _violated(result, at * step_s + BACK_STEP_S, (at + 1) * step_s))
         for at, share in enumerate(shares)
     )  # fmt: skip
-    plans = tuple(
-        (one.cause, f"{one.gpus}", f"{one.part_pct}", f"{one.prepared}", f"{one.resized}", f"{one.closed}",
-         f"{one.plan_s + one.prepare_s + one.drain_s:.1f}", one.problem)
-        for one in status.changes
-    )  # fmt: skip
     kills = QUICK_KILLS if quick else KILLS
     with Running(folder, mix, mix.rates(LOW)) as running:
+        began_s = time.time()
         killed, moments = asyncio.run(_killed(running, mix.rates(LOW), kills))
-    after = [killed.violated_share("", at + BACK_KILL_S, at + KILL_EVERY_S) for at in moments]
+        kill_changes = running.status().changes
+    after = [killed.violated_share("", at + BACK_KILL_S, at + KILL_EVERY_S) for at, _ in moments]
     counts = Table(
         caption="What became of all requests",
         header=("run", *OUTCOMES),
@@ -62,11 +61,8 @@ def measure_steps(*, quick: bool) -> Figure:
                 header=("from s", "of the planned maximum", f"first {BACK_STEP_S:g} s", "after"),
                 rows=rows,
             ),
-            Table(
-                caption="New plans",
-                header=("cause", "devices", "sum of parts %", "started", "resized", "closed", "took s", "problem"),
-                rows=plans,
-            ),
+            _plans_table(status.changes),
+            _kills_table(killed, moments, {one.at_s - began_s: one for one in kill_changes}),
             counts,
             bars(
                 at_least("new plans", float(len(status.changes)), PLANS_MIN),
@@ -91,6 +87,35 @@ def measure_steps(*, quick: bool) -> Figure:
     )
 
 
+def _plans_table(changes: Sequence[ChangeRecord]) -> Table:
+    return Table(
+        caption="New plans",
+        header=("cause", "devices", "sum of parts %", "started", "resized", "closed", "took s", "problem"),
+        rows=tuple(
+            (one.cause, f"{one.gpus}", f"{one.part_pct}", f"{one.prepared}", f"{one.resized}", f"{one.closed}",
+             f"{one.plan_s + one.prepare_s + one.drain_s:.1f}", one.problem)
+            for one in changes
+        ),
+    )  # fmt: skip
+
+
+def _kills_table(killed: Result, moments: Sequence[tuple[float, str]], changes: Mapping[float, ChangeRecord]) -> Table:
+    rows: list[Row] = []
+    for at_s, models in moments:
+        next_s = at_s + KILL_EVERY_S
+        plans = [f"{one.cause} {one.part_pct} %" for when_s, one in changes.items() if at_s <= when_s < next_s]
+        back_s = at_s + BACK_KILL_S
+        rows.append(
+            (f"{at_s:.0f}", models, _violated(killed, at_s, back_s), _violated(killed, back_s, next_s),
+             ", ".join(plans))
+        )  # fmt: skip
+    return Table(
+        caption="Kills: violated requests, %, and plans meanwhile with the sum of their parts",
+        header=("at s", "whose executor", f"first {BACK_KILL_S:g} s", "until the next", "plans"),
+        rows=tuple(rows),
+    )
+
+
 def _unanswered(run: str, result: Result) -> list[Row]:
     """No request may end so."""
     counts = result.counts()
@@ -105,19 +130,21 @@ def _violated(result: Result, since_s: float, until_s: float) -> str:
     return f"{100 * result.violated_share('', since_s, until_s):.2f}"
 
 
-async def _killed(running: Running, rates: dict[str, float], kills: int) -> tuple[Result, Sequence[float]]:
+async def _killed(running: Running, rates: dict[str, float], kills: int) -> tuple[Result, Sequence[tuple[float, str]]]:
+    """What became of requests, and when which models' executor was killed."""
     seconds = KILL_EVERY_S * (kills + 1)
     client = OpenLoop("127.0.0.1", running.http, await asyncio.to_thread(running.targets))
     load = asyncio.ensure_future(client.run(poisson(rates, seconds, 9)))
     rng, loop = random.Random(9), asyncio.get_running_loop()
-    began_s, moments = loop.time(), []
+    began_s, moments = loop.time(), list[tuple[float, str]]()
     for at in range(1, kills + 1):
         await asyncio.sleep(began_s + at * KILL_EVERY_S - loop.time() - rng.random())
         try:
             status = await asyncio.to_thread(running.status)
         except PeerError:  # the front has no processor time to answer: a moment less, and the table says how many
             continue
-        if pids := [one.pid for one in status.glets if one.pid]:
-            os.kill(rng.choice(pids), signal.SIGKILL)
-            moments.append(loop.time() - began_s)
+        if glets := [one for one in status.glets if one.pid]:
+            one = rng.choice(glets)
+            os.kill(one.pid, signal.SIGKILL)
+            moments.append((loop.time() - began_s, ", ".join(portion.model for portion in one.glet.models)))
     return await load, moments
