@@ -325,7 +325,7 @@ def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path
         assert told is not None
         assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
     # It keeps no peers file.
-    services = ("donor", "borrower", "aggregator", "aggregator:2", "executor", "executor:2")
+    services = ("donor", "donor:2", "borrower", "aggregator", "aggregator:2", "executor", "executor:2", "swap")
     assert manager.hellos[0].can == ("probe", "lending", *(f"service:{name}" for name in services))
 
 
