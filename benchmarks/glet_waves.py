@@ -48,7 +48,7 @@ def played(data: Path, whole_s: float, seed: int) -> Played | None:
         return fewest(sizes, rates, gpus)
 
     settings = EpochSettings(gpus_max=GPUS, window_s=WINDOW_S)
-    return Epochs(plan, course(whole_s), sizes, sizes, settings, np.random.default_rng(seed)).run()
+    return Epochs(plan, course(whole_s), sizes, sizes, settings, np.random.default_rng(seed), learns=False).run()
 
 
 def figure(data: Path, *, whole_s: float = WHOLE_S, seed: int = 1) -> Figure:

@@ -19,6 +19,7 @@ import msgspec
 from farside.agent.serving.frames import FRAME_BYTES, Frame, Kind, Status, decode, encode
 from farside.agent.serving.model_file import Framework, ModelFile
 from farside.agent.serving.partition.policy import Entry
+from farside.agent.serving.priority import go_with_others
 
 if TYPE_CHECKING:
     from farside.agent.serving.model import Load
@@ -119,4 +120,5 @@ def _join(entry: Entry) -> str:
 
 
 if __name__ == "__main__":
+    go_with_others()
     sys.exit(main(sys.argv[1:]))

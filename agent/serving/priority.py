@@ -35,8 +35,10 @@ class _Attributes(ctypes.Structure):
 def go_first(nice: int = FRONT_NICE) -> None:
     """Puts this thread before others as far as it may; those that it starts have the place of everybody.
 
-    One whose place was set by hand (`nice`, or Nice= of a unit) keeps it.
+    One whose place was set by hand keeps it: a niceness (`nice`, Nice= of a unit), or another policy (`chrt`).
     """
+    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
+        return
     if os.getpriority(os.PRIO_PROCESS, 0) == 0:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, nice)
@@ -49,3 +51,9 @@ def go_first(nice: int = FRONT_NICE) -> None:
             nice=os.getpriority(os.PRIO_PROCESS, 0), runtime_ns=_SLICE_NS,
         )  # fmt: skip
         ctypes.CDLL(None).syscall(number, 0, ctypes.byref(asked), 0)  # an older kernel leaves the slice as it is
+
+
+def go_with_others() -> None:
+    """For an executor whose front could not see to that: where the kernel took none of its calls but the niceness."""
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)

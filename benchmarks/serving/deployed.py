@@ -49,5 +49,5 @@ def machine_note(machine: Noise) -> str:
     """What the machine did meanwhile."""
     return (
         f"Of all cores' time the host took {100 * machine.steal:.0f} %, and all programs, ours included, "
-        f"{100 * machine.foreign:.0f} %."
+        f"{100 * machine.foreign:.0f} %. Where they may, the client goes before servers, our front before executors."
     )

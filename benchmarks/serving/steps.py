@@ -1,6 +1,7 @@
 """Steps: rates doubled and halved while the deployment plans anew, and an executor that is killed now and then."""
 
 import asyncio
+import math
 import os
 import random
 import signal
@@ -45,7 +46,11 @@ def measure_steps(*, quick: bool) -> Figure:
         began_s = time.time()
         killed, moments = asyncio.run(_killed(running, mix.rates(LOW), kills))
         kill_changes = running.status().changes
-    after = [killed.violated_share("", at + BACK_KILL_S, at + KILL_EVERY_S) for at, _ in moments]
+    nexts_s = [*(at_s for at_s, _ in moments[1:]), math.inf]
+    after = [
+        killed.violated_share("", at_s + BACK_KILL_S, next_s)
+        for (at_s, _), next_s in zip(moments, nexts_s, strict=True)
+    ]
     counts = Table(
         caption="What became of all requests",
         header=("run", *OUTCOMES),
@@ -101,8 +106,8 @@ def _plans_table(changes: Sequence[ChangeRecord]) -> Table:
 
 def _kills_table(killed: Result, moments: Sequence[tuple[float, str]], changes: Mapping[float, ChangeRecord]) -> Table:
     rows: list[Row] = []
-    for at_s, models in moments:
-        next_s = at_s + KILL_EVERY_S
+    nexts_s = [*(at_s for at_s, _ in moments[1:]), math.inf]
+    for (at_s, models), next_s in zip(moments, nexts_s, strict=True):
         plans = [f"{one.cause} {one.part_pct} %" for when_s, one in changes.items() if at_s <= when_s < next_s]
         back_s = at_s + BACK_KILL_S
         rows.append(

@@ -165,6 +165,7 @@ def test_with_v2_the_front_moves_to_a_leaf_before_it_hands_controllers_down(mach
 
     assert CpuDriver(root=machine).capabilities().problem == ""
     assert (own / "farside-front/cgroup.procs").read_text() == "0"
+    assert (own / "farside-front/cpu.weight").read_text() == "1000"  # before those of parts, which have 400 a core
     assert (own / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
 
 

@@ -125,6 +125,17 @@ def test_a_batch_that_once_stood_still_does_not_have_all_requests_dropped_from_t
     assert DROPPED in requests.became
 
 
+def test_a_glet_that_has_fallen_behind_drops_nothing_that_another_one_can_answer() -> None:
+    behind, quick = (GletRound(slots=[slot()], cycle_s=0.05) for _ in range(2))
+    for _ in range(40):
+        behind.pace("a").ended(LATENCY_S[7], 1000.0)
+    beside = {"a": (behind, quick)}
+
+    assert look(behind, {"a": queue(0.0, slo_s=0.05)}, 0.0, beside) == Dispatch("a", 1)
+    # Alone it would have given the request up.
+    assert look(behind, {"a": queue(0.0, slo_s=0.05)}, 0.0) == Wake(math.inf)
+
+
 @given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 10)), max_size=100))
 def test_no_batch_is_expected_to_take_several_times_as_long_as_planned(
     batches: list[tuple[float, float]],

@@ -259,18 +259,17 @@ def _delegate(folder: Path) -> None:
 
     The kernel's "no internal processes" rule; the root is exempt.
     """
+    leaf = folder / _LEAF
     try:
-        if "cpu" in (folder / "cgroup.subtree_control").read_text().split():
-            return
-        if (folder / "cgroup.type").exists():  # not the root
-            leaf = folder / _LEAF
-            leaf.mkdir(exist_ok=True)
-            (leaf / "cgroup.procs").write_text("0")
+        if "cpu" not in (folder / "cgroup.subtree_control").read_text().split():
+            if (folder / "cgroup.type").exists():  # not the root
+                leaf.mkdir(exist_ok=True)
+                (leaf / "cgroup.procs").write_text("0")
+            _hand_down(folder)
     except OSError as error:
-        raise Unavailable(f"{folder}/{_LEAF}: {error.strerror}", hint=_HINT) from error
-    _hand_down(folder)
-    if (folder / _LEAF).exists():
-        _set_weight(2, folder / _LEAF, _FRONT_WEIGHT)
+        raise Unavailable(f"{leaf}: {error.strerror}", hint=_HINT) from error
+    if leaf.exists():
+        _set_weight(2, leaf, _FRONT_WEIGHT)
 
 
 def _hand_down(folder: Path) -> None:

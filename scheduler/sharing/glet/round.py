@@ -99,6 +99,11 @@ class GletRound:
         return self.cycle_s - sum(one.latency_s[one.batch - 1] for one in self.slots if one is not slot)
 
 
+# Rounds of all glets that serve a model, by model: a queue is all of theirs.
+Beside = Mapping[str, Sequence[GletRound]]
+_ALONE: Beside = {}
+
+
 class Dispatch(NamedTuple):
     """Run the oldest requests of a model now: as many as have at most ``requests`` rows together."""
 
@@ -112,22 +117,27 @@ class Wake(NamedTuple):
     at_s: float
 
 
-def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float) -> Dispatch | Wake:
+def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Beside = _ALONE) -> Dispatch | Wake:
     """What an idle glet does.
 
-    What cannot be answered in time any more is dropped first. Then the model is chosen whose oldest request can wait
-    least. Its batch runs if it is full, its turn has come, its deadline is near, or nothing else would run meanwhile.
+    What cannot be answered in time any more is dropped first. How late batches of a model end is reckoned by the glet
+    of ``beside`` whose end the least late: one that has fallen behind drops nothing that another one may answer. Then
+    the model is chosen whose oldest request can wait least. Its batch runs if it is full, its turn has come, its
+    deadline is near, or nothing else would run meanwhile.
     """
     chosen: tuple[float, Slot, int] | None = None
     wake_s = math.inf
     for slot in glet.slots:
         queue = queues[slot.model]
-        pace = glet.pace(slot.model)
-        count = _in_time(queue, slot, now_s, glet.longest_s(slot), pace)
+        rounds = beside.get(slot.model) or (glet,)
+        late_s = min(one.pace(slot.model).late_s for one in rounds)
+        count, is_missed = _in_time(queue, slot, now_s, glet.longest_s(slot), late_s)
         if count == 0:
+            for one in rounds if is_missed else ():
+                one.pace(slot.model).forget()
             wake_s = min(wake_s, queue.full_s(1))
             continue
-        slack_s = queue.deadline_s() - slot.latency_s[count - 1] - pace.late_s - now_s
+        slack_s = queue.deadline_s() - slot.latency_s[count - 1] - late_s - now_s
         if chosen is None or slack_s < chosen[0]:
             chosen = (slack_s, slot, count)
         if not glet.early and not _is_due(glet, slot, queues[slot.model].waiting(now_s), slack_s, now_s):
@@ -147,27 +157,25 @@ def _is_due(glet: GletRound, slot: Slot, waiting: int, slack_s: float, now_s: fl
     return waiting >= slot.batch or now_s >= due_s - _NEAR_S or slack_s <= _NEAR_S
 
 
-def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float, pace: Pace) -> int:
+def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float, late_s: float) -> tuple[int, bool]:
     """Requests of the next batch, after those are dropped that it would answer too late.
 
     A model catches up by larger batches than planned, as long as its oldest request and the cycle allow them
-    [glet §2.1].
+    [glet §2.1]. Besides: whether one was dropped for ``late_s`` alone, by which batches end later than planned.
     """
     is_missed = False
     while True:
         waiting = queue.waiting(now_s)
         if waiting == 0:
-            if is_missed:
-                pace.forget()
-            return 0
+            return 0, is_missed
         count = max(min(waiting, slot.batch), queue.oldest())
         room_s = queue.deadline_s() - now_s + _NEAR_S
-        if room_s < slot.latency_s[count - 1] + pace.late_s:
+        if room_s < slot.latency_s[count - 1] + late_s:
             is_missed = is_missed or room_s >= slot.latency_s[count - 1]
             queue.drop(now_s)
             continue
         if waiting > count:
-            most, bound_s = min(waiting, len(slot.latency_s)), min(room_s - pace.late_s, longest_s)
+            most, bound_s = min(waiting, len(slot.latency_s)), min(room_s - late_s, longest_s)
             while count < most and slot.latency_s[count] <= bound_s:
                 count += 1
-        return count
+        return count, is_missed

@@ -49,6 +49,7 @@ class Executors:
         self._learns = learns
         self._executors: dict[Glet, _Executor] = {}
         self._events: list[tuple[float, int, _Executor]] = []
+        self._beside: dict[str, list[GletRound]] = {}
         self._number = 0
         self.batches = 0
 
@@ -61,6 +62,10 @@ class Executors:
         for executor in self._executors.values():
             executor.is_closed = True
         self._executors = kept
+        self._beside = {}
+        for executor in kept.values():
+            for slot in executor.round.slots:
+                self._beside.setdefault(slot.model, []).append(executor.round)
         by_gpu: dict[int, list[_Executor]] = {}
         for executor in kept.values():
             by_gpu.setdefault(executor.glet.gpu, []).append(executor)
@@ -86,7 +91,7 @@ class Executors:
                 self._look(executor, now_s)
 
     def _look(self, executor: _Executor, now_s: float) -> None:
-        found = look(executor.round, self._queues, now_s)
+        found = look(executor.round, self._queues, now_s, self._beside)
         if not isinstance(found, Dispatch):
             if found.at_s < math.inf:
                 self._push(max(found.at_s, now_s), executor)

@@ -78,12 +78,12 @@ class Epochs:
 
     def __init__(
         self, plan: Planner, course: Course, planned_sizes: Sizes, real: Sizes, settings: EpochSettings,
-        rng: np.random.Generator, *, early: bool = True,
+        rng: np.random.Generator, *, early: bool = True, learns: bool = True,
     ) -> None:  # fmt: skip
         self._plan, self._course, self._settings = plan, course, settings
         self._rates = RateSettings()
         self.queues = queues_of(course, real, rng)
-        self.executors = Executors(planned_sizes, real, self.queues, early=early)
+        self.executors = Executors(planned_sizes, real, self.queues, early=early, learns=learns)
         self._current = Plan(glets=())
         self._next: tuple[float, Plan, str] | None = None
         self._scale = Scale()

@@ -103,6 +103,13 @@ class SimulateRequest:
         bool,
         typer.Option("--early/--no-early", help="Run a batch that is not full where nothing else would run meanwhile."),
     ] = True
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn/--no-learn",
+            help="Glets learn how much later than planned their batches end, as live; those of the paper do not.",
+        ),
+    ] = True
     reorganise_s: Annotated[
         float, typer.Option(metavar="SECONDS", help="Seconds from a new plan to its switch, with --recorded.")
     ] = 12.0

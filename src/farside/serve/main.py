@@ -52,7 +52,7 @@ from farside.serve.lease.rules import LeaseRules
 from farside.serve.lease.terms import job_of
 from farside.serve.metrics import serving_registry
 from farside.serve.planner import Planner, sizes_of
-from farside.serve.pool import Pool
+from farside.serve.pool import Pool, Turns
 from farside.serve.profile.folder import Fingerprint, profile_problem, read_header
 from farside.serve.profile.profiler import fingerprint, runtimes
 from farside.serve.scenario import RATE_MAX
@@ -445,14 +445,14 @@ class _Told:
     def status(self) -> ServeStatus:
         """All of it, now."""
         deployment, pool = self._grounds.deployment, self._pool
-        ratios = {id(turns.executor): turns.ratios for turns in pool.turns}
+        turns_of = {id(turns.executor): turns for turns in pool.turns}
         leases = self._leases()
         nodes = {one.gpu: one.node for one in leases}
         glets = tuple(
             GletStatus(
-                glet=glet, pid=executor.pid if executor is not None else 0,
-                ratio=_median([ratio for _, ratio in ratios.get(id(executor), ())], _RATIOS_LEAST),
-                busy_pct=self._busy_pct(glet), node=nodes.get(glet.gpu, ""),
+                glet=glet, pid=executor.pid if executor is not None else 0, ratio=_ratio(turns_of.get(id(executor))),
+                busy_pct=self._busy_pct(glet), late_ms=_late_ms(turns_of.get(id(executor))),
+                node=nodes.get(glet.gpu, ""),
             )
             for glet, executor in self._fleet.executors
         )  # fmt: skip
@@ -460,7 +460,8 @@ class _Told:
             name=deployment.name, http=deployment.http, grpc=deployment.grpc, driver=self._grounds.driver_name,
             devices=self._grounds.gpus, ready=all(pool.is_ready(name) for name in self._grounds.models), glets=glets,
             models=tuple(self._model(name) for name in self._grounds.models), changes=tuple(self._controller.records),
-            deaths=self._fleet.deaths, stray=pool.stray, problem=self._problem(), leases=leases,
+            deaths=self._fleet.deaths, stray=pool.stray, lag_ms=1000 * pool.lag_s, problem=self._problem(),
+            leases=leases,
             manager=self._grounds.manager.endpoint if self._grounds.manager is not None else "",
             manager_away=self._keeper.away if self._keeper is not None else "",
         )  # fmt: skip
@@ -499,6 +500,14 @@ class _Told:
             met=counts.met, late=counts.late, dropped=counts.dropped, rejected=counts.rejected, failed=counts.failed,
             refused=counts.refused, cancelled=counts.cancelled, again=counts.again,
         )  # fmt: skip
+
+
+def _ratio(turns: Turns | None) -> float:
+    return _median([ratio for _, ratio in turns.ratios], _RATIOS_LEAST) if turns is not None else 0.0
+
+
+def _late_ms(turns: Turns | None) -> float:
+    return 1000 * max((one.late_s for one in turns.round.paces.values()), default=0.0) if turns is not None else 0.0
 
 
 def _median(values: Sequence[float], least: int) -> float:

@@ -116,6 +116,7 @@ class Pool:
         self.stray = 0
         self.on_dead: Callable[[Turns, str], None] = lambda turns, line: None
         self._by_model: dict[str, tuple[Turns, ...]] = dict.fromkeys(models, ())
+        self._beside: dict[str, Sequence[GletRound]] = {}
         self._least_s: dict[str, Sequence[float]] = {}
         self._awaited: frozenset[str] = frozenset()
         self._bounds: dict[str, int] = dict.fromkeys(models, QUEUE_ROWS_MIN)
@@ -124,6 +125,12 @@ class Pool:
         self._number = 0
         # How late this process gets to what it is to do at a time, and so to requests that have come.
         self._lag = Pace()
+        self._lag_known_s = 0.0
+
+    @property
+    def lag_s(self) -> float:
+        """So late requests are read, at worst as far as is known."""
+        return self._lag.late_s
 
     # ---- routes
 
@@ -151,6 +158,7 @@ class Pool:
         for name in self._models:
             serving = tuple(one for one in self.turns if name in one.latencies_s)
             self._by_model[name] = serving
+            self._beside[name] = [one.round for one in serving]
             if serving:
                 self._least_s[name] = _least_of(serving, name)
             self._bounds[name] = max(QUEUE_ROWS_MIN, math.ceil(rates.get(name, 0.0) * self._slo_s[name]))
@@ -165,6 +173,7 @@ class Pool:
         for name in turns.latencies_s:
             left = tuple(one for one in self._by_model[name] if one is not turns)
             self._by_model[name] = left
+            self._beside[name] = [one.round for one in left]
             if left:
                 self._least_s[name] = _least_of(left, name)
 
@@ -180,7 +189,7 @@ class Pool:
     def submit(self, one: Waiting) -> None:
         """Takes a request in; it may be answered at once by an error.
 
-        Its deadline becomes earlier by the time for which it may have lain unread, as far as that can be known.
+        It is to be answered earlier by the time for which it may have lain unread, as far as that can be known.
         """
         name, now_s = one.model, self._loop.time()
         self._came[name] += one.rows
@@ -195,7 +204,7 @@ class Pool:
                 self._lag.forget()
             self._drop(one)
             return
-        one.deadline_s -= lag_s
+        one.lain_s = lag_s
         queue = self.queues[name]
         if queue.rows >= self._bounds[name]:
             self._fail(
@@ -302,7 +311,7 @@ class Pool:
                 self._look_at(turns, ends_s - STAGE_S)
                 return
             begins_s = max(now_s, ends_s)
-        found = look(turns.round, self.queues, begins_s)
+        found = look(turns.round, self.queues, begins_s, self._beside)
         if isinstance(found, Dispatch):
             self._stage(turns, found, begins_s, leaving)
         elif found.at_s < math.inf:
@@ -312,7 +321,10 @@ class Pool:
         turns.timer = self._loop.call_at(at_s, self._due, turns, at_s)
 
     def _due(self, turns: Turns, at_s: float) -> None:
-        self._lag.ended(LAG_S_MAX, LAG_S_MAX + self._loop.time() - at_s)
+        now_s = self._loop.time()
+        if at_s > self._lag_known_s:  # others that were due before are late by the same stall
+            self._lag_known_s = now_s
+            self._lag.ended(LAG_S_MAX, LAG_S_MAX + now_s - at_s)
         self._look(turns)
 
     def _stage(self, turns: Turns, found: Dispatch, begins_s: float, leaving: _Batch | None) -> None:

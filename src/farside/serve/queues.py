@@ -16,8 +16,8 @@ Encode = Callable[[Sequence[Array]], Any]
 class Waiting:
     """A request until it is answered: exactly one of ``answer`` and ``fail`` is called, once, unless it is cancelled.
 
-    ``inputs``: in the model's order, ``rows`` each. ``is_again``: it was in a batch when an executor died, and runs by
-    itself now.
+    ``inputs``: in the model's order, ``rows`` each. ``lain_s``: so long it may have lain unread before. ``is_again``:
+    it was in a batch when an executor died, and runs by itself now.
     """
 
     model: str
@@ -31,6 +31,12 @@ class Waiting:
     is_again: bool = False
     is_cancelled: bool = False
     staged_s: float = 0.0
+    lain_s: float = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When it is to be answered, so that its client has the answer by its deadline."""
+        return self.deadline_s - self.lain_s
 
 
 @dataclass(slots=True)
@@ -57,7 +63,7 @@ class RequestQueue:
 
     def deadline_s(self) -> float:
         """When the first must be answered."""
-        return self._requests[0].deadline_s
+        return self._requests[0].due_s
 
     def full_s(self, count: int) -> float:
         """Not known."""
@@ -72,7 +78,7 @@ class RequestQueue:
         self.rows += one.rows
         requests = self._requests
         at = len(requests)
-        while at and requests[at - 1].deadline_s > one.deadline_s and not requests[at - 1].is_again:
+        while at and requests[at - 1].due_s > one.due_s and not requests[at - 1].is_again:
             at -= 1
         if at == len(requests):
             requests.append(one)

@@ -9,6 +9,7 @@ class GletStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A glet: its part of the plan, its process (0: it comes again), and real by planned seconds of its last batches.
 
     ``ratio``: the median; 0 where fewer than ten batches ran. ``busy_pct``: of its cycle, what planned batches take.
+    ``late_ms``: requests are given up that much sooner than planned latencies want, since its batches end so late.
     ``node``: where it is; empty: on the front's own machine.
     """
 
@@ -16,6 +17,7 @@ class GletStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     ratio: float
     busy_pct: float = 0.0
+    late_ms: float = 0.0
     node: str = ""
 
 
@@ -72,7 +74,8 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All of a deployment. ``problem``: why the rates have no plan, or too few devices; empty where they have.
 
-    ``manager``: whose nodes it is on; empty: it is on this machine. ``manager_away``: why that does not answer.
+    ``lag_ms``: so late the front reads requests, at worst as far as is known. ``manager``: whose nodes it is on; empty:
+    it is on this machine. ``manager_away``: why that does not answer.
     """
 
     kind: str = "serving"
@@ -87,6 +90,7 @@ class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[ChangeRecord, ...]
     deaths: int
     stray: int
+    lag_ms: float = 0.0
     problem: str = ""
     leases: tuple[LeaseStatus, ...] = ()
     manager: str = ""

@@ -16,6 +16,7 @@ from farside.units import format_seconds
 
 _PACKAGES = ("onnxruntime", "hpack", "tritonclient")
 _CHANGES_SHOWN = 10
+_LAG_MS_TOLD = 5.0
 
 
 def run(
@@ -118,13 +119,13 @@ def _print(status: ServeStatus) -> None:
             f"{model.p99_ms:.1f}", f"{model.met}", f"{model.late}", f"{model.dropped + model.rejected}",
             f"{model.failed}",
         )  # fmt: skip
-    glets = figure_table("device", "part", "models", "cycle", "occupied", "process", "real/planned", texts=3)
+    glets = figure_table("device", "part", "models", "cycle", "occupied", "process", "real/planned", "late", texts=3)
     for part in status.glets:
         loads = ", ".join(f"{portion.model} x{portion.batch}" for portion in part.glet.models)
         glets.add_row(
             f"{part.glet.gpu}", f"{part.glet.part_pct} %", loads, f"{part.glet.cycle_ms:.1f} ms",
             f"{part.busy_pct:.0f} %", f"{part.pid}" if part.pid else "starts again",
-            f"{part.ratio:.2f}" if part.ratio else "-",
+            f"{part.ratio:.2f}" if part.ratio else "-", f"{part.late_ms:.1f} ms",
         )  # fmt: skip
     changes = figure_table("at", "cause", "devices", "parts", "new", "resized", "closed", "took", texts=2)
     for change in status.changes[-_CHANGES_SHOWN:]:
@@ -143,6 +144,8 @@ def _print(status: ServeStatus) -> None:
     if status.manager:
         away = f"; it is away, and leases stay as they are: {status.manager_away}" if status.manager_away else ""
         print_plain(f"On nodes of the manager {status.manager}{away}.")
+    if status.lag_ms >= _LAG_MS_TOLD:
+        print_plain(f"The front has too little processor time: it reads requests up to {status.lag_ms:.0f} ms late.")
     if status.deaths:
         print_plain(f"{status.deaths} executors have died.")
 

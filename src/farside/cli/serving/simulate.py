@@ -139,7 +139,10 @@ def _simulated(request: SimulateRequest, tables: Tables, course: Course, name: s
     sizes, real = scheduler.sizes(tables.models, tables.device), Sizes(tables.models, tables.device)
     if request.recorded is not None:
         settings = EpochSettings(gpus_max=request.gpus, reorganise_s=request.reorganise_s)
-        played = Epochs(partial(scheduler.plan, sizes), course, sizes, real, settings, rng, early=request.early).run()
+        played = Epochs(
+            partial(scheduler.plan, sizes), course, sizes, real, settings, rng, early=request.early,
+            learns=request.learn,
+        ).run()  # fmt: skip
         why = "" if played.switches else "it has no plan for any of the rates"
         gpus = max((one.gpus for one in played.windows), default=0)
         part_pct = max((one.part_pct for one in played.windows), default=0)
@@ -148,7 +151,7 @@ def _simulated(request: SimulateRequest, tables: Tables, course: Course, name: s
     found = scheduler.plan(sizes, wanted, request.gpus)
     if isinstance(found, Refusal):
         return _figures(name, (0, 0), {}, course, why=f"{found.model} does not fit: {found.why}")
-    outcomes = play_plan(found, course, sizes, real, rng, early=request.early)
+    outcomes = play_plan(found, course, sizes, real, rng, early=request.early, learns=request.learn)
     return _figures(name, (found.gpus, found.part_pct), outcomes, course)
 
 
