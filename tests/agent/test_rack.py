@@ -13,7 +13,6 @@ from farside.agent.sense.rdma_subnet import read_lids
 from farside.config import AgentConfig
 from farside.config.check import LABEL_CHARS_MAX, NODE, agent_problems
 from tests.kmod_shim.test_rdma_devices import add_port
-from tests.support.programs import need
 
 BRIDGE = [{"type": "Bridge", "enabled": True}, {"type": "Router", "enabled": False}]
 HOST = [{"type": "Bridge", "enabled": False}, {"type": "Station", "enabled": True}]
@@ -92,7 +91,6 @@ def test_a_setting_names_the_rack_and_nobody_is_asked() -> None:
 def test_without_lldpd_nobody_knows_and_a_program_that_fails_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need("sh")
     program = tmp_path / "lldpctl"
     monkeypatch.setenv("PATH", str(tmp_path))
     found = [RackSense("lldp", now_s=lambda: 0.0).read()]

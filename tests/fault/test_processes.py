@@ -16,6 +16,7 @@ from tests.support.fio_load import FIO_JOBS, verifying_fio
 from tests.support.waiting import until
 
 MIB = 1 << 20
+STARTED_S = 60.0  # for fio, on a machine that is busy
 SIZES = ("--donors", "3", "--donor-memory", "160MiB", "--size", "256MiB", "--slab", "8MiB")
 
 
@@ -101,7 +102,7 @@ def test_every_donor_in_turn_is_killed_and_restarted_without_an_error(sandbox: S
 def test_the_server_process_is_replaced_without_an_error(sandbox: Session, tmp_path: Path) -> None:
     with verifying_fio(sandbox.uri, tmp_path) as fio:
         for _ in range(3):
-            until_clients_transmit(lambda: status(sandbox), FIO_JOBS)
+            until_clients_transmit(lambda: status(sandbox), FIO_JOBS, limit_s=STARTED_S)
             before = status(sandbox)
             control.replace(sandbox.state)
             assert_taken_over_once(before, status(sandbox))
@@ -111,7 +112,7 @@ def test_the_server_process_is_replaced_without_an_error(sandbox: Session, tmp_p
 def test_the_server_process_is_killed_again_and_again_without_an_error(sandbox: Session, tmp_path: Path) -> None:
     with verifying_fio(sandbox.uri, tmp_path) as fio:
         for _ in range(4):
-            until_clients_transmit(lambda: status(sandbox), FIO_JOBS)
+            until_clients_transmit(lambda: status(sandbox), FIO_JOBS, limit_s=STARTED_S)
             before = status(sandbox)
             until_another_serves(sandbox, control.kill_blockdev(sandbox.state))
             assert_taken_over_once(before, status(sandbox))
