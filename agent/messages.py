@@ -60,7 +60,8 @@ ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero 
 DEFAULT_UMASK = 0o022  # of a job whose submitter does not say
 CAUSE_CHARS_MAX = 256
 PROFILE_CHARS_MAX = 120
-ITERATION_MAX_S = 4e9
+ITERATION_MIN_S, ITERATION_MAX_S = 1e-6, 1e6
+"""Programs are anybody's: a time of an iteration outside of these is none. The longest is eleven days."""
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -430,10 +431,18 @@ class TaskProfile(ProfileFigures, frozen=True, kw_only=True):
 
 
 class IterationTimes(Part, frozen=True, kw_only=True):
-    """Iterations of training that a task, or a start of a job, reported: how many, and the newest ones' median time."""
+    """Iterations of training that a task, or a start of a job, reported: how many, and the newest ones' median time.
+
+    One that is not `is_possible` counts as nothing told: a frame or a log with it can still be read.
+    """
 
     count: Annotated[int, Meta(ge=1, le=2**63 - 1)]
-    median_s: Annotated[float, Meta(gt=0, le=ITERATION_MAX_S)]
+    median_s: Annotated[float, Meta(gt=0, le=4e9)]
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the time is one that an iteration may take."""
+        return ITERATION_MIN_S <= self.median_s <= ITERATION_MAX_S
 
 
 class EndKind(StrEnum):

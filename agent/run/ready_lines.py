@@ -1,15 +1,17 @@
 """What a program says by FARSIDE_READY: that it makes progress, and how long iterations took. PURE.
 
 A line there of the form ``iteration SECONDS`` says that an iteration of training took so long. Whatever else is written
-says that the program makes progress, with or without the end of a line. Lines of several processes of a task come in
-any order. The program is anybody's, so what it writes has bounds: of a line that is too long nothing counts as an
-iteration, nor does a time that is none.
+says that the program makes progress, with or without the end of a line; but a line that begins with the word
+``iteration`` never does, also where no time follows. Lines of several processes of a task come in any order.
+
+The program is anybody's, so what it writes has bounds: of a line that is too long nothing counts as an iteration, nor
+does a time that no iteration takes (`ITERATION_MIN_S`).
 """
 
 import math
 from collections import deque
 
-from farside.agent.messages import ITERATION_MAX_S, IterationTimes
+from farside.agent.messages import ITERATION_MAX_S, ITERATION_MIN_S, IterationTimes
 
 WORD = b"iteration"
 LINE_BYTES_MAX = 256
@@ -66,6 +68,6 @@ class ReadyLines:
             seconds = float(words[1]) if len(words) == 2 else math.nan
         except ValueError:
             return
-        if math.isfinite(seconds) and 0 < seconds <= ITERATION_MAX_S:
+        if ITERATION_MIN_S <= seconds <= ITERATION_MAX_S:  # not so of NaN
             self._count += 1
             self._newest_s.append(seconds)

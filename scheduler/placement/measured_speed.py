@@ -5,7 +5,8 @@ been elsewhere; a cluster knows how long an iteration took where the job was. So
 starts of its kind: the same work, by the same user, on as many GPUs of the same model.
 
 * A consolidated start has speed 1 by definition, and its iteration time is what others of its kind are compared with.
-* The speed of a spread one is the median iteration time of its kind's consolidated starts over its own; at most 1.
+* The speed of a spread one is the median iteration time of its kind's consolidated starts over its own; at most 1, and
+  at least `SLOWEST`.
 * A spread one that ends before any consolidated one of its kind waits for that.
 
 What is learned follows from the starts in the order of their ends: whoever adds the same ones has the same samples.
@@ -26,6 +27,8 @@ COMPARED = 100
 """The newest consolidated starts of a kind, and its spread ones that wait for the first."""
 KINDS = 10_000
 """So many kinds are known at a time, those that ended last: names of jobs are without end."""
+SLOWEST = 1e-3
+"""A start that was slower still counts as so fast: times are told by programs, and no sum of theirs may overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class MeasuredSpeeds:
 
 
 def _sample(start: MeasuredStart, best_s: float) -> Sample:
-    speed = min(1.0, best_s / start.iteration_s) if start.is_spread else 1.0
+    speed = max(SLOWEST, min(1.0, best_s / start.iteration_s)) if start.is_spread else 1.0
     return Sample(skew=start.skew, spread=start.spread if start.is_spread else 0.0, speed=speed)
 
 

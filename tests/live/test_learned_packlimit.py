@@ -50,9 +50,9 @@ def submit(world: World, model: str, *, retries: int = 0) -> str:
     return world.submit(gpus=2, model=model, name=model, retries=retries)
 
 
-def ends(world: World, job: str, *, code: int = 0, iterations: int = 50) -> None:
-    """All its processes tell how long iterations took where they are, and end."""
-    took_s = ALONE_S * (slowdown_of(world.job(job).spec.model) if len(world.job(job).places) > 1 else 1)
+def ends(world: World, job: str, *, code: int = 0, iterations: int = 50, told_s: float | None = None) -> None:
+    """All its processes tell how long iterations took where they are, or ``told_s``, and end."""
+    took_s = told_s or ALONE_S * (slowdown_of(world.job(job).spec.model) if len(world.job(job).places) > 1 else 1)
     world.runs(job)
     world.pass_s(100.0)
     for task in world.job(job).tasks:
@@ -78,6 +78,18 @@ def play(world: World, models: list[str]) -> None:
         world.exits(job)
     for job in waiting:
         ends(world, job)
+
+
+def run_spread(world: World, model: str, told_s: float) -> None:
+    """A start of a model on two nodes, whose programs tell what they like."""
+    blockers = [world.submit(gpus=1, nodes=(f"n{at}",)) for at in range(NODES)]
+    for job in blockers:
+        world.runs(job)
+    job = submit(world, model)
+    assert len(world.job(job).places) == NODES
+    ends(world, job, told_s=told_s)
+    for job in blockers:
+        world.exits(job)
 
 
 def limit(world: World) -> Packlimit:
@@ -245,6 +257,18 @@ def test_where_it_is_not_asked_to_learn_nothing_is_learned() -> None:
     play(world, ALL)
 
     assert (limit(world).packlimit, limit(world).measured_starts) == (1.0, 0)
+
+
+def test_times_that_no_iteration_takes_teach_nothing_and_break_nothing() -> None:
+    world = learning(2)
+    ends(world, submit(world, "VGG16"), told_s=5e-324)
+
+    run_spread(world, "VGG16", 4e9)
+
+    assert (limit(world).measured_starts, limit(world).slowdown_under) == (0, None)
+    assert world.decider.why(submit(world, "VGG16"), world.now_s, str)
+    assert recording(world.log).slowdown.under is None
+    assert show_job_in_full(world.job("1"), world.now_s).ended_starts[0].iteration_s is None
 
 
 # ---- in words

@@ -11,6 +11,7 @@ from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.placement.measured_speed import (
     CONSOLIDATED,
     ITERATIONS_MIN,
+    SLOWEST,
     MeasuredSpeeds,
     MeasuredStart,
     Slowed,
@@ -63,6 +64,15 @@ def test_what_a_kind_teaches_does_not_depend_on_others_between_its_starts(starts
     alone = [sample for kind in ("a", "b", "c") for sample in of_kind(kind)]
 
     assert sorted(samples_of(starts), key=repr) == sorted(alone, key=repr)
+
+
+@given(st.floats(1e-300, 1e300), st.floats(1e-300, 1e300))
+def test_whatever_times_are_told_no_start_is_infinitely_slow(alone_s: float, spread_s: float) -> None:
+    found = slowed(samples_of([start(0.0, alone_s), start(1.0, spread_s)]), 0.4, is_over=True)
+
+    assert found is not None
+    assert 1 <= found.factor <= 1 / SLOWEST
+    assert MeasuredSlowdown(packlimit=0.4, over=found).speed_at(0.7, 1.0) > 0
 
 
 def test_a_spread_start_is_as_fast_as_the_median_of_the_consolidated_ones_says() -> None:

@@ -68,9 +68,9 @@ def joined(profile: JobProfile | None, told: TaskProfiled, *, is_server: bool) -
 def joined_times(told: Iterable[IterationTimes | None]) -> IterationTimes | None:
     """Iterations of a start from those that its processes reported: the fewest, and the median of their times.
 
-    All of them go at one pace, as each waits for the others; None: none of them told of any.
+    All of them go at one pace, as each waits for the others; None: none of them told of any that is possible.
     """
-    known = [one for one in told if one is not None]
+    known = [one for one in told if one is not None and one.is_possible]
     if not known:
         return None
     return IterationTimes(count=min(one.count for one in known), median_s=median(one.median_s for one in known))
