@@ -10,7 +10,7 @@ import math
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.measured_speed import MeasuredSpeeds, MeasuredStart
 from farside.scheduler.placement.policy import PlacementPolicy
-from farside.scheduler.placement.slowdown_sample import Sample
+from farside.scheduler.placement.slowdown_sample import Sample, SampleWindow
 
 
 class History:
@@ -22,7 +22,7 @@ class History:
         is_measured: Speeds are those that starts were measured to have (`add_start`), and a slowdown model's are none.
         ended_gpu_s: The whole service of each job, GPU seconds.
         expected_gpu_s: What was expected of each when it came; NaN where nothing was.
-        samples: Speed of each job on its last allocation, or of each start that was measured and could be compared.
+        samples: The newest speeds of jobs on their last allocation, or of starts that were measured and compared.
         measured_starts: Starts that told how long their iterations took; ``spread_starts``: those of them that were on
             more machines than they needed.
         learned_at_s: When the placement learned what it goes by; NaN: it goes by its settings.
@@ -35,7 +35,7 @@ class History:
         self.is_measured = is_measured
         self.ended_gpu_s: list[float] = []
         self.expected_gpu_s: list[float] = []
-        self.samples: list[Sample] = []
+        self.samples = SampleWindow()
         self.measured_starts = self.spread_starts = 0
         self.learned_at_s = math.nan
         self.learned_from = 0
@@ -49,8 +49,8 @@ class History:
 
     def add_sample(self, sample: Sample, at_s: float = math.nan) -> None:
         """Add the speed of an ended job on its last allocation."""
-        self.samples.append(sample)
-        before, self.placement = self.placement, self.placement.learn(self.samples)
+        self.samples.add(sample)
+        before, self.placement = self.placement, self.placement.learn(self.samples, self.samples.seen)
         # A policy that learned nothing returns itself, the same object.
         if self.placement is not before:
             self.learned_at_s, self.learned_from = at_s, len(self.samples)

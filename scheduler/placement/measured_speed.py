@@ -13,7 +13,7 @@ What is learned follows from the starts in the order of their ends: whoever adds
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -42,6 +42,7 @@ class MeasuredStart:
         spread: How far from consolidated it was, from 0 to 1 (slowdown.py).
         iterations: How many it told of.
         iteration_s: Median time of one, above 0.
+        user: Whose job it was, who told all that.
     """
 
     kind: Hashable
@@ -50,6 +51,7 @@ class MeasuredStart:
     spread: float
     iterations: int
     iteration_s: float
+    user: str = ""
 
     @property
     def is_spread(self) -> bool:
@@ -92,7 +94,8 @@ class MeasuredSpeeds:
 
 def _sample(start: MeasuredStart, best_s: float) -> Sample:
     speed = max(SLOWEST, min(1.0, best_s / start.iteration_s)) if start.is_spread else 1.0
-    return Sample(skew=start.skew, spread=start.spread if start.is_spread else 0.0, speed=speed)
+    spread = start.spread if start.is_spread else 0.0
+    return Sample(skew=start.skew, spread=spread, speed=speed, user=start.user)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ class Slowed:
     starts: int
 
 
-def slowed(samples: Sequence[Sample], packlimit: float, *, is_over: bool) -> Slowed | None:
+def slowed(samples: Iterable[Sample], packlimit: float, *, is_over: bool) -> Slowed | None:
     """What spread starts with a skew over the limit, or not over it, lost; None: there were none."""
     found = [one for one in samples if one.spread > 0 and (one.skew > packlimit) is is_over]
     if not found:

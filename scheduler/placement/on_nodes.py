@@ -1,6 +1,6 @@
 """Shared code of placements that work on single nodes. PURE."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Self
 
 from farside.scheduler.ledger import Ledger
@@ -40,6 +40,6 @@ class OnNodes:
         """All that a node must have for it."""
         return demand_of(job, is_consolidated=False)
 
-    def learn(self, history: Sequence[Sample]) -> Self:
+    def learn(self, history: Collection[Sample], seen: int) -> Self:
         """Itself: it needs to know nothing."""
         return self

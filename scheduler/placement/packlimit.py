@@ -15,7 +15,7 @@ jobs are then never spread, and nobody sees them suffer. What is learned is of u
 regard to their skew, at first, or now and then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class Learned:
     reason: str
 
 
-def learn_packlimit(history: Sequence[Sample], *, current: float, tolerance: float = 0.1) -> Learned:
+def learn_packlimit(history: Collection[Sample], *, current: float, tolerance: float = 0.1) -> Learned:
     """Learn PACKLIMIT from ended jobs.
 
     Args:
@@ -54,21 +54,21 @@ def learn_packlimit(history: Sequence[Sample], *, current: float, tolerance: flo
         tolerance: The loss of speed that counts as suffering, a share; above what measuring scatters.
     """
     # Sums of floats depend on their order; sorted, the result does not depend on that of the jobs.
-    history = sorted(history, key=lambda sample: (sample.skew, sample.spread, sample.speed))
-    suffers = np.array([sample.speed < 1 - tolerance for sample in history], dtype=bool)
-    spread = np.array([sample.spread for sample in history])
+    ordered = sorted(history, key=lambda sample: (sample.skew, sample.spread, sample.speed))
+    suffers = np.array([sample.speed < 1 - tolerance for sample in ordered], dtype=bool)
+    spread = np.array([sample.spread for sample in ordered])
     if not suffers.any() or suffers.all():
         kind = "suffered" if suffers.any() else "suffered from its allocation"
         who = "every job" if suffers.any() else "no job"
         return Learned(packlimit=current, is_learned=False, mistaken=0.0, reason=f"{who} {kind}")
-    features = np.column_stack([[sample.skew for sample in history], spread])
+    features = np.column_stack([[sample.skew for sample in ordered], spread])
     weights = _widest_gap(features, np.where(suffers, 1.0, -1.0))
     mistaken = float(np.mean((features @ weights[:2] + weights[2] > 0) != suffers))
     if weights[0] <= 0:
         reason = "jobs of greater skew did not suffer more: skew does not tell who should be consolidated"
         return Learned(packlimit=current, is_learned=False, mistaken=mistaken, reason=reason)
     limit = -(weights[2] + weights[1] * spread[spread > 0].mean()) / weights[0]
-    reason = f"{int(suffers.sum())} of {len(history)} jobs suffered, {mistaken:.0%} on the wrong side of the line"
+    reason = f"{int(suffers.sum())} of {len(ordered)} jobs suffered, {mistaken:.0%} on the wrong side of the line"
     return Learned(packlimit=min(1.0, max(0.0, float(limit))), is_learned=True, mistaken=mistaken, reason=reason)
 
 

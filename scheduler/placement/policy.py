@@ -1,6 +1,6 @@
 """Interface of placement policies. PURE."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol, Self
 
 from farside.scheduler.ledger import Ledger
@@ -33,9 +33,10 @@ class PlacementPolicy(Protocol):
         """Free GPUs for the whole job, not booked yet; None: no room under this policy's rules."""
         ...
 
-    def learn(self, history: Sequence[Sample]) -> Self:
+    def learn(self, history: Collection[Sample], seen: int) -> Self:
         """The policy for later jobs, after these jobs ended; itself if nothing changes.
 
-        Asked whenever one has ended, if it ``is_learning``.
+        ``seen``: how many samples there were in all, of which ``history`` has the newest. Asked whenever one has ended,
+        if it ``is_learning``.
         """
         ...

@@ -10,12 +10,12 @@ Where PACKLIMIT stands by default
 How it is learned anew
   With ``relearn_jobs`` the domain shows every job of several GPUs that ends and whose skew is known: how far it was
   spread, and how fast it was there (`Sample`). In the manager it shows every start of which that was measured
-  (measured_speed.py). After so many of them PACKLIMIT is learned from the last `HISTORY`, and is that of all jobs that
-  wait and that come. Where it is right already, sensitive jobs are not spread any more and nobody suffers: then it
-  stays.
+  (measured_speed.py). After so many of them PACKLIMIT is learned from the newest (`SampleWindow`), and is that of all
+  jobs that wait and that come. Where it is right already, sensitive jobs are not spread any more and nobody suffers:
+  then it stays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal
@@ -32,9 +32,6 @@ from farside.scheduler.state import Allocation, Demand, Job
 LARGEST_OF_THE_EVEN = 0.146  # GoogleNet [tiresias Table 3.3]
 SMALLEST_OF_THE_SKEWED = 0.610  # AlexNet
 PACKLIMIT = (LARGEST_OF_THE_EVEN + SMALLEST_OF_THE_SKEWED) / 2
-
-# Older jobs say what the cluster was like once; and each fit takes time in proportion.
-HISTORY = 1000
 
 _CONSOLIDATE = Consolidate()
 _FRAGMENTS = Fragments()
@@ -96,12 +93,12 @@ class Skew(OnNodes):
         skew = skew_of(job)
         return job.gpus > 1 and (skew > self.packlimit if skew > 0 else self.unmeasured == "consolidate")
 
-    def learn(self, history: Sequence[Sample]) -> "Skew":
+    def learn(self, history: Collection[Sample], seen: int) -> "Skew":
         """The policy with a PACKLIMIT learned from these jobs when learning is due; otherwise the policy itself."""
         # Each time so many more have ended: the domain asks after every one.
-        if not self.relearn_jobs or not history or len(history) % self.relearn_jobs:
+        if not self.relearn_jobs or not seen or seen % self.relearn_jobs:
             return self
-        learned = _learner().learn_packlimit(history[-HISTORY:], current=self.packlimit)
+        learned = _learner().learn_packlimit(history, current=self.packlimit)
         return replace(self, packlimit=learned.packlimit) if learned.is_learned else self
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:

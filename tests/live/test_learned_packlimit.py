@@ -12,6 +12,7 @@ from farside.agent.messages import IterationTimes
 from farside.cli.cluster_table import job_lines
 from farside.scheduler.domain import Rules
 from farside.scheduler.manager.compare_simulation import recording, simulated
+from farside.scheduler.manager.decider.past_use import start_of
 from farside.scheduler.manager.model.event import JobStarted, TaskChanged, TaskPhase
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
@@ -150,6 +151,7 @@ def test_processes_of_a_start_count_together() -> None:
     (one,) = world.job(job).stints
     assert one.iterations == IterationTimes(count=40, median_s=0.6)
     assert (one.spread, one.skew, one.gpu_models) == (0.0, 0.743, ("H200",))
+    assert start_of(world.job(job), one).user == world.job(job).user == "ann"
 
 
 # ---- learned from that

@@ -1,5 +1,6 @@
 """Speeds of measured starts, by comparison with consolidated starts of their kind."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from farside.scheduler.placement.measured_speed import (
     slowed,
 )
 from farside.scheduler.placement.skew import Skew
-from farside.scheduler.placement.slowdown_sample import Sample
+from farside.scheduler.placement.slowdown_sample import HISTORY, OF_ONE_USER, Sample
 from farside.scheduler.slowdown import MeasuredSlowdown
 
 
@@ -142,3 +143,13 @@ def test_with_too_few_starts_the_limit_stays(told: int) -> None:
 
     assert history.placement == Skew(packlimit=1.0, relearn_jobs=4)
     assert history.learned_from == 0
+
+
+def test_a_history_keeps_what_others_told_however_much_one_user_tells() -> None:
+    history = History(Fifo(), Skew(relearn_jobs=10**6), is_measured=True)
+    for user, told in (("ann", OF_ONE_USER // 2), ("eve", 2 * HISTORY)):
+        for at in range(told):
+            history.add_start(replace(start(0.0, 1.0, kind=f"{user} {at}"), user=user))
+
+    assert Counter(one.user for one in history.samples) == {"ann": OF_ONE_USER // 2, "eve": OF_ONE_USER}
+    assert history.samples.seen == history.measured_starts

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import MODELS
+from farside.scheduler.placement import slowdown_sample
 from farside.scheduler.placement.packlimit import learn_packlimit
 from farside.scheduler.placement.random import Random
 from farside.scheduler.placement.skew import LARGEST_OF_THE_EVEN, PACKLIMIT, SMALLEST_OF_THE_SKEWED, Skew
-from farside.scheduler.placement.slowdown_sample import Sample
+from farside.scheduler.placement.slowdown_sample import HISTORY, OF_ONE_USER, Sample, SampleWindow
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import make_experiments
 from farside.scheduler.sim.simulation import Simulation
@@ -145,7 +148,7 @@ def test_it_stays_as_given_unless_it_is_asked_to_learn() -> None:
     simulation, _ = run_480({"packlimit": "1"})
 
     assert packlimit_of(simulation) == 1.0
-    assert simulation.domains[""].history.samples == []
+    assert not simulation.domains[""].history.samples
 
 
 def test_where_nobody_is_slowed_it_stays() -> None:
@@ -159,6 +162,49 @@ def test_it_is_time_to_learn_after_each_so_many_jobs() -> None:
     placement = Skew(packlimit=0.9, relearn_jobs=100)
     jobs = history(2)
 
-    assert placement.learn(jobs[:99]) is placement
-    assert placement.learn(jobs[:100]).packlimit < 0.9
-    assert placement.learn(jobs[:101]) is placement
+    assert placement.learn(jobs[:99], 99) is placement
+    assert placement.learn(jobs[:100], 100).packlimit < 0.9
+    assert placement.learn(jobs[:101], 101) is placement
+
+
+# ---------------------------------------------------------------------- whose samples count
+
+
+def test_who_tells_much_pushes_out_own_samples_alone() -> None:
+    window = SampleWindow()
+    others = [Sample(skew=0.1, spread=1.0, speed=1.0, user=f"u{at % 10}") for at in range(5 * OF_ONE_USER)]
+    flood = [Sample(skew=0.2, spread=1.0, speed=1 / (2 + at), user="eve") for at in range(3 * HISTORY)]
+    for one in (*others, *flood):
+        window.add(one)
+
+    assert [*window] == [*others, *flood[-OF_ONE_USER:]]
+    assert window.seen == len(others) + len(flood)
+
+
+def test_of_samples_that_nobody_told_and_of_many_users_the_newest_count() -> None:
+    for users in ([""], [f"u{at}" for at in range(HISTORY)]):
+        window = SampleWindow()
+        samples = [Sample(skew=0.1, spread=at / 3000, speed=1.0, user=users[at % len(users)]) for at in range(3000)]
+        for one in samples:
+            window.add(one)
+
+        assert [*window] == samples[-HISTORY:]
+
+
+@given(st.lists(st.sampled_from(["", "ann", "bob", "eve"]), max_size=60))
+def test_one_more_sample_pushes_out_the_oldest_of_its_user_or_of_all(users: list[str]) -> None:
+    expected: list[tuple[str, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slowdown_sample, "HISTORY", 8)
+        patch.setattr(slowdown_sample, "OF_ONE_USER", 3)
+        window = SampleWindow()
+        for at, user in enumerate(users):
+            own = [one for one in expected if one[0] == user]
+            if user and len(own) == 3:
+                expected.remove(own[0])
+            elif len(expected) == 8:
+                del expected[0]
+            expected.append((user, float(at)))
+            window.add(Sample(skew=0.1, spread=float(at), speed=1.0, user=user))
+
+            assert [(one.user, one.spread) for one in window] == expected

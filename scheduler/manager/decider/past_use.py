@@ -79,6 +79,7 @@ def start_of(job: LiveJob, run_interval: RunInterval) -> MeasuredStart:
         spread=spread,
         iterations=told.count,
         iteration_s=told.median_s,
+        user=job.user,
     )
 
 

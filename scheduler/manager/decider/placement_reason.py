@@ -10,7 +10,7 @@ from farside.scheduler.manager.view.view import Packlimit
 from farside.scheduler.model_zoo import find_model, skew_of
 from farside.scheduler.placement.measured_speed import Slowed, slowed
 from farside.scheduler.placement.policy import PlacementPolicy
-from farside.scheduler.placement.skew import HISTORY, Skew
+from farside.scheduler.placement.skew import Skew
 from farside.units import format_count
 
 TOGETHER, ANYWHERE = "it goes to as few nodes as possible", "it goes where it leaves the fewest fragments"
@@ -59,7 +59,7 @@ def _limit_lines(history: History, placement: Skew, clock: Callable[[float], str
     seen = f"{format_count(history.measured_starts, 'measured start')}, {history.spread_starts} of them spread"
     if math.isnan(history.learned_at_s):
         first = (
-            f"the limit of {placement.packlimit:.1%} is as configured: {seen}, of which {len(history.samples)} could "
+            f"the limit of {placement.packlimit:.1%} is as configured: {seen}, of which {history.samples.seen} could "
             f"be compared; it is learned after each {placement.relearn_jobs}, once some were slowed and some were not"
         )
     else:
@@ -78,9 +78,8 @@ def _loss(one: Slowed, side: str) -> str:
 
 
 def _slowed(history: History, placement: Skew) -> tuple[Slowed | None, Slowed | None]:
-    newest = history.samples[-HISTORY:]
-    over = slowed(newest, placement.packlimit, is_over=True)
-    return over, slowed(newest, placement.packlimit, is_over=False)
+    over = slowed(history.samples, placement.packlimit, is_over=True)
+    return over, slowed(history.samples, placement.packlimit, is_over=False)
 
 
 def packlimits(histories: Mapping[str, History]) -> tuple[Packlimit, ...]:
