@@ -325,12 +325,53 @@ def test_a_node_whose_clock_is_wrong_ends_its_jobs_when_others_do() -> None:
 def test_a_report_that_comes_again_after_a_reconnection_says_nothing_of_now() -> None:
     clock = NodeClock(5000.0, 100.0)
 
+    assert clock.at_s(4998.0, 100.0) is None
     assert clock.at_s(4999.0, 100.0) is None
     assert clock.at_s(5010.0, 110.0) == 110.0
-    assert clock.at_s(5020.0, 150.0) == 120.0  # it was on its way for half a minute
-    assert clock.at_s(5040.0, 139.0) == 139.0  # its clock was put forward by a second
-    assert clock.at_s(5041.0, 140.5) == 140.0
     assert NodeClock(None, 100.0).at_s(5.0, 100.0) is None
+
+
+def test_what_a_node_says_is_never_later_than_it_comes_wherever_its_clock_is_put() -> None:
+    clock = NodeClock(5000.0, 100.0)
+
+    assert clock.at_s(5010.0, 110.0) == 110.0
+    assert clock.at_s(5020.0, 150.0) == 120.0  # it was on its way for half a minute, or its clock went back by that
+    assert clock.at_s(5060.0, 151.0) == 151.0  # its clock was put forward
+    assert clock.at_s(5065.0, 156.5) == 156.0
+    assert clock.at_s(5000.0, 161.0) == 161.0  # and certainly back
+    assert clock.at_s(5005.0, 166.0) == 166.0
+
+
+@pytest.mark.parametrize("back_s", [3.0, 4.0, 7.0, 40.0, 3600.0])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_clock_that_goes_back_hides_no_use_of_gpus(back_s: float, cut: bool) -> None:
+    cluster = Cluster()
+    job = cluster.running()
+    cluster.idle_s(75)
+    was = cluster.job(job).idle
+    cluster.ahead_s["n0"] = -back_s
+    cluster.busy["n0", 0] = 90.0
+    cluster.idle_s(5, cut=["n0"] if cut else ())
+    cluster.busy.clear()
+
+    cluster.idle_s(45)
+
+    assert was is not None
+    assert (cluster.phase(job), cluster.job(job).idle) == (Phase.RUNNING, None)
+    assert len(cluster.events(IdleWarningLifted)) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [-3.0, -40.0, -3600.0, 3600.0])
+def test_a_clock_that_is_put_elsewhere_spares_no_job_that_leaves_its_gpus_idle(ahead_s: float) -> None:
+    cluster = Cluster()
+    job = cluster.running()
+    cluster.idle_s(75)
+    cluster.ahead_s["n0"] = ahead_s
+
+    cluster.idle_s(40)
+
+    assert cluster.phase(job) is Phase.STOPPING
+    assert cluster.sound()
 
 
 def test_only_a_job_that_runs_is_judged() -> None:
@@ -353,6 +394,24 @@ def test_only_a_job_that_runs_is_judged() -> None:
     assert cluster.phase(waits) is Phase.STOPPING
     cluster.exits(waits, 1)
     assert cluster.job(waits).idle is None
+
+
+def test_who_says_that_it_is_ready_after_the_warning_is_not_spared_by_that() -> None:
+    cluster = Cluster()
+    job = cluster.running()
+    cluster.idle_s(75)
+    was = cluster.job(job).idle
+    (task,) = cluster.job(job).tasks
+    cluster.task(task, TaskPhase.RUNNING, is_ready=True)
+
+    cluster.idle_s(5)
+    warned = cluster.job(job).idle
+    cluster.idle_s(20)
+
+    assert was is not None
+    assert warned == was
+    assert (cluster.phase(job), cluster.events(IdleWarningLifted)) == (Phase.STOPPING, [])
+    assert cluster.sound()
 
 
 def test_a_lease_of_a_deployment_is_exempt_and_says_so() -> None:

@@ -206,9 +206,12 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     def idle_spans(self) -> tuple[Span | None, ...]:
         """When each of its processes that has GPUs left them idle since all processes ran; None: not that anybody saw.
 
-        A job that says when it makes progress (FARSIDE_READY) has from then on to use them.
+        A job that says when it makes progress (FARSIDE_READY) has from then on to use them. Once it is warned that says
+        nothing any more: only GPUs that are used lift a warning.
         """
         begun_s = self.started_s + (0.0 if math.isnan(self.resume_s) else self.resume_s)
+        if self.idle is not None:
+            begun_s = min(begun_s, self.idle.since_s)
         holding = (task for task in self.tasks if task.gpus and not task.is_gone)
         return tuple(None if task.idle is None else task.idle.after(begun_s) for task in holding)
 

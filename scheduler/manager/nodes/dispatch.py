@@ -139,7 +139,9 @@ class AgentLine:
         events += self._service_changes(state, found, report.at_s)
         events += self._told_of_jobs(state, report.told)
         said_s = self._clock.at_s(report.at_s, now_s)
-        events += idle_news(state, self.node, report, said_s, self._idle) if self._idle and said_s is not None else ()
+        if self._idle and said_s is not None:
+            late_s = max(0.0, now_s - said_s)
+            events += idle_news(state, self.node, report, said_s, self._idle, late_s=late_s)
         self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
         donor, swap = found.facts.get(services.DONOR), found.facts.get(m.SWAP)
         self.memory = memory_of(report, donor, found.facts.get(services.BORROWER), swap)

@@ -18,25 +18,40 @@ from farside.scheduler.manager.model.state import LiveState
 class NodeClock:
     """The manager's time of what a node says on one connection, whatever the node's own clock says.
 
-    A report that the connection before did not bring through comes again on the next; it is older than its HELLO.
+    A report that the connection before did not bring through comes again on the next; it is older than its HELLO. The
+    node's clock may be put forward or back meanwhile. After it went back what is said seems to have been on its way for
+    so long, and the time is too early, until something is said at an earlier time than the last.
     """
 
     def __init__(self, said_s: float | None, now_s: float) -> None:
         """HELLO came at ``now_s``, and was sent at ``said_s`` by the node's clock; None: it does not say."""
         self._begun_s = said_s
         self._behind_s = math.inf if said_s is None else now_s - said_s
+        self._last_s = -math.inf
 
     def at_s(self, said_s: float, now_s: float) -> float | None:
-        """When something was said that came at ``now_s``; None: before HELLO, or nobody knows."""
-        if self._begun_s is None or said_s < self._begun_s:
+        """When something was said that came at ``now_s``, or before that; None: before HELLO, or nobody knows."""
+        if self._begun_s is None:
+            return None
+        if said_s < self._last_s:
+            # On one connection all comes in order: the clock went back, and what was learned of it counts no more.
+            self._begun_s, self._behind_s = said_s, math.inf
+        self._last_s = said_s
+        if said_s < self._begun_s:
             return None
         # One that was on its way for less says it better.
         self._behind_s = min(self._behind_s, now_s - said_s)
         return said_s + self._behind_s
 
 
-def idle_news(state: LiveState, node: str, report: m.Report, at_s: float, rules: IdleRules) -> Iterator[TaskIdle]:
-    """What a report of a node says about the processes there that run; ``at_s``: when, by this manager's clock."""
+def idle_news(
+    state: LiveState, node: str, report: m.Report, at_s: float, rules: IdleRules, *, late_s: float = 0.0
+) -> Iterator[TaskIdle]:
+    """What a report of a node says about the processes there that run.
+
+    ``at_s``: when, by this manager's clock; it may have been up to ``late_s`` later, as nobody knows whether the report
+    was on its way for so long or its node's clock went back.
+    """
     if node not in state.nodes:
         return
     loads = {(load.task_id, load.start): load for load in report.loads}
@@ -48,7 +63,7 @@ def idle_news(state: LiveState, node: str, report: m.Report, at_s: float, rules:
         if rule is None:
             continue
         load = loads.get((f"{task.job_id}.{task.rank}", task.start))
-        now = None if load is None else _span(load, at_s, rule)
+        now = None if load is None else _span(load, at_s, late_s, rule)
         is_news, span = _news(job, task, now, rule)
         if is_news:
             yield TaskIdle(
@@ -57,9 +72,11 @@ def idle_news(state: LiveState, node: str, report: m.Report, at_s: float, rules:
             )  # fmt: skip
 
 
-def _span(load: m.TaskLoad, at_s: float, rule: IdleRule) -> Span:
+def _span(load: m.TaskLoad, at_s: float, late_s: float, rule: IdleRule) -> Span:
+    """What is sure: it ends at the earliest time that is possible, and begins at the latest."""
     until_s = at_s - load.age_s
-    return Span(since_s=until_s - load.below_s(rule.below_pct), until_s=until_s, below_pct=rule.below_pct)
+    since_s = min(until_s, until_s - load.below_s(rule.below_pct) + late_s)
+    return Span(since_s=since_s, until_s=until_s, below_pct=rule.below_pct)
 
 
 def _news(job: LiveJob, task: LiveTask, now: Span | None, rule: IdleRule) -> tuple[bool, Span | None]:
