@@ -76,6 +76,28 @@ def test_another_file_of_that_number_is_never_written_to(pipe: Pipe, tmp_path: P
     assert other.read_bytes() == b""
 
 
+def test_a_file_that_took_the_pipes_number_while_it_was_opened_is_never_written_to(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, opened = tmp_path / "results", os.open
+
+    def late(path: str, flags: int) -> int:
+        with other.open("wb") as file:
+            os.dup2(file.fileno(), pipe.writer)
+        return opened(path, flags)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", late)
+        report = IterationReport(pipe.environment)
+    for now_s in (1.0, 2.0):
+        report.over(now_s)
+    report.close()
+
+    assert other.read_bytes() == b""
+    assert len(os.listdir("/proc/self/fd")) == before  # none was left open
+
+
 @pytest.mark.parametrize(
     "environment", [{}, {READY: "/dev/fd/1"}, {READY: "/etc/passwd", READY_PIPE: "1:2"}, {READY_PIPE: "1:2"}]
 )

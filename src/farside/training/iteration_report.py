@@ -47,10 +47,18 @@ def _opened(path: str, pipe: str) -> int:
     for pid in _lineage():
         there = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
-            found = os.stat(there)
-            if stat.S_ISFIFO(found.st_mode) and f"{found.st_dev}:{found.st_ino}" == pipe:
-                return os.open(there, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Looked at before it is opened, as to open another file may do something; and after, as it may be another.
+            if not _is_pipe(os.stat(there), pipe):
+                continue
+            fd = os.open(there, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            if _is_pipe(os.fstat(fd), pipe):
+                return fd
+            os.close(fd)
     return -1
+
+
+def _is_pipe(found: os.stat_result, pipe: str) -> bool:
+    return stat.S_ISFIFO(found.st_mode) and f"{found.st_dev}:{found.st_ino}" == pipe
 
 
 def _lineage() -> Iterator[int]:
