@@ -35,6 +35,7 @@ from farside.agent.run.task_folder import folder_name
 from farside.agent.run.task_memory import TaskMemory
 from farside.agent.sense.load import LoadSense
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
+from farside.agent.sense.rack import RackSense
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
@@ -69,7 +70,7 @@ PUBLISH_EVERY_S = 1.0
 END_GRACE_S = 2.0
 END_LIMIT_S = 6.0
 IDENTITY_BYTES_MAX = 64
-FENCE = "manager.heard"  # in state_dir
+FENCE, RACK = "manager.heard", "rack"  # in state_dir
 
 _log = get_log("agent")
 
@@ -124,10 +125,12 @@ class Agent:
             reserve_bytes=config.memory_reserve_bytes,
             donor=self._donor,
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
-            rack=config.rack,
+            rack=RackSense(config.rack, config.state_dir / RACK, now_s=time.monotonic),
             tasks=self._running_tasks,
         )
-        self._loads = LoadSense(self._gpus, lambda: self.runner.ledger.tasks.values(), clock=clock)
+        self._loads = LoadSense(
+            self._gpus, lambda: self.runner.ledger.tasks.values(), self.runner.gpu_uuids_of, clock=clock
+        )
         problem = self._task_memory.problem(is_limited=self._cgroup is not None and self._cgroup.limits_memory)
         if problem:
             raise ConfigError(f"task_memory: is limit; {problem}", hint='task_memory = "warn"')
@@ -392,6 +395,7 @@ class Agent:
             hooks=self._hooks,
             fence=os.fspath(config.state_dir / FENCE),
             gpu_files=None if self._unfenced else self._gpus.files,
+            gpu_uuids=self._gpus.uuids,
         )
         try:
             return Runner(

@@ -12,9 +12,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Policy:
         hooks: What is run before and after each task.
         fence: Record of when the manager was last heard; empty: none is kept.
         gpu_files: What a task's cgroup is closed to but for its own; None: tasks are not fenced from others' GPUs.
+        gpu_uuids: Of the GPUs whose driver tells it, by index.
     """
 
     run_as: str
@@ -69,6 +70,7 @@ class Policy:
     hooks: Hooks = NO_HOOKS
     fence: str = ""
     gpu_files: GpuFiles | None = None
+    gpu_uuids: Mapping[int, str] = field(default_factory=dict)
 
 
 class _Kept(Struct, frozen=True, kw_only=True):
@@ -110,6 +112,7 @@ class Runner:
         self._fork_server = fork_server
         self._pids: dict[Key, int] = {}  # of task supervisors that we started, for as long as they have said nothing
         self._cgroups: dict[Key, Path | None] = {}  # of tasks that were asked for
+        self._gpu_uuids: dict[Key, Mapping[int, str]] = {}  # the same
         self._children: set[int] = set()  # to be waited for
         self._unseen: set[Key] = set()  # tasks that could not be looked at, as is logged
         self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -193,11 +196,20 @@ class Runner:
     def cgroup_of(self, key: Key) -> Path | None:
         """The cgroup of a live task's own; None: it has none."""
         if key not in self._cgroups:
-            recipe = self._recipe(key)
+            recipe = self._read_or_none(files.Recipe, key)
             if recipe is None:
                 return None
             self._cgroups[key] = Path(recipe.cgroup) if recipe.cgroup else None
         return self._cgroups[key]
+
+    def gpu_uuids_of(self, key: Key) -> Mapping[int, str]:
+        """UUIDs of a live task's GPUs, by the indexes that these had when it was started; they may be others since."""
+        if key not in self._gpu_uuids:
+            recipe = self._read_or_none(files.Recipe, key)
+            if recipe is None:
+                return {}
+            self._gpu_uuids[key] = recipe.gpu_uuids
+        return self._gpu_uuids[key]
 
     # ---- decisions
 
@@ -232,6 +244,7 @@ class Runner:
                     self._pids.pop(key, None)
                     self._unseen.discard(key)
                     self._cgroups.pop(key, None)
+                    self._gpu_uuids.pop(key, None)
                     shutil.rmtree(self._at(key), ignore_errors=True)
                 case rules.Tell(state=state):
                     self._tell(state)
@@ -244,7 +257,7 @@ class Runner:
             self._pids[key] = self._start_supervisor(start, account)
         except OSError as error:
             _log.error("a task was not started", task=files.folder_name(key), why=error.strerror)
-            recipe = self._recipe(key)
+            recipe = self._read_or_none(files.Recipe, key)
             if recipe is not None:
                 _kill_all(recipe)  # nothing ran; its cgroup goes
             cause = f"this node could not start it: {error.strerror}"
@@ -269,6 +282,7 @@ class Runner:
                 notify=os.fspath(self._socket),
                 hooks=self.policy.hooks,
                 **_gpu_fence(self.policy.gpu_files, start.spec),
+                gpu_uuids={gpu: uuid for gpu, _ in start.spec.devices if (uuid := self.policy.gpu_uuids.get(gpu))},
                 fence=self.policy.fence,
                 profile=os.fspath(ring_file.new_path()) if start.spec.profile else "",
             )
@@ -358,9 +372,6 @@ class Runner:
     def _status(self, key: Key) -> files.Status | None:
         return self._read_or_none(files.Status, key)
 
-    def _recipe(self, key: Key) -> files.Recipe | None:
-        return self._read_or_none(files.Recipe, key)
-
     def _read_or_none(self, kind: type[RecordT], key: Key) -> RecordT | None:
         try:
             return self._read(kind, key)
@@ -384,7 +395,7 @@ class Runner:
         )
 
     def _restored_task(self, key: Key) -> Task:
-        status, recipe = self._status(key), self._recipe(key)
+        status, recipe = self._status(key), self._read_or_none(files.Recipe, key)
         # The agent was killed before it wrote what to run, or that is damaged: the next look finds no lock, and calls
         # it lost.
         if recipe is None:

@@ -29,6 +29,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     profile: str = ""  # file for what its processes send; empty: they are not profiled
     devices: DeviceRules = NO_RULES  # what its cgroup may open
     gpu_names: dict[int, str] = {}  # what CUDA calls its GPUs behind these rules, by index
+    gpu_uuids: dict[int, str] = {}  # of its GPUs as its agent counted them; without those whose driver tells none
     fence: str = ""  # record of when the manager was last heard; empty: there is no fence
 
 

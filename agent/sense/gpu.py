@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from farside.agent import messages as m
@@ -37,9 +38,11 @@ class DeclaredGpus:
 
     Attributes:
         tells_load: Whether `busy` can say anything.
+        uuids: Of each GPU, by index: none has one.
     """
 
     tells_load = False
+    uuids: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, count: int, model: str, files: Sequence[Sequence[str]] = (), *, unseen: str = "") -> None:
         """``files``: those of each; empty: nobody named any. ``unseen``: why GPUs that a driver has are none of them.
@@ -55,7 +58,7 @@ class DeclaredGpus:
         """The declared GPUs."""
         return self._gpus
 
-    def busy(self, indexes: Iterable[int]) -> Mapping[int, float]:
+    def busy(self, uuids: Iterable[str]) -> Mapping[str, float]:
         """Nothing: nobody knows."""
         return {}
 
@@ -64,7 +67,11 @@ class DeclaredGpus:
 
 
 class NvmlGpus:
-    """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop."""
+    """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop.
+
+    Attributes:
+        uuids: Of each GPU whose driver tells it, by index. An index may be another GPU's when the agent starts anew.
+    """
 
     tells_load = True
 
@@ -94,7 +101,7 @@ class NvmlGpus:
         )
         self._broken: dict[int, str] = {}
         self._events = self._watched()
-        self._uuids = {
+        self.uuids: Mapping[int, str] = {
             index: str(uuid)[: m.CAUSE_CHARS_MAX]
             for index, handle in enumerate(self._handles)
             if (uuid := asked(nvml, nvml.nvmlDeviceGetUUID, handle))
@@ -106,13 +113,16 @@ class NvmlGpus:
         self._note_events()
         return tuple(self._one(index, handle) for index, handle in enumerate(self._handles))
 
-    def busy(self, indexes: Iterable[int]) -> Mapping[int, float]:
-        """How busy these GPUs are now, in percent; without those whose driver does not report it."""
+    def busy(self, uuids: Iterable[str]) -> Mapping[str, float]:
+        """How busy these GPUs are now, in percent; without those that are not there, or whose driver does not say."""
         nvml = self._nvml
-        # A task from before a restart may have one that is gone since.
-        known = [at for at in indexes if at < len(self._handles)]
-        told = {at: asked(nvml, nvml.nvmlDeviceGetUtilizationRates, self._handles[at]) for at in known}
-        return {at: float(one.gpu) for at, one in told.items() if one is not None}
+        wanted = {*uuids}
+        told = {
+            uuid: asked(nvml, nvml.nvmlDeviceGetUtilizationRates, self._handles[at])
+            for at, uuid in self.uuids.items()
+            if uuid in wanted
+        }
+        return {uuid: float(one.gpu) for uuid, one in told.items() if one is not None}
 
     def close(self) -> None:
         """Lets go of the driver."""
@@ -129,7 +139,7 @@ class NvmlGpus:
             model=str(asked(nvml, nvml.nvmlDeviceGetName, handle) or "unknown")[: m.CAUSE_CHARS_MAX],
             healthy=index not in self._broken,
             reason=self._broken.get(index, ""),
-            uuid=self._uuids.get(index),
+            uuid=self.uuids.get(index),
             memory_bytes=int(memory.total) if memory is not None else None,
             memory_used_bytes=int(memory.used) if memory is not None else None,
             busy_pct=float(busy.gpu) if busy is not None else None,
@@ -159,14 +169,14 @@ class NvmlGpus:
         for index, handle in enumerate(self._handles):
             minor = asked(nvml, nvml.nvmlDeviceGetMinorNumber, handle)
             pci = asked(nvml, nvml.nvmlDeviceGetPciInfo, handle)
-            if minor is None or pci is None or index not in self._uuids:
+            if minor is None or pci is None or index not in self.uuids:
                 # Without its UUID a task could not be told which of the GPUs that it can open is its own.
                 return GpuFiles(own={}, names={}, problem=f"NVML does not tell the device file and UUID of GPU {index}")
             bus = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
             own[index] = (DeviceRange(NVIDIA_MAJOR, minor, minor), *_drm(devices_root / bus / "drm"))
         # All that the driver may call a GPU: one that NVML does not list, or lists later, is closed as well.
         drawn = tuple(one for files in own.values() for one in files if one.major != NVIDIA_MAJOR)
-        return GpuFiles(own=own, closed=(DeviceRange(NVIDIA_MAJOR, 0, NVIDIA_GPU_LAST), *drawn), names=self._uuids)
+        return GpuFiles(own=own, closed=(DeviceRange(NVIDIA_MAJOR, 0, NVIDIA_GPU_LAST), *drawn), names=self.uuids)
 
     def _note_events(self) -> None:
         nvml = self._nvml

@@ -1,6 +1,7 @@
 """Samples how busy the GPUs of running tasks are, once in `SAMPLE_S`, whether or not there is a manager.
 
-Only whole GPUs: what a part of one does its driver does not tell, and the load of all of it is not one task's.
+Only whole GPUs: what a part of one does its driver does not tell, and the load of all of it is not one task's. They are
+asked for by UUID, as an index may be another GPU's after the agent has started anew.
 """
 
 import asyncio
@@ -20,18 +21,25 @@ SAMPLE_S = 1.0
 class LoadSense:
     """Watches the load while `run` runs."""
 
-    def __init__(self, gpus: GpuSense, tasks: Callable[[], Iterable[Task]], *, clock: Clock) -> None:
-        """``tasks``: those that the node knows."""
-        self._gpus, self._tasks, self._clock = gpus, tasks, clock
+    def __init__(
+        self,
+        gpus: GpuSense,
+        tasks: Callable[[], Iterable[Task]],
+        uuids_of: Callable[[Key], Mapping[int, str]],
+        *,
+        clock: Clock,
+    ) -> None:
+        """``tasks``: those that the node knows; ``uuids_of``: UUIDs of the GPUs that one was started with, by index."""
+        self._gpus, self._tasks, self._uuids_of, self._clock = gpus, tasks, uuids_of, clock
         self._history = LoadHistory()
 
     async def run(self) -> None:
         """Samples until it is cancelled; returns at once where no driver reports a load."""
         while self._gpus.tells_load:
-            held = own_gpus(self._tasks())
-            indexes = sorted({gpu for gpus in held.values() for gpu in gpus})
+            held = own_gpus(self._tasks(), self._uuids_of)
+            uuids = sorted({gpu for gpus in held.values() for gpu in gpus})
             # In a thread: a driver may be slow. Nothing is asked while no task has a GPU.
-            busy = await asyncio.to_thread(self._gpus.busy, indexes) if indexes else {}
+            busy = await asyncio.to_thread(self._gpus.busy, uuids) if uuids else {}
             self._history.sample(held, busy, self._clock.now_s())
             await self._clock.sleep_until_s(self._clock.now_s() + SAMPLE_S)
 
@@ -40,11 +48,13 @@ class LoadSense:
         return self._history.loads(self._clock.now_s())
 
 
-def own_gpus(tasks: Iterable[Task]) -> Mapping[Key, tuple[int, ...]]:
-    """The GPUs of each running task that has only whole ones, and at least one."""
+def own_gpus(tasks: Iterable[Task], uuids_of: Callable[[Key], Mapping[int, str]]) -> Mapping[Key, tuple[str, ...]]:
+    """UUIDs of the GPUs of each running task that has only whole ones, at least one, and a UUID for each."""
     running = (task for task in tasks if task.state.state == "running" and task.devices)
-    return {
-        key_of(task.state): tuple(device.gpu for device in task.devices)
-        for task in running
-        if all(device.part == WHOLE for device in task.devices)
-    }
+    found = {}
+    for task in running:
+        key = key_of(task.state)
+        uuids = uuids_of(key) if all(device.part == WHOLE for device in task.devices) else {}
+        if all(device.gpu in uuids for device in task.devices):
+            found[key] = tuple(uuids[device.gpu] for device in task.devices)
+    return found

@@ -5,11 +5,14 @@ time at which it was as busy as any percentage is known for as long as the task 
 numbers. A manager that comes anew, or another one, gets all of it with the next report.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from farside.agent import messages as m
 from farside.agent.run.ledger import Key
+
+GpuT = TypeVar("GpuT", bound=Hashable)
 
 GAP_S = 10.0
 """Between two samples that lie further apart nobody knows the load: the task is watched anew from then on."""
@@ -35,7 +38,7 @@ class LoadHistory:
     def __init__(self) -> None:
         self._watches: dict[Key, _Watch] = {}
 
-    def sample(self, held: Mapping[Key, Sequence[int]], busy_pct: Mapping[int, float], at_s: float) -> None:
+    def sample(self, held: Mapping[Key, Sequence[GpuT]], busy_pct: Mapping[GpuT, float], at_s: float) -> None:
         """Takes how busy GPUs are now, as far as that is known; ``held``: by task that runs, the GPUs that are its own.
 
         Tasks that are not in ``held`` are forgotten.

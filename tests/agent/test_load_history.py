@@ -1,6 +1,8 @@
 """For how long a task's GPUs have been how busy, from samples of their load."""
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from farside.agent.run.ledger import Task
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus
 from farside.agent.sense.load import LoadSense, own_gpus
 from farside.agent.sense.load_history import GAP_S, LoadHistory
+from tests.agent.node import node
 from tests.agent.test_sense import FakeNvml
 from tests.support.virtual_clock import VirtualClock
 
@@ -91,10 +94,11 @@ def test_only_running_tasks_with_whole_gpus_are_watched() -> None:
 
     known = (
         task(1, "running", Device(0), Device(1)), task(2, "running", Device(2, "part")), task(3, "stopping", Device(3)),
-        task(4, "running"),
+        task(4, "running"), task(5, "running", Device(4)),
     )  # fmt: skip
+    uuids = {0: "a", 1: "b", 2: "c", 3: "d"}  # the driver tells none of the GPU 4
 
-    assert own_gpus(known) == {("1.0", 1): (0, 1)}
+    assert own_gpus(known, lambda _: uuids) == {("1.0", 1): ("a", "b")}
 
 
 def test_loads_are_sampled_each_second_by_nvml_and_not_at_all_of_declared_gpus() -> None:
@@ -102,7 +106,7 @@ def test_loads_are_sampled_each_second_by_nvml_and_not_at_all_of_declared_gpus()
 
     async def watched(gpus: NvmlGpus | DeclaredGpus) -> tuple[m.TaskLoad, ...]:
         clock = VirtualClock()
-        sense = LoadSense(gpus, lambda: (running,), clock=clock)
+        sense = LoadSense(gpus, lambda: (running,), lambda _: {0: "GPU-0"}, clock=clock)
         working = asyncio.ensure_future(sense.run())
         while not working.done() and not any(load.watched_s >= 3 for load in sense.read()):
             await clock.advance(1)
@@ -114,3 +118,22 @@ def test_loads_are_sampled_each_second_by_nvml_and_not_at_all_of_declared_gpus()
 
     assert (load.task_id, load.below_s(38) >= 3, load.below_s(37)) == ("1.0", True, 0)
     assert asyncio.run(watched(DeclaredGpus(2, "h100"))) == ()
+
+
+def test_a_task_keeps_its_gpus_though_they_have_other_numbers_after_a_restart_of_the_agent(tmp_path: Path) -> None:
+    class Renumbered(FakeNvml):
+        def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+            return f"GPU-{handle + 1}"
+
+        def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
+            return SimpleNamespace(gpu=(90, 0)[handle])
+
+    with node(tmp_path, gpu_uuids=NvmlGpus(FakeNvml()).uuids) as made:
+        made.start("sleep 600", gpus=(1,))
+        made.until("running")
+        known = made.restarted().runner.gpu_uuids_of(KEY)
+    after = NvmlGpus(Renumbered())
+
+    assert known == {1: "GPU-1"}
+    assert after.busy(known.values()) == {"GPU-1": 90.0}  # what has the index 1 now is idle
+    assert after.busy(["GPU-0"]) == {}
