@@ -13,6 +13,7 @@ from farside.scheduler.lent_memory import promise_of
 from farside.scheduler.maintenance_window import closed_gpus
 from farside.scheduler.node_set import bits
 from farside.scheduler.order.reason import why_first
+from farside.scheduler.placement.yarn import Yarn
 from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
@@ -222,7 +223,7 @@ class _Wait:
             first, closed = f"{closed[0]}; ", closed[1:]
         else:
             first = ""
-        more = [*self._chosen(), *self._left_alone(later, never), *closed, *self._waiters()]
+        more = [*self._too_wide(), *self._chosen(), *self._left_alone(later, never), *closed, *self._waiters()]
         takeable = sum(held.demand.gpus for held in leaving)
         if domain.ledger.free_gpus + takeable < self.demand.gpus:
             return self._told(Cause.FEW, blocker, first + because, tuple(more))
@@ -231,6 +232,15 @@ class _Wait:
             return self._told(Cause.HELD, reservation.row, self._held(reservation), (first + because, *more))
         where = self._scattered(takeable)
         return self._told(Cause.SCATTERED, blocker, first + where, (because, *more))
+
+    def _too_wide(self) -> Iterator[str]:
+        """Where jobs stay within a rack: that none can hold this one, whatever ends."""
+        placement, ledger = self.domain.rules.placement, self.domain.ledger
+        if isinstance(placement, Yarn):
+            most = placement.most_gpus(ledger, self.demand)
+            if most < self.demand.gpus:
+                could = f"the largest has {gpus_of(most)} that will do" if most else "none has GPUs that will do"
+                yield f"no rack in service can hold it: {placement.name} keeps a job within one, and {could}"
 
     def _chosen(self) -> Iterator[str]:
         """What a job that chooses its nodes may have, where these are not all."""

@@ -59,13 +59,12 @@ class NodeSense:
         donor: DonorSense,
         rdma_errors_per_hour: int,
         may_give_swap: bool,
-        rack: str,
+        rack: RackSense,
         tasks: Callable[[], tuple[RunningTask, ...]],
     ) -> None:
         """Takes the first reading, without the donor. Zeros stand for what the machine has, and a share of it.
 
-        Swap beside ``proc_root`` is told of if ``may_give_swap``: if tasks can be held to a part of it. ``rack``: as
-        `RackSense` takes it.
+        Swap beside ``proc_root`` is told of if ``may_give_swap``: if tasks can be held to a part of it.
 
         Raises:
             Unavailable: memory cannot be read here.
@@ -73,7 +72,7 @@ class NodeSense:
         self._gpus, self._proc_root, self._donor, self._may_give_swap = gpus, proc_root, donor, may_give_swap
         self._memory = MemorySense(proc_root=proc_root)
         self._links = LinkSense(proc_root.parent, errors_per_hour=rdma_errors_per_hour, now_s=time.monotonic)
-        self._rack = RackSense(rack, now_s=time.monotonic)
+        self._rack = rack
         self._tasks = tasks
         self._warned: frozenset[int] = frozenset()  # supervisors of tasks whose memory was warned of
         self.total_bytes = total_bytes or self._memory.read().total_bytes

@@ -30,6 +30,12 @@ class Yarn(OnNodes):
             return demand
         return replace(demand, cpus_per_gpu=self.worker_cpus + (self.server_cpus if job.gpus > 1 else 0.0))
 
+    def most_gpus(self, ledger: Ledger, demand: Demand) -> int:
+        """GPUs of a job with this demand that the largest rack holds when it is empty."""
+        sets, capacities = ledger.sets, ledger.sets.capacities(demand)
+        held = (sum(gpus * (nodes & rack).bit_count() for gpus, nodes in capacities) for rack in sets.racks)
+        return max(held, default=0)
+
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """In the first rack that can hold it."""
         if ledger.free_gpus < demand.gpus:

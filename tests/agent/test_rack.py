@@ -39,7 +39,7 @@ def printed(*interfaces: dict[str, Any]) -> str:
         (printed(neighbour("eth0", "leaf-7", BRIDGE[0])), "leaf-7"),
         (printed(neighbour("eth0", "")), "02:00:00:00:00:01"),
         (printed(neighbour("eth0", "leaf 7/a")), "leaf-7-a"),
-        (printed(neighbour("eth0", "x" * 99)), "x" * CHARS_MAX),
+        (printed(neighbour("eth0", "x" * CHARS_MAX)), "x" * CHARS_MAX),
         (printed(), ""),
         ("", ""),
         ("[1]", ""),
@@ -65,41 +65,99 @@ def test_whatever_a_program_prints_is_a_name_or_nothing(value: object) -> None:
         assert not found or NODE.fullmatch(found)
 
 
-def test_lldpd_is_asked_once_a_minute_and_what_it_said_stays_while_it_is_away() -> None:
-    said, asked, now_s = [printed(neighbour("eth0", "a")), "", printed(neighbour("eth0", "b"))], [0], [0.0]
+def test_switches_with_long_names_are_told_apart_by_their_ends() -> None:
+    names = [f"{'x' * 70}-{at}" for at in range(20)]
+    racks = {rack_of(printed(neighbour("eth0", name))) for name in names}
+    both = rack_of(printed(neighbour("eth0", names[0]), neighbour("eth1", names[1])))
 
-    def ask() -> str:
-        asked[0] += 1
-        return said.pop(0)
-
-    sense = RackSense("lldp", now_s=lambda: now_s[0], ask=ask)
-    found = []
-    for at_s in (0, 1, PERIOD_S, 2 * PERIOD_S):
-        now_s[0] = at_s
-        found.append(sense.read())
-
-    assert (found, asked) == (["a", "a", "a", "b"], [3])
+    assert len({*racks, both}) == len(names) + 1
+    assert all(len(rack) == CHARS_MAX and NODE.fullmatch(rack) for rack in (*racks, both))
 
 
-def test_a_setting_names_the_rack_and_nobody_is_asked() -> None:
+class Lldp:
+    """What lldpd answers, look by look; and the rack that the agent has after each."""
+
+    def __init__(self, kept: Path, *names: str) -> None:
+        """``names``: of the switches, with blanks between; empty: lldpd does not answer."""
+        self.said = [printed(*(neighbour(name, name) for name in told.split())) if told else "" for told in names]
+        self.now_s = 0.0
+        self.sense = RackSense("lldp", kept, now_s=lambda: self.now_s, ask=lambda: self.said.pop(0))
+
+    def racks(self) -> list[str]:
+        found = []
+        while self.said:
+            found.append(self.sense.read())
+            self.now_s += PERIOD_S
+        return found
+
+
+def test_lldpd_is_asked_once_a_minute(tmp_path: Path) -> None:
+    lldp = Lldp(tmp_path / "rack", "a", "a", "b")
+
+    for _ in range(3):
+        assert lldp.sense.read() == ""
+    assert len(lldp.said) == 2
+
+
+def test_what_lldpd_said_counts_once_it_was_said_twice_and_stays_while_it_is_away(tmp_path: Path) -> None:
+    found = Lldp(tmp_path / "rack", "a", "a", "", "a", "", "b", "b").racks()
+
+    assert found == ["", "a", "a", "a", "a", "a", "b"]
+
+
+def test_a_cable_that_is_out_for_a_moment_and_an_lldpd_that_is_late_move_no_node(tmp_path: Path) -> None:
+    late = Lldp(tmp_path / "late", "a", "a b", "a b").racks()
+    unplugged = Lldp(tmp_path / "late", "a b", "a", "a b", "b", "a b").racks()
+
+    assert late == ["", "", "a.b"]
+    assert unplugged == ["a.b"] * 5
+
+
+def test_a_node_keeps_its_rack_when_the_agent_starts_anew(tmp_path: Path) -> None:
+    kept = tmp_path / "rack"
+    Lldp(kept, "a", "a").racks()
+
+    assert Lldp(kept, "", "a", "b").racks() == ["a", "a", "a"]
+    assert Lldp(kept, "b", "b").racks() == ["a", "b"]
+    assert RackSense("r7", kept, now_s=lambda: 0.0).read() == "r7"
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\n", b"a b\n", b"x" * 99])
+def test_a_damaged_file_is_no_rack_and_a_folder_that_cannot_be_written_ends_nothing(
+    damaged: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "rack").write_bytes(damaged)
+
+    assert Lldp(tmp_path / "rack", "").racks() == [""]
+    assert Lldp(tmp_path / "gone" / "rack", "a", "a").racks() == ["", "a"]
+
+
+def test_a_setting_names_the_rack_and_nobody_is_asked(tmp_path: Path) -> None:
     def ask() -> str:
         raise AssertionError("asked")
 
-    assert [RackSense(told, now_s=lambda: 0.0, ask=ask).read() for told in ("r7", "")] == ["r7", ""]
+    racks = [RackSense(told, tmp_path / "rack", now_s=lambda: 0.0, ask=ask).read() for told in ("r7", "")]
+    assert racks == ["r7", ""]
+
+
+def test_unless_it_is_set_nobody_asks_lldpd_so_an_upgrade_moves_no_job() -> None:
+    assert AgentConfig(node="n").rack == ""
 
 
 def test_without_lldpd_nobody_knows_and_a_program_that_fails_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "lldpctl"
+    program, found, now_s = tmp_path / "lldpctl", [], [0.0]
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = [RackSense("lldp", now_s=lambda: 0.0).read()]
-    for script in ("exit 1", f"echo '{printed(neighbour('eth0', 'leaf-7'))}'"):
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        found.append(RackSense("lldp", now_s=lambda: 0.0).read())
+    sense = RackSense("lldp", tmp_path / "rack", now_s=lambda: now_s[0])
+    for script in ("", "exit 1", *[f"echo '{printed(neighbour('eth0', 'leaf-7'))}'"] * 2):
+        if script:
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+        found.append(sense.read())
+        now_s[0] += PERIOD_S
 
-    assert found == ["", "", "leaf-7"]
+    assert found == ["", "", "", "leaf-7"]
 
 
 def test_lids_of_infiniband_ports_are_told_and_roce_has_none(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Racks and RDMA domains: shown, kept together, chosen and left out."""
 
+from dataclasses import replace
+
 from farside.cli.cluster_table import node_table
 from farside.scheduler.admission.partitions import NO_PARTITIONS
 from farside.scheduler.manager.api.jobs import cluster_problems
@@ -7,6 +9,7 @@ from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import NodeChanged
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.view.view import Topology, show_node
+from farside.scheduler.placement.catalog import make_placement
 from tests.live.facts import gpus, joined
 from tests.live.world import World, rules, submitted_spec
 
@@ -40,6 +43,20 @@ def test_a_gang_that_no_rack_can_hold_is_spread_over_few_and_does_not_wait() -> 
     job = world.submit(16)
 
     assert world.job(job).nodes == ("n1", "n2", "n3", "n4")
+
+
+def test_a_job_that_is_larger_than_any_rack_is_told_so_where_no_job_leaves_its_rack() -> None:
+    by_rack = make_placement("yarn", {"worker_cpus": "1", "server_cpus": "0"})
+    world = World(replace(rules("best-effort"), placement=by_rack), nodes=0)
+    for at, rack in enumerate(("r0", "r1", "r0")):
+        join(world, f"n{at}", rack=rack)
+
+    wide, fits = world.submit(12), world.submit(8)
+
+    assert (world.phase(wide), world.job(fits).nodes) == (Phase.WAITING, ("n0", "n2"))
+    line = "no rack in service can hold it: yarn keeps a job within one, and the largest has 8 GPUs that will do"
+    assert line in world.decider.why(wide, world.now_s, str)
+    assert not any("no rack" in told for told in world.decider.why(world.submit(8), world.now_s, str))
 
 
 def test_a_node_that_moves_to_another_rack_is_taken_there() -> None:

@@ -26,8 +26,8 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     run_as: str = choice("submitter", "submitter starter",
         "User of a task. submitter: the user who submitted the job; starter: the user who started the agent (sandbox)")
     features: str = text("", "What this node has, in names with commas, for jobs that ask for that: ib,nvme")
-    rack: str = text("lldp",
-        "Rack of this node, where jobs are kept together; lldp: the switches that lldpd names, if it runs; empty: none")
+    rack: str = text("",
+        "Rack of this node, where jobs are kept together; lldp: the switches that lldpd names; empty: none")
     rdma_domain: str = text("",
         "RDMA fabric of this node, which no job leaves; empty: by the prefixes of its InfiniBand subnets")
     users: str = text("", "Users whose tasks may run here, separated by commas; empty: all except uid 0")
