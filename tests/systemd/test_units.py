@@ -187,3 +187,35 @@ def test_an_update_of_the_package_reloads_deployments_and_stops_none(tmp_path: P
     told = [line for line in called.read_text().splitlines() if "farside-serve@" in line and "list-units" not in line]
     assert told == ["reload farside-serve@a.service", "reload farside-serve@b.service"]
     assert (done.status, done.stderr.count("farside-serve@a.service was not reloaded")) == (0, 1)
+
+
+@pytest.mark.parametrize("attached", ["before", "meanwhile", "never"])
+def test_a_removal_stops_the_agent_before_it_looks_and_starts_it_again_where_it_is_refused(
+    attached: str, tmp_path: Path
+) -> None:
+    script = (UNITS.parent / "debian/prerm").read_text()
+    for name in ("/run/systemd/system", "/sys/block", "/proc/swaps", "/run/farside"):
+        script = script.replace(name, f"{tmp_path}{name}")
+    called, backend = tmp_path / "called", tmp_path / "sys/block/nbd0/backend"
+    for folder in (tmp_path / "bin", tmp_path / "run/systemd/system", backend.parent):
+        folder.mkdir(parents=True)
+    if attached == "before":
+        backend.write_text("farside:swap0\n")
+    comes = f"echo farside:swap0 >{backend}; exit 1" if attached == "meanwhile" else "true"
+    program = tmp_path / "bin/systemctl"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >>{called}\ncase "$*" in\n'
+        f'is-active*) echo active ;;\n"stop farside-swap@"*) {comes} ;;\nesac\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "prerm").write_text(script)
+
+    done = outcome(["env", f"PATH={tmp_path / 'bin'}:/usr/bin:/bin", "sh", str(tmp_path / "prerm"), "remove"])
+
+    told = [line for line in called.read_text().splitlines() if "is-active" not in line]
+    is_refused = attached != "never"
+    assert done.status == is_refused
+    assert ("/dev/nbd0 is attached" in done.stderr) is is_refused
+    assert told[0] == "stop farside-agent.service"
+    assert (told[-1] == "start farside-agent.service") is is_refused
+    assert any("farside-blockdev@" in line for line in told) is not is_refused
