@@ -24,11 +24,12 @@ from farside.agent.service.service import NodeService
 from farside.agent.service.swap_plan import Step, SwapSeen, UnitState, plan
 from farside.clock import Clock
 from farside.errors import FarsideError
-from farside.geometry import PAGE_BYTES
+from farside.geometry import PAGE_BYTES, granules_of
 from farside.kmod_shim.swap.attach import live_records, refusal_line
 from farside.kmod_shim.swap.refusal import detach_refusals
 from farside.kmod_shim.swap.table import find_area, read_room, read_swaps
 from farside.log import get_log
+from farside.units import format_bytes
 from farside.whole_file import write_whole
 
 ASK_LIMIT_S = 1.0
@@ -37,10 +38,12 @@ HEARING_S = 30.0
 """A manager that is there has said by then what it wants."""
 RETRY_S = 60.0
 """Before a step is asked for again after the unit failed, or systemd refused: why is read by people."""
+RETRY_MAX_S = 3600.0
 CALL_LIMIT_S = 20.0
 DROP_INS = Path("run/systemd/system")
 DROP_IN = "50-ordered.conf"
 _OPTION = "ORDERED_SIZE=--size="
+_UNHEARD = "no manager has spoken since this agent was started, and jobs may have been promised this swap"
 
 _log = get_log("agent.swap")
 _ENCODER = msgspec.json.Encoder()
@@ -67,8 +70,10 @@ class SwapService(NodeService):
         self._seen = SwapSeen(unit=None)
         self._problem = ""
         self._refused = ""  # why systemd did not take the last step
-        self._held: Step | None = None  # it failed, and is asked for again only later
+        self._held: tuple[Step, ...] = ()  # what failed, and is asked for again only later
         self._held_until_s = self._logged_s = -RETRY_S
+        self._retry_s = RETRY_S
+        self._started_bytes: int | None = None  # size by which its unit was started while no swap was on
         self._wake = asyncio.Event()
 
     def facts(self) -> bytes:
@@ -89,7 +94,7 @@ class SwapService(NodeService):
         told, before = _ORDER.decode(order), self._order
         self._order = told
         if told != before:
-            self._held = None
+            self._held, self._retry_s, self._started_bytes = (), RETRY_S, None
         self._wake.set()
 
     def metrics(self) -> Mapping[str, float]:
@@ -118,30 +123,60 @@ class SwapService(NodeService):
         wanted_bytes = self._wanted_bytes
         self._seen = await asyncio.to_thread(self._look, device_bytes, wanted_bytes is not None)
         next_plan, now_s = plan(wanted_bytes, self._seen), self._clock.now_s()
-        is_held = next_plan.step is self._held and now_s < self._held_until_s
+        step = next_plan.step
+        self._hold_where_its_unit_has_another_size(now_s)
+        is_held = step in self._held and now_s < self._held_until_s
         if not is_held:
             self._refused = ""
         self._note(self._refused or next_plan.problem)
-        if next_plan.step is None or is_held:
+        if step is None and self._seen.told_bytes is not None and self._may_detach and not self._settled_bytes:
+            await asyncio.to_thread(self._withdraw)
+        if step is None or is_held:
             return
-        _log.info("swap", unit=self._unit, verb=next_plan.step, wanted_bytes=wanted_bytes)
-        problem = await asyncio.to_thread(self._do, next_plan.step, wanted_bytes or 0)
+        _log.info("swap", unit=self._unit, verb=step, wanted_bytes=wanted_bytes)
+        # A unit that is to adopt what is on is told the size of that, as it would refuse any other.
+        problem = await asyncio.to_thread(self._do, step, self._seen.area_bytes or wanted_bytes or 0)
         if problem:
             self._refused = f"systemd refuses: {problem}"
             self._note(self._refused)
+        elif step is Step.START and self._seen.area_bytes is None:
+            self._started_bytes = wanted_bytes
         if problem or self._seen.unit is UnitState.FAILED:
-            self._held, self._held_until_s = next_plan.step, now_s + RETRY_S
+            self._held, self._held_until_s = (step,), now_s + RETRY_S
+
+    def _hold_where_its_unit_has_another_size(self, now_s: float) -> None:
+        """Leaves alone for a while, longer each time, a unit that attached another size than it was started with."""
+        started_bytes, area_bytes = self._started_bytes, self._seen.area_bytes
+        if started_bytes is None or area_bytes is None:
+            return
+        self._started_bytes = None
+        if granules_of(started_bytes) == granules_of(area_bytes):
+            self._retry_s = RETRY_S
+            return
+        self._refused = f"its unit attaches {format_bytes(area_bytes)}; see SWAP_OPTIONS and ExecStart"
+        self._held, self._held_until_s = (Step.START, Step.STOP), now_s + self._retry_s
+        self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
 
     @property
     def _ordered_bytes(self) -> int | None:
         return None if self._order is None else self._order.swap_bytes
 
     @property
+    def _settled_bytes(self) -> int | None:
+        """What is wanted, once a manager has had its time to speak."""
+        return self._rules.swaps(self._ordered_bytes)
+
+    @property
     def _wanted_bytes(self) -> int | None:
         # Its own settings would undo for a moment what a manager has ordered before this agent was started.
         if self._order is None and self._clock.now_s() - self._began_s < HEARING_S:
             return None
-        return self._rules.swaps(self._ordered_bytes)
+        return self._settled_bytes
+
+    @property
+    def _may_detach(self) -> bool:
+        """Whether swap may be switched off: a manager that has yet to speak may have promised it to jobs."""
+        return self._order is not None or bool(self._rules.swap_refusal)
 
     def _note(self, problem: str) -> None:
         was_well, self._problem, now_s = not self._problem, problem, self._clock.now_s()
@@ -171,7 +206,7 @@ class SwapService(NodeService):
         why_kept = ""
         if area is not None and is_wanted:
             refusals = detach_refusals(area, read_room(self._root, area))
-            why_kept = "; ".join(refusal_line(refusal) for refusal in refusals)
+            why_kept = "; ".join(map(refusal_line, refusals)) if self._may_detach else _UNHEARD
         unit = self._state() if is_wanted else None
         return SwapSeen(
             unit=unit,
@@ -208,15 +243,24 @@ class SwapService(NodeService):
             return int(self._drop_in.read_text().partition(_OPTION)[2].strip().strip('"'))
         return None
 
-    def _do(self, step: Step, wanted_bytes: int) -> str:
-        """Ask systemd for a step; why it refuses, empty: it does not."""
-        if step is Step.START and wanted_bytes and wanted_bytes != self._told_bytes():
-            path = self._drop_in
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, f'[Service]\nEnvironment="{_OPTION}{wanted_bytes}"\n'.encode(), mode=0o644)
-            _said("systemctl", "daemon-reload")
+    def _do(self, step: Step, size_bytes: int) -> str:
+        """Ask systemd for a step; why it refuses, empty: it does not. ``size_bytes``: of the swap, for a START."""
+        if step is Step.START:
+            if size_bytes != self._told_bytes():
+                path = self._drop_in
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, f'[Service]\nEnvironment="{_OPTION}{size_bytes}"\n'.encode(), mode=0o644)
+            # Each time: an agent that was killed may have written the file, and done no more.
+            if problem := _said("systemctl", "daemon-reload", is_problem=True):
+                return problem
         # Not waited for: to switch swap off takes minutes, and the node goes on being looked at.
         return _said("systemctl", "--no-block", step, self._unit, is_problem=True)
+
+    def _withdraw(self) -> None:
+        """Remove the size of an order that was taken back: the unit's next start is by its own settings."""
+        self._drop_in.unlink(missing_ok=True)
+        if problem := _said("systemctl", "daemon-reload", is_problem=True):
+            _log.warning("systemd refuses to reload", why=problem)
 
 
 def _said(*argv: str, is_problem: bool = False) -> str:
@@ -226,7 +270,7 @@ def _said(*argv: str, is_problem: bool = False) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error) if is_problem else ""
     if is_problem:
-        return " ".join(done.stderr.split()) if done.returncode else ""
+        return " ".join(done.stderr.split()) or f"exit code {done.returncode}" if done.returncode else ""
     return done.stdout
 
 

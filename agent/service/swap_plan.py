@@ -13,7 +13,7 @@ switches it off, and so does a shutdown in its turn.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from farside.geometry import GRANULE_BYTES
+from farside.geometry import granules_of
 from farside.units import format_bytes
 
 
@@ -67,11 +67,6 @@ class SwapPlan:
 
 NOTHING = SwapPlan()
 _RESTS = (UnitState.INACTIVE, UnitState.FAILED)
-
-
-def granules_of(size_bytes: int) -> int:
-    """Granules that have room for so much. A swap area has a page less than what was asked for, and as many of them."""
-    return -(-size_bytes // GRANULE_BYTES)
 
 
 def plan(wanted_bytes: int | None, seen: SwapSeen) -> SwapPlan:

@@ -1,7 +1,7 @@
 """A machine on which `systemctl` starts and stops the swap unit of a device: files in place of unit and kernel.
 
-It does to these files what `farside-swap@NAME` does to the kernel, with the size of the drop-in; the unit itself,
-systemd and the kernel are in tests/vm/guest/test_swap_orders.py.
+It does to these files what `farside-swap@NAME` does to the kernel, with the size of the drop-in that was there at the
+last daemon-reload; the unit itself, systemd and the kernel are in tests/vm/guest/test_swap_orders.py.
 """
 
 import os
@@ -22,15 +22,21 @@ words = [word for word in sys.argv[1:] if not word.startswith("--")]
 state, record, swaps = root / "unit", root / "run/farside/attached-nbd0.json", root / "proc/swaps"
 with (root / "called").open("a") as called:
     called.write(" ".join(words) + chr(10))
+drop_in, loaded = root / {drop_in!r}, root / "loaded"
 if words[0] == "show":
     print("LoadState=loaded" + chr(10) + "ActiveState=" + state.read_text())
+elif words[0] == "daemon-reload":
+    if (root / "reload-fails").exists():
+        sys.exit("no reload now")
+    loaded.write_text(drop_in.read_text() if drop_in.exists() else "")
 elif words[0] == "start":
     if (root / "fails").exists():
         state.write_text("failed")
         sys.exit()
-    drop_in = root / {drop_in!r}
-    told = re.search("--size=([0-9]+)", drop_in.read_text()) if drop_in.exists() else None
+    told = re.search("--size=([0-9]+)", loaded.read_text()) if loaded.exists() else None
     size = int(told[1]) if told else device_bytes
+    if (root / "attaches").exists():  # whatever it is told, as with a size in SWAP_OPTIONS
+        size = int((root / "attaches").read_text())
     if not record.exists():
         record.write_text(json.dumps(dict(
             index=0, export={name!r}, endpoint="", admin_socket="", connections=1, size_bytes=device_bytes,

@@ -67,7 +67,7 @@ def test_swap_of_the_ordered_size_is_attached_and_resized_and_detached(root: Pat
     assert [one.attached_bytes for one in said] == sizes
     assert {(one.device_bytes, one.problem, one.refusal) for one in said} == {(DEVICE, "", "")}
     assert [step for step in steps(root) if step != "daemon-reload"] == ["start", "stop", "start", "stop"]
-    assert f"--size={48 * MIB}" in (root / DROP_IN).read_text()
+    assert not (root / DROP_IN).exists()
 
 
 def test_without_an_order_nothing_is_asked_of_systemd_and_the_device_is_told_of(root: Path) -> None:
@@ -170,3 +170,85 @@ def test_its_settings_wait_until_a_manager_could_have_spoken(root: Path) -> None
     late = node.looks()
 
     assert (early.attached_bytes, late.attached_bytes, late.problem) == (0, 16 * MIB, "")
+
+
+def test_a_size_that_an_agent_wrote_before_it_was_killed_reaches_systemd_by_the_next_one(root: Path) -> None:
+    (root / DROP_IN).parent.mkdir(parents=True)
+    (root / DROP_IN).write_text(f'[Service]\nEnvironment="ORDERED_SIZE=--size={32 * MIB}"\n')
+    node = Node(root)
+    node.order(32 * MIB)
+
+    assert node.looks().attached_bytes == swap_bytes(root) == 32 * MIB
+
+
+def test_a_systemd_that_does_not_reload_is_told_and_its_unit_not_started(root: Path) -> None:
+    node = Node(root)
+    (root / "reload-fails").touch()
+    node.order(32 * MIB)
+
+    said = node.looks()
+
+    assert said.problem == "systemd refuses: no reload now"
+    assert steps(root) == ["daemon-reload"]
+
+
+def test_a_unit_that_attaches_another_size_is_let_alone_for_longer_each_time(root: Path) -> None:
+    node = Node(root)
+    (root / "attaches").write_text(str(48 * MIB))
+    node.order(32 * MIB)
+
+    said, stops = [], []
+    for wait_s in (RETRY_S, RETRY_S, 2 * RETRY_S):
+        said.append(node.looks(6).problem)
+        stops.append(steps(root).count("stop"))
+        asyncio.run(node.clock.advance(wait_s))
+    (root / "attaches").unlink()
+    after = node.looks(6)
+
+    assert said == ["its unit attaches 48 MiB; see SWAP_OPTIONS and ExecStart"] * 3
+    assert stops == [0, 1, 1]
+    assert (after.attached_bytes, after.problem) == (32 * MIB, "")
+
+
+def test_an_order_that_is_taken_back_leaves_no_size_for_the_units_next_start(root: Path) -> None:
+    node = Node(root)
+    node.order(32 * MIB)
+    node.looks()
+    node.order(None)
+
+    said = node.looks()
+
+    assert (said.attached_bytes, said.problem) == (32 * MIB, "")
+    assert not (root / DROP_IN).exists()
+    assert (root / "loaded").read_text() == ""
+
+
+@pytest.mark.parametrize("own_bytes", [0, 16 * MIB])
+def test_no_swap_is_detached_by_its_settings_before_a_manager_was_heard(own_bytes: int, root: Path) -> None:
+    first = Node(root)
+    first.order(DEVICE)
+    first.looks()
+
+    node = Node(root, MemoryRules(device=NAME, swap_bytes=own_bytes))
+    asyncio.run(node.clock.advance(2 * HEARING_S))
+    unheard = node.looks(6)
+    node.order(None)
+
+    assert "no manager has spoken" in unheard.problem
+    assert unheard.attached_bytes == DEVICE
+    assert node.looks(6).attached_bytes == own_bytes
+
+
+def test_swap_that_was_attached_by_hand_in_another_size_is_adopted_as_it_is_and_then_detached(root: Path) -> None:
+    by_hand = Node(root)
+    by_hand.order(48 * MIB)
+    by_hand.looks()
+    (root / "unit").write_text("inactive")
+    node = Node(root)
+    node.order(32 * MIB)
+
+    node.looks(1)
+    adopted = (root / DROP_IN).read_text()
+
+    assert f"--size={48 * MIB}" in adopted
+    assert node.looks().attached_bytes == 32 * MIB

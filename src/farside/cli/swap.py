@@ -60,6 +60,7 @@ def attach(
 
     Checks everything first. If a check fails, nothing is changed and the message says what to do.
     """
+    from farside.errors import ConfigError
     from farside.kmod_shim.nbd.sysfs import device_index
     from farside.kmod_shim.swap import refusal as rule
     from farside.kmod_shim.swap.attach import attach as do
@@ -67,19 +68,18 @@ def attach(
     from farside.kmod_shim.swap.facts import Wish
     from farside.units import format_bytes
 
-    if if_needed:
-        from farside.kmod_shim.swap.detach import served_by
-
-        if before := served_by(ROOT, socket):
-            print(f"{before[0].device}: {before[0].export} is attached already")
-            return
+    size_bytes = _size_of(size)
+    if block and size_bytes:
+        raise ConfigError("--size is of swap, and --block attaches without it", hint="leave one of them out")
+    if if_needed and _is_attached(socket, size_bytes):
+        return
     told = {rule.MAY_HANG: may_hang, rule.SAME_DISK: same_disk, rule.OVERWRITE: overwrite}
     wish = Wish(
         admin_socket=socket,
         index=None if device is None else device_index(device),
         is_swap=not block,
         priority=priority,
-        size_bytes=_size_of(size),
+        size_bytes=size_bytes,
         connections=connections,
         by_nbd_client=nbd_client,
         keep_sysctl=keep_sysctl,
@@ -90,8 +90,35 @@ def attach(
         note(f"WARNING, overruled by {refusal.force}: {refusal_line(refusal)}")
     made = result.attached
     what = "block device" if block else f"swap, priority {made.priority}"
-    size = format_bytes(wish.size_bytes or made.size_bytes)
-    print(f"{made.device}: {made.export}, {size}, {made.connections} connections, {what}")
+    shown = format_bytes(size_bytes or made.size_bytes)
+    print(f"{made.device}: {made.export}, {shown}, {made.connections} connections, {what}")
+
+
+def _is_attached(socket: Path, size_bytes: int) -> bool:
+    """Whether the device is attached already, which is said.
+
+    Raises:
+        ConfigError: It is, and its swap has another size than ``size_bytes``; 0: any will do.
+    """
+    from farside.errors import ConfigError
+    from farside.geometry import PAGE_BYTES, granules_of
+    from farside.kmod_shim.swap.detach import served_by
+    from farside.kmod_shim.swap.table import find_area, read_swaps
+    from farside.units import format_bytes
+
+    before = served_by(ROOT, socket)
+    if not before:
+        return False
+    device, export = before[0].device, before[0].export
+    area = find_area(read_swaps(ROOT), device)
+    # The kernel does not count the page with the area's head.
+    has_bytes = 0 if area is None else area.size_bytes + PAGE_BYTES
+    if size_bytes and granules_of(has_bytes) != granules_of(size_bytes):
+        has = format_bytes(has_bytes) if has_bytes else "none"
+        text = f"{device}: {export} is attached, its swap is {has}, and --size is {format_bytes(size_bytes)}"
+        raise ConfigError(text, hint=f"farside swap detach {device}, then attach again")
+    print(f"{device}: {export} is attached already")
+    return True
 
 
 def _size_of(text: str | None) -> int:
