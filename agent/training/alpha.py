@@ -284,20 +284,33 @@ def _placed(state: Spilling) -> Answer:
     )
     spilled = sum(use.spilled * use.input_bytes for use in reading)
     to_peers = sum(use.spilled * use.input_bytes for use in near)
-    now = sum(state.jobs[use.job].keep.by_peer * use.spilled * use.input_bytes for use in near)
+    if not to_peers:
+        return state, {}
+    from_disk, from_peer = map(sum, zip(*(_read_bytes(state.jobs[use.job].uses) for use in reading), strict=True))
+    now = min(to_peers, from_peer)
     longest_s = max(median(use.iteration_s for use in one.uses) for one in state.jobs.values())
     # Jobs that read at the same time each see a part of what a place delivers; to all it delivers this at least.
-    peer = _at_least(mean_cost([use.peer for use in near if use.peer is not None]), now, longest_s)
-    costs = [use.disk for use in reading if use.disk is not None]
-    disk = _at_least(mean_cost(costs), spilled - now, longest_s)
+    peers = [(use.spilled * use.input_bytes, use.peer) for use in near if use.peer is not None]
+    disks = [(use.spilled * use.input_bytes, use.disk) for use in reading if use.disk is not None]
+    peer = _at_least(mean_cost(peers), from_peer, longest_s)
+    disk = _at_least(mean_cost(disks), from_disk, longest_s)
     way = Reloading(disk=disk, peer=peer, net_bytes_s=peer.bytes_s)
     best = min(to_peers, best_peer_bytes(time, spilled, way))
     if reloading_s(time, spilled, best, way) > (1 - PEER_GAIN) * reloading_s(time, spilled, now, way):
         return state, {}
     told = {use.job: replace(state.jobs[use.job].keep, by_peer=best / to_peers) for use in near}
+    if all(keep == state.jobs[job].keep for job, keep in told.items()):
+        return state, {}  # it is asked for already, and is what does not come
     for job, keep in told.items():
         state = _with(state, job, replace(state.jobs[job], keep=keep))
     return replace(state, since_peers=0), told
+
+
+def _read_bytes(uses: Sequence[Use]) -> tuple[float, float]:
+    """What a job has read from the disk and from a peer in an iteration of a window, by its own count."""
+    first, last, count = uses[0], uses[-1], max(1, len(uses) - 1)
+    disk_bytes, peer_bytes = last.disk_bytes - first.disk_bytes, last.peer_bytes - first.peer_bytes
+    return max(0, disk_bytes) / count, max(0, peer_bytes) / count
 
 
 def _at_least(cost: ReadCost, read_bytes: float, in_s: float) -> ReadCost:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farside.agent.messages import SpilledInput
-from farside.agent.training.alpha import Keep, Use
+from farside.agent.training.alpha import Use
 from farside.agent.training.subtask import Phase, phase_of
 
 NEWEST_WEIGHT = 0.2
@@ -61,13 +61,17 @@ class JobRecord:
                 self.iteration_s = _then(self.iteration_s, (now_ns - self.pushed_ns) / 1e9)
             self.pushed_ns = now_ns
 
-    def used(self, use: Use, keep: Keep) -> None:
-        """Its worker has said what an iteration took of memory, and what it is to keep where."""
+    def used(self, use: Use) -> None:
+        """Its worker has said what an iteration took of memory."""
+        before = self.spill
+        disk_bytes = use.disk_bytes - (before.disk_bytes if before is not None else 0)
+        peer_bytes = use.peer_bytes - (before.peer_bytes if before is not None else 0)
+        is_read = min(disk_bytes, peer_bytes) >= 0 < disk_bytes + peer_bytes
         # Averaged as steps are, since it is in those of computing.
-        known_s = self.spill.wait_s if self.spill is not None and self.pushed_ns else use.wait_s
+        known_s = before.wait_s if before is not None and self.pushed_ns else use.wait_s
         self.spill = SpilledInput(
             spilled=use.spilled,
-            by_peer=keep.by_peer,
+            by_peer=peer_bytes / (disk_bytes + peer_bytes) if is_read else 0.0,
             input_bytes=use.input_bytes,
             disk_bytes=use.disk_bytes,
             peer_bytes=use.peer_bytes,
@@ -132,10 +136,10 @@ class TurnRecord:
         if job in self._jobs:
             self._jobs[job].overdue += 1
 
-    def used(self, job: str, use: Use, keep: Keep) -> None:
-        """A worker has said what an iteration took of memory; ``keep``: what it is to have where from now on."""
+    def used(self, job: str, use: Use) -> None:
+        """A worker has said what an iteration took of memory."""
         if job in self._jobs:
-            self._jobs[job].used(use, keep)
+            self._jobs[job].used(use)
 
     def left(self, job: str) -> None:
         """The job is not on this node any more."""

@@ -250,10 +250,20 @@ class TurnServer:
             self.take(Yield(job=line.job, position=message.position))
         elif isinstance(message, Uses):
             use = use_of(line.job, message)
-            self._take_use(alpha.step(self._beside(), use))
-            climber = self.spilling.jobs.get(line.job)
-            if climber is not None:  # it reads what it is told, or it would be gone by now
-                self.record.used(line.job, use, climber.keep)
+            self._take_use(self._stepped(use))
+            if line.job in self.spilling.jobs:  # it reads what it is told, or it would be gone by now
+                self.record.used(line.job, use)
+
+    def _stepped(self, use: alpha.Use) -> alpha.Answer:
+        """What follows from a worker's word.
+
+        Raises:
+            RemoteProtocolError: Nobody can reckon with it.
+        """
+        try:
+            return alpha.step(self._beside(), use)
+        except ArithmeticError as error:
+            raise RemoteProtocolError(f"what it says of its input makes no sense: {error}") from error
 
     def _beside(self) -> alpha.Spilling:
         """What is known of memory, with the times that jobs take by now whose input stays there."""

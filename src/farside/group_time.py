@@ -22,6 +22,10 @@ BOUND_WORDS: Mapping[Bound, str] = {
 """What a shorter iteration would need less of, in words."""
 
 
+LEAST_BYTES_S = 1.0
+"""What a place delivers at least; whoever says less has measured nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCost:
     """What reading input back from one place costs: bytes a second, and CPU seconds a byte."""
@@ -46,12 +50,17 @@ class Reloading:
     net_bytes_s: float = math.inf
 
 
-def mean_cost(costs: Sequence[ReadCost]) -> ReadCost:
-    """What several jobs' reading from one place costs, of at least one: the time of a byte is averaged."""
-    byte_s = sum(1 / cost.bytes_s for cost in costs) / len(costs)
+def mean_cost(reads: Sequence[tuple[float, ReadCost]]) -> ReadCost:
+    """What several jobs' reading from one place costs: the time of a byte is averaged over all bytes.
+
+    Args:
+        reads: The bytes that each job reads, more than none in all, and what they cost it.
+    """
+    read_bytes = sum(size_bytes for size_bytes, _ in reads)
+    byte_s = sum(size_bytes / cost.bytes_s for size_bytes, cost in reads) / read_bytes
     return ReadCost(
         bytes_s=1 / byte_s if byte_s else math.inf,
-        cpu_s_byte=sum(cost.cpu_s_byte for cost in costs) / len(costs),
+        cpu_s_byte=sum(size_bytes * cost.cpu_s_byte for size_bytes, cost in reads) / read_bytes,
     )
 
 
@@ -242,14 +251,14 @@ def read_together(time: GroupTime, reads: Sequence[tuple[float, Reloading]]) -> 
 
     Args:
         time: The iteration without that.
-        reads: Of each job that does so, the bytes that it reads on each machine, and where from.
+        reads: Of each job that does so, the bytes that it reads on each machine, more than none, and where from.
     """
     if not reads:
         return time
     near = [(read_bytes, way.peer) for read_bytes, way in reads if way.peer is not None]
     together = Reloading(
-        disk=mean_cost([way.disk for _, way in reads]),
-        peer=mean_cost([peer for _, peer in near]) if near else None,
+        disk=mean_cost([(read_bytes, way.disk) for read_bytes, way in reads]),
+        peer=mean_cost(near) if near else None,
         net_bytes_s=min(way.net_bytes_s for _, way in reads),
     )
     spilled_bytes = sum(read_bytes for read_bytes, _ in reads)

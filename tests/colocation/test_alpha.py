@@ -122,16 +122,54 @@ def test_a_slow_disk_is_helped_by_a_peer_and_a_fast_one_is_not() -> None:
 def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_them() -> None:
     # Each job reads 16 MB in 0.96 s, at half of the disk's rate, and the network is what they wait for.
     state, told = Spilling(), dict[str, Keep]()
-    for _ in range(12):
+    for number in range(12):
         for job in "ab":
             use = Use(
                 job=job, spilled=0.5, iteration_s=0.96, comp_s=0.1, net_s=0.48, input_bytes=32_000_000,
-                disk=ReadCost(bytes_s=17e6), peer=ReadCost(bytes_s=8e6),
+                disk=ReadCost(bytes_s=17e6), peer=ReadCost(bytes_s=8e6), disk_bytes=number * 16_000_000,
             )  # fmt: skip
             state, more = step(state, use)
             told |= more
 
     assert {keep.by_peer for keep in told.values()} == {0.0}
+
+
+def test_a_peer_is_taken_to_deliver_what_has_come_from_it_and_not_what_was_asked_of_it() -> None:
+    # A tenth of what is asked comes: the peer is full, and is slower than it was.
+    state, told = Spilling(), list[Keep]()
+    for number in range(40):
+        use = Use(
+            job="a", spilled=0.5, iteration_s=4.5, comp_s=1.0, input_bytes=GB, disk=ReadCost(bytes_s=GB / 10),
+            peer=ReadCost(bytes_s=GB if number < 8 else GB / 20), disk_bytes=number * 450_000_000,
+            peer_bytes=number * 50_000_000,
+        )  # fmt: skip
+        state, more = step(state, use)
+        told += more.values()
+
+    assert max(keep.by_peer for keep in told) > 0.7
+    assert told[-1].by_peer == pytest.approx(1 / 3, abs=0.02)
+    assert len({keep.by_peer for keep in told if keep.by_peer}) == 2  # the same is not said again and again
+
+
+def test_a_small_slow_reader_does_not_make_its_neighbour_move_to_a_peer() -> None:
+    state, told = Spilling(), dict[str, Keep]()
+    for number in range(12):
+        for job, spilled, rate in (("large", 0.5, GB), ("small", 0.001, GB / 1000)):
+            use = Use(
+                job=job, spilled=spilled, iteration_s=3.0, comp_s=0.8, input_bytes=GB, disk=ReadCost(bytes_s=rate),
+                peer=ReadCost(bytes_s=2 * GB), disk_bytes=round(number * spilled * GB),
+            )  # fmt: skip
+            state, more = step(state, use)
+            told |= more
+
+    assert {keep.by_peer for keep in told.values()} == {0.0}
+
+
+def test_a_job_that_says_it_spills_nothing_of_nothing_is_reckoned_with() -> None:
+    cost, state = ReadCost(bytes_s=1.0), Spilling()
+    for _ in range(12):
+        state, told = step(state, Use(job="a", spilled=0.5, iteration_s=0.0, disk=cost, peer=cost))
+        assert all(keep.by_peer == 0 for keep in told.values())
 
 
 def test_a_peer_that_comes_while_a_share_is_tried_is_used_when_that_is_judged() -> None:
@@ -158,6 +196,7 @@ def test_a_peer_that_comes_while_a_share_is_tried_is_used_when_that_is_judged() 
                 input_bytes=st.integers(0, GB), used_bytes=st.integers(0, 2 * GB), limit_bytes=st.integers(0, GB),
                 disk=st.none() | st.builds(ReadCost, bytes_s=st.floats(1, 1e12), cpu_s_byte=st.floats(0, 1)),
                 peer=st.none() | st.builds(ReadCost, bytes_s=st.floats(1, 1e12), cpu_s_byte=st.floats(0, 1)),
+                disk_bytes=st.integers(0, 9 * GB), peer_bytes=st.integers(0, 9 * GB),
             ),
         ),
         max_size=60,

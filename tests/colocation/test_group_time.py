@@ -195,3 +195,14 @@ def test_only_what_peers_have_comes_from_them() -> None:
     assert (found.disk_s, found.peer_s) == pytest.approx((10.0, 0.5))
     assert found.bound == "disk"
     assert read_together(time, []) == time
+
+
+def test_unlike_jobs_read_for_as_long_as_each_reads_by_itself() -> None:
+    # A kilobyte at 1 MB a second takes a millisecond, whatever the other one reads.
+    slow, quick = ReadCost(bytes_s=1e6, cpu_s_byte=1.0), ReadCost(bytes_s=GB)
+    time = GroupTime(comp_s=1.0, comm_s=0.0, longest_s=1.0)
+
+    found = read_together(time, [(1e3, Reloading(disk=slow)), (GB / 2, Reloading(disk=quick))])
+
+    assert found.disk_s == pytest.approx(0.501)
+    assert found.read_cpu_s == pytest.approx(1e3)

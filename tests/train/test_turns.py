@@ -1,5 +1,6 @@
 """Turns of jobs that share nodes, by real executors: order, deaths, and nonsense on both sockets."""
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -17,9 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farside.agent.training import alpha
 from farside.agent.training.executor import Wanted, run
+from farside.agent.training.group import GroupHost
 from farside.agent.training.link import NONCE_BYTES, Link
 from farside.agent.training.messages import (
+    SPILLING_VERSION,
     VERSION,
     WORKER_BYTES_MAX,
     Beat,
@@ -34,8 +38,10 @@ from farside.agent.training.messages import (
     from_worker,
     packet_of,
     to_worker,
+    wire_of_use,
 )
 from farside.agent.training.subtask import INIT_COMP
+from farside.agent.training.turn_server import TurnServer
 from farside.errors import ConfigError, PeerError, RemoteProtocolError
 from farside.training.loop import turns as taking
 from farside.training.loop.turns import SharedNode
@@ -246,6 +252,41 @@ def test_nonsense_at_the_socket_is_refused_and_others_go_on(tmp_path: Path) -> N
                 answer = to_worker(good.recv(WORKER_BYTES_MAX))
             assert isinstance(answer, Granted)
         assert shared.status()["hung_up"] == len(cases) + 1
+
+
+def test_a_worker_whose_words_nobody_can_reckon_with_is_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reckoned(state: alpha.Spilling, event: alpha.Use | alpha.Left) -> alpha.Answer:
+        if isinstance(event, alpha.Use) and event.job.endswith(":bad"):
+            raise ZeroDivisionError("float division by zero")
+        return steps(state, event)
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as stack:
+            listener.bind(str(tmp_path / "x.sock"))
+            listener.listen()
+            server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
+            workers = []
+            for name in ("bad", "good"):
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                sock.setblocking(False)
+                await loop.sock_connect(sock, str(tmp_path / "x.sock"))
+                for message in (Here(SPILLING_VERSION, name, 0, 1, -2, False), wire_of_use(use)):
+                    await loop.sock_sendall(sock, packet_of(message))
+                workers.append(sock)
+            await loop.sock_sendall(workers[1], packet_of(Wants(-2)))
+            async with asyncio.timeout(60):
+                answers = [to_worker(await loop.sock_recv(sock, WORKER_BYTES_MAX)) for sock in workers]
+            server.close()
+        assert isinstance(answers[0], Refused)
+        assert "float division by zero" in answers[0].line
+        assert isinstance(answers[1], Granted)
+
+    use, steps = alpha.Use(job="", spilled=0.5, iteration_s=1.0), alpha.step
+    monkeypatch.setattr(alpha, "step", reckoned)
+    asyncio.run(scene())
 
 
 def test_who_finds_no_executor_goes_on_without(tmp_path: Path) -> None:
