@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from farside.agent.aggregator.plan import JobGrant, JobPlan
 from farside.agent.gpu_share import PARTS_MAX, WHOLE, Device, devices_of
-from farside.group_time import ReadCost, Reloading
+from farside.group_time import LEAST_BYTES_S, ReadCost, Reloading
 
 GPUS_MAX = 64
 """GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
@@ -547,13 +547,13 @@ class SpilledInput(Part, frozen=True, kw_only=True):
 
     Attributes:
         spilled: What of it is not in memory, as a share of its blocks [harmony §IV-C, alpha].
-        by_peer: What share of that is to be read from a peer.
+        by_peer: What share of what was read back in the last iteration came from a peer.
         input_bytes: All its blocks.
         disk_bytes, peer_bytes: Read back from the disk, and from a peer, since the task's worker began.
         waited_s: How long it has waited for blocks since then.
         wait_s: How long it waits for them in an iteration, a moving average; ``comp_s`` of its turns has that in it.
-        disk_bytes_s, disk_cpu_s_byte: What reading from the disk costs; 0 bytes a second: not known.
-        peer_bytes_s, peer_cpu_s_byte: The same of a peer; 0: there is none, or it is not used now.
+        disk_bytes_s, disk_cpu_s_byte: What reading from the disk costs; below 1 byte a second: not known.
+        peer_bytes_s, peer_cpu_s_byte: The same of a peer; below 1: there is none, or it is not used now.
     """
 
     spilled: Annotated[float, Meta(ge=0, le=1)]
@@ -575,11 +575,11 @@ class SpilledInput(Part, frozen=True, kw_only=True):
 
     @property
     def reloading(self) -> Reloading | None:
-        """Where it is read back from; None: nothing has been read."""
-        if not self.disk_bytes_s:
+        """Where it is read back from; None: nothing has been read, or what that takes can't be so."""
+        if self.disk_bytes_s < LEAST_BYTES_S:
             return None
         disk = ReadCost(bytes_s=self.disk_bytes_s, cpu_s_byte=self.disk_cpu_s_byte)
-        if not self.peer_bytes_s:
+        if self.peer_bytes_s < LEAST_BYTES_S:
             return Reloading(disk=disk)
         peer = ReadCost(bytes_s=self.peer_bytes_s, cpu_s_byte=self.peer_cpu_s_byte)
         # A peer is reached by the network of the updates.

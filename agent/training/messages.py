@@ -11,7 +11,7 @@ import msgspec
 from farside.agent.training.alpha import Use
 from farside.agent.training.subtask import FIRST, LAST, Apart, Bound, Progress, Ready, Together, ToNode
 from farside.errors import RemoteProtocolError
-from farside.group_time import ReadCost
+from farside.group_time import LEAST_BYTES_S, ReadCost
 
 VERSION, SPILLING_VERSION = 1, 2
 """Spoken by workers that keep their input in memory, and by those that say what their memory is: an executor of the
@@ -33,7 +33,8 @@ Done = Annotated[int, msgspec.Meta(ge=FIRST - 1, le=LAST)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Rate = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+MOST_BYTES_S, MOST_CPU_S_BYTE = 1e15, 1.0
+"""Bounds of what reading input back takes, beside `LEAST_BYTES_S`: what is beyond them was not measured."""
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -92,7 +93,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=7):
 class Uses(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """What an iteration took of time and memory: `Use` of `agent/training/alpha.py`, whose names its fields have.
 
-    ``disk`` and ``peer`` are bytes a second and CPU seconds a byte. The last four: the version before says none.
+    ``disk`` and ``peer`` are bytes a second and CPU seconds a byte; `use_of` drops what is out of bounds. The last
+    four: the version before says none.
     """
 
     spilled: Share
@@ -103,8 +105,8 @@ class Uses(msgspec.Struct, frozen=True, array_like=True, tag=8):
     input_bytes: Number
     used_bytes: Number
     limit_bytes: Number
-    disk: tuple[Rate, Seconds] | None
-    peer: tuple[Rate, Seconds] | None
+    disk: tuple[float, float] | None
+    peer: tuple[float, float] | None
     wait_s: Seconds = 0.0
     disk_bytes: Number = 0
     peer_bytes: Number = 0
@@ -227,11 +229,17 @@ def wire_of_use(use: Use) -> Uses:
 
 def use_of(job: str, message: Uses) -> Use:
     """What came of an iteration of a job."""
-    disk, peer = (
-        ReadCost(bytes_s=one[0], cpu_s_byte=one[1]) if one is not None else None for one in (message.disk, message.peer)
-    )
-    fields = msgspec.structs.asdict(message) | {"disk": disk, "peer": peer}
+    fields = msgspec.structs.asdict(message) | {"disk": _cost_of(message.disk), "peer": _cost_of(message.peer)}
     return Use(job=job, **fields)
+
+
+def _cost_of(told: tuple[float, float] | None) -> ReadCost | None:
+    """What reading takes, where that is known and within bounds."""
+    if told is None:
+        return None
+    bytes_s, cpu_s_byte = told
+    is_sound = LEAST_BYTES_S <= bytes_s <= MOST_BYTES_S and 0 <= cpu_s_byte <= MOST_CPU_S_BYTE
+    return ReadCost(bytes_s=bytes_s, cpu_s_byte=cpu_s_byte) if is_sound else None
 
 
 T = TypeVar("T")

@@ -1,15 +1,21 @@
 """Co-located jobs whose input does not fit in their memory: where they run, what groups count, and what is shown."""
 
 import io
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from rich.console import Console
 
 from farside.agent import messages as m
 from farside.agent.messages import EXECUTOR
+from farside.agent.training import alpha
+from farside.agent.training.messages import Uses, from_worker, packet_of, use_of
+from farside.agent.training.turn_record import TurnRecord
 from farside.cli.cluster_table import spill_table
 from farside.scheduler.manager.api.metrics import ManagerCollector
 from farside.scheduler.manager.colocation.news import timed as news_of
@@ -28,6 +34,7 @@ from tests.live.world import World
 
 PLACE = '{"is_there":true,"spills":true}'
 GB = 10**9
+Cost = tuple[float, float] | None
 
 
 def half(**more: float) -> m.SpilledInput:
@@ -150,6 +157,65 @@ def test_a_job_that_would_keep_its_node_s_disk_busy_and_nothing_else_joins_no_gr
     assert quick not in groups(world)["n0"]
     assert world.phase(quick) is Phase.WAITING
     assert "no more machines busy" in world.decider.why(quick, world.now_s, str)[0]
+
+
+_TINY = (5e-324, 5e-324)
+_RATES = st.sampled_from([5e-324, 1e-300, 0.0, -1.0, 1e308]) | st.floats()
+_COSTS = st.none() | st.tuples(_RATES, _RATES)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1e9), st.integers(0, 2**62), st.integers(0, 2**62), _COSTS, _COSTS)
+@example(0.5, 1.0, GB, GB, _TINY, None)
+@example(0.5, 1.0, GB, GB, (1e-300, 0.0), (1e-300, 0.0))
+@example(0.5, 0.0, 0, 0, (1.0, 0.0), (1.0, 0.0))
+def test_whatever_a_job_says_of_what_it_reads_back_nodes_are_planned_and_shown(
+    spilled: float, seconds: float, input_bytes: int, read_bytes: int, disk: Cost, peer: Cost
+) -> None:
+    spilling, record = alpha.Spilling(), TurnRecord()
+    record.asked("0:j", 0, 0)
+    for number in range(12):
+        counts = (seconds, number * (read_bytes // 12), number * (input_bytes // 12), seconds)
+        uses = from_worker(
+            packet_of(Uses(spilled, seconds, seconds, 0.0, 0.0, input_bytes, 0, 0, disk, peer, *counts))
+        )  # fmt: skip
+        assert isinstance(uses, Uses)
+        use = use_of("0:j", uses)
+        spilling, told = alpha.step(spilling, use)
+        assert all(0 <= keep.by_peer <= 1 for keep in told.values())
+        record.used("0:j", use)
+    spill = msgspec.json.decode(msgspec.json.encode(record.jobs["0:j"].spill), type=m.SpilledInput)
+
+    plans_and_shows(spill)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0, 1e18), st.floats(0, 1e18), st.floats(0, 4e9))
+@example(5e-324, 0.0, 0.0)
+@example(1e-300, 1e-300, 0.0)
+def test_a_rate_that_is_in_the_log_already_stops_nobody(disk_bytes_s: float, peer_bytes_s: float, cpu_s: float) -> None:
+    plans_and_shows(half(disk_bytes_s=disk_bytes_s, peer_bytes_s=peer_bytes_s, disk_cpu_s_byte=cpu_s))
+
+
+def plans_and_shows(spill: m.SpilledInput) -> None:
+    """A node has a job that says so beside another one, and a third one comes; so, too, for a scheduler's successor."""
+    world = a_world(nodes=1)
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=PLACE))
+    runs_measured(world, 1.0, 1.0)
+    job = submit(world)
+    world.runs(job)
+    seen(world, job, 1.0, 1.0, spill)
+    submit(world)
+    let_go(world)
+    world.lead()
+    let_go(world)
+    taker = m.TurnTaker(job=job, start=1, rank=0, comp_s=1.0, net_s=1.0, iteration_s=2.5, spill=spill)
+    (group,) = view.report({"n0": m.ExecutorFacts(is_there=True, takers=(taker,))}, lambda _: True).groups
+
+    assert group.predicted_s is not None
+    assert math.isfinite(group.predicted_s)
+    planned = [one.predicted_s for one in world.state.colocation.groups if one.predicted_s is not None]
+    assert all(map(math.isfinite, planned))
 
 
 @pytest.mark.parametrize(

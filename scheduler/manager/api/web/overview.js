@@ -196,7 +196,8 @@ const BOUND = { cpu: "computing", network: "communicating", job: "one job", disk
 function groupWords(group) {
   const words = group.jobs.length ? [`job ${group.jobs.map((one) => one.job).join(", ")}`] : [];
   if (group.others) words.push(many(group.others, "other"));
-  if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`, `${group.predicted_s.toPrecision(3)} s predicted`);
+  if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`);
+  if (group.predicted_s !== null) words.push(`${group.predicted_s.toPrecision(3)} s predicted`);
   if (group.measured_s !== null) words.push(`${group.measured_s.toPrecision(3)} s measured`);
   for (const one of group.jobs) if (one.spill && one.spill.spilled) words.push(spillWords(one.job, one.spill));
   if (group.plan !== null) words.push(planWords(group.plan));
