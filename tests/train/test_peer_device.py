@@ -4,6 +4,8 @@ The guests of tests/vm run the death of all donors, too.
 """
 
 import secrets
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,18 @@ import numpy as np
 import pytest
 
 from farside.agent.training.alpha import Keep
+from farside.config import BlockdevConfig, load_config
 from farside.errors import ConfigError
 from farside.sandbox import control
 from farside.sandbox.session import open_sandbox
 from farside.training.loop.job import begin
 from farside.training.loop.peer_device import REQUEST_BYTES, PeerDevice
-from farside.training.loop.spill_file import Buffer
+from farside.training.loop.spill_file import Buffer, file_in
+from farside.training.loop.spilled_blocks import SpilledBlocks
 from farside.training.loop.spilling import SpillsBlocks
 from tests.support.second_borrower import DONORS, SIZE_BYTES, second_borrower
 from tests.support.waiting import until
-from tests.train.test_spilling import Made
+from tests.train.test_spilling import Made, look, mixed, wanted
 
 BLOCKS, BLOCK_NUMBERS, ITERATIONS = 12, 40_000, 40
 
@@ -47,6 +51,10 @@ def test_a_device_is_a_workers_own_and_has_its_memory_at_donors(peer_settings: P
 
     assert other.view(len(written)) == written
     assert device.cpu_s() > 0
+    config, sock = load_config(BlockdevConfig, (peer_settings,)), device._sock
+    assert sock is not None
+    still_s, _ = struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+    assert still_s > config.deadline_s + config.grace_s  # a borrower that gives donors up goes on by others
     assert device.room_for(SIZE_BYTES) is None
     with pytest.raises(OSError, match=r"Invalid argument|No space left"):
         device.read(other.view(4096), SIZE_BYTES)
@@ -70,6 +78,27 @@ def test_settings_that_are_no_borrowers_and_donors_that_give_nothing_are_told(tm
     with pytest.raises(OSError, match="it has failed before"):
         device.room_for(4096)
     device.close()
+
+
+def test_nothing_is_borrowed_before_a_block_is_wanted_there_and_donors_that_give_nothing_are_told_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "borrower.toml"
+    path.write_text(f'size_bytes = "64MiB"\nkey_file = "{tmp_path}/none"\npeers_file = "{tmp_path}/none"\n')
+    device = PeerDevice(path)
+    blocks = SpilledBlocks(
+        Made(4, mixed), range(4), disk=file_in(tmp_path), peer=device, first_share=lambda *_: 0.0
+    )  # fmt: skip
+    for _ in range(2):
+        assert look(blocks) == wanted(4)
+    assert device.cpu_s() == 0  # no such process
+
+    blocks.keep = Keep(spilled=1.0)
+    until(lambda: look(blocks) == wanted(4) and device.is_gone, what="the end of the device")
+    blocks.close()
+
+    (line,) = (one.getMessage() for one in caplog.records if "a peer's memory is not used" in one.getMessage())
+    assert line == "a peer's memory is not used any more"
 
 
 def check_that_it_goes_on_by_the_disk(peer_settings: Path) -> None:

@@ -1,8 +1,8 @@
 """A device in donors' memory for one worker alone: `farside blockdev -s` at the other end of a socket, by NBD.
 
-The worker starts it with a borrower's settings, and nobody else can reach it. It ends when the worker's end of the
-socket does, however that comes, and donors have their memory back then. What is written to it is on the disk as well,
-so it has no second copy of its own.
+The worker starts it with a borrower's settings when a block is first to go there, and nobody else can reach it. It ends
+when the worker's end of the socket does, however that comes, and donors have their memory back then. What is written to
+it is on the disk as well, so it has no second copy of its own.
 """
 
 import errno
@@ -24,8 +24,8 @@ from farside.kmod_shim.nbd.dial import negotiate
 
 START_LIMIT_S = 10.0
 """For all of the device to have its memory at donors."""
-STILL_LIMIT_S = 5.0
-"""A device on which nothing moves for so long has failed: a borrower gives its donors up before."""
+STILL_AFTER_S = 1.0
+"""A device on which nothing moves for so long after its borrower has given up any donor has failed."""
 RELEASE_LIMIT_S = 5.0
 REQUEST_BYTES = 1 << 20
 _REQUEST_MAGIC, _REPLY_MAGIC = 0x25609513, 0x67446698
@@ -47,7 +47,7 @@ class PeerDevice:
     """
 
     def __init__(self, settings: Path) -> None:
-        """Starts it; it is used as soon as donors have given all of its memory.
+        """Reads the settings; nothing is borrowed before room is asked for.
 
         Raises:
             ConfigError: The settings are not those of a borrower.
@@ -55,27 +55,31 @@ class PeerDevice:
         self.name, self.is_gone = os.fspath(settings), False
         told = _ALWAYS | {"name": f"train-{os.getpid()}"}
         try:
-            load_config(BlockdevConfig, (settings,), told)
+            config = load_config(BlockdevConfig, (settings,), told)
         except FarsideError as error:
             lines = "; ".join(str(error).splitlines())
             raise ConfigError(f"--spill-peer: {lines}") from error
+        words = [word for name, value in told.items() for word in ("--set", f"{name}={_toml(value)}")]
+        self._argv = [sys.executable, "-m", "farside", "blockdev", "-s", "--config", self.name, *words]
+        self._still_s = config.deadline_s + config.grace_s + STILL_AFTER_S
         self._lock = threading.Lock()
         self._end = self._size_bytes = 0
         self._is_open = False
-        self._sock, theirs = socket.socketpair()
-        with theirs:
-            words = [word for name, value in told.items() for word in ("--set", f"{name}={_toml(value)}")]
-            argv = [sys.executable, "-m", "farside", "blockdev", "-s", "--config", self.name, *words]
-            self._process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
-        self._until_s = time.monotonic() + START_LIMIT_S
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._until_s = 0.0
 
     def room_for(self, size_bytes: int) -> int | None:
         """Where the next bytes are to be written; None: it is full, or does not have its memory yet.
+
+        Who asks first starts it.
 
         Raises:
             OSError: It has failed.
         """
         with self._lock:
+            if self._process is None and not self.is_gone:
+                self._start()
             if not self._is_open and not self.is_gone and not self._has_greeted():
                 return None
             self._opened()
@@ -107,6 +111,8 @@ class PeerDevice:
 
     def cpu_s(self) -> float:
         """CPU time that the device has taken, in its process."""
+        if self._process is None:
+            return 0.0
         try:
             # The kernel's clock of another process: clock_getcpuclockid(3) makes the same number.
             return time.clock_gettime(~self._process.pid << 3 | 2)
@@ -117,6 +123,8 @@ class PeerDevice:
         """Gives the memory back."""
         with self._lock:
             self._give_up()
+        if self._process is None:
+            return
         try:
             self._process.wait(RELEASE_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -125,26 +133,38 @@ class PeerDevice:
 
     # --- the connection
 
+    def _start(self) -> None:
+        self._sock, theirs = socket.socketpair()
+        self._until_s = time.monotonic() + START_LIMIT_S
+        with theirs:
+            try:
+                self._process = subprocess.Popen(self._argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+            except OSError:
+                self._give_up()
+                raise
+
     def _has_greeted(self) -> bool:
         """Whether the handshake need not be waited for."""
         is_readable, _, _ = select.select([self._sock], [], [], 0)
         return bool(is_readable) or time.monotonic() > self._until_s
 
     def _opened(self) -> socket.socket:
-        if self.is_gone:
-            raise OSError(errno.ENOTCONN, "it has failed before")
+        sock = self._sock
+        if self.is_gone or sock is None:
+            raise OSError(errno.ENOTCONN, "it has failed before" if self.is_gone else "it was not started")
         if not self._is_open:
-            self._sock.settimeout(max(1.0, self._until_s - time.monotonic()))
+            sock.settimeout(max(1.0, self._until_s - time.monotonic()))
             try:
-                self._size_bytes = negotiate(self._sock, "").size_bytes
+                self._size_bytes = negotiate(sock, "").size_bytes
             except (OSError, FarsideError) as error:
                 self._give_up()
                 raise OSError(errno.ENOTCONN, f"donors have not given its memory: {error}") from error
-            self._sock.settimeout(None)
+            sock.settimeout(None)
+            still = struct.pack("ll", *divmod(round(1e6 * self._still_s), 10**6))
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(STILL_LIMIT_S), 0))
+                sock.setsockopt(socket.SOL_SOCKET, option, still)
             self._is_open = True
-        return self._sock
+        return sock
 
     def _transfer(self, command: int, view: memoryview, offset: int) -> None:
         with self._lock:
@@ -155,40 +175,42 @@ class PeerDevice:
                     sock.sendall(_REQUEST.pack(_REQUEST_MAGIC, 0, command, number, offset + at, size_bytes))
                     if command == _WRITE:
                         sock.sendall(view[at : at + size_bytes])
-                failed = self._answers(parts, view if command == _READ else None)
+                failed = self._answers(sock, parts, view if command == _READ else None)
             except (OSError, FarsideError) as error:
                 self._give_up()
                 raise OSError(errno.EIO, f"the device has ended: {error}") from error
         if failed:
             raise OSError(failed, os.strerror(failed))
 
-    def _answers(self, parts: dict[int, tuple[int, int]], into: memoryview | None) -> int:
+    def _answers(self, sock: socket.socket, parts: dict[int, tuple[int, int]], into: memoryview | None) -> int:
         """Takes an answer to each part, in any order; the last error, 0 for none."""
         failed = 0
         while parts:
             head = bytearray(_REPLY.size)
-            self._fill(memoryview(head))
+            _fill(sock, memoryview(head))
             magic, error, number = _REPLY.unpack(head)
             if magic != _REPLY_MAGIC or number not in parts:
                 raise RemoteProtocolError("an answer belongs to no request")
             at, size_bytes = parts.pop(number)
             failed = error or failed
             if into is not None and not error:
-                self._fill(into[at : at + size_bytes])
+                _fill(sock, into[at : at + size_bytes])
         return failed
-
-    def _fill(self, view: memoryview) -> None:
-        while view:
-            found = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
-            if not found:
-                raise OSError(errno.ECONNRESET, "it hung up")
-            view = view[found:]
 
     def _give_up(self) -> None:
         self.is_gone = True
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        if self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.close()
+
+
+def _fill(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        found = sock.recv_into(view, 0, socket.MSG_WAITALL)
+        if not found:
+            raise OSError(errno.ECONNRESET, "it hung up")
+        view = view[found:]
 
 
 def _parts(size_bytes: int) -> Iterator[tuple[int, int]]:
