@@ -74,9 +74,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    code = in_namespace()
-    if code is not None:
-        return code
+    in_namespace()
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="farside-colo-") as folder, ExitStack() as stack:
         processors = sorted(os.sched_getaffinity(0))[-asked.processors :]
@@ -85,13 +83,12 @@ def main() -> int:
     return 0
 
 
-def in_namespace() -> int | None:
-    """Runs this command again in a network namespace of its own; its exit code, or None where that is so already."""
+def in_namespace() -> None:
+    """Returns in a network namespace of its own, in which this command begins anew as the same process."""
     if not os.environ.get(INSIDE):
         argv = ["unshare", "-n", sys.executable, "-m", "benchmarks.colocation", *sys.argv[1:]]
-        return subprocess.run(argv, env={**os.environ, INSIDE: "1"}, check=False).returncode
+        os.execvpe(argv[0], argv, {**os.environ, INSIDE: "1"})
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    return None
 
 
 def write(output: Path, module: str, machine: Machine, found: dict[str, Any]) -> None:
@@ -221,7 +218,7 @@ class Bench:
         found = {}
         for case, jobs, turns in cases[shift:] + cases[:shift]:
             found[case] = self._case(f"{case.replace(' ', '-')}-{number}", jobs, turns=turns)
-        bits = {name: {ran.objective for case in found for ran in self._of(found, case, name)} for name in JOBS}
+        bits = {name: {ran.model for case in found for ran in self._of(found, case, name)} for name in JOBS}
         assert all(len(one) == 1 for one in bits.values()), f"models differ: {bits}"
         return found
 
@@ -288,9 +285,7 @@ class Bench:
     def _check_trace(self, jobs: Sequence[str]) -> None:
         """No subtask without a turn, and no two jobs that compute at once: otherwise the figures are not of turns."""
         rows = [row for job in jobs for row in self._trace(job)]
-        # A job that comes or goes begins a new epoch, in which who asks is let through.
-        let_through = sum(not row[6] for row in rows)
-        assert let_through <= 4 * len(jobs), f"{let_through} subtasks without a turn"
+        check_turns(rows, len(jobs))
         computing = sorted((row[4], row[5]) for row in rows if row[2] == "COMP" and row[6])
         overlaps = sum(later[0] < before[1] for before, later in itertools.pairwise(computing))
         assert not overlaps, f"{overlaps} times two jobs computed at once"
@@ -337,6 +332,12 @@ class Bench:
         return found
 
 
+def check_turns(rows: Sequence[Sequence[Any]], jobs: int) -> None:
+    """No subtask without a turn; a job that comes or goes begins a new epoch, in which who asks is let through."""
+    let_through = sum(not row[6] for row in rows)
+    assert let_through <= 4 * jobs, f"{let_through} subtasks without a turn"
+
+
 def started(stack: ExitStack, argv: Sequence[str], log: Path) -> None:
     """A service that ends with the stack."""
     with log.open("wb") as file:
@@ -352,9 +353,9 @@ def _ran(label: str, worker: "subprocess.Popen[str]") -> Ran:
 
 
 def _together(workers: Sequence[Ran]) -> Ran:
-    assert len({one.objective for one in workers}) == 1, "workers of one job differ"
+    assert len({(one.objective, one.model) for one in workers}) == 1, "workers of one job differ"
     begun_ns, ended_ns = min(one.begun_ns for one in workers), max(one.ended_ns for one in workers)
-    return Ran(begun_ns=begun_ns, ended_ns=ended_ns, objective=workers[0].objective)
+    return Ran(begun_ns=begun_ns, ended_ns=ended_ns, objective=workers[0].objective, model=workers[0].model)
 
 
 def _seconds(runs: Sequence[Ran]) -> float:

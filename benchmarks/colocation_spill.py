@@ -1,4 +1,4 @@
-"""``python -m benchmarks.colocation spill``: jobs in turns whose input does not fit in memory; 1 if a bar is missed.
+"""``python -m benchmarks.colocation spill``: jobs in turns whose input does not fit in memory; 1 if a bar is not met.
 
 `memory`: two jobs on one node, each with memory for half of its input by a limit of the kernel, beside the same jobs
 without a limit; without spilling each is killed. `chooser-`: a disk whose reads the kernel holds down to 50 MB/s
@@ -104,7 +104,7 @@ Part = Callable[[SpillBench, Effort, int], tuple[list[Bar], dict[str, Any]]]
 
 
 def main(words: Sequence[str]) -> int:
-    """Measures what is asked for, and writes it; 1 if a bar is missed."""
+    """Measures what is asked for, and writes it; 1 if a bar is missed, or was not judged."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.colocation spill", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"which of: {', '.join(PARTS)}; else all")
     parser.add_argument("--rounds", type=int, default=5, help="how often each case is measured; default: %(default)s")
@@ -117,27 +117,36 @@ def main(words: Sequence[str]) -> int:
     if os.geteuid() != 0:
         print("farside: a shaped link and limits on memory need root; nothing is measured", file=sys.stderr)
         return 2
-    code = in_namespace()
-    if code is not None:
-        return code
+    in_namespace()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended
     effort, rounds = (QUICK, 1) if asked.quick else (Effort(), asked.rounds)
-    missed: list[str] = []
+    found: dict[str, list[str]] = {"missed": [], "not judged": []}
     for name in asked.parts or PARTS:
         try:
-            record, short = measured(name, effort, rounds, asked.threads)
+            record, bars = measured(name, effort, rounds, asked.threads)
         except Unavailable as error:
-            print(f"{name}: left out: {error}", file=sys.stderr)
+            found["not judged"].append(f"{name}: left out: {error}")
             continue
-        missed += [f"{name}: {line}" for line in short]
+        found["missed"] += [f"{name}: {' | '.join(bar.row)}" for bar in bars if bar.met == "no"]
+        found["not judged"] += [f"{name}: {' | '.join(bar.row)}" for bar in bars if bar.met == "too noisy"]
         if not asked.quick:
             _keep(name, record, asked.output)
-    print("\n".join(["missed:", *missed]) if missed else "no bar is missed")
-    return 1 if missed else 0
+    return told(found)
 
 
-def measured(name: str, effort: Effort, rounds: int, threads: int = 0) -> tuple[dict[str, Any], list[str]]:
-    """A part's record, and its bars that are missed.
+def told(found: Mapping[str, Sequence[str]]) -> int:
+    """Prints the lines under each title; the exit code, which is 0 where there are none."""
+    for title, lines in found.items():
+        if lines:
+            print("\n".join([f"{title}:", *lines]))
+    if any(found.values()):
+        return 1
+    print("no bar is missed")
+    return 0
+
+
+def measured(name: str, effort: Effort, rounds: int, threads: int = 0) -> tuple[dict[str, Any], list[Bar]]:
+    """A part's record, and its bars.
 
     Raises:
         Unavailable: The machine can't do it.
@@ -158,7 +167,7 @@ def measured(name: str, effort: Effort, rounds: int, threads: int = 0) -> tuple[
           f"the host {record['stolen_pct']} %")  # fmt: skip
     for row in (header, *rows):
         print(" | ".join(row), flush=True)
-    return record, [" | ".join(bar.row) for bar in bars if bar.met == "no"]
+    return record, bars
 
 
 def _own_s() -> float:
@@ -203,7 +212,7 @@ def measure_memory(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list
     for number in range(rounds):
         for case, plays in _in_turn({"free": free, "limited": limited}, number):
             cases[case] = bench.play(f"{case}-{number}", plays)
-        assert cases["free"].objectives == cases["limited"].objectives, "models differ"
+        assert cases["free"].models == cases["limited"].models, "models differ"
         ratios.append(cases["limited"].makespan_s / cases["free"].makespan_s)
         last = effort.memory // 2
         iterations.append(cases["limited"].iteration_s(last) / cases["free"].iteration_s(last))
@@ -359,7 +368,7 @@ def measure_death(bench: SpillBench, effort: Effort, _rounds: int) -> tuple[list
     died = bench.play("death", at_peer, lambda: bench.kill_donor_after(effort.death // 2, jobs, killed_ns))
     assert all(one["peer_bytes"] > 0 for one in died.reports.values()), "nothing came from the donor"
     lost = sum(
-        sorted(pushes) != list(range(effort.death)) or died.objectives[name] != alone.objectives[name]
+        sorted(pushes) != list(range(effort.death)) or died.models[name] != alone.models[name]
         for name, pushes in died.pushes_ns.items()
     )
     went_on = sum(max(pushes.values()) > killed_ns[0] for pushes in died.pushes_ns.values())

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from benchmarks.colocation import DEADLINE_S, Bench, until_answers
+from benchmarks.colocation import DEADLINE_S, Bench, check_turns, until_answers
 from benchmarks.colocation_spill_job import FIXED, REPORT
 from farside import admin
 from farside.cli.demo.colocated_node import Ran
@@ -62,7 +62,7 @@ class Played:
 
     Attributes:
         makespan_s: Until the last one had its model.
-        objectives: In hexadecimal.
+        models: A digest of each.
         pushes_ns: When each iteration's push was over.
         comp_s, net_s: What each iteration computed, and was on the network.
         reports: What each has read and waited.
@@ -70,7 +70,7 @@ class Played:
     """
 
     makespan_s: float
-    objectives: Mapping[str, str]
+    models: Mapping[str, str]
     pushes_ns: Mapping[str, Mapping[int, int]]
     comp_s: Mapping[str, Mapping[int, float]]
     net_s: Mapping[str, Mapping[int, float]]
@@ -215,7 +215,8 @@ class SpillBench(Bench):
         return self.folder / f"{name}.report"
 
     def _check_trace(self, jobs: Sequence[str]) -> None:
-        """Nothing is thrown away: on a busy machine a turn may be over before its job is done, which is counted."""
+        """No subtask without a turn. On a busy machine a turn may be over before its job is done: that is counted."""
+        check_turns([row for job in jobs for row in self._trace(job)], len(jobs))
 
     # --- what the executor has seen
 
@@ -248,7 +249,7 @@ class SpillBench(Bench):
         }  # fmt: skip
         return Played(
             makespan_s=(max(one.ended_ns for one in ran.values()) - min(one.begun_ns for one in ran.values())) / 1e9,
-            objectives={name: one.objective for name, one in ran.items()},
+            models={name: one.model for name, one in ran.items()},
             pushes_ns=pushes, comp_s=steps["comp"], net_s=steps["net"], reports=reports,
             overlaps=sum(later[0] < before[1] for before, later in itertools.pairwise(sorted(computing))),
         )  # fmt: skip

@@ -6,11 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.colocation_spill import PARTS, Bar, _in_turn, _keep
+from benchmarks.colocation import INSIDE, check_turns, in_namespace
+from benchmarks.colocation_spill import PARTS, Bar, _in_turn, _keep, told
 from benchmarks.colocation_spill_bench import Played, write_input
+from farside.cli.demo.colocated_job import digest
 from farside.errors import Unavailable
 from farside.training.app.dataset import load
 from farside.training.app.program import Options
@@ -26,6 +30,46 @@ def test_a_bar_is_met_by_the_median_and_not_judged_where_computing_was_too_uneve
     assert Bar(what="a", values=values, most=1.28, spread=0.16).met == "too noisy"
     assert Bar(what="a", values=[0], most=0, form="{:.0f}").row == ["a", "0", "at most 0", "yes"]
     assert Bar(what="a", values=values).met == "-"
+
+
+def test_what_was_not_judged_is_said_and_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    left_out = "memory: left out: no limit on memory"
+
+    assert told({"missed": [], "not judged": [left_out]}) == 1
+    assert capsys.readouterr().out == f"not judged:\n{left_out}\n"
+    assert told({"missed": ["climb: a"], "not judged": []}) == 1
+    assert capsys.readouterr().out == "missed:\nclimb: a\n"
+    assert told({"missed": [], "not judged": []}) == 0
+    assert capsys.readouterr().out == "no bar is missed\n"
+
+
+def test_models_with_the_same_objective_and_other_bits_have_other_digests() -> None:
+    model = {"b": np.arange(4.0), "a": np.zeros((2, 3), order="F")}
+    other = {"a": np.zeros((2, 3)), "b": np.arange(4.0)}
+
+    assert digest(model) == digest(other)
+    for change in ({"b": -0.0 * np.arange(4.0)}, {"a": np.zeros((3, 2))}, {"a": np.zeros((2, 3), dtype=np.int64)}):
+        assert digest(other | change) != digest(other)
+
+
+def test_steps_without_a_turn_are_counted() -> None:
+    rows = [["0:j", number, "COMP", 0, 0, 0, number > 4] for number in range(9)]
+
+    check_turns(rows, 2)
+    with pytest.raises(AssertionError, match="5 subtasks without a turn"):
+        check_turns(rows, 1)
+
+
+def test_a_signal_reaches_what_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[Any] = []
+    monkeypatch.delenv(INSIDE, raising=False)
+    monkeypatch.setattr(os, "execvpe", lambda *words: began.append(words))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+
+    in_namespace()  # the same process goes on as that command
+
+    ((program, argv, variables),) = began
+    assert (program, argv[:2], variables[INSIDE]) == ("unshare", ["unshare", "-n"], "1")
 
 
 def test_cases_begin_with_another_one_in_each_round() -> None:
@@ -48,7 +92,7 @@ def test_a_part_that_is_measured_again_leaves_the_others_as_they_are(tmp_path: P
 def test_a_group_is_as_slow_as_its_slowest_job_and_its_longest_pause_is_found() -> None:
     second = 10**9
     played = Played(
-        makespan_s=9.0, objectives={},
+        makespan_s=9.0, models={},
         pushes_ns={"a": {0: 0, 1: second, 2: 2 * second, 3: 6 * second}, "b": {0: 0, 1: 3 * second, 2: 5 * second}},
         comp_s={"a": {0: 9.0, 1: 1.0, 2: 2.0}}, net_s={}, reports={},
     )  # fmt: skip

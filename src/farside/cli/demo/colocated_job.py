@@ -5,6 +5,7 @@ OPTIONS are a program's, as JSON. It is a worker as `farside train` starts one, 
 spilled is drawn block by block, as it is asked for. The last line of its output is JSON with times of CLOCK_MONOTONIC.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from farside.log import start_logging
 from farside.training.app.catalog import PROGRAMS
 from farside.training.app.dataset import load
 from farside.training.app.program import Options, nobody_watches
+from farside.training.loop.block import Arrays
 from farside.training.loop.job import CHECKPOINT_DIR
 from farside.training.loop.spilling import SPILL_DIR
 from farside.training.loop.turns import EXECUTOR
@@ -51,8 +53,18 @@ def main(argument: str) -> int:
         buffer = io.BytesIO()
         np.savez(buffer, objective=np.array(outcome.objective), **outcome.model)
         write_whole(Path(options.out), buffer.getvalue(), mode=0o644)
-    print(json.dumps({"begun_ns": begun_ns, "ended_ns": ended_ns, "objective": outcome.objective.hex()}), flush=True)
+    told = {"objective": outcome.objective.hex(), "model": digest(outcome.model)}
+    print(json.dumps({"begun_ns": begun_ns, "ended_ns": ended_ns, **told}), flush=True)
     return 0
+
+
+def digest(model: Arrays) -> str:
+    """A SHA-256 of a model: of the names, types, shapes and bytes of its arrays."""
+    found = hashlib.sha256()
+    for name, array in sorted(model.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def _compile(options: Options) -> None:

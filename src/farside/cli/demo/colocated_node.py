@@ -94,12 +94,13 @@ class Link:
 class Ran:
     """When a worker began to train, and when it had its model; nanoseconds of CLOCK_MONOTONIC.
 
-    ``objective``: of the model, in hexadecimal, so that two can be compared bit for bit.
+    ``objective``: of the model, in hexadecimal. ``model``: a digest of it, so that two can be compared bit for bit.
     """
 
     begun_ns: int
     ended_ns: int
     objective: str
+    model: str
 
     @property
     def took_s(self) -> float:
