@@ -361,6 +361,25 @@ def test_a_clock_that_goes_back_hides_no_use_of_gpus(back_s: float, cut: bool) -
     assert len(cluster.events(IdleWarningLifted)) == 1
 
 
+def test_a_clock_that_goes_back_while_its_agent_is_cut_off_hides_no_use_of_gpus() -> None:
+    cluster = Cluster()
+    job = cluster.running()
+    cluster.idle_s(75)
+    was = cluster.job(job).idle
+    cluster.ahead_s["n0"] = -40.0
+    cluster.idle_s(20, cut=["n0"])
+    cluster.busy["n0", 0] = 90.0
+    cluster.idle_s(5, cut=["n0"])
+    cluster.busy.clear()
+    cluster.idle_s(35, cut=["n0"])
+
+    cluster.idle_s(5)  # by the node's clock less time has gone by than was cut off: it was not seen to go back
+
+    assert was is not None
+    assert (cluster.phase(job), cluster.job(job).idle) == (Phase.RUNNING, None)
+    assert len(cluster.events(IdleWarningLifted)) == 1
+
+
 @pytest.mark.parametrize("ahead_s", [-3.0, -40.0, -3600.0, 3600.0])
 def test_a_clock_that_is_put_elsewhere_spares_no_job_that_leaves_its_gpus_idle(ahead_s: float) -> None:
     cluster = Cluster()
