@@ -366,13 +366,14 @@ class SwapFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     ``device_bytes``: its size; None: its borrower does not answer. ``attached_bytes``: of the swap that is on it, 0:
     none is. ``problem``: why that is not what is wanted; empty: it is. ``refusal``: why no order counts here; empty: it
-    does.
+    does. ``set_bytes``: the size by the node's settings, which counts where no order does; 0: none, None: as it is.
     """
 
     device_bytes: U63 | None = None
     attached_bytes: U63 = 0
     problem: Text = ""
     refusal: Text = ""
+    set_bytes: U63 | None = None
 
 
 class SwapOrder(Part, frozen=True, kw_only=True):

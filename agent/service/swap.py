@@ -86,6 +86,7 @@ class SwapService(NodeService):
                 attached_bytes=seen.area_bytes or 0,
                 problem=problem[: m.CAUSE_CHARS_MAX],
                 refusal=refusal,
+                set_bytes=self._rules.swaps(None),
             )
         )
 

@@ -99,7 +99,7 @@ def test_its_settings_count_where_no_order_does(root: Path) -> None:
     lender.order(32 * MIB)
     said = lender.looks()
 
-    assert (said.attached_bytes, swap_bytes(root)) == (16 * MIB, 16 * MIB)
+    assert (said.attached_bytes, swap_bytes(root), said.set_bytes) == (16 * MIB,) * 3
     assert said.problem == said.refusal == 'memory_orders is "lend" in its agent.toml'
 
 

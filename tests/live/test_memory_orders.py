@@ -316,6 +316,87 @@ def test_swap_that_jobs_were_promised_is_not_taken_from_them() -> None:
     assert why_not_swap(world.state.nodes["n0"], SWAPS, 0, world.state) == ""
 
 
+def test_swap_that_jobs_were_promised_is_not_detached_to_have_another_size() -> None:
+    world = a_cluster()
+    world.does(joined("n0", **SWAPPING))
+    job = world.submit(1, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=GIB)
+    world.runs(job)
+    node, line = world.state.nodes["n0"], f"jobs there were promised swap, such as {job}"
+    on = Sensed(memory=NodeMemory(swap_device_bytes=16 * GIB, swap_attached_bytes=8 * GIB))
+
+    assert line in why_not_swap(node, on, 12 * GIB, world.state)
+    assert why_not_swap(node, on, 8 * GIB + 4096, world.state) == ""
+    world.exits(job)
+    assert why_not_swap(world.state.nodes["n0"], on, 12 * GIB, world.state) == ""
+
+
+@pytest.mark.parametrize(
+    ("set_bytes", "is_there", "line"),
+    [
+        (None, True, ""),
+        (8 * GIB, True, ""),
+        (0, True, "jobs there were promised swap"),
+        (4 * GIB, True, "jobs there were promised swap"),
+        (None, False, "its agent has not reported to this manager"),
+    ],
+)
+def test_an_order_is_not_taken_back_where_the_nodes_settings_would_detach_what_jobs_were_promised(
+    set_bytes: int | None, is_there: bool, line: str
+) -> None:
+    world = a_cluster()
+    world.does(joined("n0", **SWAPPING))
+    job = world.submit(1, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=GIB)
+    world.runs(job)
+    memory = NodeMemory(swap_device_bytes=8 * GIB, swap_attached_bytes=8 * GIB)
+    sensed = Sensed(memory=memory, swap_set_bytes=set_bytes) if is_there else None
+
+    def said() -> str:
+        return why_not_swap(world.state.nodes["n0"], sensed, None, world.state)
+
+    assert said() == ""  # nothing was ordered
+    world.does(SwapOrdered(node="n0", swap_bytes=8 * GIB, by="root"))
+    assert line in said()
+    assert bool(said()) == bool(line)
+    world.exits(job)
+    assert said() == ""
+
+
+def test_orders_that_a_nodes_owner_lets_count_no_more_are_taken_back() -> None:
+    world = World(rules(), nodes=1)
+    line = a_line(world, *CAN, m.can_service(m.SWAP))
+    for event in (LendingOrdered(node="n0", lend_bytes=0, by="root"), SwapOrdered(node="n0", swap_bytes=0, by="root")):
+        world.does(event)
+    refusing = {"donor": raw(m.DonorFacts(refusal="no")), m.SWAP: raw(m.SwapFacts(refusal="no"))}
+    obeying = {"donor": raw(m.DonorFacts()), m.SWAP: raw(m.SwapFacts(set_bytes=GIB))}
+
+    kept = line.reported(world.state, report(services=obeying))
+    set_bytes = line.swap_set_bytes
+    taken = line.reported(world.state, report(services=refusing))
+    for event in taken:
+        world.does(event)
+
+    assert (kept, set_bytes) == ([], GIB)
+    assert taken == [
+        LendingOrdered(node="n0", lend_bytes=None, by="node n0"),
+        SwapOrdered(node="n0", swap_bytes=None, by="node n0"),
+    ]
+    assert line.reported(world.state, report(services=refusing)) == []
+
+
+def test_what_programs_use_of_swap_that_is_to_go_is_no_news_with_each_report() -> None:
+    world = World(rules(), nodes=1)
+    line = a_line(world, *CAN)
+    used = m.Swap(size_bytes=8 * GIB, own_bytes=GIB)
+    for event in line.reported(world.state, report(swap=used)):
+        world.does(event)
+    world.does(SwapOrdered(node="n0", swap_bytes=0, by="root"))
+
+    little = line.reported(world.state, report(swap=m.Swap(size_bytes=8 * GIB, own_bytes=GIB + 4096)))
+    much = line.reported(world.state, report(swap=m.Swap(size_bytes=8 * GIB, own_bytes=2 * GIB)))
+
+    assert (little, len(much)) == ([], 1)
+
+
 def test_no_job_is_promised_swap_that_is_to_go() -> None:
     world = a_cluster()
     world.does(joined("n0", **SWAPPING))
@@ -350,6 +431,7 @@ def test_an_order_about_swap_is_told_to_agents_that_have_the_service_alone() -> 
     [
         (None, "its agent is not connected"),
         (NodeMemory(swap_device_bytes=8 * GIB, swap_attached_bytes=GIB), None),
+        (NodeMemory(swap_device_bytes=8 * GIB, swap_attached_bytes=GIB - 8192), None),
         (NodeMemory(swap_device_bytes=8 * GIB, swap_attached_bytes=0), "its agent has yet to see to it"),
         (NodeMemory(swap_problem="memory has no room"), "memory has no room"),
     ],

@@ -70,6 +70,7 @@ class AgentLine:
         self.executor: m.ExecutorFacts | None = found.facts.get(m.EXECUTOR)
         self.memory = NO_MEMORY  # that its node lends and has borrowed, as the last report says
         self.lend_refusal = self.swap_refusal = ""  # why no order about what it lends, or its swap, counts there
+        self.swap_set_bytes: int | None = None  # size of its swap by its own settings; None: as it is
         self._secret, self._idle = secret, idle
         self._clock = NodeClock(hello.at_s, now_s)
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
@@ -147,6 +148,8 @@ class AgentLine:
         self.memory = memory_of(report, donor, found.facts.get(services.BORROWER), swap)
         self.lend_refusal = self._refusal(m.can_service(services.DONOR, 2), donor)
         self.swap_refusal = self._refusal(m.can_service(m.SWAP), swap)
+        self.swap_set_bytes = None if swap is None else swap.set_bytes
+        events += _refused_orders(node, donor, swap) if node is not None else ()
         if self.aggregator is not None:
             events += aggregation.news_of(state.aggregation, self.node, self.aggregator, report.at_s, self._written_s)
         if self.executor is not None and state.colocation.jobs:
@@ -503,12 +506,21 @@ def _named(node: str, key: TaskKey) -> dict[str, Any]:
     return {"node": node, "job_id": job_id, "start": start, "rank": rank}
 
 
+def _refused_orders(node: LiveNode, donor: m.DonorFacts | None, swap: m.SwapFacts | None) -> Iterator[log.Event]:
+    """Take back orders about memory that the owner of the node does not let count: nobody would keep them."""
+    by = f"node {node.name}"
+    if donor is not None and donor.refusal and node.lend_at_most_bytes is not None:
+        yield log.LendingOrdered(node=node.name, lend_bytes=None, by=by)
+    if swap is not None and swap.refusal and node.swap_ordered_bytes is not None:
+        yield log.SwapOrdered(node=node.name, swap_bytes=None, by=by)
+
+
 def _steadied(node: LiveNode, said: SaidT) -> SaidT:
     """What was said, with what always moves as it is known, where it has not moved far."""
     swap, headroom_bytes = said.swap, said.headroom_bytes
     if abs(headroom_bytes - node.headroom_bytes) <= HEADROOM_STEP * node.memory_bytes:
         headroom_bytes = node.headroom_bytes
-    if swap is not None and abs(swap.own_bytes - node.swap_own_bytes) <= SWAP_STEP * node.swap_bytes:
+    if swap is not None and abs(swap.own_bytes - node.swap_own_bytes) <= SWAP_STEP * swap.size_bytes:
         swap = structs.replace(swap, own_bytes=node.swap_own_bytes)
     donor, known = said.donor, node.donor
     if donor is not None and known is not None:

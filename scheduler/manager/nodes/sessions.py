@@ -396,7 +396,7 @@ class AgentSessions:
             sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
             session.sensed = replace(
                 sensed, aggregator=line.aggregator, executor=line.executor, memory=line.memory,
-                lend_refusal=line.lend_refusal, swap_refusal=line.swap_refusal,
+                lend_refusal=line.lend_refusal, swap_refusal=line.swap_refusal, swap_set_bytes=line.swap_set_bytes,
             )  # fmt: skip
             self._note_problems(session)
             await self._log.write(events, f"node {line.node}")

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from farside.agent import messages as m
-from farside.geometry import GRANULE_BYTES
+from farside.geometry import GRANULE_BYTES, granules_of
 
 
 class NodeMemory(Struct, frozen=True, kw_only=True):
@@ -129,5 +129,5 @@ def _lend_problem(memory: NodeMemory, lend_bytes: int) -> str:
 def _swap_problem(memory: NodeMemory, swap_bytes: int) -> str:
     if memory.swap_problem:
         return memory.swap_problem
-    whole_bytes = swap_bytes - swap_bytes % GRANULE_BYTES  # as nodes have it
-    return "" if (memory.swap_attached_bytes or 0) == whole_bytes else "its agent has yet to see to it"
+    granules = swap_bytes // GRANULE_BYTES  # as nodes have it
+    return "" if granules_of(memory.swap_attached_bytes or 0) == granules else "its agent has yet to see to it"

@@ -45,7 +45,7 @@ class Sensed:
     ``slabs`` of others left. 0: the donor is open. ``holding``: services that have something of others, by name.
     ``aggregator``, ``executor``: what its service of that name said; None: it has none. ``memory``: that it lends and
     has borrowed. ``lend_refusal``, ``swap_refusal``: why it takes no order about what it lends, or about its swap;
-    empty: it takes them.
+    empty: it takes them. ``swap_set_bytes``: size of its swap by its own settings; 0: none, None: as it is.
     """
 
     gpu_busy_pct: float | None = None
@@ -64,6 +64,7 @@ class Sensed:
     memory: NodeMemory = NO_MEMORY
     lend_refusal: str = ""
     swap_refusal: str = ""
+    swap_set_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
