@@ -68,6 +68,7 @@ class DonorSense(NodeService):
         self._heard_s = 0.0
         self._wanted: m.DonorOrder | None = None  # None: no manager has said whether it may lend
         self._limit_problem = ""  # why the donor does not lend within what it was to be told
+        self._logged_problem = ""
         self._lent = NOTHING_LENT
         self._traffic: _Traffic | None = None
 
@@ -108,6 +109,9 @@ class DonorSense(NodeService):
     async def read(self) -> Lent:
         """The donor now; nothing lent where none answers."""
         lent, ordered_bytes = await self._read(), None if self._wanted is None else self._wanted.lend_bytes
+        if self._limit_problem not in ("", self._logged_problem):  # once, and not with each report
+            _log.warning("this node's donor does not keep to its bound", why=self._limit_problem)
+        self._logged_problem = self._limit_problem
         problem = self._rules.why_less(ordered_bytes) or self._limit_problem
         self._lent = msgspec.structs.replace(
             lent, limit_problem=problem[: m.CAUSE_CHARS_MAX], refusal=self._rules.lend_refusal
@@ -181,7 +185,7 @@ class DonorSense(NodeService):
         move_s = _MOVE_S if self._wanted is None else self._wanted.deadline_s
         try:
             await admin.ask(socket, "limit", timeout_s=ASK_LIMIT_S, bytes=limit_bytes, deadline_s=move_s)
-        except PeerError as error:  # it is of a version before this one, or a slab is more than that
+        except PeerError as error:  # it is of a version before this one
             self._limit_problem = f"its donor does not take the limit: {error}"
             return told
         limited: Mapping[str, Any] = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
@@ -225,7 +229,7 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
         m.Loan(borrower=name, bytes=slabs * slab_bytes, slabs=slabs) for slabs, name in sessions[: m.LOANS_MAX] if slabs
     )
     limit_bytes = told["memory"].get("limit_bytes")
-    is_lending = not (told["closing"] or told["draining"]) and limit_bytes != 0
+    is_lending = not (told["closing"] or told["draining"]) and (limit_bytes is None or limit_bytes >= slab_bytes)
     memory = m.LentMemory(
         lent_bytes=sum(slabs for slabs, _ in sessions) * slab_bytes,
         lendable_bytes=int(told["memory"]["free_slabs"]) * slab_bytes if is_lending else 0,
@@ -245,12 +249,14 @@ def _donor_of(told: Mapping[str, Any], memory: m.LentMemory, *, is_lending: bool
     at = control or next((one for one in told.get("listen", ()) if isinstance(parse_endpoint(one), tuple)), "")
     if not at:
         return None
+    lent_bytes = memory.lent_bytes
+    if limit_bytes is not None:  # what is beyond it in whole slabs is on its way back, and counts no more
+        lent_bytes = min(lent_bytes, limit_bytes - limit_bytes % int(told["slab_bytes"]))
     return m.Donor(
         node=str(told["node"])[:64],
         control=at,
         has_rdma=bool(told.get("has_rdma", False)),
         lends=is_lending,
         free_bytes=memory.lendable_bytes,
-        # What is on its way back, as it is beyond a limit, counts no more.
-        lent_bytes=memory.lent_bytes if limit_bytes is None else min(memory.lent_bytes, limit_bytes),
+        lent_bytes=lent_bytes,
     )

@@ -1,7 +1,8 @@
 """Limit of a donor: the most that it lends; what it lent beyond that is recalled, the least active first.
 
 Asked by the admin command ``limit``, beside the donor's settings, which stay as they are: what these allow is lent, as
-far as the limit goes. A restart forgets the limit; the node's agent, which asks for it, sees that at its next look.
+far as the limit goes, in whole slabs: less than one lends nothing. A restart forgets the limit; the node's agent, which
+asks for it, sees that at its next look.
 """
 
 from collections.abc import Mapping
@@ -41,15 +42,7 @@ class Limit:
         return {"limit": self._on_limit}
 
     def set(self, limit_bytes: int | None, deadline_s: float) -> None:
-        """Lend at most so much from now on; the cycle recalls what is beyond, with ``deadline_s`` to move its pages.
-
-        Raises:
-            ConfigError: It is less than a slab, and not 0.
-        """
-        slab_bytes = self._lender.pool.slab_bytes
-        if limit_bytes is not None and 0 < limit_bytes < slab_bytes:
-            text = f"a limit of {format_bytes(limit_bytes)} is less than a slab, {format_bytes(slab_bytes)}"
-            raise ConfigError(text, hint="0, or a slab and more")
+        """Lend at most so much from now on; the cycle recalls what is beyond, with ``deadline_s`` to move its pages."""
         if limit_bytes != self._lender.limit_bytes:
             shown = "none" if limit_bytes is None else format_bytes(limit_bytes)
             _log.info("limit of what is lent", limit=shown, lent=len(self._lender.ledger.loans), deadline_s=deadline_s)

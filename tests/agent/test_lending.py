@@ -197,26 +197,31 @@ def test_the_owner_of_a_node_has_the_last_word_and_the_difference_is_told(tmp_pa
     scenario(tmp_path, story)
 
 
-def test_what_a_donor_refuses_is_told_and_what_it_lends_is_told_all_the_same(tmp_path: Path) -> None:
+def test_a_bound_below_a_slab_is_taken_and_lends_nothing(tmp_path: Path) -> None:
     async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        sense = DonorSense(tmp_path / "admin.sock", control="tcp:10.0.0.1:7677", clock=plane.clock)
         await borrower.map(2)
         sense.lend(at_most(1))
 
+        assert await limit_of(plane, sense) == (1, "")
         found = await sense.read()
 
-        assert found.limit_problem.startswith("its donor does not take the limit: ")
-        assert "less than a slab" in found.limit_problem
+        assert found.donor is not None
         assert found.lent is not None
-        assert found.lent.lent_bytes == 2 * plane.status().slab_bytes
+        assert (found.donor.lends, found.lent.lendable_bytes) == (False, 0)
+        assert isinstance(await borrower.ask(d.Map(device="swap", count=1)), d.Error)
 
     scenario(tmp_path, story)
 
 
-def test_a_donor_of_the_version_before_takes_no_limit_and_that_is_told(tmp_path: Path) -> None:
+def test_a_donor_of_the_version_before_takes_no_limit_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> Lent:
         sense = DonorSense(tmp_path / "d.sock", control="", clock=VirtualClock())
         sense.lend(at_most(0))
         async with admin.serve(tmp_path / "d.sock", {"status": told}):
+            await sense.read()
             return await sense.read()
 
     async def told(_: object) -> object:
@@ -224,6 +229,7 @@ def test_a_donor_of_the_version_before_takes_no_limit_and_that_is_told(tmp_path:
 
     found = asyncio.run(run())
     assert "does not take the limit" in found.limit_problem
+    assert caplog.text.count("does not keep to its bound") == 1
     assert found.lent is not None
 
 

@@ -126,10 +126,26 @@ def test_a_limit_is_no_promise_of_memory_that_is_not_there(plane: Plane) -> None
     scenario(plane, body)
 
 
+@pytest.mark.parametrize(("limit_bytes", "slabs"), [(SLAB - 1, 0), (2 * SLAB + 1, 2)])
+def test_a_limit_counts_in_whole_slabs_and_less_than_one_lends_nothing(
+    plane: Plane, limit_bytes: int, slabs: int
+) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await admin.ask(plane.folder / "admin.sock", "limit", bytes=limit_bytes)
+        await plane.pass_time(2)
+
+        answer = await borrower.ask(m.Map(device="swap", count=5))
+
+        assert plane.status().memory.limit_bytes == limit_bytes
+        assert (len(answer.leases) if isinstance(answer, m.MrInfo) else 0) == slabs
+
+    scenario(plane, body)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"bytes": SLAB - 1}, "is less than a slab"),
         ({"bytes": -1}, "bytes is -1"),
         ({"bytes": 2**63}, "bytes is"),
         ({"bytes": "much"}, "bytes is not a whole number"),

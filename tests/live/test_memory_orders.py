@@ -154,6 +154,8 @@ def test_people_read_what_was_ordered_and_why_it_is_not_so() -> None:
     assert memory_words(node(none), "swap") == "swap off, as ordered"
     assert memory_words(node(away), "lend") == "lends at most 1 GiB, as ordered; its agent is not connected"
     assert memory_words(node(away), "swap") == "swap 1 GiB, as ordered; its agent is not connected"
+    assert memory_words(node(NodeMemory(lend_problem="why")), "lend") == "lend: why"
+    assert memory_words(node(NodeMemory(swap_problem="why")), "swap") == "swap: why"
 
 
 def test_the_api_refuses_what_can_not_be_and_writes_what_can(tmp_path: Path) -> None:
@@ -166,12 +168,16 @@ def test_the_api_refuses_what_can_not_be_and_writes_what_can(tmp_path: Path) -> 
         unknown = await client.post("/v1/nodes/n9/lend", json={"at_most_bytes": 0})
         lines = (await client.get("/v1/audit")).json()["entries"]
         undone = await client.post(path, json={"at_most_bytes": None})
+        asked = await client.post(path, json={"at_most_bytes": 7, "is_question": True})
+        refused = await client.post(path, json={"at_most_bytes": 1 << 50, "is_question": True})
 
         assert (away.status_code, away.json()["detail"].split(":")[0]) == (409, "n0")
         assert bounded.json()["memory"]["lend_ordered_bytes"] == 5
         assert [one.status_code for one in (*wrong, unknown)] == [422, 422, 422, 404]
         assert ("lend", "node n0", "done") in [(one["action"], one["object"], one["result"]) for one in lines]
         assert undone.json()["memory"]["lend_ordered_bytes"] is None
+        assert (asked.status_code, refused.status_code) == (200, 409)
+        assert asked.json()["memory"]["lend_ordered_bytes"] is None
 
     api_test(test, tmp_path)
 
@@ -225,6 +231,10 @@ def test_an_order_holds_whoever_is_killed_and_started_again(tmp_path: Path, monk
             order(manager, "n2", "lend=off")
             until_is(manager, "n2", "lend_limit_bytes", 0)
             order(manager, "n1", "swap=off")
+            # The second is refused: of the first nothing is written.
+            address = f"unix:{manager.folder}/manager.sock"
+            both = outcome(farside("node", "set", "n1", "swap=keep", "lend=off", "--manager", address))
+            ordered_bytes = manager.get("nodes", "n1")["memory"]["swap_ordered_bytes"]
             for process in (first_lender, first_swapper, first_donor):
                 kill(process)
             manager.kill_all()
@@ -241,6 +251,8 @@ def test_an_order_holds_whoever_is_killed_and_started_again(tmp_path: Path, monk
             until_is(manager, "n2", "lend_limit_bytes", None)
 
     assert lendable_bytes == 0
+    assert "no donor answers there" in both.stderr
+    assert ordered_bytes == 0
     assert said == "n2: as its own settings say\n"
     assert swap_bytes(root) == 0
 
@@ -364,8 +376,8 @@ def test_an_order_is_not_taken_back_where_the_nodes_settings_would_detach_what_j
 def test_orders_that_a_nodes_owner_lets_count_no_more_are_taken_back() -> None:
     world = World(rules(), nodes=1)
     line = a_line(world, *CAN, m.can_service(m.SWAP))
-    for event in (LendingOrdered(node="n0", lend_bytes=0, by="root"), SwapOrdered(node="n0", swap_bytes=0, by="root")):
-        world.does(event)
+    world.does(LendingOrdered(node="n0", lend_bytes=0, by="root"))
+    world.does(SwapOrdered(node="n0", swap_bytes=0, by="root"))
     refusing = {"donor": raw(m.DonorFacts(refusal="no")), m.SWAP: raw(m.SwapFacts(refusal="no"))}
     obeying = {"donor": raw(m.DonorFacts()), m.SWAP: raw(m.SwapFacts(set_bytes=GIB))}
 

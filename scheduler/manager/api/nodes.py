@@ -35,15 +35,23 @@ class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The most that a node's donor shall lend; null: what its own settings allow."""
+    """The most that a node's donor shall lend; null: what its own settings allow.
+
+    ``is_question``: only whether that would be refused.
+    """
 
     at_most_bytes: Annotated[int, Meta(ge=0, le=2**62)] | None
+    is_question: bool = False
 
 
 class SwapBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Size that a node's swap in other nodes' memory shall have; 0: none, null: what its own settings say."""
+    """Size that a node's swap in other nodes' memory shall have; 0: none, null: what its own settings say.
+
+    ``is_question``: only whether that would be refused.
+    """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)] | None
+    is_question: bool = False
 
 
 @router.get("", responses=lists(NodeList))
@@ -97,6 +105,8 @@ async def lend(
     refusal = why_not_lend(node, shared.sessions.sensed().get(node.name), body.at_most_bytes)
     if refusal:
         raise HTTPException(409, refusal)
+    if body.is_question:
+        return _shown(node.name, shared)
     event = LendingOrdered(node=node.name, lend_bytes=body.at_most_bytes, by=caller.name)
     await shared.log.write([event], caller.told)
     return _shown(node.name, shared)
@@ -110,6 +120,8 @@ async def swap(
     refusal = why_not_swap(node, shared.sessions.sensed().get(node.name), body.size_bytes, shared.log.state)
     if refusal:
         raise HTTPException(409, refusal)
+    if body.is_question:
+        return _shown(node.name, shared)
     await shared.log.write([SwapOrdered(node=node.name, swap_bytes=body.size_bytes, by=caller.name)], caller.told)
     return _shown(node.name, shared)
 

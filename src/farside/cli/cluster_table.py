@@ -62,17 +62,20 @@ def node_table(nodes: Iterable[Row]) -> Table:
 
 
 def memory_words(node: Row, key: str) -> str:
-    """What an operator has ordered of a node's memory, ``lend`` or ``swap``, and why it is not so; empty: nothing."""
+    """What an operator has ordered of a node's memory, ``lend`` or ``swap``, and why it is not so; empty: nothing.
+
+    Without an order, why it is not as the node's own settings say.
+    """
     memory = node.get("memory") or {}
     ordered = memory.get(f"{key}_ordered_bytes")
+    problem = memory.get(f"{key}_problem")
     if ordered is None:
-        return ""
+        return f"{key}: {problem}" if problem else ""
     size = format_bytes(ordered)
     words = {
         "lend": f"lends at most {size}" if ordered else "lends nothing",
         "swap": f"swap {size if ordered else 'off'}",
     }
-    problem = memory[f"{key}_problem"]
     return f"{words[key]}, as ordered" + (f"; {problem}" if problem else "")
 
 

@@ -101,10 +101,17 @@ def set_memory(
     """
     from farside.cli.cluster_table import memory_words
 
-    for key, size_bytes in _orders_of(words).items():
-        body = {"at_most_bytes" if key == "lend" else "size_bytes": size_bytes}
+    orders = {
+        key: {"at_most_bytes" if key == "lend" else "size_bytes": size_bytes}
+        for key, size_bytes in _orders_of(words).items()
+    }
+    # All are asked about first: where one is refused, none is written.
+    for key, body in orders.items() if len(orders) > 1 else ():
+        client.post("nodes", name, key, body={**body, "is_question": True})
+    for key, body in orders.items():
         node = client.post("nodes", name, key, body=body)
-        print(f"{name}: {memory_words(node, key) or 'as its own settings say'}", flush=True)
+        shown = "as its own settings say" if None in body.values() else memory_words(node, key)
+        print(f"{name}: {shown}", flush=True)
 
 
 def _orders_of(words: list[str]) -> dict[str, int | None]:
