@@ -145,8 +145,8 @@ class PeerDevice:
 
     def _has_greeted(self) -> bool:
         """Whether the handshake need not be waited for."""
-        is_readable, _, _ = select.select([self._sock], [], [], 0)
-        return bool(is_readable) or time.monotonic() > self._until_s
+        is_readable = self._sock is not None and bool(select.select([self._sock], [], [], 0)[0])
+        return is_readable or time.monotonic() > self._until_s
 
     def _opened(self) -> socket.socket:
         sock = self._sock
