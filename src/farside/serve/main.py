@@ -24,7 +24,7 @@ from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.mps import MpsDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.partition.whole import WholeDriver
-from farside.agent.serving.priority import go_first
+from farside.agent.serving.priority import go_first, go_with_others
 from farside.agent.serving.remote import Address
 from farside.client.manager_client import ManagerAddress
 from farside.daemon.control.keys import read_keys
@@ -109,6 +109,8 @@ def run(
         FarsideError: Something is wrong with the deployment, or could not be started.
     """
     start_logging(log_level)
+    if is_check:  # a unit's Nice= is for the front, beside which this loads all models
+        go_with_others()
     allow_many_connections()
     asyncio.run((_check_start if is_check else _run)(deployment, plan_file, manager))
     return 0
