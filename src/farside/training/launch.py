@@ -136,8 +136,8 @@ class _Told:
 
     def _on_end(self, _number: int, _frame: FrameType | None) -> None:
         # Asked twice: whoever asks no longer waits for the workers to agree.
-        self._pass_on(signal.SIGKILL if self.ends else signal.SIGTERM)
-        self.ends = True
+        number, self.ends = (signal.SIGKILL if self.ends else signal.SIGTERM), True
+        self._pass_on(number)  # the second signal may come in the middle of this
 
     def _pass_on(self, number: signal.Signals) -> None:
         for worker in self._workers:
