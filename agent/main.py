@@ -31,7 +31,7 @@ from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import Task, key_of, over_below, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
-from farside.agent.run.task_folder import folder_name
+from farside.agent.run.task_folder import Recipe, folder_name
 from farside.agent.run.task_memory import TaskMemory
 from farside.agent.sense.load import LoadSense
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
@@ -421,7 +421,7 @@ class Agent:
             RunningTask(
                 supervisor_pid=pid,
                 limit_bytes=known[key].memory_bytes,
-                cgroup=self.runner.cgroup_of(key),
+                cgroup=_cgroup_of(self.runner.recipe(key)),
                 name=folder_name(key),
                 watched_bytes=memory.watched_bytes(
                     limit_bytes=known[key].memory_bytes, devices=len(known[key].devices)
@@ -513,6 +513,11 @@ def _tasks_by_gpu(holders: Iterable[GpuHolder]) -> dict[int, str]:
     for held in holders:
         found[held.gpu] = ", ".join(filter(None, (found.get(held.gpu), held.task)))
     return found
+
+
+def _cgroup_of(recipe: Recipe | None) -> Path | None:
+    """A task's own cgroup; None: it has none."""
+    return Path(recipe.cgroup) if recipe is not None and recipe.cgroup else None
 
 
 def _given(path: Path) -> Path | None:

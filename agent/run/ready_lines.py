@@ -10,13 +10,14 @@ does a time that no iteration takes (`ITERATION_MIN_S`).
 
 import math
 from collections import deque
+from statistics import median
 
 from farside.agent.messages import ITERATION_MAX_S, ITERATION_MIN_S, IterationTimes
 
 WORD = b"iteration"
 LINE_BYTES_MAX = 256
 KEPT = 1000
-"""Of so many of the newest iterations the median is taken: what a job does now counts, not how it warmed up."""
+"""The median is taken of this many of the newest iterations: what a job does now counts, not how it warmed up."""
 
 
 class ReadyLines:
@@ -47,10 +48,7 @@ class ReadyLines:
         """Iterations that were reported so far; None: there were none."""
         if not self._count:
             return None
-        ordered = sorted(self._newest_s)
-        middle = len(ordered) // 2
-        median_s = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-        return IterationTimes(count=self._count, median_s=median_s)
+        return IterationTimes(count=self._count, median_s=median(self._newest_s))
 
     def _go_on(self, part: bytes) -> None:
         self._is_too_long = self._is_too_long or len(self._begun) + len(part) > LINE_BYTES_MAX

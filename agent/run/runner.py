@@ -111,8 +111,7 @@ class Runner:
         self._socket = folder / "agent.notify"
         self._fork_server = fork_server
         self._pids: dict[Key, int] = {}  # of task supervisors that we started, for as long as they have said nothing
-        self._cgroups: dict[Key, Path | None] = {}  # of tasks that were asked for
-        self._gpu_uuids: dict[Key, Mapping[int, str]] = {}  # the same
+        self._recipes: dict[Key, files.Recipe] = {}  # of tasks that were asked for
         self._children: set[int] = set()  # to be waited for
         self._unseen: set[Key] = set()  # tasks that could not be looked at, as is logged
         self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -193,23 +192,17 @@ class Runner:
         statuses = {key: self._status(key) for key, task in self.ledger.tasks.items() if task.is_live}
         return {key: status.supervisor_pid for key, status in statuses.items() if status is not None}
 
-    def cgroup_of(self, key: Key) -> Path | None:
-        """The cgroup of a live task's own; None: it has none."""
-        if key not in self._cgroups:
-            recipe = self._read_or_none(files.Recipe, key)
-            if recipe is None:
-                return None
-            self._cgroups[key] = Path(recipe.cgroup) if recipe.cgroup else None
-        return self._cgroups[key]
+    def recipe(self, key: Key) -> files.Recipe | None:
+        """What a task was started by, which is written once; None: it is not there, or damaged."""
+        recipe = self._recipes.get(key) or self._read_or_none(files.Recipe, key)
+        if recipe is not None:
+            self._recipes[key] = recipe
+        return recipe
 
     def gpu_uuids_of(self, key: Key) -> Mapping[int, str]:
         """UUIDs of a live task's GPUs, by the indexes that these had when it was started; they may be others since."""
-        if key not in self._gpu_uuids:
-            recipe = self._read_or_none(files.Recipe, key)
-            if recipe is None:
-                return {}
-            self._gpu_uuids[key] = recipe.gpu_uuids
-        return self._gpu_uuids[key]
+        recipe = self.recipe(key)
+        return {} if recipe is None else recipe.gpu_uuids
 
     # ---- decisions
 
@@ -243,8 +236,7 @@ class Runner:
                 case rules.Remove(key=key):
                     self._pids.pop(key, None)
                     self._unseen.discard(key)
-                    self._cgroups.pop(key, None)
-                    self._gpu_uuids.pop(key, None)
+                    self._recipes.pop(key, None)
                     shutil.rmtree(self._at(key), ignore_errors=True)
                 case rules.Tell(state=state):
                     self._tell(state)
@@ -257,7 +249,7 @@ class Runner:
             self._pids[key] = self._start_supervisor(start, account)
         except OSError as error:
             _log.error("a task was not started", task=files.folder_name(key), why=error.strerror)
-            recipe = self._read_or_none(files.Recipe, key)
+            recipe = self.recipe(key)
             if recipe is not None:
                 _kill_all(recipe)  # nothing ran; its cgroup goes
             cause = f"this node could not start it: {error.strerror}"
@@ -395,7 +387,7 @@ class Runner:
         )
 
     def _restored_task(self, key: Key) -> Task:
-        status, recipe = self._status(key), self._read_or_none(files.Recipe, key)
+        status, recipe = self._status(key), self.recipe(key)
         # The agent was killed before it wrote what to run, or that is damaged: the next look finds no lock, and calls
         # it lost.
         if recipe is None:
