@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, at_most, bars
@@ -24,6 +25,14 @@ KILLS, KILL_EVERY_S, QUICK_KILLS = 20, 25.0, 3
 BACK_STEP_S, BACK_KILL_S = 10.0, 5.0
 PLANS_MIN = 4
 _NEVER: tuple[Outcome, ...] = ("failed", "lost", "doubled", "wrong")
+
+
+class _Kill(NamedTuple):
+    """When an executor was killed, whose it was, and when the next one was; infinity after the last."""
+
+    at_s: float
+    models: str
+    next_s: float
 
 
 def measure_steps(*, quick: bool) -> Figure:
@@ -46,11 +55,7 @@ def measure_steps(*, quick: bool) -> Figure:
         began_s = time.time()
         killed, moments = asyncio.run(_killed(running, mix.rates(LOW), kills))
         kill_changes = running.status().changes
-    nexts_s = [*(at_s for at_s, _ in moments[1:]), math.inf]
-    after = [
-        killed.violated_share("", at_s + BACK_KILL_S, next_s)
-        for (at_s, _), next_s in zip(moments, nexts_s, strict=True)
-    ]
+    after = [killed.violated_share("", one.at_s + BACK_KILL_S, one.next_s) for one in moments]
     counts = Table(
         caption="What became of all requests",
         header=("run", *OUTCOMES),
@@ -104,14 +109,13 @@ def _plans_table(changes: Sequence[ChangeRecord]) -> Table:
     )  # fmt: skip
 
 
-def _kills_table(killed: Result, moments: Sequence[tuple[float, str]], changes: Mapping[float, ChangeRecord]) -> Table:
+def _kills_table(killed: Result, moments: Sequence[_Kill], changes: Mapping[float, ChangeRecord]) -> Table:
     rows: list[Row] = []
-    nexts_s = [*(at_s for at_s, _ in moments[1:]), math.inf]
-    for (at_s, models), next_s in zip(moments, nexts_s, strict=True):
-        plans = [f"{one.cause} {one.part_pct} %" for when_s, one in changes.items() if at_s <= when_s < next_s]
-        back_s = at_s + BACK_KILL_S
+    for one in moments:
+        plans = [f"{told.cause} {told.part_pct} %" for at_s, told in changes.items() if one.at_s <= at_s < one.next_s]
+        back_s = one.at_s + BACK_KILL_S
         rows.append(
-            (f"{at_s:.0f}", models, _violated(killed, at_s, back_s), _violated(killed, back_s, next_s),
+            (f"{one.at_s:.0f}", one.models, _violated(killed, one.at_s, back_s), _violated(killed, back_s, one.next_s),
              ", ".join(plans))
         )  # fmt: skip
     return Table(
@@ -135,7 +139,7 @@ def _violated(result: Result, since_s: float, until_s: float) -> str:
     return f"{100 * result.violated_share('', since_s, until_s):.2f}"
 
 
-async def _killed(running: Running, rates: dict[str, float], kills: int) -> tuple[Result, Sequence[tuple[float, str]]]:
+async def _killed(running: Running, rates: dict[str, float], kills: int) -> tuple[Result, Sequence[_Kill]]:
     """What became of requests, and when which models' executor was killed."""
     seconds = KILL_EVERY_S * (kills + 1)
     client = OpenLoop("127.0.0.1", running.http, await asyncio.to_thread(running.targets))
@@ -152,4 +156,5 @@ async def _killed(running: Running, rates: dict[str, float], kills: int) -> tupl
             one = rng.choice(glets)
             os.kill(one.pid, signal.SIGKILL)
             moments.append((loop.time() - began_s, ", ".join(portion.model for portion in one.glet.models)))
-    return await load, moments
+    nexts_s = [*(at_s for at_s, _ in moments[1:]), math.inf]
+    return await load, [_Kill(*moment, next_s) for moment, next_s in zip(moments, nexts_s, strict=True)]

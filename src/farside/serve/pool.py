@@ -93,6 +93,10 @@ class Turns:
         """Planned seconds of batches of 1, 2, 3, ... by model."""
         return {slot.model: slot.latency_s for slot in self.round.slots}
 
+    def takes_s(self, model: str, rows: int) -> float:
+        """Seconds of a batch as planned, and what the last ones took longer than that."""
+        return self.latencies_s[model][rows - 1] + max(0.0, self.round.pace(model).mean_s)
+
 
 class Pool:
     """Queues and glets of a deployment.
@@ -129,7 +133,7 @@ class Pool:
 
     @property
     def lag_s(self) -> float:
-        """So late requests are read, at worst as far as is known."""
+        """How late requests are read, at worst as far as is known."""
         return self._lag.late_s
 
     # ---- routes
@@ -156,11 +160,7 @@ class Pool:
             if one not in self.turns:
                 self._close(one)
         for name in self._models:
-            serving = tuple(one for one in self.turns if name in one.latencies_s)
-            self._by_model[name] = serving
-            self._beside[name] = [one.round for one in serving]
-            if serving:
-                self._least_s[name] = _least_of(serving, name)
+            self._serve(name, [one for one in self.turns if name in one.latencies_s])
             self._bounds[name] = max(QUEUE_ROWS_MIN, math.ceil(rates.get(name, 0.0) * self._slo_s[name]))
         for one in self.turns:
             self._look(one)
@@ -171,11 +171,14 @@ class Pool:
         self.turns = tuple(serving)
         self._close(turns)
         for name in turns.latencies_s:
-            left = tuple(one for one in self._by_model[name] if one is not turns)
-            self._by_model[name] = left
-            self._beside[name] = [one.round for one in left]
-            if left:
-                self._least_s[name] = _least_of(left, name)
+            self._serve(name, [one for one in self._by_model[name] if one is not turns])
+
+    def _serve(self, name: str, serving: Sequence[Turns]) -> None:
+        """These glets serve a model. Without any its last latencies stay, by which requests that wait are judged."""
+        self._by_model[name] = tuple(serving)
+        self._beside[name] = [one.round for one in serving]
+        if serving:
+            self._least_s[name] = _least_of(serving, name)
 
     def _close(self, turns: Turns) -> None:
         turns.is_closed = True
@@ -253,7 +256,7 @@ class Pool:
         now_s = self._loop.time()
         if turns.batches:
             turns.batches[0].begun_s = now_s
-            turns.batches[0].ends_s = now_s + self._takes_s(turns, turns.batches[0].model, turns.batches[0].rows)
+            turns.batches[0].ends_s = now_s + turns.takes_s(turns.batches[0].model, turns.batches[0].rows)
         elif not turns.is_closed:
             self._look(turns, batch)
         took_s = (ended_ns - started_ns) / 1e9
@@ -343,7 +346,7 @@ class Pool:
                 view[at : at + one.rows] = array
             at += one.rows
         self._number += 1
-        ends_s = begins_s + self._takes_s(turns, name, at)
+        ends_s = begins_s + turns.takes_s(name, at)
         turns.batches.append(
             _Batch(
                 number=self._number, model=name, rows=at, slot=slot, requests=requests,
@@ -354,10 +357,6 @@ class Pool:
         turns.executor.run(self._number, name, at, slot)
         if len(turns.batches) == 1 and self.queues[name].rows:
             self._look_at(turns, max(self._loop.time(), ends_s - STAGE_S))
-
-    def _takes_s(self, turns: Turns, model: str, rows: int) -> float:
-        """As planned, and what batches took longer than that."""
-        return turns.latencies_s[model][rows - 1] + max(0.0, turns.round.pace(model).mean_s)
 
     # ---- outcomes
 
