@@ -95,10 +95,16 @@ class Verdict(Enum):
     END = auto()
 
 
+def _of_all(spans: Sequence[Span | None], below_pct: int) -> list[Span]:
+    """The spans of all processes by this limit; empty where one has none."""
+    known = [span for span in spans if span is not None and span.below_pct == below_pct]
+    return known if len(known) == len(spans) else []
+
+
 def common(spans: Sequence[Span | None], below_pct: int) -> Span | None:
     """When all processes were idle at once, by this limit; None: never, as far as anybody saw, or there are none."""
-    known = [span for span in spans if span is not None and span.below_pct == below_pct]
-    if not known or len(known) < len(spans):
+    known = _of_all(spans, below_pct)
+    if not known:
         return None
     found = Span(
         since_s=max(span.since_s for span in known), until_s=min(span.until_s for span in known), below_pct=below_pct
@@ -128,9 +134,9 @@ def is_awaited(
     """
     if warned is not None:
         return warned.ends_s is not None and known.until_s < warned.ends_s <= now.until_s
-    others = [span for span in spans if span is not None and span.below_pct == rule.below_pct]
-    if len(others) < len(spans):
+    all_spans = _of_all(spans, rule.below_pct)
+    if not all_spans:
         return False
-    since_s = max(span.since_s for span in others)
+    since_s = max(span.since_s for span in all_spans)
     # As `verdict` compares, so that rounding keeps nobody waiting for ever.
     return known.until_s - since_s < rule.after_s <= now.until_s - since_s
