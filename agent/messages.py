@@ -245,7 +245,7 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
     rdma_subnet: Text = ""
     """Prefixes of its InfiniBand subnets, with commas between; empty: it has none."""
     lids: Annotated[tuple[U32, ...], Meta(max_length=LIDS_MAX)] = ()
-    """Of its InfiniBand ports, as their subnet managers gave them."""
+    """LIDs of its InfiniBand ports, as their subnet managers gave them."""
     rack: Text = ""
     """The rack that it stands in, as its settings say, or the switches that LLDP names; empty: nobody knows."""
 

@@ -24,7 +24,7 @@ from farside.units import parse_bound
 FENCE_PERIODS = 3  # of report_period_s: the manager acknowledges each report, and one may be late
 
 ALL_USERS = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
-"""Of a folder in which every user makes files, and takes away none of others'."""
+"""Mode of a folder in which every user makes files, and takes away none of others'."""
 
 _log = get_log("agent")
 

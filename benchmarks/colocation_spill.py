@@ -247,7 +247,7 @@ def _in_turn(cases: Mapping[str, Any], number: int) -> list[tuple[str, Any]]:
 
 
 def _told(cases: Mapping[str, Played]) -> dict[str, Any]:
-    """Of the last round: what jobs computed, were on the network, read and waited."""
+    """What jobs computed, were on the network, read and waited in the last round."""
     return {
         "last_round": {
             case: {

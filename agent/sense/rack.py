@@ -23,11 +23,11 @@ BY_LLDP = "lldp"
 """The setting by which lldpd is asked."""
 PERIOD_S = 60.0
 LIMIT_S = 5.0
-"""So long lldpctl may take; it asks a daemon of this machine."""
+"""Seconds that lldpctl may take; it asks a daemon of this machine."""
 CHARS_MAX = 58
-"""Of a rack's name, so that it is a feature's with ``rack:`` before it."""
+"""The longest name of a rack: with ``rack:`` before it, it is a feature's name."""
 DIGEST_CHARS = 12
-"""Of a longer name's SHA-256, in place of its end: switches whose names differ there only are told apart."""
+"""A longer name ends with this much of its SHA-256, so that switches whose names differ there only are told apart."""
 SWITCHES = frozenset({"Bridge", "Router"})
 
 _log = get_log("agent.sense")

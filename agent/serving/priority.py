@@ -1,4 +1,4 @@
-"""Who goes first where several want a core: the front, since its work is short and requests wait for it alone.
+"""Lets the front go first where several want a core: its work is short, and requests wait for it alone.
 
 Executors are to fall behind where too much is asked. A front that does finds requests that came long ago, and sends
 answers late that were made in time.

@@ -63,7 +63,7 @@ class Consolidate(OnNodes):
         return self._in_few_racks(ledger, demand, idle, len(fewest)) or fewest
 
     def _in_few_racks(self, ledger: Ledger, demand: Demand, idle: int, nodes: int) -> Allocation | None:
-        """So many nodes of one rack, or of few; None: of no racks that are known."""
+        """That many nodes of one rack, or of few; None: their racks are not known."""
         for is_one in (True, False):
             for cell in ledger.sets.cells(demand):
                 racks = [rack & cell for rack in ledger.sets.named_racks if rack & cell]

@@ -26,7 +26,7 @@ ITERATIONS_MIN = 10
 COMPARED = 100
 """The newest consolidated starts of a kind, and its spread ones that wait for the first."""
 KINDS = 10_000
-"""So many kinds are known at a time, those that ended last: names of jobs are without end."""
+"""How many kinds are known at a time, those that ended last: names of jobs are without end."""
 SLOWEST = 1e-3
 """A start that was slower still counts as so fast: times are told by programs, and no sum of theirs may overflow."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 HISTORY = 1000
 """Older jobs say what the cluster was like once; and each fit takes time in proportion."""
 OF_ONE_USER = 100
-"""Of these at most so many are one user's. Programs tell their times themselves, and nobody checks them."""
+"""At most this many of them are one user's: programs tell their times themselves, and nobody checks them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

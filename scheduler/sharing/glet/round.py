@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def late_s(self) -> float:
-        """So much later than planned a batch may end; 0 where batches end as planned."""
+        """How much later than planned a batch may end; 0 where batches end as planned."""
         return max(0.0, self.mean_s + _DEVIATIONS * self.deviation_s)
 
     def ended(self, planned_s: float, took_s: float) -> None:
@@ -70,7 +70,7 @@ class Pace:
         self.deviation_s += _DEVIATION_GAIN * (abs(error_s) - self.deviation_s)
 
     def forget(self) -> None:
-        """Nothing runs, because of `late_s` alone: so it is never kept up without batches that show it."""
+        """Lowers `late_s` where nothing runs because of it alone: so it never stays without batches that show it."""
         self.mean_s *= _FORGOTTEN
         self.deviation_s *= _FORGOTTEN
 
