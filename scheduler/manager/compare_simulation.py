@@ -14,9 +14,11 @@ How it works
 
 import math
 import statistics
-from collections import Counter
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from farside.errors import FarsideError
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
@@ -108,12 +110,23 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One job, really and simulated. Times in seconds."""
+    """One job, really and simulated. Times in seconds.
+
+    Attributes:
+        partition: Where it waited; empty: the cluster has no partitions.
+        submit_s: When it was ready to run.
+        start_s: When it first started, and ``predicted_start_s`` when it did in the simulation.
+        jct_s: From when it was ready until its end, and ``predicted_s`` the same of the simulation.
+    """
 
     job_id: str
     gpus: int
     jct_s: float
     predicted_s: float
+    partition: str = ""
+    submit_s: float = 0.0
+    start_s: float = 0.0
+    predicted_start_s: float = 0.0
 
     @property
     def error(self) -> float:
@@ -153,6 +166,50 @@ class Fidelity:
     def median_error(self) -> float:
         """Half of the jobs are predicted no worse than this, as a share of their JCT, whichever way."""
         return statistics.median(abs(job.error) for job in self.jobs)
+
+    @property
+    def order(self) -> "OrderCount":
+        """How many jobs started in another order than in the simulation."""
+        by_partition: defaultdict[str, list[Compared]] = defaultdict(list)
+        for job in self.jobs:
+            by_partition[job.partition].append(job)
+        counts = [_order_in(jobs) for jobs in by_partition.values()]
+        return OrderCount(pairs=sum(one.pairs for one in counts), swapped=sum(one.swapped for one in counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderCount:
+    """Pairs of jobs that waited in one queue at one time in the simulation, and those of them that really swapped.
+
+    Two jobs that started at one instant, here or there, have not swapped.
+    """
+
+    pairs: int
+    swapped: int
+
+    @property
+    def error(self) -> float:
+        """The share that swapped; 0 where no two jobs waited together."""
+        return self.swapped / self.pairs if self.pairs else 0.0
+
+
+def _order_in(jobs: Sequence[Compared]) -> OrderCount:
+    # Those that started at once never waited for others; others may have waited for them.
+    coming = sorted((job for job in jobs if job.predicted_start_s > job.submit_s), key=lambda job: job.submit_s)
+    waiting: list[float] = []  # real starts of the jobs that wait in the simulation, rising
+    pairs = swapped = come = 0
+    by_start = sorted(jobs, key=lambda job: job.predicted_start_s)
+    for at_s, group in groupby(by_start, key=lambda job: job.predicted_start_s):
+        starting = tuple(group)
+        while come < len(coming) and coming[come].submit_s < at_s:
+            insort(waiting, coming[come].start_s)
+            come += 1
+        for job in starting:
+            if job.submit_s < at_s:
+                del waiting[bisect_left(waiting, job.start_s)]
+        pairs += len(starting) * len(waiting)
+        swapped += sum(bisect_left(waiting, job.start_s) for job in starting)
+    return OrderCount(pairs=pairs, swapped=swapped)
 
 
 @dataclass(slots=True)
@@ -300,6 +357,10 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
                 gpus=one.traced.job.gpus,
                 jct_s=one.jct_s,
                 predicted_s=run.end_s - one.traced.job.submit_s,
+                partition=one.traced.job.vc,
+                submit_s=one.traced.job.submit_s,
+                start_s=one.start_s,
+                predicted_start_s=run.start_s,
             )
             for one, run in zip(found.jobs, runs, strict=True)
         ),

@@ -3,7 +3,14 @@
 import pytest
 
 from farside.errors import FarsideError
-from farside.scheduler.manager.compare_simulation import PAPER_APART_PCT, Fidelity, recording, simulated
+from farside.scheduler.manager.compare_simulation import (
+    PAPER_APART_PCT,
+    Compared,
+    Fidelity,
+    OrderCount,
+    recording,
+    simulated,
+)
 from farside.scheduler.manager.model.event import CancelRequested, DrainRequested, HoldRequested, ReleaseRequested
 from farside.scheduler.manager.model.record import Phase
 from tests.live.world import World, rules
@@ -41,6 +48,54 @@ def test_a_queue_is_waited_in_as_it_really_was() -> None:
 
     assert [(one.jct_s, one.predicted_s) for one in found.jobs] == [(60.0, 60.0), (70.0, 70.0)]
     assert (found.mean_error, found.median_error) == (0.0, 0.0)
+
+
+def ordered(*jobs: tuple[float, float, float], partition: str = "") -> tuple[Compared, ...]:
+    """Jobs by when they were ready, when they started, and when they did in the simulation."""
+    return tuple(
+        Compared(
+            job_id=str(at), gpus=1, jct_s=1.0, predicted_s=1.0, partition=partition, submit_s=submit_s, start_s=start_s,
+            predicted_start_s=said_s,
+        )
+        for at, (submit_s, start_s, said_s) in enumerate(jobs)
+    )  # fmt: skip
+
+
+def order_of(*jobs: Compared) -> OrderCount:
+    return Fidelity(jobs=jobs, preemptions=0, predicted_preemptions=0).order
+
+
+def test_pairs_of_jobs_that_waited_together_and_swapped_are_counted() -> None:
+    found = order_of(*ordered((0.0, 5.0, 5.0), (1.0, 7.0, 6.0), (2.0, 6.0, 7.0)))
+
+    assert found == OrderCount(pairs=3, swapped=1)
+    assert found.error == pytest.approx(1 / 3)
+
+
+def test_jobs_that_never_waited_at_one_time_are_no_pair_whatever_happened() -> None:
+    assert order_of(*ordered((0.0, 9.0, 1.0), (2.0, 2.0, 2.0))).pairs == 0
+
+
+def test_jobs_that_started_at_one_instant_have_no_order() -> None:
+    assert order_of(*ordered((0.0, 6.0, 5.0), (1.0, 5.0, 5.0))).pairs == 0
+    assert order_of(*ordered((0.0, 5.0, 5.0), (1.0, 5.0, 6.0))) == OrderCount(pairs=1, swapped=0)
+
+
+def test_a_job_that_starts_at_once_goes_before_those_that_wait() -> None:
+    assert order_of(*ordered((0.0, 3.0, 5.0), (2.0, 4.0, 2.0))) == OrderCount(pairs=1, swapped=1)
+
+
+def test_jobs_of_two_partitions_wait_in_two_queues() -> None:
+    assert order_of(*ordered((0.0, 6.0, 5.0), partition="a"), *ordered((1.0, 5.0, 6.0), partition="b")).pairs == 0
+
+
+def test_a_replay_has_the_order_of_its_jobs() -> None:
+    world = World(rules(), nodes=1)
+    first, *waiting = world.submit(4), world.submit(4), world.submit(4)
+    for job in (first, *waiting):
+        run_for(world, job, 10.0)
+
+    assert replayed(world).order == OrderCount(pairs=1, swapped=0)
 
 
 def test_what_a_preemption_cost_is_no_work_and_is_charged_again_where_the_simulator_preempts() -> None:

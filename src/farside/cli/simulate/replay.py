@@ -122,6 +122,9 @@ def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) 
         console.print(_limit_words(limit), highlight=False, markup=False)
     console.print(fidelity_table(fidelity))
     console.print(f"half of the jobs are predicted within {100 * fidelity.median_error:.1f} %", highlight=False)
+    if (order := fidelity.order).pairs:
+        waited = f"of {format_count(order.pairs, 'pair')} of jobs that waited together"
+        console.print(f"{waited}, {100 * order.error:.1f} % started in the other order", highlight=False)
     console.print(PAPER, highlight=False, markup=False)
 
 
@@ -158,6 +161,8 @@ def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
         "predicted_mean_s": fidelity.predicted_mean_s,
         "mean_error": fidelity.mean_error,
         "median_error": fidelity.median_error,
+        "pairs_that_waited": fidelity.order.pairs,
+        "pairs_that_swapped": fidelity.order.swapped,
         "preemptions": fidelity.preemptions,
         "predicted_preemptions": fidelity.predicted_preemptions,
         "packlimits": msgspec.to_builtins(fidelity.packlimits),
