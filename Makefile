@@ -5,6 +5,7 @@
 #   make demo SCENE=colocation  training jobs take turns on nodes and are regrouped, by hand and by a manager; four to eight minutes, as root
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
 #   make demo SCENE=serving-cluster  the same models on GPUs that a sandbox's manager leases, through a drain; five minutes
+#   make demo SCENE=live  a day of a job log under QSSF with lending, jobs that sleep, beside its simulation; five minutes; LOG=FILE
 #   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
@@ -49,6 +50,7 @@ BY_HASH := --no-deps --require-hashes
 WHEELS := --only-binary :all:
 PYTEST_ARGS ?=
 SCENE ?= all
+LOG ?=
 # What a scene of the demo needs besides; `make venv` has none of it.
 SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(filter serving serving-cluster,$(SCENE)),.venv/.stamp-serving) \
 	$(if $(filter colocation,$(SCENE)),.venv/.stamp-training)
@@ -91,7 +93,7 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 	packages-bench venv-dev survival screenshots settings-table hashes venv-check venv-cluster code-lines
 
 demo: venv packages-demo $(SCENE_NEEDS)
-	@.venv/bin/farside demo --scene $(SCENE)
+	@.venv/bin/farside demo --scene $(SCENE) $(if $(LOG),--log "$(LOG)")
 
 # The guests' image is built meanwhile, by the system's Python: that needs neither pip nor the engine. An image that
 # can't be built fails or skips its own test, which waits for it, not all of them. `make` is not $(MAKE) here and below:

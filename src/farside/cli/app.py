@@ -321,12 +321,19 @@ def demo(
         Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; default: a temporary one.")
     ] = None,
     scene: Annotated[
-        Literal["all", "memory", "cluster", "aggregation", "serving", "serving-cluster", "colocation"],
+        Literal["all", "memory", "cluster", "aggregation", "serving", "serving-cluster", "colocation", "live"],
         typer.Option(
             help="Part of the demo to run; all: memory and cluster. "
             "aggregation needs PyTorch, serving ONNX Runtime, colocation numba."
         ),
     ] = "all",
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Job log for the scene live, in a format of `farside sim`; default: Philly's if it is in the folder "
+            "of FARSIDE_DATA or in ../shared/data, otherwise a generated one."
+        ),
+    ] = None,
 ) -> None:
     """Demonstrate Farside on this machine in two minutes.
 
@@ -336,11 +343,13 @@ def demo(
     models are measured and served within their SLOs, under a step in the load and a killed executor. In the scene
     serving-cluster they are served on GPUs that a sandbox's manager leases, through a drain, the manager's death and
     the ends of leases. In the scene colocation four training jobs share two nodes in turns, are regrouped when one
-    ends, and end with the models that they have alone. The exit code is 1 if any of this fails.
+    ends, and end with the models that they have alone. In the scene live a day of a job log runs under QSSF, with
+    virtual clusters that lend each other idle nodes and jobs that sleep, beside its simulation. The exit code is 1 if
+    any of this fails.
     """
     from farside.cli.demo.main import run
 
-    raise typer.Exit(run(state=state, part=scene))
+    raise typer.Exit(run(state=state, part=scene, log=log))
 
 
 @app.command()

@@ -20,11 +20,11 @@ from farside.cli.demo.act import ACTS, Stage
 from farside.cli.demo.load import FioLoad, Tally
 from farside.cli.demo.report import VERIFIED_MIN_BYTES, Outcome, faults
 from farside.cli.demo.show import Show, print_outcome
-from farside.errors import FarsideError, Unavailable
+from farside.errors import ConfigError, FarsideError, Unavailable
 from farside.sandbox.session import open_sandbox
 from farside.units import format_bytes
 
-Scene = Literal["all", "memory", "cluster", "aggregation", "serving", "serving-cluster", "colocation"]
+Scene = Literal["all", "memory", "cluster", "aggregation", "serving", "serving-cluster", "colocation", "live"]
 """What `farside demo --scene` takes; "all" are the two that need no other packages."""
 SANDBOX = ("--donors", "3", "--donor-memory", "512MiB", "--transport", "tcp", "--size", "1GiB")
 PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "diffutils"}
@@ -32,13 +32,18 @@ PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "d
 PATIENCE_S = 30.0
 
 
-def run(*, state: Path | None = None, part: Scene = "all") -> int:
+def run(*, state: Path | None = None, part: Scene = "all", log: Path | None = None) -> int:
     """Runs the demo in `state` or a temporary folder; exit code 0 if every step worked, otherwise 1.
 
     Raises:
+        ConfigError: `log` is given, and the scene plays none.
         FarsideError: a program is missing, or the sandbox did not start.
     """
     console = Console()
+    if log is not None and part != "live":
+        raise ConfigError(f"--log: the scene {part} plays no log", hint="add --scene live")
+    if part == "live":
+        return _live(console, log)
     if part == "aggregation":
         return _aggregation(console)
     if part == "serving":
@@ -96,6 +101,17 @@ def _colocation(console: Console) -> int:
         scene = play(show, Path(spare))
         managed = play_managed(show, Path(spare) / "managed")
     return print_scene(console, scene) | print_managed(console, managed)
+
+
+def _live(console: Console, log: Path | None) -> int:
+    # Late: no other scene needs it.
+    from farside.cli.demo.live.report import print_scene
+    from farside.cli.demo.live.scene import play
+
+    told = [""]
+    with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: told[-1]) as show:
+        scene = play(show, Path(spare), log, told.append)
+    return print_scene(console, scene)
 
 
 def _cluster(console: Console) -> int:

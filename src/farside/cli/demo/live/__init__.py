@@ -1,0 +1,1 @@
+"""The demo's live scene: a day of a log under a real manager, beside its simulation."""

@@ -1,0 +1,204 @@
+"""What a live log says of its delays and of nodes that were lent, and the same jobs simulated with these delays.
+
+The simulation gets the jobs as the log that was played has them, and not as this machine ran them: each needs its own
+time and, charged to it, the mean of what deciding, starting and stopping took. Everything else it decides itself, with
+an estimator that begins as the manager's did.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from farside.config import ManagerConfig
+from farside.scheduler.configured_rules import partitions_of, rules_of
+from farside.scheduler.manager.compare_simulation import Fidelity, Recording, recording, simulated
+from farside.scheduler.manager.learned_before import learned_before
+from farside.scheduler.manager.model import event as log
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.state import LiveState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """Mean seconds a job.
+
+    Attributes:
+        deciding_s: From what made a start possible (it came, or GPUs became free) until it was decided; all its starts.
+        starting_s: From that decision until the job works.
+        stopping_s: From its last work until its GPUs are free.
+    """
+
+    deciding_s: float
+    starting_s: float
+    stopping_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All three."""
+        return self.deciding_s + self.starting_s + self.stopping_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """A borrower that gave its nodes back to their owner.
+
+    Attributes:
+        borrower: Its job.
+        owner: The job that got them.
+        waited_s: From what made the owner ask for them until the borrower had left.
+    """
+
+    borrower: str
+    owner: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCompared:
+    """A day live and simulated.
+
+    Attributes:
+        fidelity: Job by job.
+        delays: As measured, and charged to the simulation.
+        fifo_jct_s: Average JCT of the same jobs under FIFO, simulated.
+        mean_need_s: Average run time, without any delay.
+        recalls: Nodes that came back to their owners.
+        guests: Starts on nodes of another partition.
+        leads: How often a scheduler process took the lead.
+    """
+
+    fidelity: Fidelity
+    delays: Delays
+    fifo_jct_s: float
+    mean_need_s: float
+    recalls: tuple[Recall, ...]
+    guests: int
+    leads: int
+
+    @property
+    def wait_s(self) -> float:
+        """Average time from submission to end that a job did not work, and ``predicted_wait_s`` the same simulated."""
+        return self.fidelity.mean_jct_s - self.mean_need_s
+
+    @property
+    def predicted_wait_s(self) -> float:
+        """Simulated."""
+        return self.fidelity.predicted_mean_s - self.mean_need_s
+
+
+def compare(
+    entries: Sequence[log.Entry], config: ManagerConfig, needs_s: Mapping[str, float], *, killed_s: float = math.inf
+) -> LiveCompared:
+    """Compares a day that was played with its simulation.
+
+    Args:
+        entries: The manager's whole log.
+        config: Its settings.
+        needs_s: Run time of each job, by its id.
+        killed_s: When the scheduler process was killed; infinite: it was not.
+
+    Raises:
+        FarsideError: No job has ended, or some never end in the simulation.
+    """
+    found = recording(entries, needs_s.keys(), partitions_of(config))
+    delays = delays_of(entries, found, needs_s, killed_s=killed_s)
+    jobs = charged(found, needs_s, delays)
+    before = learned_before(config, rules_of(config))
+    no_policy = replace(config, policy="fifo", policy_settings="")
+    return LiveCompared(
+        fidelity=simulated(jobs, before.rules, before.times(fits_at_once=True)),
+        delays=delays,
+        fifo_jct_s=simulated(jobs, rules_of(no_policy)).predicted_mean_s,
+        mean_need_s=statistics.fmean(needs_s[one.traced.job.job_id] for one in found.jobs),
+        recalls=recalls_of(entries),
+        guests=sum(isinstance(one.event, log.JobAllocated) and bool(one.event.host) for one in entries),
+        leads=sum(isinstance(one.event, log.SchedulerTookLead) for one in entries),
+    )
+
+
+def charged(found: Recording, needs_s: Mapping[str, float], delays: Delays) -> Recording:
+    """The recording with what each job needs, and the mean delays, in place of the time that it held GPUs."""
+    jobs = (
+        replace(one, traced=replace(one.traced, duration_s=needs_s[one.traced.job.job_id] + delays.total_s))
+        for one in found.jobs
+    )
+    return replace(found, jobs=tuple(jobs))
+
+
+def delays_of(
+    entries: Sequence[log.Entry], found: Recording, needs_s: Mapping[str, float], *, killed_s: float = math.inf
+) -> Delays:
+    """The mean delays of a recording with at least one job."""
+    state = LiveState()
+    for entry in entries:
+        apply(state, entry)
+    ready_s = {one.traced.job.job_id: one.traced.job.submit_s for one in found.jobs}
+    starting_s = statistics.fmean(
+        [job.resume_s for job in map(state.jobs.__getitem__, ready_s) if job.start == 1 and job.resume_s >= 0] or [0.0]
+    )
+    around_s = statistics.fmean(one.traced.duration_s - needs_s[one.traced.job.job_id] for one in found.jobs)
+    return Delays(
+        deciding_s=_deciding_s(entries, ready_s, killed_s) / len(ready_s),
+        starting_s=starting_s,
+        stopping_s=around_s - starting_s,
+    )
+
+
+def _deciding_s(entries: Sequence[log.Entry], ready_s: Mapping[str, float], killed_s: float) -> float:
+    """Seconds that deciding took, of all starts together of the jobs that were ready at these times."""
+    by_seq: dict[float, log.Entry] = {entry.seq: entry for entry in entries}
+    allocated: dict[str, tuple[float, float]] = {}  # by job when that was decided, and how long it took
+    winners: set[str] = set()  # jobs whose GPUs others had to leave first: that time is no deciding
+    total_s, lead = 0.0, 0
+    for entry in entries:
+        match entry.event:
+            case log.SchedulerTookLead():
+                lead = entry.seq
+            case log.JobAllocated(job_id=job_id) if job_id in ready_s:
+                since_s = _caused_s(entry, by_seq)
+                # What the new scheduler process found when it took the lead has waited since the old one died.
+                if _cause_of(entry) <= lead:
+                    since_s = max(ready_s[job_id], min(since_s, killed_s))
+                allocated[job_id] = entry.at_s, entry.at_s - since_s
+                winners.discard(job_id)
+            case log.JobStopping(winner=winner):
+                winners.add(winner)
+            case log.JobStarted(job_id=job_id) if job_id in allocated:
+                at_s, took_s = allocated.pop(job_id)
+                total_s += took_s + (0.0 if job_id in winners else entry.at_s - at_s)
+            case _:
+                pass
+    return total_s
+
+
+def _cause_of(entry: log.Entry) -> float:
+    """The entry that a decision rests on; infinite: none, but a timer."""
+    word, _, seq = entry.cause.partition(" ")
+    return int(seq) if word == "entry" and seq.isdigit() else math.inf
+
+
+def _caused_s(entry: log.Entry, by_seq: Mapping[float, log.Entry]) -> float:
+    """When what a decision rests on happened."""
+    cause = by_seq.get(_cause_of(entry))
+    return entry.at_s if cause is None else cause.at_s
+
+
+def recalls_of(entries: Sequence[log.Entry]) -> tuple[Recall, ...]:
+    """What borrowers gave back because an owner's job needed it."""
+    by_seq: dict[float, log.Entry] = {entry.seq: entry for entry in entries}
+    guests: dict[str, str] = {}  # by job whose nodes it has
+    asked: dict[str, tuple[str, float]] = {}
+    found = []
+    for entry in entries:
+        match entry.event:
+            case log.JobAllocated(job_id=job_id, host=host):
+                guests[job_id] = host
+            case log.JobStopping(job_id=job_id, winner=winner) if winner and guests.get(job_id):
+                asked[job_id] = winner, _caused_s(entry, by_seq)
+            case log.JobRequeued(job_id=job_id) | log.JobEnded(job_id=job_id) if job_id in asked:
+                owner, since_s = asked.pop(job_id)
+                found.append(Recall(borrower=job_id, owner=owner, waited_s=entry.at_s - since_s))
+            case _:
+                pass
+    return tuple(found)

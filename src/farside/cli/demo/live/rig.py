@@ -1,0 +1,211 @@
+"""A sandbox that plays a day: a real manager, agents with declared GPUs, and jobs that sleep in place of their work."""
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farside.cli.demo import cluster_jobs
+from farside.cli.demo.live.day import ALL, GPUS_PER_NODE, LiveDay
+from farside.client.manager_client import ManagerAddress, ManagerClient, find_manager
+from farside.client.state_folder import sandbox_config
+from farside.config import ManagerConfig, load_config
+from farside.sandbox import settings
+from farside.sandbox.layout import RUN_FOLDER
+from farside.sandbox.session import open_sandbox
+from farside.sandbox.waiting import wait_until
+from farside.scheduler.manager.auth.token_file import Role, add_token
+from farside.scheduler.manager.model.event import Entry
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.sim.trace.job import Trace, TraceJob
+from farside.scheduler.sim.trace.write import write_trace
+
+GRACE_S = 5.0
+"""Time that borrowers have to leave; jobs of a day leave in milliseconds."""
+PATIENCE_LOG_S = 14 * 86400.0  # QSSF's guard, divided as all times are
+MIN_RUN_S = 1.0
+LOOK_EVERY_S = 1.0
+# After the last submission: the longest job, and the queue before it.
+LIMIT_S = 400.0
+SCHEDULER = "brain"
+
+Tell = Callable[[str], None]
+"""Is called with how far the day is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the manager expected of a job when it came. ``error``: by what factor half of such estimates were off."""
+
+    expected_s: float
+    error: float | None
+    from_jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A day that was played.
+
+    Attributes:
+        config: Settings of the manager. Its files are gone with the sandbox, but for the past.
+        entries: Its whole log.
+        jobs: What each job was, by its id.
+        states: What became of each.
+        estimates: What was expected of each, where anything was.
+        killed_s: When the scheduler process was killed; infinite: it was not.
+        late_s: The longest time after its own that a job was submitted.
+    """
+
+    config: ManagerConfig
+    entries: tuple[Entry, ...]
+    jobs: Mapping[str, TraceJob]
+    states: Mapping[str, str]
+    estimates: Mapping[str, Estimate]
+    killed_s: float
+    late_s: float
+
+    @property
+    def needs_s(self) -> Mapping[str, float]:
+        """Run time of each job, by its id."""
+        return {job_id: one.duration_s for job_id, one in self.jobs.items()}
+
+
+def play_day(
+    day: LiveDay, folder: Path, tell: Tell, *, policy: str = "qssf", lends: bool = False, kills: bool = False
+) -> Played:
+    """Plays a day in a sandbox of its own.
+
+    Args:
+        day: Its jobs.
+        folder: An empty one.
+        tell: Hears how far it is.
+        policy: Of the manager.
+        lends: Partitions lend idle nodes.
+        kills: The scheduler process is killed with SIGKILL halfway between the first submission and the last.
+
+    Raises:
+        FarsideError: The sandbox did not start, or jobs do not end in time.
+    """
+    words = _sandbox_words(day, folder, policy=policy, lends=lends)
+    places = folder / "places"
+    places.mkdir(parents=True)
+    with open_sandbox(words, state=folder / "cluster") as sandbox, ExitStack() as stack:
+        state = sandbox.state
+        config = load_config(ManagerConfig, (sandbox_config(state),))
+        client = stack.enter_context(ManagerClient(find_manager(state=state)))
+        tokens = _tokens(day, config)
+        begun_s = time.monotonic()
+        jobs, late_s, killed_s = dict[str, TraceJob](), 0.0, math.inf
+        half_s = day.jobs[-1].job.submit_s / 2
+        for at, one in enumerate(day.jobs):
+            if kills and killed_s == math.inf and one.job.submit_s >= half_s:
+                killed_s = _kill_scheduler(state)
+            # From the first submission on, so that what the requests take does not add up.
+            time.sleep(max(0.0, begun_s + one.job.submit_s - time.monotonic()))
+            late_s = max(late_s, time.monotonic() - begun_s - one.job.submit_s)
+            jobs[_submit(client, tokens.get(one.job.user), one, places)] = one
+            tell(f"{at + 1} of {len(day.jobs)} jobs submitted")
+        _until_over(client, tell)
+        states = {job["id"]: job["state"] for job in client.get("jobs", all="true")["jobs"]}
+        estimates = _estimates(client, jobs) if policy == "qssf" else {}
+        with closing(EventStore(config.store_url)) as store:
+            entries = tuple(store.read_all())
+    return Played(
+        config=config, entries=entries, jobs=jobs, states=states, estimates=estimates, killed_s=killed_s, late_s=late_s
+    )
+
+
+def _sandbox_words(day: LiveDay, folder: Path, *, policy: str, lends: bool) -> list[str]:
+    told = {"policy": policy, "min_run_s": f"{MIN_RUN_S:g}", "token_submit": "true"}
+    if policy == "qssf":
+        told["policy_settings"] = f"patience_s={PATIENCE_LOG_S / day.factor:g}"
+        if day.past:
+            past = folder / "past.csv"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_trace(Trace(jobs=day.past), past)
+            told["policy_history"] = os.fspath(past)
+    if tuple(day.nodes) != (ALL,):
+        told["partition"] = _partitions(day, GRACE_S if lends else 0.0)
+    shape = f"{sum(day.nodes.values())}x{GPUS_PER_NODE}"
+    words = ["--cluster", shape, "--donors", "1", "--size", "64MiB"]
+    return words + [word for name, value in told.items() for word in ("--set", f"manager.{name}={value}")]
+
+
+def _partitions(day: LiveDay, lend_grace_s: float) -> str:
+    rows, first = [], 1
+    for name, count in day.nodes.items():
+        nodes = ",".join(f"n{number}" for number in range(first, first + count))
+        rows.append(f'{{name = "{name}", nodes = "{nodes}", lend_grace_s = {lend_grace_s:g}}}')
+        first += count
+    return f"[{', '.join(rows)}]"
+
+
+def _tokens(day: LiveDay, config: ManagerConfig) -> Mapping[str, ManagerAddress]:
+    """By user how to reach the manager as that user; empty for a log without users."""
+    port = next(one.rpartition(":")[2] for one in config.listen if one.startswith("tcp:"))
+    users = sorted({one.job.user for one in day.jobs} - {""})
+    return {
+        user: ManagerAddress(endpoint=f"http://127.0.0.1:{port}", token=add_token(config.tokens_file, user, Role.USER))
+        for user in users
+    }
+
+
+def _submit(client: ManagerClient, address: ManagerAddress | None, one: TraceJob, places: Path) -> str:
+    """Submits a job as its user; returns its id."""
+    body = _body(one, places)
+    if address is None:
+        (job_id,) = client.post("jobs", body=body)["ids"]
+    else:
+        with ManagerClient(address) as own:
+            (job_id,) = own.post("jobs", body=body)["ids"]
+    return str(job_id)
+
+
+def _body(one: TraceJob, places: Path) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "argv": ["/bin/sh", "-c", cluster_jobs.SCRIPT, "job", str(round(1000 * one.duration_s))],
+        "gpus": one.job.gpus,
+        "env": {"PLACE": os.fspath(places)},
+        "cwd": "/",
+        "output": "/dev/null",
+        "preemptible": True,
+        "grace_s": GRACE_S,
+    }
+    if one.job.name:
+        body["name"] = one.job.name
+    if one.job.vc != ALL:
+        body["partition"] = one.job.vc
+    return body
+
+
+def _kill_scheduler(state: Path) -> float:
+    """Kills the scheduler process; its parent starts another one. Returns when."""
+    pids = json.loads((state / "manager" / RUN_FOLDER / "manager.json").read_text())["pids"]
+    os.kill(pids[SCHEDULER], signal.SIGKILL)
+    return time.time()
+
+
+def _until_over(client: ManagerClient, tell: Tell) -> None:
+    def are_over() -> bool:
+        left = len(client.get("jobs")["jobs"])
+        tell(f"{left} jobs left")
+        return not left
+
+    wait_until(are_over, "the jobs of the day to end", limit_s=LIMIT_S * settings.PATIENCE, every_s=LOOK_EVERY_S)
+
+
+def _estimates(client: ManagerClient, jobs: Mapping[str, TraceJob]) -> Mapping[str, Estimate]:
+    found = {}
+    for job_id in jobs:
+        job = client.get("jobs", job_id)
+        if job["expected_s"] is not None:
+            found[job_id] = Estimate(
+                expected_s=job["expected_s"], error=job["expected_error"], from_jobs=job["expected_from_jobs"] or 0
+            )
+    return found

@@ -1,0 +1,313 @@
+"""The demo's live scene: which day it plays, what it measures, its verdict, and a small day played for real."""
+
+import io
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from farside.cli.demo.live.compare import Delays, LiveCompared, Recall, compare, delays_of, recalls_of
+from farside.cli.demo.live.day import (
+    DAY_S,
+    GPUS_PER_NODE,
+    LONGEST_LOG_S,
+    MEDIAN_MIN_S,
+    LiveDay,
+    day_of,
+    generated_log,
+)
+from farside.cli.demo.live.report import print_scene
+from farside.cli.demo.live.rig import GRACE_S, Estimate, Played, play_day
+from farside.cli.demo.live.scene import LiveScene, chosen_day, scene_faults
+from farside.cli.demo.main import run
+from farside.cli.demo.show import Show
+from farside.config import ManagerConfig
+from farside.errors import ConfigError
+from farside.scheduler.manager.compare_simulation import Compared, Fidelity, recording
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import DrainRequested, Entry, JobAllocated, JobSubmitted
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.state import Job
+from tests.live.test_lent_nodes import a_world, with_guest
+from tests.live.world import World, rules
+
+
+def traced(at: int, submit_s: float, duration_s: float, *, gpus: int = 1, vc: str = "a", user: str = "") -> TraceJob:
+    job = Job(job_id=str(at), sequence=at, submit_s=submit_s, gpus=gpus, vc=vc, user=user)
+    return TraceJob(job=job, duration_s=duration_s)
+
+
+def days(*counts: int, duration_s: float = 1200.0) -> list[TraceJob]:
+    """So many jobs on each day, a minute apart, from midnight on."""
+    return [
+        traced(1000 * day + at, day * DAY_S + 60.0 * at, duration_s) for day, count in enumerate(counts, 10)
+        for at in range(count)
+    ]  # fmt: skip
+
+
+# ---- which day
+
+
+def test_of_the_days_that_one_machine_can_play_the_busiest_is_played() -> None:
+    day = day_of(days(70, 90, 80), "a log")
+
+    assert len(day.jobs) == 90
+    assert (day.jobs[0].job.submit_s, len(day.past)) == (0.0, 70)
+    assert day.source.startswith("a log, ")
+
+
+def test_times_are_divided_so_that_the_median_job_runs_long_enough_to_show_what_was_decided() -> None:
+    day = day_of(days(70), "a log")
+
+    assert day.factor == 600.0
+    assert day.median_s == MEDIAN_MIN_S
+    assert day.jobs[1].job.submit_s == pytest.approx(0.1)
+
+
+def test_days_with_too_many_jobs_too_few_or_too_short_ones_are_refused_in_one_line() -> None:
+    for jobs in (days(20), days(900), days(70, duration_s=100.0)):
+        with pytest.raises(ConfigError, match="a log: no day of it has 60 to 800 jobs") as refused:
+            day_of(jobs, "a log")
+        assert "\n" not in str(refused.value)
+
+
+def test_a_virtual_cluster_has_nodes_for_what_its_jobs_need_and_for_its_largest() -> None:
+    busy = [traced(at, 10 * DAY_S + at, DAY_S / 4, gpus=8, vc="b") for at in range(9)]
+    wide = [traced(100, 10 * DAY_S, 60.0, gpus=3 * GPUS_PER_NODE, vc="c")]
+    jobs = sorted([*days(70), *busy, *wide], key=lambda one: one.job.submit_s)
+
+    # 9 jobs of a quarter of a day on a node each, at 0.9 of what the nodes can do; the one of c is 1 of 80.
+    assert day_of(jobs, "a log").nodes == {"a": 1, "b": round(9 / 4 / 0.9), "c": 3}
+
+
+def test_jobs_that_run_for_days_end_after_half_a_day_and_are_counted() -> None:
+    jobs = [*days(70), traced(5000, 10 * DAY_S + 5000, 3 * DAY_S)]
+    day = day_of(sorted(jobs, key=lambda one: one.job.submit_s), "a log")
+
+    assert day.cut == 1
+    assert max(one.duration_s for one in day.jobs) == pytest.approx(LONGEST_LOG_S / day.factor)
+    assert "1 longer than 12 h end after that" in day.words
+
+
+def test_a_nearly_idle_virtual_cluster_is_left_out_and_counted() -> None:
+    jobs = [*days(150), traced(5000, 10 * DAY_S + 5000, 600.0, vc="idle")]
+    day = day_of(sorted(jobs, key=lambda one: one.job.submit_s), "a log")
+
+    assert (set(day.nodes), day.left_out) == ({"a"}, 1)
+    assert "1 job of nearly idle virtual clusters left out" in day.words
+
+
+def test_a_log_whose_virtual_clusters_need_more_nodes_than_one_machine_plays_is_refused() -> None:
+    jobs = [traced(at, 10 * DAY_S + at, 1200.0, gpus=200) for at in range(80)]
+
+    with pytest.raises(ConfigError, match="need 31 nodes of 8 GPUs on that day, and 16 is the most"):
+        day_of(jobs, "a log")
+
+
+def test_the_generated_log_has_a_day_users_and_virtual_clusters_and_is_the_same_each_time() -> None:
+    day = day_of(generated_log(), "generated")
+
+    assert day == day_of(generated_log(), "generated")
+    assert day.has_users
+    assert set(day.nodes) == {"robots", "speech", "vision"}
+    assert day.median_s >= MEDIAN_MIN_S
+
+
+def test_without_philly_a_generated_log_is_played_and_the_scene_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSIDE_DATA", str(tmp_path))
+    said = io.StringIO()
+
+    with Show(Console(file=said, width=200), lambda: "") as show:
+        day = chosen_day(show, None)
+
+    assert day.source.startswith("generated log")
+    assert f"there is no {tmp_path}/cluster/jobs/philly_dev.csv.gz" in said.getvalue()
+    assert "--log FILE names another" in said.getvalue()
+
+
+def test_another_scene_refuses_a_log() -> None:
+    with pytest.raises(ConfigError, match="--log: the scene memory plays no log"):
+        run(part="memory", log=Path("/nowhere"))
+
+
+# ---- what is measured
+
+
+def later(entries: list[Entry], kind: type, seconds: float) -> list[Entry]:
+    """The log as if each entry of a kind, and all behind it, had been written so much later."""
+    shift_s, found = 0.0, []
+    for entry in entries:
+        shift_s += seconds * isinstance(entry.event, kind)
+        found.append(msgspec.structs.replace(entry, at_s=entry.at_s + shift_s))
+    return found
+
+
+def a_job(world: World, *, starts_s: float, runs_s: float, stops_s: float) -> str:
+    job = world.submit()
+    world.pass_s(starts_s)
+    world.runs(job)
+    world.pass_s(runs_s + stops_s)
+    world.exits(job)
+    return job
+
+
+def test_delays_of_deciding_starting_and_stopping_are_read_from_the_log() -> None:
+    world = World(rules())
+    job = a_job(world, starts_s=0.2, runs_s=10.0, stops_s=0.1)
+    entries = later(world.log, JobAllocated, 0.5)
+
+    delays = delays_of(entries, recording(entries), {job: 10.0})
+
+    assert (delays.deciding_s, delays.starting_s, delays.stopping_s) == pytest.approx((0.5, 0.2, 0.1))
+
+
+def test_what_came_while_no_scheduler_process_lived_has_waited_for_a_decision() -> None:
+    world = World(rules())
+    killed_s = world.now_s
+    world.now_s += 0.5
+    world.tell(JobSubmitted(spec=JobSpec(argv=("true",)), user="ann"))
+    world.now_s += 2.0
+    world.tell(DrainRequested(node="n1", reason="", by="root"))
+    world.lead()
+    world.runs("1")
+    world.pass_s(10.0)
+    world.exits("1")
+
+    delays = delays_of(world.log, recording(world.log), {"1": 10.0}, killed_s=killed_s)
+
+    assert delays.deciding_s == pytest.approx(2.0)
+
+
+def test_the_simulation_is_charged_with_the_delays_and_has_each_job_s_own_time() -> None:
+    world = World(rules(), nodes=1)
+    jobs = [world.submit(4) for _ in range(2)]
+    for job in jobs:
+        world.pass_s(0.2)
+        world.runs(job)
+        world.pass_s(10.1)
+        world.exits(job)
+
+    found = compare(world.log, ManagerConfig(node="m", policy="fifo"), dict.fromkeys(jobs, 10.0))
+
+    assert found.delays.total_s == pytest.approx(0.3)
+    assert [one.predicted_s for one in found.fidelity.jobs] == pytest.approx([10.3, 20.6])
+    assert found.wait_s == pytest.approx(found.predicted_wait_s)
+    assert found.fifo_jct_s == pytest.approx(found.fidelity.predicted_mean_s)
+
+
+def test_how_long_an_owner_waited_for_a_borrower_is_read_from_the_log() -> None:
+    world = a_world()
+    _, guest = with_guest(world)
+    world.pass_s(10.0)
+    owner = world.submit(4, partition="b")
+    world.pass_s(3.0)
+    world.exits(guest, 143, cause="preempted")
+
+    assert recalls_of(world.log) == (Recall(borrower=guest, owner=owner, waited_s=3.0),)
+
+
+# ---- the verdict
+
+
+def compared(*, said_s: float = 10.0, swapped: bool = False, recall_s: float = 0.1, guests: int = 1) -> LiveCompared:
+    starts = (2.0, 1.0) if swapped else (1.0, 2.0)
+    jobs = tuple(
+        Compared(job_id=str(at), gpus=1, jct_s=10.0, predicted_s=said_s, start_s=start_s, predicted_start_s=1.0 + at)
+        for at, start_s in enumerate(starts)
+    )
+    return LiveCompared(
+        fidelity=Fidelity(jobs=jobs, preemptions=1, predicted_preemptions=1),
+        delays=Delays(deciding_s=0.01, starting_s=0.02, stopping_s=0.03),
+        fifo_jct_s=20.0,
+        mean_need_s=5.0,
+        recalls=(Recall(borrower="1", owner="2", waited_s=recall_s),),
+        guests=guests,
+        leads=1,
+    )
+
+
+def scene(found: LiveCompared, *, states: tuple[str, ...] = ("done", "done"), told: bool = True) -> LiveScene:
+    jobs = (traced(0, 0.0, 2.0), traced(1, 1.0, 4.0))
+    day = LiveDay(source="a log", jobs=jobs, past=(), nodes={"a": 1, "b": 1}, factor=100.0)
+    played = Played(
+        config=ManagerConfig(node="m"),
+        entries=(),
+        jobs={str(at): one for at, one in enumerate(jobs)},
+        states={str(at): state for at, state in enumerate(states)},
+        estimates={"0": Estimate(expected_s=4.0, error=1.5, from_jobs=7)} if told else {},
+        killed_s=math.inf,
+        late_s=0.0,
+    )
+    return LiveScene(day=day, played=played, compared=found, violations=())
+
+
+def test_a_day_that_equals_its_simulation_is_good_and_shows_estimates_beside_what_happened() -> None:
+    page = io.StringIO()
+    good = scene(compared())
+
+    assert scene_faults(good) == ()
+    assert print_scene(Console(file=page, width=160), good) == 0
+    assert "4.0 s" in page.getvalue()
+    assert "x2.0" in page.getvalue()
+    assert "0.0 % started in another order than in the simulation" in page.getvalue()
+    assert "half of 1 estimate were off by a factor of 2.0 or less" in page.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (scene(compared(said_s=10.6)), "the simulated average JCT is off by +6.0 % (5 at most)"),
+        (scene(compared(swapped=True)), "100.0 % of pairs started in the other order (5 at most)"),
+        (scene(compared(guests=0)), "no job ran on nodes of another virtual cluster"),
+        (scene(compared(recall_s=GRACE_S + 1)), "job 2 waited 6.0 s for borrower 1, whose grace is 5 s"),
+        (scene(compared(), states=("done", "failed")), "1 job of 2 not done"),
+        (scene(compared(), told=False), "the manager expected nothing of any job"),
+        (replace(scene(compared()), violations=("entry 7: a GPU is given twice",)), "the log: entry 7"),
+    ],
+)
+def test_what_is_out_of_bounds_is_named_and_fails_the_demo(bad: LiveScene, said: str) -> None:
+    page = io.StringIO()
+
+    (fault,) = scene_faults(bad)
+    assert fault.startswith(said)
+    assert print_scene(Console(file=page, width=160), bad) == 1
+    assert "FAIL" in page.getvalue()
+
+
+# ---- for real
+
+
+def test_a_small_day_with_users_lends_survives_a_kill_and_its_log_is_sound() -> None:
+    rows = [
+        ("a", 8, 0.0, 1.5), ("a", 8, 0.1, 3.0), ("b", 8, 1.2, 0.2), ("a", 1, 1.3, 0.2), ("b", 1, 1.4, 0.2),
+        ("b", 8, 1.5, 0.2),
+    ]  # fmt: skip
+    jobs = tuple(
+        traced(at, at_s, run_s, gpus=gpus, vc=vc, user="ann" if vc == "a" else "bob")
+        for at, (vc, gpus, at_s, run_s) in enumerate(rows)
+    )
+    past = tuple(traced(at, float(at), 0.5, vc="a", user="ann") for at in range(5))
+    day = LiveDay(source="six jobs", jobs=jobs, past=past, nodes={"a": 1, "b": 1}, factor=1.0)
+
+    # Below pytest's own folder of a worker the paths of the agents' sockets would be too long.
+    with tempfile.TemporaryDirectory() as folder:
+        played = play_day(day, Path(folder), lambda _: None, lends=True, kills=True)
+        found = compare(played.entries, played.config, played.needs_s, killed_s=played.killed_s)
+
+    assert [*violations(played.entries, is_complete=True)] == []
+    assert set(played.states.values()) == {"done"}
+    assert len(found.fidelity.jobs) == len(rows)
+    assert found.leads == 2
+    # The second job of ann's finds no room at home; bob's first wants its node back.
+    assert found.guests >= 1
+    assert [one.borrower for one in found.recalls][:1] == ["2"]
+    # The past told of ann's jobs before any had ended here.
+    assert played.estimates["1"].from_jobs == 5
+    assert found.delays.starting_s > 0
