@@ -1,0 +1,284 @@
+"""``python -m benchmarks.live_policies``: policies live, with jobs that sleep, beside their simulation.
+
+Each part plays a day of a log in a sandbox of its own (`farside demo --scene live` plays the same way), as often as
+``--runs`` says, and judges the median. Halfway between the first submission and the last the scheduler process is
+killed with ``kill -9``.
+
+* ``philly``: a day of Philly's log under QSSF, every virtual cluster by itself: average JCT and order.
+* ``repeating``: a day of a generated log, whose users and names recur, under FIFO and under QSSF: the gain.
+* ``lending``: Philly's day with lending, in which one virtual cluster starves: average wait, and how long owners wait
+  for borrowers. Where Philly's log is not at hand, a generated one.
+
+A part that is not measured keeps its figures in the result file. The exit code is 1 where a bar is missed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import this_command, this_commit, this_machine
+from benchmarks.policy_runs import data_folder
+from farside.cli.demo.live.compare import LiveCompared, compare
+from farside.cli.demo.live.day import LiveDay, day_of, generated_log
+from farside.cli.demo.live.rig import GRACE_S, play_day
+from farside.cli.demo.live.scene import PHILLY
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.sim.trace.read import read_trace
+
+RESULTS = Path(__file__).parent / "results" / "live_policies.json"
+ERROR_MAX, GAIN_MIN, WAIT_MAX = 0.05, 0.9, 1.05
+REPEATING_SEED, REPEATING_LOAD = 8, 1.3
+"""GPU seconds of the day, by those of its nodes: a queue grows, in which an order is worth something. Chosen like the
+seed of the demo's generated log (`farside.cli.demo.live.day`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One day, played once. Seconds of this machine.
+
+    Attributes:
+        swapped: Share of the pairs of jobs that waited together which started in another order.
+        longest_recall_s: The longest that an owner waited for a borrower.
+        faults: What was not sound, in words.
+    """
+
+    policy: str
+    jct_s: float
+    predicted_jct_s: float
+    wait_s: float
+    predicted_wait_s: float
+    pairs: int
+    swapped: float
+    deciding_s: float
+    starting_s: float
+    stopping_s: float
+    guests: int
+    recalls: int
+    longest_recall_s: float
+    late_s: float
+    faults: tuple[str, ...]
+
+    @property
+    def error(self) -> float:
+        """Of the simulated average JCT, as a share of the live one."""
+        return self.predicted_jct_s / self.jct_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A figure that is judged. ``most``: it must not be above the bar; otherwise not below it."""
+
+    name: str
+    figure: float
+    bar: float
+    most: bool = True
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is within."""
+        return self.figure <= self.bar if self.most else self.figure >= self.bar
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures what the arguments ask for, and writes it; the exit code."""
+    words = argparse.ArgumentParser(prog="python -m benchmarks.live_policies", description=__doc__)
+    words.add_argument("--parts", default=",".join(PARTS), help="which, with commas; default: %(default)s")
+    words.add_argument("--runs", type=int, default=5, help="of each part; default: %(default)s")
+    words.add_argument("--side-by-side", type=int, default=2, help="runs at a time; default: %(default)s")
+    words.add_argument("--data", type=Path, help="folder of the real traces; default: FARSIDE_DATA")
+    words.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    asked = words.parse_args(arguments)
+    parts = [name for name in asked.parts.split(",") if name]
+    if unknown := [name for name in parts if name not in PARTS]:
+        words.error(f"--parts: no {unknown[0]}; there are {', '.join(PARTS)}")
+    if min(asked.runs, asked.side_by_side) < 1:
+        words.error("--runs and --side-by-side: at least 1")
+    philly = data_folder(asked.data) / PHILLY
+    missed = False
+    for name in parts:
+        head = {
+            "command": this_command("benchmarks.live_policies"), "commit": this_commit(),
+            "machine": asdict(this_machine()), "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        }  # fmt: skip
+        try:
+            record, bars, faults = measured(PARTS[name](philly), asked.runs, asked.side_by_side)
+        except FarsideError as error:
+            print(f"benchmarks: {name}: {error}", file=sys.stderr)
+            missed = True
+            continue
+        keep(asked.output, name, {**head, **record, "load_after": round(os.getloadavg()[0], 2)})
+        missed = tell(bars, faults) or missed
+    return 1 if missed else 0
+
+
+def tell(bars: Sequence[Bar], faults: Sequence[str]) -> bool:
+    """Prints the bars; whether one is missed."""
+    for bar in bars:
+        met = "met" if bar.is_met else "MISSED"
+        print(f"{bar.name}: {bar.figure:.4f}, {'at most' if bar.most else 'at least'} {bar.bar:g}: {met}")
+    for fault in faults:
+        print(f"MISSED {fault}")
+    return bool(faults) or not all(bar.is_met for bar in bars)
+
+
+def keep(path: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Writes a part into the result file, in which the others stay."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**known, name: record}, indent=1) + "\n")
+
+
+Judge = Callable[[Sequence[Run]], tuple[Bar, ...]]
+Plan = tuple[LiveDay, tuple[str, ...], bool, Judge]
+"""A day, the policies under which it is played in each run, whether partitions lend, and the bars."""
+
+
+def measured(plan: Plan, runs: int, side_by_side: int) -> tuple[dict[str, Any], tuple[Bar, ...], tuple[str, ...]]:
+    """A part's record, its bars, and what was not sound."""
+    day, policies, lends, judge = plan
+    print(day.words, flush=True)
+    # Jobs sleep, so that two cores can play more than one day at a time.
+    with ThreadPoolExecutor(side_by_side) as pool:
+        waiting = [pool.submit(played, day, policy, lends) for _ in range(runs) for policy in policies]
+        found = [one.result() for one in waiting]
+    bars = judge(found)
+    record = {
+        "day": day.words, "factor": day.factor, "jobs": len(day.jobs), "median_job_s": round(day.median_s, 3),
+        "side_by_side": side_by_side, "runs": [asdict(run) for run in found], "table": table_of(found),
+        "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in bars],
+    }  # fmt: skip
+    return record, bars, tuple(fault for run in found for fault in run.faults)
+
+
+def played(day: LiveDay, policy: str, lends: bool) -> Run:
+    """The day, played once, with a kill -9 of the scheduler process."""
+    with tempfile.TemporaryDirectory(prefix="farside-live-") as folder:
+        one = play_day(day, Path(folder), lambda _: None, policy=policy, lends=lends, kills=True)
+        compared = compare(one.entries, one.config, one.needs_s, killed_s=one.killed_s)
+    left = sum(state != "done" for state in one.states.values())
+    faults = [*violations(one.entries, is_complete=True)]
+    faults += [f"{left} jobs are not done"] * bool(left)
+    faults += ["no other scheduler process took the lead"] * (compared.leads < 2)
+    run = run_of(policy, compared, one.late_s, tuple(faults))
+    print(
+        f"{policy}: average JCT {run.jct_s:.2f} s, simulated {run.predicted_jct_s:.2f} s ({100 * run.error:+.1f} %), "
+        f"wait {run.wait_s:.2f} and {run.predicted_wait_s:.2f} s, "
+        f"{100 * run.swapped:.1f} % of {run.pairs:,} pairs swapped, "
+        f"{1000 * run.deciding_s:.0f} + {1000 * run.starting_s:.0f} + {1000 * run.stopping_s:.0f} ms a job, "
+        f"an owner waited {run.longest_recall_s:.2f} s at most, submitted {run.late_s:.2f} s late",
+        flush=True,
+    )
+    return run
+
+
+def run_of(policy: str, compared: LiveCompared, late_s: float, faults: tuple[str, ...]) -> Run:
+    """A run's figures."""
+    fidelity, delays = compared.fidelity, compared.delays
+    return Run(
+        policy=policy,
+        jct_s=fidelity.mean_jct_s,
+        predicted_jct_s=fidelity.predicted_mean_s,
+        wait_s=compared.wait_s,
+        predicted_wait_s=compared.predicted_wait_s,
+        pairs=fidelity.order.pairs,
+        swapped=fidelity.order.error,
+        deciding_s=delays.deciding_s,
+        starting_s=delays.starting_s,
+        stopping_s=delays.stopping_s,
+        guests=compared.guests,
+        recalls=len(compared.recalls),
+        longest_recall_s=max((one.waited_s for one in compared.recalls), default=0.0),
+        late_s=late_s,
+        faults=faults,
+    )
+
+
+def table_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """The runs for a document."""
+    header = (
+        "policy", "average JCT", "simulated", "off by", "swapped", "average wait", "simulated", "charged a job"
+    )  # fmt: skip
+    rows = [
+        [
+            run.policy, f"{run.jct_s:.2f} s", f"{run.predicted_jct_s:.2f} s", f"{100 * run.error:+.1f} %",
+            f"{100 * run.swapped:.1f} %", f"{run.wait_s:.2f} s", f"{run.predicted_wait_s:.2f} s",
+            f"{1000 * (run.deciding_s + run.starting_s + run.stopping_s):.0f} ms",
+        ]
+        for run in runs
+    ]  # fmt: skip
+    return {"header": header, "rows": rows}
+
+
+# ---------------------------------------------------------------------------------------------- the parts
+
+
+def _philly_day(path: Path) -> LiveDay:
+    if not path.exists():
+        raise ConfigError(f"there is no {path}", hint="name the folder of the traces: --data")
+    return day_of(read_trace(path).jobs, path.name)
+
+
+def _generated() -> str:
+    return "generated log (farside sim trace generate repeating)"
+
+
+def _philly(path: Path) -> Plan:
+    return _philly_day(path), ("qssf",), False, judge_equal
+
+
+def _repeating(_: Path) -> Plan:
+    day = day_of(generated_log(REPEATING_SEED), _generated(), load=REPEATING_LOAD, is_whole=True)
+    return day, ("fifo", "qssf"), False, judge_gain
+
+
+def _lending(path: Path) -> Plan:
+    day = _philly_day(path) if path.exists() else day_of(generated_log(), _generated())
+    return day, ("qssf",), True, judge_lending
+
+
+def judge_equal(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """Average JCT and order are those of the simulation."""
+    return (
+        Bar(name="average JCT, off by", figure=statistics.median(abs(run.error) for run in runs), bar=ERROR_MAX),
+        Bar(name="pairs that swapped", figure=statistics.median(run.swapped for run in runs), bar=ERROR_MAX),
+    )
+
+
+def judge_gain(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """QSSF gains over FIFO what it was simulated to gain: by how much the average JCT falls."""
+    fifo, qssf = ([run for run in runs if run.policy == name] for name in ("fifo", "qssf"))
+    shares = [
+        (before.jct_s - after.jct_s) / (before.predicted_jct_s - after.predicted_jct_s)
+        for before, after in zip(fifo, qssf, strict=True)
+    ]
+    gain = Bar(name="gain over FIFO, of the simulated one", figure=statistics.median(shares), bar=GAIN_MIN, most=False)
+    return (*judge_equal(qssf), gain)
+
+
+def judge_lending(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """Nobody waits longer than simulated, and no owner longer than a borrower's grace."""
+    waits = [run.wait_s / run.predicted_wait_s for run in runs]
+    return (
+        Bar(name="average wait over the simulated one", figure=statistics.median(waits), bar=WAIT_MAX),
+        Bar(name="an owner's longest wait for a borrower, seconds",
+            figure=max(run.longest_recall_s for run in runs), bar=GRACE_S),
+        Bar(name="starts on other virtual clusters' nodes, the fewest", figure=min(run.guests for run in runs),
+            bar=1, most=False),
+    )  # fmt: skip
+
+
+PARTS: Mapping[str, Callable[[Path], Plan]] = {"philly": _philly, "repeating": _repeating, "lending": _lending}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Policies live beside their simulation: what is judged, and what a result file keeps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.live_policies import (
+    Bar,
+    Run,
+    judge_equal,
+    judge_gain,
+    judge_lending,
+    keep,
+    main,
+    table_of,
+    tell,
+)
+
+
+def run(
+    jct_s: float, said_s: float, *, policy: str = "qssf", swapped: float = 0.0, recall_s: float = 0.0, guests: int = 3
+) -> Run:
+    return Run(
+        policy=policy, jct_s=jct_s, predicted_jct_s=said_s, wait_s=jct_s - 5, predicted_wait_s=said_s - 5, pairs=10,
+        swapped=swapped, deciding_s=0.01, starting_s=0.02, stopping_s=0.03, guests=guests, recalls=1,
+        longest_recall_s=recall_s, late_s=0.0, faults=(),
+    )  # fmt: skip
+
+
+def test_the_median_run_decides_whether_live_equals_simulated() -> None:
+    met = judge_equal([run(10, 10.4, swapped=0.01), run(10, 9.7, swapped=0.02), run(10, 20, swapped=0.5)])
+
+    assert [bar.is_met for bar in met] == [True, True]
+    assert [bar.figure for bar in met] == pytest.approx([0.04, 0.02])
+    assert [bar.is_met for bar in judge_equal([run(10, 11, swapped=0.06)])] == [False, False]
+
+
+def test_the_gain_is_what_the_average_falls_by_beside_the_simulated_fall() -> None:
+    runs = [run(20, 20, policy="fifo"), run(11.5, 10)]
+
+    *_, gain = judge_gain(runs)
+
+    assert gain.figure == pytest.approx(0.85)
+    assert not gain.is_met
+    assert judge_gain([run(20, 20, policy="fifo"), run(10.5, 10)])[-1].is_met
+
+
+def test_an_owner_s_longest_wait_of_all_runs_counts_and_something_must_have_been_lent() -> None:
+    assert all(bar.is_met for bar in judge_lending([run(10, 10), run(10, 10, recall_s=4.9)]))
+    assert [bar.is_met for bar in judge_lending([run(11, 10), run(11, 10, recall_s=5.1), run(11, 10, guests=0)])] == [
+        False, False, False,
+    ]  # fmt: skip
+
+
+def test_a_missed_bar_or_a_fault_is_told_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not tell([Bar(name="a", figure=1.0, bar=1.0)], [])
+    assert tell([Bar(name="a", figure=1.0, bar=0.5)], [])
+    assert tell([], ["1 jobs are not done"])
+    assert capsys.readouterr().out.count("MISSED") == 2
+
+
+def test_a_part_that_is_measured_leaves_the_others_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "r" / "live.json"
+    keep(path, "one", {"table": table_of([run(10, 10)])})
+    keep(path, "other", {"a": 2})
+    keep(path, "other", {"a": 3})
+
+    found = json.loads(path.read_text())
+    assert found["other"] == {"a": 3}
+    assert found["one"]["table"]["rows"][0][1:4] == ["10.00 s", "10.00 s", "+0.0 %"]
+
+
+def test_a_part_whose_log_is_missing_is_one_line_and_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--parts", "philly", "--data", str(tmp_path), "--output", str(tmp_path / "out.json")]) == 1
+    assert f"there is no {tmp_path}/cluster/jobs/philly_dev.csv.gz" in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_part_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--parts", "mars"])
+    assert "no mars; there are philly, repeating, lending" in capsys.readouterr().err
