@@ -332,6 +332,28 @@ def test_the_reader_reads_ahead_and_round_and_no_further_than_it_has_buffers() -
         reader.close()
 
 
+def test_the_reader_reads_nothing_twice_that_an_order_of_fewer_blocks_begins_with() -> None:
+    loaded: list[int] = []
+    reader = Reader(lambda number, _buffer: loaded.append(number), 4096, buffers=4)
+    try:
+        reader.follow(range(0, 12, 2))
+        until(lambda: len(loaded) == 4, what="blocks read ahead")
+        reader.follow((0, 4, 6, 10))  # 2 is in memory from now on
+        until(lambda: len(loaded) == 5, what="the one whose buffer is free")
+        for number in (0, 4, 6, 10):
+            reader.give_back(reader.take(number))
+        until(lambda: len(loaded) > 5, what="the next round")
+        assert loaded[:6] == [0, 2, 4, 6, 10, 0]
+        reader.follow((0, 1, 4))  # a new one in between: what is behind it comes after it
+        for number in (0, 1, 4):
+            reader.give_back(reader.take(number))
+        reader.follow(())
+        reader.follow((3,))
+        reader.take(3)
+    finally:
+        reader.close()
+
+
 def lazily(blocks: Sequence[Any] = BLOCKS) -> Made:
     return Made(len(blocks), lambda number: blocks[number])
 

@@ -41,11 +41,11 @@ class Reader:
         return self._size_bytes
 
     def follow(self, order: Sequence[int]) -> None:
-        """The blocks that are wanted from now on, in this order; what was read of another order is forgotten."""
+        """The blocks that are wanted from now on, in this order; what was read ahead and comes first in it stays."""
         with self._changed:
             if tuple(order) != self._order:
                 self._order = tuple(order)
-                self._start_at(0)
+                self._go_on()
 
     def take(self, number: int) -> Buffer:
         """A block of the order; the caller gives the buffer back.
@@ -84,6 +84,22 @@ class Reader:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _go_on(self) -> None:
+        """Another order begins: its first blocks that are there, or are being read, need not be read again."""
+        ahead = 0
+        while ahead < len(self._order) and self._is_coming(self._order[ahead]):
+            ahead += 1
+        first = self._order[:ahead]
+        self._free += [one for number, one in self._ready.items() if number not in first and isinstance(one, Buffer)]
+        self._ready = {number: self._ready[number] for number in first if number != self._loading}
+        if self._loading not in first:
+            self._loading, self._turn = None, self._turn + 1
+        self._next = ahead % max(1, len(self._order))
+        self._changed.notify_all()
+
+    def _is_coming(self, number: int) -> bool:
+        return number == self._loading or isinstance(self._ready.get(number), Buffer)
 
     def _start_at(self, at: int) -> None:
         self._free += [one for one in self._ready.values() if isinstance(one, Buffer)]
