@@ -5,6 +5,7 @@ another share, and keeps it where an iteration of the whole group is shorter wit
 once, and no share is tried for which memory has no room.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -22,8 +23,13 @@ FULL, ROOM = 0.95, 0.9
 """Shares of a job's limit: from where its memory is full, and how far it is to be filled."""
 THAW = 0.1
 """How far the cost has to move until a job that has settled tries again."""
-PEER_GAIN, PEER_PERIOD = 0.05, 10
-"""What a change of places has to gain, and for how many iterations it stays."""
+PEER_GAIN, PEER_PERIOD, LONGEST_PERIOD = 0.05, 10, 160
+"""What a change of places has to gain, and for how many iterations it stays: longer after one that gained nothing."""
+MOVE_DROPPED = 2
+"""Iterations of a job after a change of places that nobody judges by: a block goes to a peer when it is read next."""
+WAITED, FROM_DISK, BELIEVED_LESS = 0.5, 0.9, 1.02
+"""A disk from which nearly all comes, and for which jobs wait so much of the time, delivers all that it can. It may
+deliver more by and by: so much is added to that in each window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,7 @@ class Climber:
         step: How far it tries to go; None: it has settled.
         direction: Where to.
         has_failed: Whether the other direction was no better.
+        widens: Whether it goes further where a difference is smaller than what iterations vary by.
         settled_s: The cost when it settled.
         uses: Its iterations of this window.
         to_drop: Iterations that are not judged by.
@@ -96,6 +103,7 @@ class Climber:
     step: float | None = FIRST_STEP
     direction: int = -1
     has_failed: bool = False
+    widens: bool = True
     settled_s: float = 0.0
     uses: tuple[Use, ...] = ()
     to_drop: int = 0
@@ -107,6 +115,14 @@ class Trial:
 
     job: str
     before: float
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Places were changed: the share that each job read from a peer before, and what an iteration cost then."""
+
+    before: Mapping[str, float]
     cost_s: float
 
 
@@ -123,6 +139,9 @@ class Spilling:
         trial: What is tried.
         last: Who tried last.
         since_peers: Iterations since places were changed.
+        move: A change of places that is not judged yet.
+        period: For how many iterations places stay by now.
+        disk_most_s: Bytes a second that the disk delivered when jobs waited for it; infinite: they have not.
     """
 
     jobs: Mapping[str, Climber] = field(default_factory=dict)
@@ -130,6 +149,9 @@ class Spilling:
     trial: Trial | None = None
     last: str = ""
     since_peers: int = PEER_PERIOD
+    move: Move | None = None
+    period: int = PEER_PERIOD
+    disk_most_s: float = math.inf
 
 
 Answer = tuple[Spilling, Mapping[str, Keep]]
@@ -181,30 +203,36 @@ def _raised(state: Spilling, use: Use, one: Climber) -> Answer:
     """Memory is nearly full: more goes to the disk at once, and less is not tried again."""
     over = (use.used_bytes - ROOM * use.limit_bytes) / use.input_bytes
     spilled = min(1.0, one.keep.spilled + over)
-    raised = replace(
-        one, keep=replace(one.keep, spilled=spilled), least=spilled, step=FIRST_STEP, has_failed=False, direction=-1
-    )
-    state = replace(_with(state, use.job, raised), trial=None)
+    raised = replace(_fresh(one), keep=replace(one.keep, spilled=spilled), least=spilled, direction=-1)
+    state = replace(_with(state, use.job, raised), trial=None, move=None)
     return _changed(state), {use.job: raised.keep}
 
 
 def _judged(state: Spilling) -> Answer:
     """A window is over."""
     cost_s, noise = cost_of([each.uses for each in state.jobs.values()])
-    state = replace(state, since_peers=state.since_peers + WINDOW)
-    trial = state.trial
+    state = _disk_seen(replace(state, since_peers=state.since_peers + WINDOW))
+    move, trial = state.move, state.trial
+    state = replace(state, move=None, trial=None)
+    if move is not None:
+        if cost_s > move.cost_s * (1 - LEAST_GAIN):
+            return _moved_back(state, move)
+        state = replace(state, period=PEER_PERIOD)
     if trial is not None:
-        state = replace(state, trial=None)
         if cost_s > trial.cost_s * (1 - max(LEAST_GAIN, noise)):
-            placed, places = _placed(state)
+            is_unclear = noise > LEAST_GAIN and cost_s < trial.cost_s
+            further = _further(state, trial) if is_unclear else None
+            if further is not None:
+                return further
+            placed, places = _placed(state, trial.cost_s)
             back, told = _taken_back(placed, trial, placed.jobs[trial.job])
-            return back, {**places, **told}
+            return _changed(back, MOVE_DROPPED if places else DROPPED), {**places, **told}
         one = state.jobs[trial.job]
         assert one.step is not None
         state = _with(state, trial.job, replace(one, step=min(LONGEST_STEP, 2 * one.step), has_failed=True))
-    placed, told = _placed(state)
+    placed, told = _placed(state, cost_s)
     if told:
-        return _changed(placed), told
+        return _changed(placed, MOVE_DROPPED), told
     return _tried(_thawed(state, cost_s), cost_s)
 
 
@@ -225,6 +253,22 @@ def _stall(uses: Sequence[Use]) -> float:
     return sum(use.stall_s for use in uses) / (sum(use.iteration_s for use in uses) or 1.0)
 
 
+def _further(state: Spilling, trial: Trial) -> Answer | None:
+    """Twice as far from where it was, where what was tried makes less of a difference than iterations vary by.
+
+    None: it has gone as far as it goes, or has once found a difference at a longer step.
+    """
+    one = state.jobs[trial.job]
+    assert one.step is not None
+    step = 2 * one.step
+    spilled = min(1.0, max(_least(one), trial.before + one.direction * step))
+    if not one.widens or step > LONGEST_STEP or abs(spilled - one.keep.spilled) < LAST_STEP / 2:
+        return None
+    keep = replace(one.keep, spilled=spilled)
+    state = _with(state, trial.job, replace(one, keep=keep, step=step))
+    return _changed(replace(state, trial=trial)), {trial.job: keep}
+
+
 def _taken_back(state: Spilling, trial: Trial, one: Climber) -> Answer:
     """The share of before, since the other was no better; the next try goes to the other side, then half as far."""
     assert one.step is not None
@@ -234,6 +278,7 @@ def _taken_back(state: Spilling, trial: Trial, one: Climber) -> Answer:
         keep=keep,
         direction=-one.direction,
         has_failed=not one.has_failed,
+        widens=one.widens and not one.has_failed,
         step=step if step >= LAST_STEP else None,
         settled_s=trial.cost_s,
     )
@@ -270,12 +315,12 @@ def _least(one: Climber) -> float:
     return max(one.least, min(one.keep.spilled, one.keep.spilled - room))
 
 
-def _placed(state: Spilling) -> Answer:
-    """Which share of what is read comes from peers, by the equation of an iteration."""
+def _placed(state: Spilling, cost_s: float) -> Answer:
+    """Which share of what is read comes from peers, by the equation of an iteration; it costs ``cost_s`` now."""
     last = [one.uses[-1] for one in state.jobs.values()]
     reading = [use for use in last if use.spilled > 0 and use.disk is not None]
     near = [use for use in reading if use.peer is not None]
-    if not near or state.since_peers < PEER_PERIOD:
+    if not near or state.since_peers < state.period:
         return state, {}
     time = GroupTime(
         comp_s=state.beside.comp_s + sum(use.comp_s for use in last),
@@ -293,7 +338,9 @@ def _placed(state: Spilling) -> Answer:
     peers = [(use.spilled * use.input_bytes, use.peer) for use in near if use.peer is not None]
     disks = [(use.spilled * use.input_bytes, use.disk) for use in reading if use.disk is not None]
     peer = _at_least(mean_cost(peers), from_peer, longest_s)
-    disk = _at_least(mean_cost(disks), from_disk, longest_s)
+    disk = mean_cost(disks)
+    # A disk from which little is read may be quick, and has a rate of its own all the same.
+    disk = _at_least(replace(disk, bytes_s=min(disk.bytes_s, state.disk_most_s)), from_disk, longest_s)
     way = Reloading(disk=disk, peer=peer, net_bytes_s=peer.bytes_s)
     best = min(to_peers, best_peer_bytes(time, spilled, way))
     if reloading_s(time, spilled, best, way) > (1 - PEER_GAIN) * reloading_s(time, spilled, now, way):
@@ -301,9 +348,35 @@ def _placed(state: Spilling) -> Answer:
     told = {use.job: replace(state.jobs[use.job].keep, by_peer=best / to_peers) for use in near}
     if all(keep == state.jobs[job].keep for job, keep in told.items()):
         return state, {}  # it is asked for already, and is what does not come
-    for job, keep in told.items():
-        state = _with(state, job, replace(state.jobs[job], keep=keep))
-    return replace(state, since_peers=0), told
+    move = Move(before={job: state.jobs[job].keep.by_peer for job in told}, cost_s=cost_s)
+    return replace(_told(state, told), since_peers=0, move=move), told
+
+
+def _told(state: Spilling, told: Mapping[str, Keep]) -> Spilling:
+    changed = {job: replace(state.jobs[job], keep=keep) for job, keep in told.items()}
+    return replace(state, jobs={**state.jobs, **changed})
+
+
+def _moved_back(state: Spilling, move: Move) -> Answer:
+    """Goes back to the places before, which made an iteration as short; they stay twice as long."""
+    told = {job: replace(state.jobs[job].keep, by_peer=share) for job, share in move.before.items()}
+    state = replace(_told(state, told), since_peers=0, period=min(LONGEST_PERIOD, 2 * state.period))
+    return _changed(state, MOVE_DROPPED), told
+
+
+def _disk_seen(state: Spilling) -> Spilling:
+    """With what the disk is known to deliver at most, by what it delivered while jobs waited for nothing else."""
+    waited = disk_bytes_s = peer_bytes_s = 0.0
+    for one in state.jobs.values():
+        time_s = sum(use.iteration_s for use in one.uses[1:])
+        if time_s > 0:
+            from_disk, from_peer = _read_bytes(one.uses)
+            waited += sum(use.wait_s for use in one.uses[1:]) / time_s
+            disk_bytes_s += from_disk * (len(one.uses) - 1) / time_s
+            peer_bytes_s += from_peer * (len(one.uses) - 1) / time_s
+    if waited >= WAITED and disk_bytes_s > 0 and disk_bytes_s >= FROM_DISK * (disk_bytes_s + peer_bytes_s):
+        return replace(state, disk_most_s=disk_bytes_s)
+    return replace(state, disk_most_s=BELIEVED_LESS * state.disk_most_s)
 
 
 def _read_bytes(uses: Sequence[Use]) -> tuple[float, float]:
@@ -320,9 +393,7 @@ def _at_least(cost: ReadCost, read_bytes: float, in_s: float) -> ReadCost:
 def _thawed(state: Spilling, cost_s: float) -> Spilling:
     """Jobs that have settled try again if the cost has moved."""
     jobs = {
-        job: replace(one, step=FIRST_STEP, has_failed=False)
-        if one.step is None and abs(cost_s - one.settled_s) > THAW * one.settled_s
-        else one
+        job: _fresh(one) if one.step is None and abs(cost_s - one.settled_s) > THAW * one.settled_s else one
         for job, one in state.jobs.items()
     }
     return replace(state, jobs=jobs)
@@ -330,13 +401,18 @@ def _thawed(state: Spilling, cost_s: float) -> Spilling:
 
 def _anew(state: Spilling) -> Spilling:
     """The jobs of the node have changed: what was measured says nothing any more."""
-    jobs = {job: replace(one, step=FIRST_STEP, has_failed=False) for job, one in state.jobs.items()}
-    return _changed(replace(state, jobs=jobs, trial=None, since_peers=PEER_PERIOD))
+    jobs = {job: _fresh(one) for job, one in state.jobs.items()}
+    return _changed(Spilling(jobs=jobs, beside=state.beside, last=state.last))
 
 
-def _changed(state: Spilling) -> Spilling:
+def _fresh(one: Climber) -> Climber:
+    """A job that tries anew."""
+    return replace(one, step=FIRST_STEP, has_failed=False, widens=True)
+
+
+def _changed(state: Spilling, dropped: int = DROPPED) -> Spilling:
     """The next iterations of all jobs are not judged by."""
-    jobs = {job: replace(one, uses=(), to_drop=DROPPED) for job, one in state.jobs.items()}
+    jobs = {job: replace(one, uses=(), to_drop=dropped) for job, one in state.jobs.items()}
     return replace(state, jobs=jobs)
 
 

@@ -54,6 +54,27 @@ def test_a_job_is_within_5_percent_of_the_best_share_after_15_windows(place: flo
     assert median(costs) <= 1.05
 
 
+def test_a_step_that_is_drowned_by_noise_is_followed_by_a_longer_one() -> None:
+    # All on the disk is worst, and every third iteration is a quarter longer: a step of 10 % gains less than that.
+    state, spilled, seen = Spilling(), 1.0, list[float]()
+    for number in range(60):
+        iteration_s = (0.05 + 0.6 * spilled) * (1.25 if number % 3 == 0 else 1.0)
+        use = Use(job="a", spilled=spilled, iteration_s=iteration_s, input_bytes=GB)
+        state, told = step(state, use)
+        spilled = told["a"].spilled if told else spilled
+        seen.append(spilled)
+
+    assert 0.85 < max(share for share in seen if share < 1) < 1
+    assert seen[-1] == 0
+
+
+def test_who_has_gone_further_in_vain_goes_back_to_where_it_was_and_settles() -> None:
+    # It varies by more than any share changes.
+    _, seen = played(lambda _keeps: 1.0, {"a": Keep(spilled=0.5)}, 400, noise=0.1, seed=3)
+
+    assert len({one["a"] for one in seen[300:]}) == 1
+
+
 def test_two_unlike_jobs_do_better_than_with_the_best_common_share() -> None:
     curve = bowl({"a": 0.1, "b": 0.9})
     common = min(curve({"a": Keep(spilled=n / 20), "b": Keep(spilled=n / 20)}) for n in range(21))
@@ -110,13 +131,92 @@ def test_a_job_that_has_all_in_memory_and_does_not_wait_for_it_is_let_alone() ->
 def test_a_slow_disk_is_helped_by_a_peer_and_a_fast_one_is_not() -> None:
     peer = ReadCost(bytes_s=GB)
     flat: Curve = lambda _keeps: 3.0  # noqa: E731
+    helped: Curve = lambda keeps: 3.0 if not keeps["a"].by_peer else 1.5  # noqa: E731
     slow = {"disk": ReadCost(bytes_s=GB / 10), "peer": peer}
     fast = {"disk": ReadCost(bytes_s=10 * GB), "peer": peer}
     begin = {"a": Keep(spilled=0.5)}
 
-    assert 0 < played(flat, begin, 12, more=slow)[0]["a"].by_peer <= 1
+    assert 0 < played(helped, begin, 12, more=slow)[0]["a"].by_peer <= 1
     assert played(flat, begin, 12, more=fast)[0]["a"].by_peer == 0
     assert played(flat, begin, 12, more={"disk": ReadCost(bytes_s=GB / 10)})[0]["a"].by_peer == 0
+
+
+MB = 10**6
+COMPUTING_S, SLOW_DISK, PEER = 0.13, 50 * MB, 150 * MB
+
+
+def reloading(iterations: int, disk_rate: Callable[[float], float]) -> list[float]:
+    """The share that a job reads from a peer after each iteration: of 32 MB, at what a disk and a peer deliver.
+
+    ``disk_rate``: what a read of the disk shows, by the bytes that are read from it in an iteration.
+    """
+    state, by_peer, seen = Spilling(), 0.0, list[float]()
+    disk_bytes = peer_bytes = 0.0
+    for _ in range(iterations):
+        from_peer = by_peer * 32 * MB
+        iteration_s = max(COMPUTING_S, (32 * MB - from_peer) / SLOW_DISK, from_peer / PEER)
+        disk_bytes, peer_bytes = disk_bytes + 32 * MB - from_peer, peer_bytes + from_peer
+        use = Use(
+            job="a", spilled=0.5, iteration_s=iteration_s, comp_s=COMPUTING_S, input_bytes=64 * MB,
+            disk=ReadCost(bytes_s=disk_rate(32 * MB - from_peer)), peer=ReadCost(bytes_s=PEER),
+            wait_s=iteration_s - COMPUTING_S, disk_bytes=round(disk_bytes), peer_bytes=round(peer_bytes),
+        )  # fmt: skip
+        state, told = step(state, use)
+        by_peer = told["a"].by_peer if told else by_peer
+        seen.append(by_peer)
+    return seen
+
+
+def test_a_disk_that_is_quick_while_little_is_read_from_it_is_not_gone_back_to() -> None:
+    # As the kernel's limits do: a tenth of a second's bytes come at once.
+    seen = reloading(90, lambda from_disk: SLOW_DISK if from_disk > 0.1 * SLOW_DISK + 10 * MB else GB)
+
+    moved = next(number for number, by_peer in enumerate(seen) if by_peer > 0)
+    assert moved < 12
+    assert min(seen[moved:]) > 0.6
+
+
+def test_what_a_disk_was_seen_to_deliver_is_believed_less_by_and_by_and_then_it_is_tried_again() -> None:
+    # Nobody else reads from the disk any more, which shows in what is read alone.
+    state, by_peer, moves, at = Spilling(), 0.0, list[int](), 0
+    disk_bytes = peer_bytes = 0
+    for number in range(1200):
+        iteration_s = 0.64 if number < 12 else 0.2
+        disk_bytes += round((1 - by_peer) * 32 * MB)
+        peer_bytes += round(by_peer * 32 * MB)
+        use = Use(
+            job="a", spilled=0.5, iteration_s=iteration_s, comp_s=0.05, net_s=0.1, input_bytes=64 * MB,
+            disk=ReadCost(bytes_s=SLOW_DISK if number < 12 else GB), peer=ReadCost(bytes_s=PEER),
+            wait_s=iteration_s - 0.05 if number < 12 else 0.0, disk_bytes=disk_bytes, peer_bytes=peer_bytes,
+        )  # fmt: skip
+        state, told = step(state, use)
+        if told and told["a"].by_peer != by_peer:
+            by_peer, at = told["a"].by_peer, number
+            moves.append(at)
+
+    assert moves[0] < 12
+    assert any(at > 100 for at in moves[1:])
+
+
+def test_places_that_make_no_iteration_shorter_are_as_before_and_are_tried_again_after_twice_as_long() -> None:
+    # What single reads show says that the peer would help; it does not.
+    changes, state, by_peer = list[tuple[int, bool]](), Spilling(), 0.0
+    for number in range(100):
+        use = Use(
+            job="a", spilled=0.5, iteration_s=3.0, comp_s=1.0, input_bytes=GB, disk=ReadCost(bytes_s=GB / 10),
+            peer=ReadCost(bytes_s=GB),
+        )  # fmt: skip
+        state, told = step(state, use)
+        if told and told["a"].by_peer != by_peer:
+            by_peer = told["a"].by_peer
+            changes.append((number, by_peer > 0))
+
+    assert [is_there for _, is_there in changes[:5]] == [True, False, True, False, True]
+    tried = [number for number, is_there in changes if is_there]
+    back = [number for number, is_there in changes if not is_there]
+    assert [gone - there for there, gone in zip(tried, back, strict=False)][:2] == [5, 5]  # two dropped, a window
+    assert tried[1] - back[0] >= 20
+    assert tried[2] - back[1] >= 40
 
 
 def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_them() -> None:
@@ -136,15 +236,16 @@ def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_t
 
 def test_a_peer_is_taken_to_deliver_what_has_come_from_it_and_not_what_was_asked_of_it() -> None:
     # A tenth of what is asked comes: the peer is full, and is slower than it was.
-    state, told = Spilling(), list[Keep]()
+    state, told, by_peer = Spilling(), list[Keep](), 0.0
     for number in range(40):
         use = Use(
-            job="a", spilled=0.5, iteration_s=4.5, comp_s=1.0, input_bytes=GB, disk=ReadCost(bytes_s=GB / 10),
-            peer=ReadCost(bytes_s=GB if number < 8 else GB / 20), disk_bytes=number * 450_000_000,
-            peer_bytes=number * 50_000_000,
+            job="a", spilled=0.5, iteration_s=5.0 if not by_peer else 4.7 if by_peer > 0.5 else 4.5, comp_s=1.0,
+            input_bytes=GB, disk=ReadCost(bytes_s=GB / 10), peer=ReadCost(bytes_s=GB if number < 8 else GB / 20),
+            disk_bytes=number * 450_000_000, peer_bytes=number * 50_000_000,
         )  # fmt: skip
         state, more = step(state, use)
         told += more.values()
+        by_peer = told[-1].by_peer if told else 0.0
 
     assert max(keep.by_peer for keep in told) > 0.7
     assert told[-1].by_peer == pytest.approx(1 / 3, abs=0.02)
