@@ -46,18 +46,22 @@ MAKESPAN_MOST, NEAR_MOST, SPREAD_MOST = 1.3, 1.05, 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured: iterations of each case, of which the last are judged, and rows of input."""
+    """How much is measured: iterations of each case, of which the last are judged, and rows of input.
+
+    ``judged_short``: of a job alone with nearly all in memory, whose iterations are so short that more are needed.
+    """
 
     memory_rows: int = 8192
     memory: int = 20
-    fixed: int = 12
-    chooser: int = 40
+    fixed: int = 16
+    chooser: int = 44
     climb: int = WINDOWS * (WINDOW + DROPPED)
-    judged: int = 6
+    judged: int = 10
+    judged_short: int = 60
     death: int = 24
 
 
-QUICK = Effort(memory_rows=4096, memory=10, fixed=10, chooser=30, judged=4, death=16)
+QUICK = Effort(memory_rows=4096, memory=10, fixed=10, chooser=30, judged=4, judged_short=8, death=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,12 +255,22 @@ def _told(cases: Mapping[str, Played]) -> dict[str, Any]:
     return {
         "last_round": {
             case: {
-                "makespan_s": round(one.makespan_s, 3), "reports": one.reports,
+                "makespan_s": round(one.makespan_s, 3),
+                "reports": {
+                    job: {what: value for what, value in report.items() if what != "iterations"}
+                    for job, report in one.reports.items()
+                },
                 "comp_s": {job: round(one.computed_s(job, 2), 4) for job in one.comp_s},
             }
             for case, one in cases.items()
         }
     }  # fmt: skip
+
+
+def _worst(ratios: Sequence[float], played: Sequence[Played]) -> dict[str, Any]:
+    """Each job's iterations in the round with the greatest ratio, as `benchmarks.colocation_spill_job` says them."""
+    worst = max(range(len(ratios)), key=ratios.__getitem__)
+    return {"worst_round": {job: report["iterations"] for job, report in played[worst].reports.items()}}
 
 
 # --- a slow disk, and a peer
@@ -304,19 +318,21 @@ def measure_chooser(
         "chosen": (plays(effort.chooser, has_peer=True), effort.judged),
     }
     took: dict[str, list[float]] = {way: [] for way in ways}
-    cases, ratios = dict[str, Played](), list[float]()
+    cases, ratios, chosen = dict[str, Played](), list[float](), list[Played]()
     for number in range(rounds):
         for way, (jobs, last) in _in_turn(ways, number):
             cases[way] = bench.play(f"{way}-{number}", jobs)
             took[way].append(cases[way].iteration_s(last))
         ratios.append(took["chosen"][-1] / min(took["disk"][-1], took["peer"][-1]))
+        chosen.append(cases["chosen"])
     bars = [
         Bar(what="the disk alone, seconds an iteration", values=took["disk"]),
         Bar(what="the peer alone", values=took["peer"]),
         Bar(what="as chosen", values=took["chosen"]),
         Bar(what="as chosen, to the better one", values=ratios, most=NEAR_MOST),
     ]
-    return bars, {"rate_bytes_per_s": rate, "iteration_s": took, "ratios": ratios, **_told(cases)}
+    more = {**_worst(ratios, chosen), **_told(cases)}
+    return bars, {"rate_bytes_per_s": rate, "iteration_s": took, "ratios": ratios, **more}
 
 
 def measure_climb(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list[Bar], dict[str, Any]]:
@@ -331,27 +347,35 @@ def measure_climb(bench: SpillBench, effort: Effort, rounds: int) -> tuple[list[
     begun = bench.play("least", {"one": replace(plain["one"], iterations=4, enter=both)})
     least = begun.reports["one"]["spilled"]
     shares = [round(least + part * (1 - least), 3) for part in (0.0, 0.25, 0.5, 1.0)]
-    cases: dict[str, Play] = {
-        f"{share:g}": replace(plain["one"], iterations=effort.fixed, enter=both, fixed={"spilled": share})
+    judged = {f"{share:g}": effort.judged for share in shares}
+    judged["found"] = judged[f"{shares[0]:g}"] = effort.judged_short
+    warm = effort.fixed - effort.judged
+    cases = {
+        f"{share:g}": replace(
+            plain["one"], iterations=warm + judged[f"{share:g}"], enter=both, fixed={"spilled": share}
+        )
         for share in shares
-    }
-    climbed = replace(
-        plain["one"], iterations=effort.climb + effort.judged, enter=both, fixed={"begins": 1.0}
+    }  # fmt: skip
+    cases["found"] = replace(
+        plain["one"], iterations=effort.climb + judged["found"], enter=both, fixed={"begins": 1.0}
     )  # fmt: skip
-    cases["found"] = climbed
     took: dict[str, list[float]] = {case: [] for case in cases}
-    ratios, found = list[float](), dict[str, Played]()
+    ratios, found, climbs = list[float](), dict[str, Played](), list[Played]()
     for number in range(rounds):
         for case, play in _in_turn(cases, number):
             found[case] = bench.play(f"{case}-{number}", {"one": play})
-            took[case].append(found[case].iteration_s(effort.judged))
+            took[case].append(found[case].iteration_s(judged[case]))
         ratios.append(took["found"][-1] / min(took[f"{share:g}"][-1] for share in shares))
+        climbs.append(found["found"])
     bars = [
         *(Bar(what=f"{share:.0%} on the disk, seconds an iteration", values=took[f"{share:g}"]) for share in shares),
         Bar(what=f"found after {WINDOWS} windows", values=took["found"]),
         Bar(what="found, to the best share that was held", values=ratios, most=NEAR_MOST),
     ]
-    return bars, {"rate_bytes_per_s": rate, "shares": shares, "iteration_s": took, "ratios": ratios, **_told(found)}
+    return bars, {
+        "rate_bytes_per_s": rate, "shares": shares, "iteration_s": took, "ratios": ratios, **_worst(ratios, climbs),
+        **_told(found),
+    }  # fmt: skip
 
 
 def measure_death(bench: SpillBench, effort: Effort, _rounds: int) -> tuple[list[Bar], dict[str, Any]]:

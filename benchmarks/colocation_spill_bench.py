@@ -65,7 +65,7 @@ class Played:
         models: A digest of each.
         pushes_ns: When each iteration's push was over.
         comp_s, net_s: What each iteration computed, and was on the network.
-        reports: What each has read and waited.
+        reports: What each has read and waited, and its iterations one by one.
         overlaps: How often two jobs computed at once, since a turn was over before its job was done.
     """
 
@@ -74,15 +74,19 @@ class Played:
     pushes_ns: Mapping[str, Mapping[int, int]]
     comp_s: Mapping[str, Mapping[int, float]]
     net_s: Mapping[str, Mapping[int, float]]
-    reports: Mapping[str, Mapping[str, float]]
+    reports: Mapping[str, Mapping[str, Any]]
     overlaps: int = 0
 
     def iteration_s(self, last: int) -> float:
-        """The median of the last iterations of the slowest job, from push to push."""
+        """Seconds an iteration of the slowest job: its last ones, from push to push, that ended while all were there.
+
+        The mean: what is read comes in bursts, and iterations that are long and short in turn have no middle one.
+        """
+        all_there_ns = min(max(pushes.values()) for pushes in self.pushes_ns.values())
         found = []
         for pushes in self.pushes_ns.values():
-            ends = [pushes[number] for number in sorted(pushes)][-last - 1 :]
-            found.append(statistics.median((b - a) / 1e9 for a, b in itertools.pairwise(ends)))
+            ends = [ended for ended in sorted(pushes.values()) if ended <= all_there_ns][-last - 1 :]
+            found.append((ends[-1] - ends[0]) / 1e9 / (len(ends) - 1))
         return max(found)
 
     def longest_s(self, since_ns: int) -> float:

@@ -8,6 +8,7 @@ the peer, whatever the executor says. In the file that FARSIDE_BENCH_REPORT name
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,35 @@ def hold(fixed: dict[str, float]) -> None:
 
 
 def report_to(path: Path) -> None:
-    """Leaves, when its blocks are given up, what it has read from where, how long it waited, and its last share."""
-    closes = SpilledBlocks.close
+    """Leaves, when its blocks are given up, what it has read from where, how long it waited, and its last share.
+
+    ``iterations`` has a line of each: seconds since the one before, of which it computed, with waiting for blocks; the
+    share on the disk, and which part of it it was to read from a peer; and what disk and peer are taken to deliver.
+    """
+    closes, pushes = SpilledBlocks.close, SpillsBlocks.pushed
+    rows, ended_s = list[str](), [time.monotonic()]
+
+    def pushed(spills: Any, model: Any, *, comp_s: float, net_s: float) -> None:
+        pushes(spills, model, comp_s=comp_s, net_s=net_s)
+        blocks, now_s = spills._blocks, time.monotonic()
+        rates = " ".join("-" if cost is None else f"{cost.bytes_s / 1e6:.0f}" for cost in blocks.costs)
+        rows.append(f"{now_s - ended_s[0]:.4f} {comp_s:.4f} {blocks.spilled:.3f} {blocks.keep.by_peer:.3f} {rates}")
+        ended_s[0] = now_s
 
     def close(blocks: Any) -> None:
         disk_bytes, peer_bytes = blocks.read_bytes
         found = {
             "disk_bytes": disk_bytes, "peer_bytes": peer_bytes, "waited_s": blocks.waited_s,
             "spilled": blocks.keep.spilled, "by_peer": blocks.keep.by_peer, "input_bytes": blocks.input_bytes,
+            "iterations": rows,
         }  # fmt: skip
         path.write_text(json.dumps(found))
         closes(blocks)
 
     patched: Any = SpilledBlocks
     patched.close = close
+    patched = SpillsBlocks
+    patched.pushed = pushed
 
 
 if __name__ == "__main__":

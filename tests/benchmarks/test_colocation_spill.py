@@ -93,13 +93,16 @@ def test_a_group_is_as_slow_as_its_slowest_job_and_its_longest_pause_is_found() 
     second = 10**9
     played = Played(
         makespan_s=9.0, models={},
-        pushes_ns={"a": {0: 0, 1: second, 2: 2 * second, 3: 6 * second}, "b": {0: 0, 1: 3 * second, 2: 5 * second}},
+        pushes_ns={
+            "a": {0: 0, 1: second, 2: 2 * second, 3: 6 * second, 4: 20 * second}, "b": {0: 0, 1: second, 2: 6 * second},
+        },
         comp_s={"a": {0: 9.0, 1: 1.0, 2: 2.0}}, net_s={}, reports={},
     )  # fmt: skip
 
-    assert played.iteration_s(3) == pytest.approx(2.5)
-    assert played.iteration_s(1) == pytest.approx(4.0)
-    assert played.longest_s(5 * second) == pytest.approx(4.0)
+    assert played.iteration_s(2) == pytest.approx(3.0)  # of b; a was alone in its last one
+    assert played.iteration_s(1) == pytest.approx(5.0)
+    assert played.iteration_s(9) == pytest.approx(3.0)
+    assert played.longest_s(7 * second) == pytest.approx(14.0)
     assert played.computed_s("a", 1) == pytest.approx(1.5)
     assert played.spread(1) == pytest.approx(0.4714, rel=1e-3)
 
