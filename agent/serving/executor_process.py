@@ -11,8 +11,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -22,7 +23,10 @@ from farside.agent.serving.partition.policy import Entry
 from farside.agent.serving.priority import go_with_others
 
 if TYPE_CHECKING:
+    from farside.agent.serving.arena import Arena
     from farside.agent.serving.model import Load
+
+Loader = Callable[[Framework], "Load"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -34,7 +38,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
-def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None) -> int:
+def main(arguments: list[str], load: "Loader | None" = None) -> int:
     """Runs until STOP, or until the other end of the socket is gone; the exit code.
 
     Args:
@@ -47,10 +51,11 @@ def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None
         signal.signal(ending, signal.SIG_IGN)
     socket_fd, arena_fd, setup_fd = map(int, arguments)
     line = socket.socket(fileno=socket_fd)
-    with open(setup_fd, "rb") as file:
+    with open(setup_fd, "rb", closefd=False) as file:
         setup = msgspec.json.decode(file.read(), type=Setup)
     # Before anything is imported that makes threads: they stay where they were made.
-    problem = _join(setup.entry)
+    host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    problem = _join(setup.entry, host)
     from farside.agent.serving.arena import Arena
 
     arena = Arena(setup.models, arena_fd)
@@ -59,18 +64,38 @@ def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None
         line.send(encode(Frame(Kind.FAILED)))
         return 1
     line.send(encode(Frame(Kind.HELLO)))
+    if setup.entry.host:
+        _stand_for(setup.entry.part, host, (socket_fd, arena_fd, setup_fd))
+    return run_models(line, arena, setup, load)
+
+
+def run_models(
+    line: socket.socket, arena: "Arena", setup: Setup, load: "Loader | None" = None,
+    on_part: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> int:  # fmt: skip
+    """Loads the models and runs batches, until STOP, or until the other end of the socket is gone; the exit code.
+
+    Args:
+        line: To the front; HELLO has been said.
+        arena: Where the tensors lie.
+        setup: The models.
+        load: As of `main`.
+        on_part: What each run is in the body of, where a part is no property of the process.
+    """
     from farside.agent.serving.model import loader
 
     models = []
     for number, model in enumerate(setup.models):
         try:
-            loaded = (load or loader)(model.framework)(
-                model, arena.slots[number], setup.entry.threads, setup.entry.computes_on
-            )
+            with on_part():
+                loaded = (load or loader)(model.framework)(
+                    model, arena.slots[number], setup.entry.threads, setup.entry.computes_on
+                )
             line.send(encode(Frame(Kind.LOADED, model=number)))
             for rows in warm_up_sizes(model.max_batch):
                 started_ns = time.monotonic_ns()
-                loaded.run(rows, 0)
+                with on_part():
+                    loaded.run(rows, 0)
                 line.send(
                     encode(
                         Frame(Kind.WARMED, model=number, rows=rows, started_ns=started_ns, ended_ns=time.monotonic_ns())
@@ -86,7 +111,8 @@ def main(arguments: list[str], load: "Callable[[Framework], Load] | None" = None
     while (packet := line.recv(FRAME_BYTES + 1)) and (frame := decode(packet)).kind is Kind.RUN:
         status, started_ns = Status.OK, time.monotonic_ns()
         try:
-            models[frame.model].run(frame.rows, frame.slot)
+            with on_part():
+                models[frame.model].run(frame.rows, frame.slot)
         except Exception as error:  # whatever a framework raises
             status = Status.RAISED
             arena.write_text(frame.model, frame.slot, str(error) or type(error).__name__)
@@ -104,8 +130,8 @@ def warm_up_sizes(max_batch: int) -> tuple[int, ...]:
     return tuple(sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}))
 
 
-def _join(entry: Entry) -> str:
-    """Moves this process to its part; why it can't, or nothing."""
+def _join(entry: Entry, host: socket.socket) -> str:
+    """Moves this process to its part, or reaches the process that computes for it; why it can't, or nothing."""
     for name in entry.files:
         try:
             Path(name).write_text("0")  # 0 is the process that writes
@@ -116,7 +142,24 @@ def _join(entry: Entry) -> str:
             os.sched_setaffinity(0, entry.cores)
         except OSError as error:
             return f"cores {', '.join(map(str, entry.cores))}: {error.strerror}"
+    if entry.host:
+        try:
+            host.connect(entry.host)
+        except OSError as error:
+            return f"the process that computes for all parts of the GPU can't be reached: {error.strerror}"
     return ""
+
+
+def _stand_for(part: int, host: socket.socket, fds: tuple[int, ...]) -> NoReturn:
+    """Hands this executor's ends over, and ends when what computes for its part does, with its exit code or 1.
+
+    The host sees the end of this process by its connection, and computes no more for the part then.
+    """
+    socket.send_fds(host, [str(part).encode()], fds)
+    code = b""
+    with suppress(OSError):
+        code = host.recv(1)
+    os._exit(code[0] if code else 1)  # at once: the front would kill one whose end of the line is closed before
 
 
 if __name__ == "__main__":

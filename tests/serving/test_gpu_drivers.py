@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
 from farside.agent.serving.describe import ModelRequest, describe
@@ -15,7 +16,6 @@ from farside.agent.serving.handle import ServeError
 from farside.agent.serving.partition.catalog import DRIVERS
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.gpu import GpuDriver
-from farside.agent.serving.partition.green import GreenDriver
 from farside.agent.serving.partition.mig import MigDriver
 from farside.agent.serving.partition.mps import CONTROL, MpsDriver
 from farside.agent.serving.partition.nvidia import gpu_named
@@ -23,7 +23,6 @@ from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.remote import Address, RemotePart
 from farside.agent.serving.worker import Worker
 from farside.errors import ConfigError, Unavailable
-from farside.serve.sample_models import make_models
 from tests.serving.executors import Watched, small_models
 from tests.serving.front import in_loop
 from tests.serving.test_worker import KEY, Front
@@ -63,6 +62,9 @@ class Nvml:
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return self._gpus
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:  # noqa: N802
+        return 13000
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         if index >= self._gpus:
@@ -256,30 +258,48 @@ def test_mps_says_which_library_or_program_is_missing(
         MpsDriver(nvml).open(Device(), 50)
 
 
-def test_green_contexts_are_refused_with_what_to_use() -> None:
-    assert GreenDriver().capabilities().problem.endswith("use mps or mig")
-    with pytest.raises(Unavailable, match="within one process"):
-        GreenDriver().open(Device(), 50)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["mps", "mig"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript's own
+@pytest.mark.parametrize("name", ["green", "mps", "mig", "gpu"])
 def test_on_a_gpu_an_executor_computes_in_a_part(name: str, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime-gpu")
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
     driver = DRIVERS[name]()
     found = driver.capabilities()
-    if found.problem or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip(found.problem or "this onnxruntime has no CUDAExecutionProvider")
-    (path,) = make_models(tmp_path, ("mlp",), size=0.02)
-    part = 50 if name == "mps" else int(found.parts.split()[0])
+    if found.problem or not torch.cuda.is_available():
+        pytest.skip(found.problem or "this PyTorch sees no GPU")
+    part = {"mig": found.parts.split()[0], "gpu": "100"}.get(name, "50")
+    path = tmp_path / "net.pt"
+    told = json.dumps([{"name": "input", "datatype": "FP32", "shape": [64]}])
+    torch.jit.save(torch.jit.script(torch.nn.Linear(64, 32)), str(path), _extra_files={"inputs.json": told})
+    module = torch.jit.load(str(path))
+    given = np.random.default_rng(1).random((4, 64), np.float32)
 
     async def test() -> None:
         watched = Watched()
-        model = describe(ModelRequest(name="mlp", path=str(path), max_batch=4))
-        executor = await watched.start([model], driver.open(Device(), part))
-        executor.run(1, "mlp", 4, 0)
+        model = describe(ModelRequest(name="net", path=str(path), max_batch=4))
+        executor = await watched.start([model], driver.open(Device(), int(part)))
+        executor.slot_inputs("net", 0)["input"][:] = given
+        executor.run(1, "net", 4, 0)
         assert (await watched.done()).problem == ""
-        assert driver.process_bytes(Device(), executor.pid) > 0
+        with torch.inference_mode():
+            wanted = module(torch.from_numpy(given)).numpy()
+        np.testing.assert_allclose(executor.slot_outputs("net", 0)["OUTPUT__0"], wanted, rtol=1e-3, atol=1e-3)
+        if name != "mps":  # of whose clients the driver may count nothing
+            assert driver.process_bytes(Device(), executor.pid) > 0
         await executor.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_kernels_of_two_parts_run_on_sms_of_their_own() -> None:
+    driver = DRIVERS["green"]()
+    if problem := driver.capabilities().problem:
+        pytest.skip(problem)
+    from benchmarks.serving.on_gpu import CUTS, seen_sms
+
+    for (small, large), (one, other) in zip(CUTS, asyncio.run(seen_sms()), strict=True):
+        assert one
+        assert other
+        assert not one & other
+        assert (len(one) < len(other)) == (small < large)

@@ -35,7 +35,6 @@ def told(*arguments: object) -> subprocess.CompletedProcess[str]:
         ({"cores": "0", "gpu": "0"}, "--cores 0 and --gpu 0 exclude each other; give one"),
         ({"device": "tpu"}, "there is no device driver tpu; choose auto, mps or cpu"),
         ({"device": "whole", "models": Path("absent")}, "absent: is not a folder; name a folder with model files"),
-        ({"device": "green"}, "green: green contexts cut a GPU within one process"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_nothing_is_made(tmp_path: Path, options: dict[str, object], line: str) -> None:

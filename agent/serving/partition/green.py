@@ -1,32 +1,205 @@
-"""Green contexts: sets of SMs within one process. Executors are processes of their own, so this driver has no parts."""
+"""Green contexts: a part is a set of SMs of its own, for executors that one process of each GPU computes for.
 
-from farside.agent.serving.partition.policy import Capabilities, Conditions, Device, Identity, Place
+Contexts of two processes would take turns on the whole GPU, whatever SMs each of them chose. So the first part of a GPU
+starts a process that computes for all of them (agent/serving/green_process.py), and an executor's own process only
+stands for its part: it hands its ends over, and ends with its part.
+"""
+
+import importlib.util
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farside.agent.serving.model_file import Framework
+from farside.agent.serving.partition.nvidia import INSTANCE, NvidiaGpus, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
 from farside.errors import Unavailable
 
 NAME = "green"
-_PROBLEM = "green contexts cut a GPU within one process, and each part here is a process of its own"
-_HINT = "use mps or mig"
+# What its parts run: of ONNX Runtime nobody has shown that all it starts stays on the stream that it is given.
+FRAMEWORK: Framework = "pytorch"
+PROGRAM = ("-P", "-m", "farside.agent.serving.green_process")
+# Of CUDA, as NVIDIA's library counts: 12.4 is the first with green contexts.
+_CUDA_LEAST = 12_040
+_MODULES = (("torch", "PyTorch"), ("cuda.bindings", "the Python package cuda-bindings"))
+_BACKLOG = 64
+_MOST_PCT = 100
+# Of all drivers of this process.
+_numbers = itertools.count(1)
 
 
-class GreenDriver:
-    """Refuses: contexts of two processes take turns on the whole GPU, whatever SMs each of them chose."""
+class GreenDriver(NvidiaGpus):
+    """Cuts GPUs by SMs.
+
+    Args:
+        nvml: Another module than pynvml, in tests.
+        program: Python's arguments that start a GPU's process; others than PROGRAM in tests.
+    """
+
+    def __init__(self, nvml: Any = None, program: Sequence[str] = PROGRAM) -> None:
+        super().__init__(nvml)
+        self._program = tuple(program)
+        self._hosts: dict[str, _Host] = {}
 
     def capabilities(self) -> Capabilities:
-        """Why there are none."""
-        return Capabilities(driver=NAME, problem=f"{_PROBLEM}; {_HINT}")
+        """Whether there is a GPU, a driver that knows green contexts, and what computes in them."""
+        try:
+            self.nvml()
+        except Unavailable as error:
+            return Capabilities(driver=NAME, problem=str(error))
+        return Capabilities(
+            driver=NAME, parts="1 to 100 %, rounded down to granules of SMs", can_resize=True,
+            isolation="SMs of its own; caches and memory bandwidth are shared, and so is the end of their process",
+        )  # fmt: skip
 
-    def open(self, device: Device, part_pct: int) -> Place:
-        """Never."""
-        raise Unavailable(_PROBLEM, hint=_HINT)
+    def open(self, device: Device, part_pct: int) -> "GreenPlace":
+        """SMs of a GPU, whose process is started for the first part."""
+        if not 1 <= part_pct <= _MOST_PCT:
+            raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint="give 1 to 100")
+        nvml = self.nvml()
+        uuid = uuid_of(nvml, uncut_of(nvml, device))
+        if uuid.startswith(INSTANCE):
+            raise Unavailable(f"GPU {uuid}: an instance is not cut by SMs here", hint="device = 'gpu' has it whole")
+        host = self._hosts.get(uuid)
+        if host is None or host.has_ended:
+            host = self._hosts[uuid] = _Host(uuid, self._program)
+        return GreenPlace(self, host, part_pct)
 
-    def identity(self, device: Device) -> Identity:
-        """Never."""
-        raise Unavailable(_PROBLEM, hint=_HINT)
+    def devices(self) -> tuple[Device, ...]:
+        """GPUs of this machine that are not cut into instances.
 
-    def conditions(self, device: Device) -> Conditions:
-        """Never."""
-        raise Unavailable(_PROBLEM, hint=_HINT)
+        Raises:
+            Unavailable: As `capabilities` says.
+        """
+        return uncut_devices(self.nvml(), with_instances=False)
 
     def process_bytes(self, device: Device, pid: int) -> int:
-        """Never."""
-        raise Unavailable(_PROBLEM, hint=_HINT)
+        """GPU memory of the process that computes for all parts of a GPU, an equal share for each."""
+        nvml = self.nvml()
+        host = self._hosts.get(uuid_of(nvml, uncut_of(nvml, device)))
+        if host is None or host.has_ended:
+            return 0
+        return super().process_bytes(device, host.pid) // max(1, len(host.parts))
+
+    def nvml(self) -> Any:
+        """The library, where there is a GPU, a driver that knows green contexts, and what computes in them."""
+        nvml = super().nvml()
+        if not nvml.nvmlDeviceGetCount():
+            raise Unavailable("NVIDIA's driver finds no GPU")
+        version = nvml.nvmlSystemGetCudaDriverVersion()
+        if version < _CUDA_LEAST:
+            raise Unavailable(
+                f"NVIDIA's driver knows CUDA {version // 1000}.{version % 1000 // 10}, and green contexts are of 12.4",
+                hint="install a newer driver, or use mps",
+            )
+        for module, package in _MODULES:
+            if not _is_there(module):
+                raise Unavailable(f"{package} is not installed", hint="it computes in green contexts; or use mps")
+        return nvml
+
+    def release(self, host: "_Host") -> None:
+        """Ends a GPU's process with its last part."""
+        if not host.parts:
+            for uuid in [uuid for uuid, one in self._hosts.items() if one is host]:
+                del self._hosts[uuid]
+            host.end()
+
+
+class GreenPlace:
+    """A number of SMs of a GPU."""
+
+    def __init__(self, driver: GreenDriver, host: "_Host", part_pct: int) -> None:
+        self.part_pct = part_pct
+        self._driver, self._host, self._number = driver, host, next(_numbers)
+        self.entry = Entry(computes_on="cuda", host=host.address, part=self._number)
+        host.have(self._number, part_pct)
+
+    def resize(self, part_pct: int) -> bool:
+        """Other SMs from the next batch on."""
+        if not 1 <= part_pct <= _MOST_PCT or self._host.has_ended:
+            return False
+        self.part_pct = part_pct
+        self._host.have(self._number, part_pct)
+        return True
+
+    def hold(self, prepare_pct: int) -> bool:
+        """Takes few SMs until it is let go."""
+        self._host.have(self._number, min(prepare_pct, self.part_pct))
+        return True
+
+    def let_go(self) -> None:
+        """Takes all SMs of its size."""
+        self._host.have(self._number, self.part_pct)
+
+    def measured(self) -> Measured | None:
+        """Nobody counts what a set of SMs has done."""
+        return None
+
+    def close(self) -> None:
+        """Its SMs are free for other parts."""
+        self._host.have(self._number, 0)
+        self._driver.release(self._host)
+
+
+class _Host:
+    """The process of a GPU, seen from where its parts are opened; a child, which ends with this process."""
+
+    def __init__(self, uuid: str, program: Sequence[str]) -> None:
+        self.parts: dict[int, int] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="farside-green-"))
+        self.address = str(self._folder / "parts")
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.setblocking(False)
+        try:
+            with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(self.address)
+                listener.listen(_BACKLOG)
+                self._process = subprocess.Popen(
+                    [sys.executable, *program, str(theirs.fileno()), str(listener.fileno())],
+                    pass_fds=(theirs.fileno(), listener.fileno()),
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid}, stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+        except OSError as error:
+            self._line.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise Unavailable(f"the process of GPU {uuid} could not be started: {error.strerror}") from error
+        self.pid = self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it computes no more."""
+        return self._process.poll() is not None
+
+    def have(self, number: int, part_pct: int) -> None:
+        """Gives a part so many percent of the GPU, from its next batch on; 0: the part is gone."""
+        if part_pct:
+            self.parts[number] = part_pct
+        else:
+            self.parts.pop(number, None)
+        try:
+            self._line.send(msgspec.json.encode(list(self.parts.items())))
+        except OSError:  # it has ended, as the executors of its parts tell
+            pass
+
+    def end(self) -> None:
+        """Ends it; nobody waits for anything of it."""
+        self._line.close()
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package within another one that is not there
+        return False

@@ -14,13 +14,18 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process gets into a part: it writes 0 to each file, and takes these variables, cores and threads."""
+    """How a process gets into a part: it writes 0 to each file, and takes these variables, cores and threads.
+
+    ``host``: the socket of a process that computes for it, by the number ``part``; empty: it computes itself.
+    """
 
     files: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
     threads: int = 1
     environment: dict[str, str] = {}
     computes_on: Literal["cpu", "cuda"] = "cpu"
+    host: str = ""
+    part: int = 0
 
 
 class Measured(NamedTuple):

@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from farside.agent.serving.describe import ModelRequest
-from farside.agent.serving.model_file import MAX_BATCH
+from farside.agent.serving.model_file import FRAMEWORKS, MAX_BATCH
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
+from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
 from farside.endpoint import is_near, parse_address
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Interference, Load, ModelProfile
@@ -26,11 +27,10 @@ FILE = "serving.toml"
 MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-GPU_DRIVERS = frozenset({"mps", "gpu"})
+GPU_DRIVERS = frozenset({"mps", "gpu", "green"})
 _DRIVERS = ("auto", "cpu", "whole", *sorted(GPU_DRIVERS))
 _NOT_SERVED = {
     "mig": ("an instance is not cut further", "use gpu, which serves on an instance as on a GPU"),
-    "green": ("green contexts cut a GPU within one process, and each part is a process of its own", "use mps or gpu"),
 }
 
 
@@ -83,7 +83,7 @@ class Deployment:
     """A deployment file that is sound in itself.
 
     Addresses are HOST:PORT, empty where a door stays shut. ``profile`` is None where none is named. ``driver`` is auto,
-    cpu, whole, mps or gpu; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0
+    cpu, whole, mps, green or gpu; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0
     where all devices may be used. ``terms`` are of leases, and ``of_a_cluster`` those of their keys that the file has.
     """
 
@@ -235,13 +235,12 @@ class _Checked:
             raise self._wrong(f"device = {file.device!r}: {why}", hint)
         if file.device not in _DRIVERS:
             raise self._wrong(f"device = {file.device!r} is no device", f"use {', '.join(_DRIVERS)}")
-        if file.device not in ("auto", "cpu"):
-            for name, given, default, why in (
-                ("capacity_pct", file.capacity_pct, CAPACITY_PCT, "cuts no cores"),
-                ("prepare_pct", file.prepare_pct, WHOLE_PCT, "holds no executor to a part"),
-            ):
-                if given != default:
-                    raise self._wrong(f"{name} = {given}: device = {file.device!r} {why}", "take it out")
+        for name, given, default, drivers, why in (
+            ("capacity_pct", file.capacity_pct, CAPACITY_PCT, ("auto", "cpu"), "cuts no cores"),
+            ("prepare_pct", file.prepare_pct, WHOLE_PCT, ("auto", "cpu", "green"), "holds no executor to a part"),
+        ):
+            if file.device not in drivers and given != default:
+                raise self._wrong(f"{name} = {given}: device = {file.device!r} {why}", "take it out")
         if file.device in GPU_DRIVERS and file.cpu_devices:
             raise self._wrong(f"cpu_devices are cores, and device = {file.device!r} has GPUs", "take them out")
         cores = [core for device in file.cpu_devices for core in device]
@@ -269,6 +268,11 @@ class _Checked:
         path = self._in_folder(one.file)
         if not path.is_file():
             raise self._wrong(f"{where}.file = {one.file!r}: {path} is no file", "name a model file")
+        if self._file.device == "green" and FRAMEWORKS.get(path.suffix) != GREEN_FRAMEWORK:
+            raise self._wrong(
+                f"{where}.file = {one.file!r}: device = 'green' serves TorchScript files alone",
+                "use mps, or a file that ends with .pt",
+            )
         return ServedModel(
             name=name, path=path, slo_ms=one.slo_ms, rate=one.rate, max_batch=one.max_batch, max_shape=one.max_shape
         )
@@ -338,7 +342,7 @@ def check_for_manager(deployment: Deployment) -> None:
         (
             deployment.driver == "auto",
             "device = 'auto': on a manager's nodes it has to be named",
-            "device = 'cpu' serves on CPU cores in place of declared GPUs, 'mps' and 'gpu' on the GPUs themselves",
+            "device = 'cpu' serves on CPU cores in place of declared GPUs, 'mps', 'green' and 'gpu' on the GPUs themselves",
         ),
         (needs_cores, "names no cpu_devices", "such as cpu_devices = [[0], [1]]: the nodes' cores"),
         (not deployment.gpus_max, "names no gpus_max", "give the number of GPUs that may be leased at most"),

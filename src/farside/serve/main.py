@@ -21,6 +21,7 @@ from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.catalog import find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
 from farside.agent.serving.partition.gpu import GpuDriver
+from farside.agent.serving.partition.green import GreenDriver
 from farside.agent.serving.partition.mps import MpsDriver
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.partition.whole import WholeDriver
@@ -192,7 +193,7 @@ def _devices(deployment: Deployment, driver: Driver | None) -> Sequence[Device]:
     Raises:
         Unavailable: There is no GPU.
     """
-    if isinstance(driver, MpsDriver | GpuDriver):
+    if isinstance(driver, MpsDriver | GreenDriver | GpuDriver):
         return driver.devices()
     if deployment.is_on_gpus:
         return [Device()]
@@ -405,8 +406,9 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
 
     def site_of(number: int, address: Address) -> Site:
         device = grounds.devices[number % len(grounds.devices)]
+        can_be_resized = grounds.driver_name in ("cpu", "green")
         return RemoteSite(
-            address, grounds.driver_name, device, grounds.device_name, can_be_resized=grounds.driver_name == "cpu"
+            address, grounds.driver_name, device, grounds.device_name, can_be_resized=can_be_resized
         )
 
     assert grounds.manager is not None

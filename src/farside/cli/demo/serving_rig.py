@@ -74,9 +74,17 @@ def measure(
     """
     for name, size in models.items():
         make_models(folder, (name,), size=size)
-    on = ",".join(map(str, cores or devices()[-1:]))
+    return profile(folder, ("--cores", ",".join(map(str, cores or devices()[-1:]))), minutes=minutes, parts=parts)
+
+
+def profile(folder: Path, on: Sequence[str], *, minutes: float, parts: str) -> Tables:
+    """Measures a folder's models; ``on``: the options that name the device.
+
+    Raises:
+        Unavailable: It could not be measured; the last line that was said.
+    """
     command = farside(
-        "serve", "profile", str(folder), "--out", str(folder / "profile"), "--cores", on, "--parts", parts,
+        "serve", "profile", str(folder), "--out", str(folder / "profile"), *on, "--parts", parts,
         "--max-batch", str(MAX_BATCH), "--minutes", f"{minutes:g}",
     )  # fmt: skip
     tries = 0
@@ -103,29 +111,35 @@ class Mix:
         return {name: share * rate for name, rate in self.most.items()}
 
 
-def mix_of(tables: Tables) -> Mix:
-    """The largest rates that have a plan on all devices, in proportion to the models' shares of the work."""
+def mix_of(
+    tables: Tables, *, work: Mapping[str, float] = WORK, slo_ms_min: float = SLO_MS_MIN, count: int = 0
+) -> Mix:
+    """The largest rates that have a plan on ``count`` devices, 0: on all cores', in proportion to the models' ``work``.
+
+    ``slo_ms_min``: no SLO is shorter.
+    """
     slo_ms = {
-        name: float(round(max(SLO_MS_MIN, SLO_TIMES * model.latency_ms[100][-1])))
+        name: float(round(max(slo_ms_min, SLO_TIMES * model.latency_ms[100][-1])))
         for name, model in tables.models.items()
     }
     models = {name: replace(model, slo_ms=slo_ms[name]) for name, model in tables.models.items()}
     scheduler = SCHEDULERS["glet+int"]
     sizes = scheduler.sizes(models, tables.device)
-    unit = {name: WORK[name] * 1000 * model.max_batch / model.latency_ms[100][-1] for name, model in models.items()}
-    low, high = 0.0, 2.0 * len(devices())
+    unit = {name: work[name] * 1000 * model.max_batch / model.latency_ms[100][-1] for name, model in models.items()}
+    count = count or len(devices())
+    low, high = 0.0, 2.0 * count
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2
-        if isinstance(_planned(sizes, {name: middle * rate for name, rate in unit.items()}), Plan):
+        if isinstance(_planned(sizes, {name: middle * rate for name, rate in unit.items()}, count), Plan):
             low = middle
         else:
             high = middle
     return Mix(slo_ms=slo_ms, most={name: low * rate for name, rate in unit.items()})
 
 
-def _planned(sizes: Sizes, rates: Mapping[str, float]) -> object:
+def _planned(sizes: Sizes, rates: Mapping[str, float], count: int) -> object:
     wanted = {name: planned_rate(rate) for name, rate in rates.items()}
-    return SCHEDULERS["glet+int"].plan(sizes, wanted, len(devices()))
+    return SCHEDULERS["glet+int"].plan(sizes, wanted, count)
 
 
 @dataclass(slots=True)
@@ -139,6 +153,7 @@ class Running:
         extra: Lines more of serving.toml.
         options: Of `farside serve run`.
         cores: Of each device; those of `devices`, a device each, unless given.
+        gpu_driver: What cuts this machine's GPUs, in place of cores; empty: cores.
     """
 
     folder: Path
@@ -147,6 +162,7 @@ class Running:
     extra: Sequence[str] = ()
     options: Sequence[str] = ()
     cores: Sequence[Sequence[int]] = ()
+    gpu_driver: str = ""
     http: int = 0
     grpc: int = 0
     _process: "subprocess.Popen[bytes] | None" = None
@@ -155,12 +171,15 @@ class Running:
     def __enter__(self) -> Self:
         self.http, self.grpc = free_ports(2)
         cores = [list(one) for one in self.cores or [(core,) for core in devices()]]
+        on, suffix = f"cpu_devices = {cores}", ".onnx"
+        if self.gpu_driver:
+            on, suffix = f'device = "{self.gpu_driver}"', ".pt"
         lines = [
             f'http_listen = "tcp:127.0.0.1:{self.http}"', f'grpc_listen = "tcp:127.0.0.1:{self.grpc}"',
-            'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', f"cpu_devices = {cores}", *self.extra,
+            'metrics_listen = ""', 'admin_socket = "s"', 'profile = "profile"', on, *self.extra,
         ]  # fmt: skip
         for name, slo_ms in self.mix.slo_ms.items():
-            lines += [f"[model.{name}]", f'file = "{name}.onnx"', f"slo_ms = {slo_ms}"]
+            lines += [f"[model.{name}]", f'file = "{name}{suffix}"', f"slo_ms = {slo_ms}"]
             lines += [f"rate = {self.rates[name]}", f"max_batch = {MAX_BATCH}"]
         (self.folder / "serving.toml").write_text("\n".join(lines) + "\n")
         self._log = self.folder / "serve.log"

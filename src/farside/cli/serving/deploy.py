@@ -60,6 +60,7 @@ def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level:
     from farside.agent.serving.lease_task import run_lease
     from farside.agent.serving.partition.cpu import CpuDriver
     from farside.agent.serving.partition.gpu import GpuDriver
+    from farside.agent.serving.partition.green import GreenDriver
     from farside.agent.serving.partition.mps import MpsDriver
     from farside.agent.serving.partition.policy import Driver
     from farside.agent.serving.partition.whole import WholeDriver
@@ -78,6 +79,7 @@ def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level:
         "cpu": CpuDriver(capacity_pct),
         "whole": WholeDriver(),
         "mps": MpsDriver(),
+        "green": GreenDriver(),
         "gpu": GpuDriver(),
     }
     asyncio.run(run_lease(listener, key, drivers))

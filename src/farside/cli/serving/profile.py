@@ -6,6 +6,8 @@ import os
 
 from farside.agent.serving.partition.catalog import DRIVERS, ON_CORES, ON_GPU, find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
+from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
+from farside.agent.serving.partition.green import NAME as GREEN
 from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.cli.serve import ProfileRequest
@@ -55,6 +57,9 @@ def run(request: ProfileRequest) -> int:
 
 async def _profile(request: ProfileRequest, name: str, driver: Driver, device: Device, parts: tuple[int, ...]) -> int:
     models = await describe_folder(request.models, request.max_batch)
+    others = [model for model in models if model.framework != GREEN_FRAMEWORK]
+    if name == GREEN and others:
+        raise ConfigError(f"{others[0].path}: the driver green runs TorchScript files alone", hint="use mps")
     task = ProfileTask(
         models=models, driver_name=name, driver=driver, device=device, parts=parts,
         slo_ms=parse_slos(request.slo, [model.name for model in models]), out=request.out, minutes=request.minutes,

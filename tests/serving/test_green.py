@@ -1,0 +1,290 @@
+"""Green contexts: one process of a GPU computes for all of its parts, each on SMs of its own."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.agent.serving.executor import start_executor
+from farside.agent.serving.handle import ServeError
+from farside.agent.serving.model_file import ModelFile, TensorSpec
+from farside.agent.serving.partition import green
+from farside.agent.serving.partition.granules import assign, granules_of
+from farside.agent.serving.partition.green import GreenDriver
+from farside.agent.serving.partition.policy import Device
+from farside.errors import Unavailable
+from tests.serving import green_stand_in
+from tests.serving.executors import Watched
+from tests.serving.front import in_loop
+from tests.serving.green_stand_in import GRANULES
+from tests.serving.test_gpu_drivers import Nvml
+from tests.support.waiting import DEADLINE_S, until
+
+PROGRAM = (green_stand_in.__file__,)
+GPU = Device(number=0)
+
+
+class Ran(NamedTuple):
+    """Where a batch was computed."""
+
+    pid: int
+    granules: range
+
+
+class Part(Watched):
+    """An executor that tells where it computes."""
+
+    def __init__(self, folder: Path, name: str = "net") -> None:
+        super().__init__()
+        file = folder / f"{name}.pt"
+        file.touch()
+        self.model = ModelFile(
+            name=name, path=str(file), framework="pytorch", inputs=(TensorSpec("input", "FP32", (1,)),),
+            outputs=(TensorSpec("output", "INT64", (3,)),), max_batch=2,
+        )  # fmt: skip
+        self._batch = 0
+
+    async def open(self, driver: GreenDriver, part_pct: int) -> "Part":
+        await self.start([self.model], driver.open(GPU, part_pct))
+        return self
+
+    def ask(self, *, is_bad: bool = False) -> None:
+        self._batch += 1
+        self.executor.slot_inputs(self.model.name, 0)["input"][:] = int(is_bad)
+        self.executor.run(self._batch, self.model.name, 1, 0)
+
+    async def ran(self) -> Ran:
+        self.ask()
+        assert (await self.done()).problem == ""
+        pid, start, stop = map(int, self.executor.slot_outputs(self.model.name, 0)["output"][0])
+        return Ran(pid, range(start, stop))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> GreenDriver:
+    monkeypatch.setattr(green, "_is_there", lambda module: True)
+    return GreenDriver(Nvml(is_cut=False), PROGRAM)
+
+
+# ---- which granules a part has
+
+PARTS = st.lists(st.integers(1, 100), min_size=1, max_size=4)
+
+
+@given(PARTS, st.integers(1, 40), st.data())
+def test_parts_have_their_size_and_overlap_only_where_not_all_fit(
+    sizes: list[int], total: int, data: st.DataObject
+) -> None:
+    before: dict[int, range] = {}
+    for round_ in range(2):
+        parts = list(enumerate(sizes))
+        found = assign(parts, total, before)
+
+        assert found.keys() == dict(parts).keys()
+        for part, size in parts:
+            assert len(found[part]) == granules_of(size, total) <= total
+            assert 0 <= found[part].start < found[part].stop <= total
+        used = sum(len(one) for one in found.values())
+        if used <= total:
+            assert len({at for one in found.values() for at in one}) == used
+        assert assign(parts, total, found) == found
+        before = found
+        sizes = data.draw(PARTS) if round_ == 0 else sizes
+
+
+@given(st.integers(1, 99), st.integers(2, 40))
+def test_two_parts_of_a_whole_always_fit(size: int, total: int) -> None:
+    if min(granules_of(size, total), granules_of(100 - size, total)) > 1:
+        found = assign([(1, size), (2, 100 - size)], total, {})
+        assert not set(found[1]) & set(found[2])
+
+
+def test_parts_of_a_new_plan_share_with_the_old_one_and_not_with_each_other() -> None:
+    old = assign([(1, 60), (2, 40)], GRANULES, {})
+    both = assign([(1, 60), (2, 40), (3, 40), (4, 60)], GRANULES, old)
+
+    assert {part: both[part] for part in old} == old
+    assert not set(both[3]) & set(both[4])
+    assert assign([(3, 40), (4, 60)], GRANULES, both) == {3: both[3], 4: both[4]}
+
+
+# ---- executors
+
+
+@in_loop
+async def test_parts_of_a_gpu_are_computed_by_one_process_on_granules_of_their_own(
+    driver: GreenDriver, tmp_path: Path
+) -> None:
+    first, second = await Part(tmp_path).open(driver, 40), await Part(tmp_path).open(driver, 60)
+
+    one, other = await first.ran(), await second.ran()
+
+    assert one.pid == other.pid not in (first.executor.pid, second.executor.pid)
+    assert (one.granules, other.granules) == (range(6), range(6, 15))
+    await first.executor.close()
+    await second.executor.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(one.pid, 0)
+
+
+@in_loop
+async def test_a_part_gets_another_size_under_its_executor(driver: GreenDriver, tmp_path: Path) -> None:
+    first, second = await Part(tmp_path).open(driver, 40), await Part(tmp_path).open(driver, 60)
+    before = await first.ran()
+
+    assert await second.executor.resize(20)
+    assert await first.executor.resize(80)
+
+    one, other = await first.ran(), await second.ran()
+    assert (len(one.granules), len(other.granules)) == (12, 3)
+    assert not set(one.granules) & set(other.granules)
+    assert one.pid == before.pid
+    await second.executor.close()
+    assert await first.executor.resize(100)
+    assert (await first.ran()).granules == range(15)
+    await first.executor.close()
+
+
+@in_loop
+async def test_an_executor_that_is_killed_harms_no_other_part(driver: GreenDriver, tmp_path: Path) -> None:
+    first, second = await Part(tmp_path).open(driver, 40), await Part(tmp_path).open(driver, 60)
+    before = await second.ran()
+
+    os.kill(first.executor.pid, signal.SIGKILL)
+    assert "SIGKILL" in (await first.ended()).line
+
+    assert await second.ran() == before
+    again = await Part(tmp_path).open(driver, 40)
+    assert await again.ran() == Ran(before.pid, range(6))
+    await again.executor.close()
+    await second.executor.close()
+
+
+@in_loop
+async def test_when_the_process_of_a_gpu_dies_its_executors_end_and_the_next_have_a_new_one(
+    driver: GreenDriver, tmp_path: Path
+) -> None:
+    first, second = await Part(tmp_path).open(driver, 40), await Part(tmp_path).open(driver, 60)
+    before = await first.ran()
+
+    os.kill(before.pid, signal.SIGKILL)
+    for one in (first, second):
+        assert "ended with 1" in (await one.ended()).line
+
+    again = await Part(tmp_path).open(driver, 40)
+    assert (await again.ran()).pid != before.pid
+    await again.executor.close()
+
+
+@in_loop
+async def test_a_batch_that_hangs_ends_the_process_once_its_executor_is_killed(
+    driver: GreenDriver, tmp_path: Path
+) -> None:
+    hangs, other = await Part(tmp_path, "hang").open(driver, 40), await Part(tmp_path).open(driver, 60)
+    ran = await other.ran()
+    hangs.ask(is_bad=True)
+
+    hangs.executor.kill()
+
+    assert "SIGKILL" in (await hangs.ended()).line
+    assert "ended with 1" in (await other.ended()).line
+    until(lambda: not Path(f"/proc/{ran.pid}").exists(), what="the process has ended")
+
+
+@in_loop
+async def test_a_model_that_raises_is_told_and_one_that_breaks_the_gpu_ends_its_process(
+    driver: GreenDriver, tmp_path: Path
+) -> None:
+    part = await Part(tmp_path).open(driver, 40)
+    part.ask(is_bad=True)
+    assert (await part.done()).problem == "a wrong shape"
+    ran = await part.ran()
+
+    breaks = await Part(tmp_path, "broken").open(driver, 60)
+    breaks.ask(is_bad=True)
+
+    assert "ended with 1" in (await breaks.ended()).line
+    assert "ended with 1" in (await part.ended()).line
+    assert not Path(f"/proc/{ran.pid}").exists()
+
+
+@in_loop
+async def test_an_executor_that_loads_has_few_sms_until_it_is_ready(driver: GreenDriver, tmp_path: Path) -> None:
+    part = Part(tmp_path)
+    ends = Watched()
+    executor = await start_executor(
+        driver.open(GPU, 40), [part.model], part._done.put_nowait, ends._ended.put_nowait,
+        p99_s={part.model.name: DEADLINE_S}, prepare_pct=10,
+    )  # fmt: skip
+    part.executor = executor
+
+    warm_up = Path(part.model.path).read_text().splitlines()
+    assert warm_up
+    assert set(warm_up) == {"0 1"}
+    assert (await part.ran()).granules == range(6)
+    await executor.close()
+
+
+@in_loop
+async def test_why_a_gpu_computes_nothing_is_told_by_each_executor(
+    driver: GreenDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSIDE_TEST_NO_GPU", "1")
+
+    for _ in range(2):
+        with pytest.raises(ServeError, match=r"did not become ready: PyTorch 2.13.0 sees no GPU; install a build"):
+            await Part(tmp_path).open(driver, 40)
+
+
+# ---- what is missing
+
+
+class Old(Nvml):
+    def nvmlSystemGetCudaDriverVersion(self) -> int:  # noqa: N802
+        return 12020
+
+
+@pytest.mark.parametrize(
+    ("nvml", "absent", "line"),
+    [
+        (Nvml(-1), "", "libnvidia-ml.so.1: Driver Not Loaded; it comes with NVIDIA's driver"),
+        (Nvml(0), "", "NVIDIA's driver finds no GPU"),
+        (Old(1), "", "NVIDIA's driver knows CUDA 12.2, and green contexts are of 12.4; install a newer driver"),
+        (Nvml(1), "torch", "PyTorch is not installed; it computes in green contexts; or use mps"),
+        (Nvml(1), "cuda.bindings", "the Python package cuda-bindings is not installed"),
+    ],
+)
+def test_what_is_missing_is_named(nvml: Nvml, absent: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(green, "_is_there", lambda module: module != absent)
+    driver = GreenDriver(nvml, PROGRAM)
+
+    assert driver.capabilities().problem.startswith(line)
+    with pytest.raises(Unavailable, match=line.split(";", maxsplit=1)[0]):
+        driver.open(GPU, 50)
+
+
+@pytest.mark.parametrize(
+    ("device", "part_pct", "line"),
+    [
+        (Device(number=0), 0, "GPU 0: has no part of 0 %; give 1 to 100"),
+        (Device(number=0), 101, "GPU 0: has no part of 101 %"),
+        (Device(number=1), 50, "GPU 1: is cut into instances"),
+        (Device(uuid="MIG-1.0"), 50, "GPU MIG-1.0: an instance is not cut by SMs here; device = 'gpu' has it whole"),
+    ],
+)
+def test_what_is_no_part_of_a_gpu_is_refused(
+    device: Device, part_pct: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(green, "_is_there", lambda module: True)
+
+    with pytest.raises(Unavailable, match=line):
+        GreenDriver(Nvml(), PROGRAM).open(device, part_pct)
+
+
+def test_a_module_that_is_not_there_is_seen() -> None:
+    assert [green._is_there(name) for name in ("json", "absent_package.of", "json.absent")] == [True, False, False]
