@@ -15,6 +15,7 @@ from benchmarks.serving.bars import missed
 from benchmarks.serving.cost import measure_cost
 from benchmarks.serving.fidelity import measure_fidelity
 from benchmarks.serving.gain import measure_gain
+from benchmarks.serving.on_gpu import measure_green, measure_mps
 from benchmarks.serving.overload import measure_overload
 from benchmarks.serving.peers import measure_peers
 from benchmarks.serving.prepare import measure_prepare
@@ -23,7 +24,9 @@ from benchmarks.serving.shares import measure_shares
 from benchmarks.serving.steps import measure_steps
 from farside.errors import FarsideError
 
-RESULTS = Path(__file__).parents[1] / "results" / "serving.json"
+RESULTS = Path(__file__).parents[1] / "results"
+# Of parts that are measured on other machines than the rest.
+GPU_PARTS = frozenset({"green", "mps"})
 PARTS: dict[str, Callable[..., Figure]] = {
     "shares": measure_shares,
     "cost": measure_cost,
@@ -34,6 +37,8 @@ PARTS: dict[str, Callable[..., Figure]] = {
     "gain": measure_gain,
     "peers": measure_peers,
     "prepare": measure_prepare,
+    "green": measure_green,
+    "mps": measure_mps,
 }
 
 
@@ -42,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="shorter windows; keeps nothing")
-    parser.add_argument("--output", type=Path, metavar="FILE", default=RESULTS, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=f"default: {RESULTS}/serving.json or serving_gpu.json")
     options = parser.parse_args(arguments)
     short: list[str] = []
     for name in options.parts:
@@ -54,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(as_text(figure), end="\n\n", flush=True)
         short += [f"{name}: {line}" for line in missed(figure)]
         if not options.quick:
-            _keep(name, figure, options.output)
+            kept = RESULTS / ("serving_gpu.json" if name in GPU_PARTS else "serving.json")
+            _keep(name, figure, options.output or kept)
     print("\n".join(["missed:", *short]) if short else "all bars are met")
     return 1 if short else 0
 
