@@ -60,6 +60,7 @@ PURE = (
     *(f"farside.agent.aggregator.{name}" for name in ("door", "layout", "plan")),
     "farside.agent.gpu_files",
     "farside.agent.gpu_share",
+    "farside.agent.serving.partition.granules",
     "farside.agent.messages",
     "farside.agent.protocol",
     "farside.agent.backoff",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -27,6 +27,38 @@ if TYPE_CHECKING:
     from farside.agent.serving.model import Load
 
 Loader = Callable[[Framework], "Load"]
+
+
+class Part(Protocol):
+    """What models run on, for `run_models`."""
+
+    def on(self) -> AbstractContextManager[object]:
+        """What runs in its body runs on the part."""
+        ...
+
+    def ready(self) -> None:
+        """All models are loaded, and were run."""
+        ...
+
+    def raised(self, error: Exception) -> None:
+        """A model has raised, and the front knows."""
+        ...
+
+
+class _ThisProcess:
+    """The part that a process is on with all that it does."""
+
+    def on(self) -> AbstractContextManager[object]:
+        """All of this process runs there."""
+        return nullcontext()
+
+    def ready(self) -> None:
+        """What is loaded stays; collections then look at little."""
+        gc.freeze()
+
+    def raised(self, error: Exception) -> None:
+        """Others of this process do not matter: there are none."""
+
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -54,25 +86,22 @@ def main(arguments: list[str], load: "Loader | None" = None) -> int:
     with open(setup_fd, "rb", closefd=False) as file:
         setup = msgspec.json.decode(file.read(), type=Setup)
     # Before anything is imported that makes threads: they stay where they were made.
-    host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    problem = _join(setup.entry, host)
+    problem = _join(setup.entry)
     from farside.agent.serving.arena import Arena
 
     arena = Arena(setup.models, arena_fd)
+    if setup.entry.host and not problem:
+        line.send(encode(Frame(Kind.HELLO)))
+        problem = _hold_place(setup.entry, (socket_fd, arena_fd, setup_fd))
     if problem:
         arena.write_text(0, 0, problem)
         line.send(encode(Frame(Kind.FAILED)))
         return 1
     line.send(encode(Frame(Kind.HELLO)))
-    if setup.entry.host:
-        _stand_for(setup.entry.part, host, (socket_fd, arena_fd, setup_fd))
-    return run_models(line, arena, setup, load)
+    return run_models(line, arena, setup, load, _ThisProcess())
 
 
-def run_models(
-    line: socket.socket, arena: "Arena", setup: Setup, load: "Loader | None" = None,
-    on_part: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> int:  # fmt: skip
+def run_models(line: socket.socket, arena: "Arena", setup: Setup, load: "Loader | None", part: Part) -> int:
     """Loads the models and runs batches, until STOP, or until the other end of the socket is gone; the exit code.
 
     Args:
@@ -80,21 +109,21 @@ def run_models(
         arena: Where the tensors lie.
         setup: The models.
         load: As of `main`.
-        on_part: What each run is in the body of, where a part is no property of the process.
+        part: What they run on.
     """
     from farside.agent.serving.model import loader
 
     models = []
     for number, model in enumerate(setup.models):
         try:
-            with on_part():
+            with part.on():
                 loaded = (load or loader)(model.framework)(
                     model, arena.slots[number], setup.entry.threads, setup.entry.computes_on
                 )
             line.send(encode(Frame(Kind.LOADED, model=number)))
             for rows in warm_up_sizes(model.max_batch):
                 started_ns = time.monotonic_ns()
-                with on_part():
+                with part.on():
                     loaded.run(rows, 0)
                 line.send(
                     encode(
@@ -104,21 +133,24 @@ def run_models(
         except Exception as error:  # whatever a framework raises
             arena.write_text(number, 0, f"{model.path}: {error}")
             line.send(encode(Frame(Kind.FAILED, model=number)))
+            part.raised(error)
             return 1
         models.append(loaded)
-    gc.freeze()  # what is loaded stays; collections then look at little
+    part.ready()
     line.send(encode(Frame(Kind.READY)))
     while (packet := line.recv(FRAME_BYTES + 1)) and (frame := decode(packet)).kind is Kind.RUN:
-        status, started_ns = Status.OK, time.monotonic_ns()
+        status, started_ns, raised = Status.OK, time.monotonic_ns(), None
         try:
-            with on_part():
+            with part.on():
                 models[frame.model].run(frame.rows, frame.slot)
         except Exception as error:  # whatever a framework raises
-            status = Status.RAISED
+            status, raised = Status.RAISED, error
             arena.write_text(frame.model, frame.slot, str(error) or type(error).__name__)
         line.send(
             encode(frame._replace(kind=Kind.DONE, status=status, started_ns=started_ns, ended_ns=time.monotonic_ns()))
         )
+        if raised is not None:
+            part.raised(raised)
     return 0
 
 
@@ -130,8 +162,8 @@ def warm_up_sizes(max_batch: int) -> tuple[int, ...]:
     return tuple(sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}))
 
 
-def _join(entry: Entry, host: socket.socket) -> str:
-    """Moves this process to its part, or reaches the process that computes for it; why it can't, or nothing."""
+def _join(entry: Entry) -> str:
+    """Moves this process to its part; why it can't, or nothing."""
     for name in entry.files:
         try:
             Path(name).write_text("0")  # 0 is the process that writes
@@ -142,20 +174,21 @@ def _join(entry: Entry, host: socket.socket) -> str:
             os.sched_setaffinity(0, entry.cores)
         except OSError as error:
             return f"cores {', '.join(map(str, entry.cores))}: {error.strerror}"
-    if entry.host:
-        try:
-            host.connect(entry.host)
-        except OSError as error:
-            return f"the process that computes for all parts of the GPU can't be reached: {error.strerror}"
     return ""
 
 
-def _stand_for(part: int, host: socket.socket, fds: tuple[int, ...]) -> NoReturn:
-    """Hands this executor's ends over, and ends when what computes for its part does, with its exit code or 1.
+def _hold_place(entry: Entry, fds: tuple[int, ...]) -> str:
+    """Passes the file descriptors to the process that computes for the part, and ends with the code that it sends, or 1
+    where it ends; returns where it can't be reached, with one line of why.
 
-    The host sees the end of this process by its connection, and computes no more for the part then.
+    That process sees the end of this one by the connection, and computes no more for the part then.
     """
-    socket.send_fds(host, [str(part).encode()], fds)
+    host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        host.connect(entry.host)
+        socket.send_fds(host, [str(entry.part).encode()], fds)
+    except OSError as error:
+        return f"the process that computes for all parts of the GPU can't be reached: {error.strerror}"
     code = b""
     with suppress(OSError):
         code = host.recv(1)

@@ -3,6 +3,7 @@
 Kernels of a stream run on its context's SMs alone [CUDA driver API, green contexts].
 """
 
+import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -31,12 +32,8 @@ class Gpu(Protocol):
         """How many SMs that are."""
         ...
 
-    def forget_unused(self) -> None:
-        """Gives memory back that earlier streams have left."""
-        ...
-
-    def is_broken(self) -> bool:
-        """Whether an error has left it unusable by this process."""
+    def is_broken(self, error: Exception) -> bool:
+        """Whether an error that a model raised has left it unusable by this process."""
         ...
 
 
@@ -65,13 +62,17 @@ class GreenGpu:
         self.granules = len(self._pieces)
         # Kept: to make one takes time, and a GPU has few ranges.
         self._streams: dict[tuple[int, int], Any] = {}
+        self._making = threading.Lock()
 
     def on(self, granules: range) -> AbstractContextManager[object]:
         """See Gpu."""
         key = (granules.start, granules.stop)
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = self._made(granules)
+            with self._making:
+                stream = self._streams.get(key)
+                if stream is None:
+                    stream = self._streams[key] = self._made(granules)
         entered: AbstractContextManager[object] = torch.cuda.stream(stream)
         return entered
 
@@ -81,12 +82,10 @@ class GreenGpu:
             return self._whole_sms
         return sum(int(self._pieces[at].sm.smCount) for at in granules)
 
-    def forget_unused(self) -> None:
+    def is_broken(self, error: Exception) -> bool:
         """See Gpu."""
-        torch.cuda.empty_cache()
-
-    def is_broken(self) -> bool:
-        """See Gpu."""
+        if "CUDA" not in str(error) or isinstance(error, torch.cuda.OutOfMemoryError):
+            return False
         try:
             torch.cuda.synchronize()
         except RuntimeError:

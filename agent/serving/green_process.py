@@ -1,8 +1,10 @@
 """The process that computes for all parts of a GPU, each in a green context of its own: a thread for each executor.
 
-Its parent says which parts there are, and their sizes; executors' processes hand their ends over (executor_process.py).
-Where one of them ends, its thread ends after the batch that runs; if that hangs, or an error has left the GPU unusable
-by this process, this process ends, and all parts with it: they are started anew.
+Its parent says which parts there are, and their sizes; executors' processes pass their file descriptors on
+(executor_process.py). Where one of them ends, its thread ends after the batch that runs. If that batch hangs, or an
+error has left the GPU unusable by this process, this process ends, and all parts with it: they are started again.
+
+The main thread makes no call that waits for the GPU, so that it always sees a batch that hangs.
 """
 
 import ctypes
@@ -21,19 +23,23 @@ import msgspec
 
 from farside.agent.serving.arena import Arena
 from farside.agent.serving.executor_process import Loader, Setup, run_models
+from farside.agent.serving.frames import Frame, Kind, encode
 from farside.agent.serving.model_file import Framework
 from farside.agent.serving.partition.granules import assign
 from farside.agent.serving.partition.green import FRAMEWORK
 from farside.agent.serving.priority import go_with_others
-from farside.errors import FarsideError, Unavailable
+from farside.errors import Unavailable
 from farside.log import get_log, start_logging
 
 if TYPE_CHECKING:
     from farside.agent.serving.green_gpu import Gpu
     from farside.agent.serving.model import Load
 
-# A batch that runs when its executor has ended may take so long.
+# A batch that runs when its executor has ended may take so long. What still loads takes its time.
 END_S = 5.0
+# An executor's process sends its file descriptors as soon as it is connected.
+_PASS_S = 5.0
+_LOOK_S = 0.05
 _FDS = 3
 _LINE_BYTES = 64
 _STATE_BYTES = 1 << 16
@@ -59,11 +65,12 @@ def main(
     start_logging("info")
     parent, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
     parent.setblocking(False)
+    gpu, problem = None, ""
     try:
         gpu = (make_gpu or _green_gpu)()
-    except (ImportError, FarsideError) as error:
-        return _refuse(listener, str(error))
-    _Host(parent, listener, _Parts(parent, gpu), load or _loader, end_s).run()
+    except Exception as error:  # whatever PyTorch and the driver raise
+        problem = " ".join(str(error).split()) or type(error).__name__
+    _Host(parent, listener, _Parts(parent, gpu), load or _loader, end_s, problem).run()
     return 0
 
 
@@ -81,29 +88,30 @@ def _loader(framework: Framework) -> "Load":
     return loader(framework)
 
 
-def _refuse(listener: socket.socket, why: str) -> int:
-    """Tells each executor why it can't start, until the parent ends this process."""
-    while True:
-        connection, _ = listener.accept()
-        with connection:
-            _, fds, _, _ = socket.recv_fds(connection, _LINE_BYTES, _FDS)
-            if len(fds) == _FDS:
-                _Executor(connection, fds).fail(why)
-
-
 class _Parts:
-    """Which SMs each part has: what the parent said last. Used from all threads."""
+    """Which SMs each part has: what the parent said last. All threads use it; ``gpu`` is None where there is none."""
 
-    def __init__(self, parent: socket.socket, gpu: "Gpu") -> None:
-        self._parent, self._gpu = parent, gpu
+    def __init__(self, parent: socket.socket, gpu: "Gpu | None") -> None:
+        self._parent, self.gpu = parent, gpu
         self._lock = threading.Lock()
         self._ranges: dict[int, range] = {}
-        self.is_orphan = False
 
-    def read(self) -> None:
-        """Takes what the parent has said; sets ``is_orphan`` once it is gone."""
+    def read(self) -> bool:
+        """Takes what the parent has said; False once it is gone. Waits for nothing."""
         with self._lock:
-            self._read()
+            said, is_there = b"", True
+            with suppress(BlockingIOError):
+                while packet := self._parent.recv(_STATE_BYTES):
+                    said = packet
+                is_there = False
+            if said and self.gpu is not None:
+                sizes = msgspec.json.decode(said, type=list[tuple[int, int]])
+                before, self._ranges = self._ranges, assign(sizes, self.gpu.granules, self._ranges)
+                for part, part_pct in sizes:
+                    if part not in before:
+                        sms = self.gpu.sms(self._ranges[part])
+                        _log.info("a part of the GPU was opened", part=part, part_pct=part_pct, sms=sms)
+            return is_there
 
     @contextmanager
     def on(self, part: int) -> Iterator[None]:
@@ -112,137 +120,139 @@ class _Parts:
         Raises:
             Unavailable: There is no such part any more.
         """
-        with self._lock:
-            self._read()
-            granules = self._ranges.get(part)
-            if granules is None:
-                raise Unavailable("this part of the GPU was closed")
-            stream = self._gpu.on(granules)
-        try:
-            with stream:
-                yield
-        except Exception:
-            if self._gpu.is_broken():
-                _end("an error has left the GPU unusable by this process")
-            raise
-
-    def _read(self) -> None:
-        said = b""
-        with suppress(BlockingIOError):
-            while packet := self._parent.recv(_STATE_BYTES):
-                said = packet
-            self.is_orphan = True
-        if not said:
-            return
-        sizes = msgspec.json.decode(said, type=list[tuple[int, int]])
-        before, self._ranges = self._ranges, assign(sizes, self._gpu.granules, self._ranges)
-        for part, part_pct in sizes:
-            granules = self._ranges[part]
-            if before.get(part) != granules:
-                _log.info(
-                    "a part has SMs", part=part, part_pct=part_pct, sms=self._gpu.sms(granules),
-                    granules=f"{granules.start} to {granules.stop - 1} of {self._gpu.granules}",
-                )  # fmt: skip
-        self._gpu.forget_unused()
+        self.read()
+        granules = self._ranges.get(part)
+        if granules is None or self.gpu is None:
+            raise Unavailable("this part of the GPU was closed")
+        with self.gpu.on(granules):
+            yield
 
 
 class _Executor:
-    """The ends that an executor's process has handed over."""
+    """An executor: what its process has passed on, and the thread that computes for it. It is run_models' Part."""
 
-    def __init__(self, connection: socket.socket, fds: list[int]) -> None:
-        self.connection = connection
-        self.line = socket.socket(fileno=fds[0])
+    def __init__(self, connection: socket.socket, fds: list[int], parts: _Parts) -> None:
+        self._connection, self._parts = connection, parts
+        self._line = socket.socket(fileno=fds[0])
         with open(fds[2], "rb") as file:
             file.seek(0)
-            self.setup = msgspec.json.decode(file.read(), type=Setup)
-        self.arena = Arena(self.setup.models, fds[1])
-        self.thread: threading.Thread | None = None
+            self._setup = msgspec.json.decode(file.read(), type=Setup)
+        self._arena = Arena(self._setup.models, fds[1])
+        self.is_ready = False
         self.end_by_s = 0.0
+        self.thread: threading.Thread | None = None
 
-    def fail(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
         """Tells the front that it can't start."""
-        self.arena.write_text(0, 0, why)
-        self._say_failed()
-        self.close()
+        self._arena.write_text(0, 0, why)
+        with suppress(OSError):
+            self._line.send(encode(Frame(Kind.FAILED)))
+        self._end(1)
 
-    def run(self, parts: _Parts, load: Loader) -> None:
-        """Computes until it is told to stop, or its process has ended."""
+    def start(self, load: Loader) -> None:
+        """Computes in a thread of its own until the front stops it, or its process has ended."""
+        self.thread = threading.Thread(target=self._run, args=(load,), daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Has it end after what runs now."""
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, load: Loader) -> None:
         code = 1
         try:
             with suppress(OSError):  # the front is gone
-                code = run_models(self.line, self.arena, self.setup, load, lambda: parts.on(self.setup.entry.part))
+                code = run_models(self._line, self._arena, self._setup, load, self)
         finally:
-            with suppress(OSError):
-                self.connection.send(bytes([code]))
-            self.close()
+            self._end(code)
 
-    def stop(self) -> None:
-        """Has it end after the batch that runs."""
+    def _end(self, code: int) -> None:
+        """Has its process end, and gives what that has passed on back."""
         with suppress(OSError):
-            self.line.shutdown(socket.SHUT_RDWR)
+            self._connection.send(bytes([code]))
+        self._line.close()
+        self._arena.close()
 
-    def close(self) -> None:
-        """Gives its ends back."""
-        self.line.close()
-        self.arena.close()
+    # ---- for run_models
 
-    def _say_failed(self) -> None:
-        from farside.agent.serving.frames import Frame, Kind, encode
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """On the SMs of its part."""
+        with self._parts.on(self._setup.entry.part):
+            yield
 
-        with suppress(OSError):
-            self.line.send(encode(Frame(Kind.FAILED)))
+    def ready(self) -> None:
+        """All models are loaded."""
+        self.is_ready = True
+
+    def raised(self, error: Exception) -> None:
+        """Ends this process where the error has left the GPU unusable by it; the front knows the error already."""
+        if self._parts.gpu is not None and self._parts.gpu.is_broken(error):
+            _end("an error has left the GPU unusable by this process")
 
 
 class _Host:
-    """Takes executors over, and watches for their ends."""
+    """Takes executors over, and watches for their ends. ``problem``: why it computes nothing; empty: it does."""
 
     def __init__(
-        self, parent: socket.socket, listener: socket.socket, parts: _Parts, load: Loader, end_s: float
+        self, parent: socket.socket, listener: socket.socket, parts: _Parts, load: Loader, end_s: float, problem: str
     ) -> None:
-        self._parent, self._listener, self._parts, self._load, self._end_s = parent, listener, parts, load, end_s
+        self._parent, self._listener, self._parts, self._load = parent, listener, parts, load
+        self._end_s, self._problem = end_s, problem
         self._executors: dict[socket.socket, _Executor] = {}
 
     def run(self) -> None:
         """Until the parent is gone."""
         with selectors.DefaultSelector() as selector:
-            for one in (self._parent, self._listener):
-                selector.register(one, selectors.EVENT_READ)
+            for known in (self._parent, self._listener):
+                selector.register(known, selectors.EVENT_READ)
             while True:
                 ready = [key.fileobj for key, _ in selector.select(self._wait_s())]
-                self._parts.read()
-                if self._parts.is_orphan:
+                if not self._parts.read():
                     return
                 for one in ready:
                     if one is self._listener:
                         self._accept(selector)
                     elif isinstance(one, socket.socket) and one in self._executors:
                         self._ended(selector, one)
-                self._end_hung()
+                self._forget()
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._listener.accept()
         with ExitStack() as stack:
-            stack.callback(connection.close)
-            _, fds, _, _ = socket.recv_fds(connection, _LINE_BYTES, _FDS)
-            if len(fds) != _FDS:  # its process ended before it said anything
-                for fd in fds:
-                    os.close(fd)
+            try:
+                connection, _ = self._listener.accept()
+                stack.callback(connection.close)
+                connection.settimeout(_PASS_S)
+                _, fds, _, _ = socket.recv_fds(connection, _LINE_BYTES, _FDS)
+                if len(fds) != _FDS:  # its process has ended
+                    for fd in fds:
+                        os.close(fd)
+                    return
+                executor = _Executor(connection, fds, self._parts)
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # no file descriptors or memory are left: it ends, and is tried again
+                _log.warning("an executor could not be taken over", why=str(error))
                 return
-            executor = _Executor(connection, fds)
+            if self._problem:
+                executor.refuse(self._problem)
+                return
             stack.pop_all()
         self._executors[connection] = executor
         selector.register(connection, selectors.EVENT_READ)
-        executor.thread = threading.Thread(target=executor.run, args=(self._parts, self._load), daemon=True)
-        executor.thread.start()
+        executor.start(self._load)
 
     def _ended(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Its process is gone: it was killed, or its thread has told it to end."""
+        """Its process is gone: it was killed, or ended when its thread did."""
         selector.unregister(connection)
         executor = self._executors[connection]
         executor.stop()
         executor.end_by_s = time.monotonic() + self._end_s
 
-    def _end_hung(self) -> None:
+    def _forget(self) -> None:
+        """Those whose threads have ended; ends this process where one hangs."""
         for connection, executor in list(self._executors.items()):
             if not executor.end_by_s:
                 continue
@@ -250,12 +260,12 @@ class _Host:
             if not executor.thread.is_alive():
                 del self._executors[connection]
                 connection.close()
-            elif time.monotonic() >= executor.end_by_s:
+            elif executor.is_ready and time.monotonic() >= executor.end_by_s:
                 _end(f"a batch runs on {self._end_s:g} s after its executor has ended")
 
     def _wait_s(self) -> float | None:
-        """Until something has to be looked at that no socket tells."""
-        return 0.05 if any(one.end_by_s for one in self._executors.values()) else None
+        """Seconds until threads have to be looked at; None: not before a socket is ready."""
+        return _LOOK_S if any(one.end_by_s for one in self._executors.values()) else None
 
 
 def _end(why: str) -> None:

@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="shorter windows; keeps nothing")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=f"default: {RESULTS}/serving.json or serving_gpu.json")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"default: {RESULTS}/serving.json or serving_gpu.json"
+    )
     options = parser.parse_args(arguments)
     short: list[str] = []
     for name in options.parts:

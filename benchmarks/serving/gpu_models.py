@@ -1,7 +1,7 @@
 """TorchScript files for a GPU, made in place with seeded weights: some milliseconds a batch of eight on an H100.
 
-Nets of different shape: convolutions fill a GPU at any batch, the encoder with some rows, and the LSTM, whose steps come
-one after the other, hardly ever.
+Nets of different shape: convolutions fill a GPU at any batch, the encoder with some rows, and the LSTM, whose steps
+come one after the other, hardly ever.
 """
 
 import json
@@ -18,7 +18,7 @@ _WIDTH, _LAYERS, _HEADS, _TOKENS = 512, 24, 8, 256
 _FEATURES, _HIDDEN, _STEPS = 128, 1024, 256
 
 
-class _Conv(nn.Module):
+class _Conv(nn.Module):  # type: ignore[misc] # without types
     """Convolutions of 3x3 on 64x64 pixels, each with what it was given added."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Conv(nn.Module):
         return found.mean((2, 3))
 
 
-class _Encoder(nn.Module):
+class _Encoder(nn.Module):  # type: ignore[misc] # without types
     """A transformer's encoder over some tokens."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Encoder(nn.Module):
         return found.mean(1)
 
 
-class _Lstm(nn.Module):
+class _Lstm(nn.Module):  # type: ignore[misc] # without types
     """A recurrent net over a sequence."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Serving on this machine's GPU: its parts shown disjoint, models measured on them, and a plan served with its promise."""
+"""Serving on this machine's GPU: its parts shown disjoint, models measured on them, and a plan's promise."""
 
 import asyncio
 import tempfile
@@ -105,7 +105,7 @@ Seen = Sequence[tuple[frozenset[int], frozenset[int]]]
 
 
 async def seen_sms(cuts: Sequence[tuple[int, int]] = CUTS) -> Seen:
-    """The SMs on which blocks of two executors beside each other ran, by kernels that record them, for each cut.
+    """The SMs on which blocks of two executors beside each other ran, by a kernel that records them, for each cut.
 
     Raises:
         FarsideError: There are no such parts here.
@@ -113,7 +113,7 @@ async def seen_sms(cuts: Sequence[tuple[int, int]] = CUTS) -> Seen:
     from benchmarks.serving.sm_ids import teller
 
     driver = GreenDriver(program=("-P", str(Path(__file__).with_name("sm_ids.py"))))
-    found = []
+    found: list[tuple[frozenset[int], frozenset[int]]] = []
     with tempfile.NamedTemporaryFile(suffix=".pt") as file:
         for cut in cuts:
             done: asyncio.Queue[BatchDone] = asyncio.Queue()
@@ -126,8 +126,8 @@ async def seen_sms(cuts: Sequence[tuple[int, int]] = CUTS) -> Seen:
             for _ in pair:
                 if problem := (await done.get()).problem:
                     raise Unavailable(problem)
-            one, other = (frozenset(map(int, e.slot_outputs("teller", 0)["output"][0])) for e in pair)
-            found.append((one, other))
+            first, second = (frozenset(map(int, one.slot_outputs("teller", 0)["output"][0])) for one in pair)
+            found.append((first, second))
             for executor in pair:
                 await executor.close()
     return found
@@ -142,7 +142,7 @@ def _tables_of_parts(seen: Seen) -> tuple[Table, ...]:
     ]
     return (
         Table(
-            caption="SMs on which kernels of two parts ran at the same time, as they record them",
+            caption="SMs on which a kernel of each of two parts ran, as it records them",
             header=("parts", "of the first", "of the second", "in common"),
             rows=tuple(rows),
         ),

@@ -1,7 +1,8 @@
 """The process of a GPU with a stand-in for the GPU: its granules are numbers, and models tell on which they ran.
 
-A model's file is a text file here, to which each run adds a line; a model named hang does not come back, and one named
-broken leaves the GPU unusable.
+A model's file is a text file here, to which each run adds a line. A model named hang does not come back from a bad
+batch, one named broken leaves the GPU unusable by it, one named slow loads until it is killed, and absent can't be
+loaded.
 """
 
 import os
@@ -33,33 +34,33 @@ class StandIn:
     """A GPU of 15 granules of 8 SMs."""
 
     def __init__(self) -> None:
-        if os.environ.get("FARSIDE_TEST_NO_GPU"):
+        why = os.environ.get("FARSIDE_TEST_NO_GPU")
+        if why == "busy":
+            raise RuntimeError("CUDA error: all devices are busy\nDevice-side assertions are off")
+        if why:
             raise Unavailable("PyTorch 2.13.0 sees no GPU", hint="install a build for GPUs, and a driver")
         self.granules = GRANULES
-        self._is_broken = False
 
     @contextmanager
     def on(self, granules: range) -> Iterator[None]:
         here.granules = granules
-        try:
-            yield
-        except RuntimeError as error:
-            self._is_broken = "illegal" in str(error)
-            raise
+        yield
 
     def sms(self, granules: range) -> int:
         return 8 * len(granules)
 
-    def forget_unused(self) -> None:
-        pass
-
-    def is_broken(self) -> bool:
-        return self._is_broken
+    def is_broken(self, error: Exception) -> bool:
+        return "illegal" in str(error)
 
 
 class Model:
     def __init__(self, model: ModelFile, slots: Sequence[Slot], threads: int, device: str) -> None:
-        self._model, self._slots, self._is_warm = model, slots, False
+        self._model, self._slots = model, slots
+        if model.name == "slow":
+            Path(model.path).write_text("loading\n")
+            threading.Event().wait()
+        if model.name == "absent":
+            raise RuntimeError("no such model")
 
     def run(self, rows: int, slot: int) -> None:
         with Path(self._model.path).open("a") as file:

@@ -1,11 +1,13 @@
 """Green contexts: one process of a GPU computes for all of its parts, each on SMs of its own."""
 
+import asyncio
+import hashlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,16 +19,24 @@ from farside.agent.serving.partition import green
 from farside.agent.serving.partition.granules import assign, granules_of
 from farside.agent.serving.partition.green import GreenDriver
 from farside.agent.serving.partition.policy import Device
+from farside.agent.serving.remote import Address, RemotePart
+from farside.agent.serving.worker import Worker
 from farside.errors import Unavailable
 from tests.serving import green_stand_in
 from tests.serving.executors import Watched
 from tests.serving.front import in_loop
-from tests.serving.green_stand_in import GRANULES
+from tests.serving.green_stand_in import GRANULES, HANG_END_S
 from tests.serving.test_gpu_drivers import Nvml
-from tests.support.waiting import DEADLINE_S, until
+from tests.serving.test_worker import KEY, Front
+from tests.support.waiting import DEADLINE_S, text_of, until
 
 PROGRAM = (green_stand_in.__file__,)
 GPU = Device(number=0)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs, or has ended and nobody has waited for it."""
+    return Path(f"/proc/{pid}").exists()
 
 
 class Ran(NamedTuple):
@@ -99,9 +109,9 @@ def test_parts_have_their_size_and_overlap_only_where_not_all_fit(
 
 @given(st.integers(1, 99), st.integers(2, 40))
 def test_two_parts_of_a_whole_always_fit(size: int, total: int) -> None:
-    if min(granules_of(size, total), granules_of(100 - size, total)) > 1:
-        found = assign([(1, size), (2, 100 - size)], total, {})
-        assert not set(found[1]) & set(found[2])
+    found = assign([(1, size), (2, 100 - size)], total, {})
+
+    assert not set(found[1]) & set(found[2])
 
 
 def test_parts_of_a_new_plan_share_with_the_old_one_and_not_with_each_other() -> None:
@@ -128,8 +138,7 @@ async def test_parts_of_a_gpu_are_computed_by_one_process_on_granules_of_their_o
     assert (one.granules, other.granules) == (range(6), range(6, 15))
     await first.executor.close()
     await second.executor.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(one.pid, 0)
+    until(lambda: not is_there(one.pid), what="the process has ended")
 
 
 @in_loop
@@ -193,7 +202,7 @@ async def test_a_batch_that_hangs_ends_the_process_once_its_executor_is_killed(
 
     assert "SIGKILL" in (await hangs.ended()).line
     assert "ended with 1" in (await other.ended()).line
-    until(lambda: not Path(f"/proc/{ran.pid}").exists(), what="the process has ended")
+    until(lambda: not is_there(ran.pid), what="the process has ended")
 
 
 @in_loop
@@ -208,9 +217,79 @@ async def test_a_model_that_raises_is_told_and_one_that_breaks_the_gpu_ends_its_
     breaks = await Part(tmp_path, "broken").open(driver, 60)
     breaks.ask(is_bad=True)
 
+    # It is not tried again on the next process.
+    assert (await breaks.done()).problem == "an illegal memory access"
     assert "ended with 1" in (await breaks.ended()).line
     assert "ended with 1" in (await part.ended()).line
-    assert not Path(f"/proc/{ran.pid}").exists()
+    until(lambda: not is_there(ran.pid), what="the process has ended")
+
+
+@in_loop
+async def test_an_executor_that_can_not_start_leaves_nothing_of_its_part(driver: GreenDriver, tmp_path: Path) -> None:
+    serves, absent = await Part(tmp_path).open(driver, 60), Part(tmp_path, "absent")
+    pid = (await serves.ran()).pid
+    with pytest.raises(ServeError, match="no such model"):
+        await start_executor(driver.open(GPU, 40), [absent.model], print, print, prepare_pct=10)
+
+    assert await serves.executor.resize(80)
+    other = await Part(tmp_path).open(driver, 20)
+    assert not set((await serves.ran()).granules) & set((await other.ran()).granules)
+    await serves.executor.close()
+    await other.executor.close()
+    until(lambda: not is_there(pid), what="the process has ended")
+
+
+@in_loop
+async def test_an_executor_that_is_killed_while_it_loads_harms_no_other_part(
+    driver: GreenDriver, tmp_path: Path
+) -> None:
+    serves, slow = await Part(tmp_path).open(driver, 60), Part(tmp_path, "slow")
+    pid = (await serves.ran()).pid
+    place = driver.open(GPU, 40)
+    starting = asyncio.ensure_future(start_executor(place, [slow.model], print, print))
+    async with asyncio.timeout(DEADLINE_S):
+        while not text_of(tmp_path / "slow.pt"):
+            await asyncio.sleep(0.01)
+
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+    async with asyncio.timeout(DEADLINE_S):  # longer than a batch may take that hangs
+        for _ in range(5):
+            await asyncio.sleep(HANG_END_S)
+            assert (await serves.ran()).pid == pid
+    await serves.executor.close()
+
+
+@in_loop
+async def test_each_gpu_has_a_process_of_its_own(driver: GreenDriver, tmp_path: Path) -> None:
+    parts = [Part(tmp_path), Part(tmp_path)]
+    for number, part in enumerate(parts):
+        await part.start([part.model], driver.open(Device(number=number), 40))
+
+    first, second = [await part.ran() for part in parts]
+
+    assert first.pid != second.pid
+    assert first.granules == second.granules == range(6)
+    for part in parts:
+        await part.executor.close()
+
+
+@in_loop
+async def test_an_executor_of_a_lease_has_parts_too(driver: GreenDriver, tmp_path: Path) -> None:
+    model = msgspec.structs.replace(Part(tmp_path).model, sha256=hashlib.sha256(b"").hexdigest())
+    worker, front = Worker(KEY, {"green": driver}), Front()
+    server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+    executor = await front.start(address, (model,), RemotePart("green", GPU, 40, "NVIDIA A100"))
+
+    assert await executor.resize(80)
+    executor.run(1, "net", 1, 0)
+    assert (await front.done()).problem == ""
+    assert list(executor.slot_outputs("net", 0)["output"][0][1:]) == [0, 12]
+    await executor.close()
+    server.close()
 
 
 @in_loop
@@ -223,7 +302,7 @@ async def test_an_executor_that_loads_has_few_sms_until_it_is_ready(driver: Gree
     )  # fmt: skip
     part.executor = executor
 
-    warm_up = Path(part.model.path).read_text().splitlines()
+    warm_up = text_of(tmp_path / "net.pt").splitlines()
     assert warm_up
     assert set(warm_up) == {"0 1"}
     assert (await part.ran()).granules == range(6)
@@ -234,11 +313,29 @@ async def test_an_executor_that_loads_has_few_sms_until_it_is_ready(driver: Gree
 async def test_why_a_gpu_computes_nothing_is_told_by_each_executor(
     driver: GreenDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FARSIDE_TEST_NO_GPU", "1")
+    for why, line in (
+        ("1", "PyTorch 2.13.0 sees no GPU; install"),
+        ("busy", "CUDA error: all devices are busy Device"),
+    ):
+        monkeypatch.setenv("FARSIDE_TEST_NO_GPU", why)
+        for _ in range(2):
+            with pytest.raises(ServeError, match=f"did not become ready: {line}"):
+                await Part(tmp_path).open(driver, 40)
 
-    for _ in range(2):
-        with pytest.raises(ServeError, match=r"did not become ready: PyTorch 2.13.0 sees no GPU; install a build"):
-            await Part(tmp_path).open(driver, 40)
+
+@pytest.mark.parametrize(
+    ("folder", "line"), [("absent", "No such file or directory"), ("long" * 40, "AF_UNIX path too long")]
+)
+def test_a_folder_without_room_for_its_socket_is_named(
+    driver: GreenDriver, tmp_path: Path, folder: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if folder != "absent":
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / folder))
+
+    with pytest.raises(Unavailable, match=f"the process of GPU GPU-0 could not be started: .*{line}") as caught:
+        driver.open(GPU, 40)
+    assert caught.value.hint == f"look at {tmp_path / folder}, where its socket is to be"
 
 
 # ---- what is missing
@@ -246,16 +343,16 @@ async def test_why_a_gpu_computes_nothing_is_told_by_each_executor(
 
 class Old(Nvml):
     def nvmlSystemGetCudaDriverVersion(self) -> int:  # noqa: N802
-        return 12020
+        return 12040
 
 
 @pytest.mark.parametrize(
     ("nvml", "absent", "line"),
     [
         (Nvml(-1), "", "libnvidia-ml.so.1: Driver Not Loaded; it comes with NVIDIA's driver"),
-        (Nvml(0), "", "NVIDIA's driver finds no GPU"),
-        (Old(1), "", "NVIDIA's driver knows CUDA 12.2, and green contexts are of 12.4; install a newer driver"),
-        (Nvml(1), "torch", "PyTorch is not installed; it computes in green contexts; or use mps"),
+        (Nvml(0), "", "NVIDIA's driver finds no GPU that is not cut into instances"),
+        (Old(1), "", "NVIDIA's driver knows CUDA 12.4, and streams of green contexts are of 12.5; install a newer"),
+        (Nvml(1), "torch", "PyTorch is not installed; install PyTorch for CUDA, or use mps"),
         (Nvml(1), "cuda.bindings", "the Python package cuda-bindings is not installed"),
     ],
 )
@@ -274,7 +371,7 @@ def test_what_is_missing_is_named(nvml: Nvml, absent: str, line: str, monkeypatc
         (Device(number=0), 0, "GPU 0: has no part of 0 %; give 1 to 100"),
         (Device(number=0), 101, "GPU 0: has no part of 101 %"),
         (Device(number=1), 50, "GPU 1: is cut into instances"),
-        (Device(uuid="MIG-1.0"), 50, "GPU MIG-1.0: an instance is not cut by SMs here; device = 'gpu' has it whole"),
+        (Device(uuid="MIG-1.0"), 50, "GPU MIG-1.0: an instance is not cut here; device = 'gpu' has it whole"),
     ],
 )
 def test_what_is_no_part_of_a_gpu_is_refused(

@@ -13,7 +13,7 @@ from farside.agent.serving.partition.whole import WholeDriver
 from farside.errors import ConfigError, Unavailable
 
 AUTO = "auto"
-# In the order in which `auto` tries them.
+# In the order in which `auto` tries them, but for those that have to be named.
 DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
     {
         "mps": MpsDriver,
@@ -24,6 +24,7 @@ DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
         "whole": WholeDriver,
     }
 )
+TO_BE_NAMED = frozenset({"green"})  # it serves files of one framework alone
 ON_GPU = frozenset({"mig", "mps", "gpu", "green"})
 ON_CORES = DRIVERS.keys() - ON_GPU
 
@@ -38,7 +39,7 @@ def find_driver(name: str, among: Collection[str] = DRIVERS.keys()) -> tuple[str
     if name != AUTO and name not in DRIVERS:
         raise ConfigError(f"there is no device driver {name}", hint=f"choose {AUTO}, {' or '.join(DRIVERS)}")
     problems = []
-    for one in [each for each in DRIVERS if each in among] if name == AUTO else (name,):
+    for one in [each for each in DRIVERS if each in among and each not in TO_BE_NAMED] if name == AUTO else (name,):
         driver = DRIVERS[one]()
         problem = driver.capabilities().problem
         if not problem:

@@ -1,9 +1,10 @@
 """Which of a GPU's granules of SMs each part has. PURE.
 
-Each part has a range of them. Parts that fit beside each other have none in common; while there are more, as when a plan
-replaces another one, the newer ones are put where they are shared least.
+Each part has a range of them. Parts that fit beside each other have none in common; while there are more, as when a
+plan replaces another one, the newer ones are put where they are shared least.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 WHOLE_PCT = 100
@@ -50,7 +51,7 @@ def _least_shared(count: int, total: int, placed: Iterable[range], own: range | 
 
 def _overlaps(ranges: Iterable[range]) -> bool:
     ordered = sorted(ranges, key=lambda one: one.start)
-    return any(_common(one, other) for one, other in zip(ordered, ordered[1:], strict=False))
+    return any(_common(one, other) for one, other in itertools.pairwise(ordered))
 
 
 def _common(one: range, other: range) -> int:

@@ -1,19 +1,22 @@
 """Green contexts: a part is a set of SMs of its own, for executors that one process of each GPU computes for.
 
 Contexts of two processes would take turns on the whole GPU, whatever SMs each of them chose. So the first part of a GPU
-starts a process that computes for all of them (agent/serving/green_process.py), and an executor's own process only
-stands for its part: it hands its ends over, and ends with its part.
+starts a process that computes for all of them (agent/serving/green_process.py). An executor's own process is a
+placeholder: it passes its file descriptors on, and ends with its part.
 """
 
 import importlib.util
 import itertools
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +31,9 @@ NAME = "green"
 # What its parts run: of ONNX Runtime nobody has shown that all it starts stays on the stream that it is given.
 FRAMEWORK: Framework = "pytorch"
 PROGRAM = ("-P", "-m", "farside.agent.serving.green_process")
-# Of CUDA, as NVIDIA's library counts: 12.4 is the first with green contexts.
-_CUDA_LEAST = 12_040
-_MODULES = (("torch", "PyTorch"), ("cuda.bindings", "the Python package cuda-bindings"))
+# Of CUDA, as NVIDIA's library counts: 12.5 is the first whose green contexts have streams.
+_CUDA_LEAST = 12_050
+_MODULES = (("torch", "PyTorch", "PyTorch for CUDA"), ("cuda.bindings", "the Python package cuda-bindings", "it"))
 _BACKLOG = 64
 _MOST_PCT = 100
 # Of all drivers of this process.
@@ -68,7 +71,7 @@ class GreenDriver(NvidiaGpus):
         nvml = self.nvml()
         uuid = uuid_of(nvml, uncut_of(nvml, device))
         if uuid.startswith(INSTANCE):
-            raise Unavailable(f"GPU {uuid}: an instance is not cut by SMs here", hint="device = 'gpu' has it whole")
+            raise Unavailable(f"GPU {uuid}: an instance is not cut here", hint="device = 'gpu' has it whole")
         host = self._hosts.get(uuid)
         if host is None or host.has_ended:
             host = self._hosts[uuid] = _Host(uuid, self._program)
@@ -83,27 +86,28 @@ class GreenDriver(NvidiaGpus):
         return uncut_devices(self.nvml(), with_instances=False)
 
     def process_bytes(self, device: Device, pid: int) -> int:
-        """GPU memory of the process that computes for all parts of a GPU, an equal share for each."""
+        """GPU memory of the process that computes for all parts of a GPU, whichever executor ``pid`` is."""
         nvml = self.nvml()
         host = self._hosts.get(uuid_of(nvml, uncut_of(nvml, device)))
         if host is None or host.has_ended:
             return 0
-        return super().process_bytes(device, host.pid) // max(1, len(host.parts))
+        return super().process_bytes(device, host.pid)
 
     def nvml(self) -> Any:
         """The library, where there is a GPU, a driver that knows green contexts, and what computes in them."""
         nvml = super().nvml()
-        if not nvml.nvmlDeviceGetCount():
-            raise Unavailable("NVIDIA's driver finds no GPU")
+        if not uncut_devices(nvml, with_instances=False):
+            raise Unavailable("NVIDIA's driver finds no GPU that is not cut into instances")
         version = nvml.nvmlSystemGetCudaDriverVersion()
         if version < _CUDA_LEAST:
             raise Unavailable(
-                f"NVIDIA's driver knows CUDA {version // 1000}.{version % 1000 // 10}, and green contexts are of 12.4",
+                f"NVIDIA's driver knows CUDA {version // 1000}.{version % 1000 // 10}, "
+                "and streams of green contexts are of 12.5",
                 hint="install a newer driver, or use mps",
             )
-        for module, package in _MODULES:
+        for module, package, wanted in _MODULES:
             if not _is_there(module):
-                raise Unavailable(f"{package} is not installed", hint="it computes in green contexts; or use mps")
+                raise Unavailable(f"{package} is not installed", hint=f"install {wanted}, or use mps")
         return nvml
 
     def release(self, host: "_Host") -> None:
@@ -120,12 +124,13 @@ class GreenPlace:
     def __init__(self, driver: GreenDriver, host: "_Host", part_pct: int) -> None:
         self.part_pct = part_pct
         self._driver, self._host, self._number = driver, host, next(_numbers)
+        self._is_closed = False
         self.entry = Entry(computes_on="cuda", host=host.address, part=self._number)
         host.have(self._number, part_pct)
 
     def resize(self, part_pct: int) -> bool:
         """Other SMs from the next batch on."""
-        if not 1 <= part_pct <= _MOST_PCT or self._host.has_ended:
+        if not 1 <= part_pct <= _MOST_PCT or self._is_closed or self._host.has_ended:
             return False
         self.part_pct = part_pct
         self._host.have(self._number, part_pct)
@@ -134,11 +139,12 @@ class GreenPlace:
     def hold(self, prepare_pct: int) -> bool:
         """Takes few SMs until it is let go."""
         self._host.have(self._number, min(prepare_pct, self.part_pct))
-        return True
+        return True  # of a part that was just opened
 
     def let_go(self) -> None:
         """Takes all SMs of its size."""
-        self._host.have(self._number, self.part_pct)
+        if not self._is_closed:  # as it is where its executor did not become ready
+            self._host.have(self._number, self.part_pct)
 
     def measured(self) -> Measured | None:
         """Nobody counts what a set of SMs has done."""
@@ -146,6 +152,7 @@ class GreenPlace:
 
     def close(self) -> None:
         """Its SMs are free for other parts."""
+        self._is_closed = True
         self._host.have(self._number, 0)
         self._driver.release(self._host)
 
@@ -155,45 +162,57 @@ class _Host:
 
     def __init__(self, uuid: str, program: Sequence[str]) -> None:
         self.parts: dict[int, int] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="farside-green-"))
-        self.address = str(self._folder / "parts")
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.setblocking(False)
-        try:
-            with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(self.address)
-                listener.listen(_BACKLOG)
-                self._process = subprocess.Popen(
-                    [sys.executable, *program, str(theirs.fileno()), str(listener.fileno())],
-                    pass_fds=(theirs.fileno(), listener.fileno()),
-                    env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid}, stdin=subprocess.DEVNULL,
-                )  # fmt: skip
-        except OSError as error:
-            self._line.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise Unavailable(f"the process of GPU {uuid} could not be started: {error.strerror}") from error
+        with ExitStack() as stack:
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix="farside-green-"))
+                stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+                self.address = str(self._folder / "parts")
+                self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stack.callback(self._line.close)
+                self._line.setblocking(False)
+                with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                    listener.bind(self.address)
+                    listener.listen(_BACKLOG)
+                    self._process = subprocess.Popen(
+                        [sys.executable, *program, str(theirs.fileno()), str(listener.fileno())],
+                        pass_fds=(theirs.fileno(), listener.fileno()),
+                        env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid}, stdin=subprocess.DEVNULL,
+                    )  # fmt: skip
+            except OSError as error:
+                hint = f"look at {tempfile.gettempdir()}, where its socket is to be"
+                raise Unavailable(f"the process of GPU {uuid} could not be started: {error}", hint=hint) from error
+            stack.pop_all()
         self.pid = self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether it computes no more."""
-        return self._process.poll() is not None
+        """Whether it has stopped computing. It may still exist then: a driver takes its time to give a GPU back."""
+        if self._process.poll() is not None:
+            return True
+        look = select.poll()
+        look.register(self._line, 0)  # POLLHUP is told anyway
+        return bool(look.poll(0))
 
     def have(self, number: int, part_pct: int) -> None:
-        """Gives a part so many percent of the GPU, from its next batch on; 0: the part is gone."""
+        """Sets the size of a part, in percent of the GPU, from its next batch on; 0: the part is gone."""
         if part_pct:
             self.parts[number] = part_pct
         else:
             self.parts.pop(number, None)
         try:
             self._line.send(msgspec.json.encode(list(self.parts.items())))
+        except BlockingIOError:  # it has read nothing for a long time: its executors are started again elsewhere
+            self._process.kill()
         except OSError:  # it has ended, as the executors of its parts tell
             pass
 
     def end(self) -> None:
-        """Ends it; nobody waits for anything of it."""
+        """Ends it. Nobody waits for that: a driver takes its time to give a GPU back."""
         self._line.close()
         self._process.kill()
+        threading.Thread(target=self._reap, daemon=True).start()
+
+    def _reap(self) -> None:
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -83,8 +83,9 @@ class Deployment:
     """A deployment file that is sound in itself.
 
     Addresses are HOST:PORT, empty where a door stays shut. ``profile`` is None where none is named. ``driver`` is auto,
-    cpu, whole, mps, green or gpu; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max`` is 0
-    where all devices may be used. ``terms`` are of leases, and ``of_a_cluster`` those of their keys that the file has.
+    cpu, whole, mps, green or gpu; ``cpu_devices`` are the cores of each device, empty: all cores are one. ``gpus_max``
+    is 0 where all devices may be used. ``terms`` are of leases, and ``of_a_cluster`` those of their keys that the file
+    has.
     """
 
     file: Path
@@ -342,7 +343,7 @@ def check_for_manager(deployment: Deployment) -> None:
         (
             deployment.driver == "auto",
             "device = 'auto': on a manager's nodes it has to be named",
-            "device = 'cpu' serves on CPU cores in place of declared GPUs, 'mps', 'green' and 'gpu' on the GPUs themselves",
+            "device = 'cpu' serves on CPU cores in place of declared GPUs; 'mps', 'green' and 'gpu' on the GPUs",
         ),
         (needs_cores, "names no cpu_devices", "such as cpu_devices = [[0], [1]]: the nodes' cores"),
         (not deployment.gpus_max, "names no gpus_max", "give the number of GPUs that may be leased at most"),

@@ -407,9 +407,7 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
     def site_of(number: int, address: Address) -> Site:
         device = grounds.devices[number % len(grounds.devices)]
         can_be_resized = grounds.driver_name in ("cpu", "green")
-        return RemoteSite(
-            address, grounds.driver_name, device, grounds.device_name, can_be_resized=can_be_resized
-        )
+        return RemoteSite(address, grounds.driver_name, device, grounds.device_name, can_be_resized=can_be_resized)
 
     assert grounds.manager is not None
     own_command = (sys.executable, "-m", "farside")

@@ -111,9 +111,7 @@ class Mix:
         return {name: share * rate for name, rate in self.most.items()}
 
 
-def mix_of(
-    tables: Tables, *, work: Mapping[str, float] = WORK, slo_ms_min: float = SLO_MS_MIN, count: int = 0
-) -> Mix:
+def mix_of(tables: Tables, *, work: Mapping[str, float] = WORK, slo_ms_min: float = SLO_MS_MIN, count: int = 0) -> Mix:
     """The largest rates that have a plan on ``count`` devices, 0: on all cores', in proportion to the models' ``work``.
 
     ``slo_ms_min``: no SLO is shorter.
