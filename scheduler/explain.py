@@ -147,6 +147,8 @@ class _Wait:
         if most >= needs or not ledger.lent.is_counted:
             return ""
         left = f"at most {format_bytes(max(0, most))} are left that donors of other nodes lend"
+        if all(ledger.lent.copies(node.name) > 1 for node in ledger.nodes if node.swap_bytes):
+            left += ", as two of them have each page"
         return f"on no node may jobs be promised {format_bytes(needs)} more: {left}"
 
     def _told(self, cause: Cause, blocker: int, because: str, more: tuple[str, ...]) -> Explanation:

@@ -4,20 +4,26 @@ How it works
   Nodes with the same number of free GPUs stand in one bucket, a bucket being one integer with a bit for each node. So
   the best fit of a single node is the lowest bit of the first bucket that is not empty, whatever the number of nodes.
   CPUs, memory and swap are kept for the nodes that count them. Swap is other nodes' memory as well: that is booked once
-  for all ledgers of a cluster (lent_memory.py).
+  for all ledgers of a cluster (lent_memory.py). Free memory has what a node's donor has lent: it comes back first where
+  a job needs it, unless others were promised it.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from farside.scheduler.lent_memory import LentMemory, lent_by, promise_of
+from farside.scheduler.lent_memory import LentMemory, lent_by, memory_of, promise_of, to_recall
 from farside.scheduler.node_set import lowest, node_set_of
 from farside.scheduler.nodes import EDGE_BYTES, EDGE_CPUS, NodeSets
 from farside.scheduler.state import Allocation, Demand, Node
 from farside.scheduler.table import Floats
+
+ALL_BYTES = float(1 << 62)
+"""As a whole number, more memory than any node has: where nobody counts it."""
+NOTHING_BUT_GPUS = Demand(gpus=0)
 
 
 class Ledger:
@@ -40,7 +46,7 @@ class Ledger:
         self.free_memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
         self.free_swap_bytes = np.array([node.swap_bytes for node in nodes], dtype=float)
         self.lent = lent_by(nodes)
-        self._room_on: tuple[LentMemory, int, Floats] | None = None  # by node, of which memory at which version
+        self._lent_then: tuple[LentMemory, int, _Lent] | None = None  # of which memory at which version
         self.total_gpus = self.free_gpus = sum(self.free)
         self.buckets = [0] * (max(self.free, default=0) + 1)
         for gpus, node_set in self.sets.by_size:
@@ -58,22 +64,54 @@ class Ledger:
             is_fitting &= self.free_memory_bytes >= memory_bytes - EDGE_BYTES
             if each > 0:
                 is_fitting &= self.free_swap_bytes >= each * need_gpus - EDGE_BYTES
-                is_fitting &= self._free_lent() >= promise_of(need_gpus, each)
+                is_fitting &= self._lent().room >= promise_of(need_gpus, each)
+            if memory_bytes and self.lent.borrowed_bytes:
+                is_fitting &= self._keeps_promises(demand, memory_bytes)
             node_set &= node_set_of(is_fitting)
         return node_set
 
-    def _free_lent(self) -> Floats:
-        """By node, what may be promised there besides."""
-        found, lent = self._room_on, self.lent
+    def _lent(self) -> "_Lent":
+        found, lent = self._lent_then, self.lent
         if found is None or found[0] is not lent or found[1] != lent.version:
-            room = np.array([lent.free_on(node.name) for node in self.nodes], dtype=float)
-            found = self._room_on = lent, lent.version, room if lent.is_counted else np.full_like(room, math.inf)
+            found = self._lent_then = lent, lent.version, _lent_of(lent, self.nodes)
         return found[2]
 
+    def _keeps_promises(self, demand: Demand, memory_bytes: float) -> NDArray[np.bool_]:
+        """By node, whether jobs elsewhere could have what they were promised, if its donor gave back that memory."""
+        lent, more = self._lent(), promise_of(demand.gpus, demand.swap_bytes_per_gpu)
+        left = np.maximum(0.0, self.free_memory_bytes - memory_bytes)
+        is_kept: NDArray[np.bool_] = (left >= lent.borrowed) | (lent.lends - left <= np.maximum(0.0, lent.spare - more))
+        return is_kept
+
     def is_lent(self, demand: Demand, allocation: Allocation) -> bool:
-        """Whether donors lend what a job with this allocation would be promised besides."""
+        """Whether donors lend what a job with this allocation would be promised besides, and all others were promised.
+
+        Donors of its own nodes lend less by then, where what others have of these is in its way.
+        """
         each = demand.swap_bytes_per_gpu
-        return not each or self.lent.fits({self.nodes[at].name: promise_of(gpus, each) for at, gpus in allocation})
+        needs = {self.nodes[at].name: promise_of(gpus, each) for at, gpus in allocation} if each else {}
+        recalled = self.recalls(demand, allocation)
+        left = {at: self.free_memory_bytes[at] - gpus * demand.memory_bytes_per_gpu for at, gpus in allocation}
+        return self.lent.fits(needs, {self.nodes[at].name: max(0, int(left[at])) for at in recalled})
+
+    def recalls(self, demand: Demand, allocation: Allocation) -> dict[int, int]:
+        """Bytes that donors would have to take back before a job has its memory there, by node; none are left out."""
+        if self.is_pooled or not self.lent.borrowed_bytes or not demand.memory_bytes_per_gpu:
+            return {}
+        borrowed, found = self._lent().borrowed, dict[int, int]()
+        for at, gpus in allocation:
+            if borrowed[at]:
+                free_bytes = min(self.free_memory_bytes[at], ALL_BYTES)
+                need_bytes = memory_of(gpus, demand.memory_bytes_per_gpu)
+                found[at] = to_recall(need_bytes, int(free_bytes), int(borrowed[at]))
+        return {at: size_bytes for at, size_bytes in found.items() if size_bytes}
+
+    def recall_bytes(self, demand: Demand) -> Floats:
+        """The same by node for as many of a job's GPUs as are free there, each node by itself."""
+        borrowed = self._lent().borrowed
+        gpus = np.minimum(demand.gpus, np.array(self.free, dtype=float))
+        lacking = gpus * demand.memory_bytes_per_gpu - (self.free_memory_bytes - borrowed)
+        return np.where(borrowed > 0, np.clip(lacking, 0.0, borrowed), 0.0)
 
     def best_fit(self, demand: Demand, need_gpus: int, within: int = -1) -> int:
         """Node with the fewest free GPUs that fits ``need_gpus``, the first on ties; -1: none."""
@@ -177,3 +215,26 @@ class Ledger:
             self.free_cpus[at] += gpus * demand.cpus_per_gpu
             self.free_memory_bytes[at] += gpus * demand.memory_bytes_per_gpu
             self.free_swap_bytes[at] += gpus * demand.swap_bytes_per_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """Bytes by node: what jobs there may be promised besides, what its donor lends, what others have of that, and how
+    much less it may lend with all having what they were promised.
+    """
+
+    room: Floats
+    lends: Floats
+    borrowed: Floats
+    spare: Floats
+
+
+def _lent_of(lent: LentMemory, nodes: Sequence[Node]) -> _Lent:
+    names = [node.name for node in nodes]
+    room = np.array([lent.free_on(name) for name in names], dtype=float)
+    return _Lent(
+        room=room if lent.is_counted else np.full_like(room, math.inf),
+        lends=np.array([lent.lends(name) for name in names], dtype=float),
+        borrowed=np.array([lent.borrowed_from(name) for name in names], dtype=float),
+        spare=np.array(lent.may_lose(names), dtype=float),
+    )

@@ -6,15 +6,26 @@ How it works
   than the donors of the others, as a node does not borrow from itself. These two are enough for that all jobs could
   have what they were promised at the same time: any two nodes together may borrow from every donor (Hall's theorem).
 
+  Where borrowers keep two copies of each page, these take the memory of two donors, and never twice that of one. So
+  what is promised there counts twice in the sum, once without any one donor, and of two nodes' jobs once without both
+  of their donors: by the same theorem these are all.
+
   The live manager and the simulator ask the same object: each domain's ledger books here what it books, and whatever
   is started was fitted here once more.
+
+  What others have of a node's memory by now is noted here too: a job that needs memory there has it only when it has
+  come back (placement/recall.py). Nothing is lent so in the simulator.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from farside.scheduler.state import Node
 from farside.units import format_bytes
+
+NO_BOUNDS: Mapping[str, int] = MappingProxyType({})
 
 
 class LentMemory:
@@ -26,60 +37,152 @@ class LentMemory:
     Attributes:
         is_counted: False: nobody knows what donors lend, and everything fits.
         lent_bytes: What all donors together lend, lent already or not.
-        promised_bytes: What jobs were promised, all together.
-        own_bytes: What nodes' own programs have of it.
+        promised_bytes: What jobs were promised of it, all together, each copy of a page by itself.
+        own_bytes: What nodes' own programs have of it, likewise.
+        borrowed_bytes: What others than its nodes have of it now.
         version: Grows with each change.
     """
 
     def __init__(self, lends: Mapping[str, int] | None = None, *, is_counted: bool = True) -> None:
         """``lends``: bytes by node."""
         self.is_counted = is_counted
-        self.lent_bytes = self.promised_bytes = self.own_bytes = self.version = 0
+        self.lent_bytes = self.promised_bytes = self.own_bytes = self.borrowed_bytes = self.version = 0
         self._lends: dict[str, int] = {}
-        self._own: dict[str, int] = {}
+        self._own: dict[str, int] = {}  # of pages, as what is promised
         self._promised: dict[str, int] = {}
+        self._twice: set[str] = set()  # nodes whose pages have two copies
+        self._borrowed: dict[str, int] = {}
+        self._bounds: tuple[int, _Bounds] | None = None  # at which version
         for name, lends_bytes in (lends or {}).items():
             self.set_node(name, lends_bytes=lends_bytes)
 
     @property
     def free_bytes(self) -> int:
-        """What may be promised besides, to jobs wherever they are; below 0: more is promised than is lent."""
+        """What donors lend beyond all that was promised; below 0: more is promised than is lent."""
         return self.lent_bytes - self.promised_bytes - self.own_bytes
 
     @property
     def is_kept(self) -> bool:
         """Whether all could have what they were promised now."""
-        return self.free_bytes >= 0 and all(self.free_on(node) >= 0 for node, size in self._promised.items() if size)
+        return _least_spare(self._lends, self._pages(), self._twice) >= 0
+
+    def copies(self, node: str) -> int:
+        """Donors that have each page of a node."""
+        return 2 if node in self._twice else 1
+
+    def lends(self, node: str) -> int:
+        """What a node's donor lends, lent already or not."""
+        return self._lends.get(node, 0)
+
+    def borrowed_from(self, node: str) -> int:
+        """What others have of a node's memory now."""
+        return self._borrowed.get(node, 0)
 
     def free_on(self, node: str) -> int:
-        """What jobs on a node may be promised besides: its own donor is of no use to them."""
-        here = self._lends.get(node, 0) + self._own.get(node, 0) + self._promised.get(node, 0)
-        return min(self.free_bytes, self.lent_bytes - here)
+        """Pages, in bytes, that jobs on a node may be promised besides: its own donor is of no use to them."""
+        own = self._beside(node)
+        if node not in self._twice:
+            return min(self.free_bytes, own)
+        bounds, here = self._now(), self._weight(node)
+        others = next((free for free, name in bounds.beside if name != node), self.free_bytes)
+        next_to = next((weight for weight, name in bounds.weights if name != node), 0)
+        return min(self.free_bytes // 2, own // 2, others, self.lent_bytes - here - next_to)
 
-    def fits(self, needs: Mapping[str, int]) -> bool:
-        """Whether jobs on these nodes may be promised so much besides, all of it."""
-        if not self.is_counted or not any(needs.values()):
+    def _pages(self) -> dict[str, int]:
+        """What was promised on each node, or its own programs have, in pages, however many copies these have."""
+        return {node: self._promised.get(node, 0) + self._own.get(node, 0) for node in {*self._promised, *self._own}}
+
+    def _beside(self, node: str) -> int:
+        """What others' donors lend beyond what has to be there: this node's pages, and second copies of all others."""
+        pages, others = self._promised.get(node, 0) + self._own.get(node, 0), 0
+        if self._twice:
+            others = self._now().twice_bytes
+        return self.lent_bytes - self._lends.get(node, 0) - pages - others
+
+    def _weight(self, node: str) -> int:
+        """Of a node: what its donor lends, and its pages that have two copies."""
+        twice = self._promised.get(node, 0) + self._own.get(node, 0) if node in self._twice else 0
+        return self._lends.get(node, 0) + twice
+
+    def _now(self) -> "_Bounds":
+        """What limits pages with two copies, as it is now."""
+        if self._bounds is None or self._bounds[0] != self.version:
+            twice = sum(self._promised.get(node, 0) + self._own.get(node, 0) for node in self._twice)
+            nodes = {*self._lends, *self._promised, *self._own}
+            beside = sorted(
+                (self.lent_bytes - self._lends.get(node, 0) - pages - twice, node)
+                for node in nodes
+                for pages in (self._promised.get(node, 0) + self._own.get(node, 0),)
+            )[:2]
+            weights = sorted(((self._weight(node), node) for node in nodes), reverse=True)[:2]
+            self._bounds = self.version, _Bounds(twice_bytes=twice, beside=tuple(beside), weights=tuple(weights))
+        return self._bounds[1]
+
+    def fits(self, needs: Mapping[str, int], bounds: Mapping[str, int] = NO_BOUNDS) -> bool:
+        """Whether jobs on these nodes may be promised so many bytes of pages besides, all of it.
+
+        ``bounds``: the most that donors of some nodes lend from then on, as the jobs take the rest of their memory.
+        """
+        is_less = any(self._lends.get(node, 0) > most for node, most in bounds.items())
+        if not self.is_counted or not (is_less or any(needs.values())):
             return True
-        return sum(needs.values()) <= self.free_bytes and all(
-            need <= self.free_on(node) for node, need in needs.items()
-        )
+        if not (is_less or self._twice):
+            return sum(needs.values()) <= self.free_bytes and all(
+                need <= self.free_on(node) for node, need in needs.items()
+            )
+        # What a donor lends no more, all others have less to borrow from: what was promised before counts then, too.
+        lends = {**self._lends, **{node: min(self._lends.get(node, 0), most) for node, most in bounds.items()}}
+        pages = self._pages()
+        for node, need in needs.items():
+            pages[node] = pages.get(node, 0) + need
+        return _least_spare(lends, pages, self._twice) >= 0
 
-    def set_node(self, name: str, *, lends_bytes: int, own_bytes: int = 0) -> bool:
-        """Set what a node's donor lends, and what of others' memory its own programs have; whether that is other."""
-        before = self._lends.get(name, 0), self._own.get(name, 0)
-        if before == (lends_bytes, own_bytes):
+    def may_lose(self, nodes: Sequence[str]) -> list[int]:
+        """By node, how much less its donor may lend, with all having what they were promised.
+
+        That of pages with two copies is in it but for two nodes' donors together: `fits` has all.
+        """
+        if self._twice:
+            least = self._now().beside
+        else:
+            least = tuple(sorted((self._beside(node), node) for node, size in self._promised.items() if size)[:2])
+        found = []
+        for name in nodes:
+            others = next((free for free, node in least if node != name), self.free_bytes)
+            found.append(min(self.free_bytes, others))
+        return found
+
+    def set_borrowed(self, node: str, borrowed_bytes: int) -> bool:
+        """Set what others have of a node's memory now; whether that is other."""
+        if borrowed_bytes == self.borrowed_from(node):
             return False
+        self.version += 1
+        self.borrowed_bytes += borrowed_bytes - self.borrowed_from(node)
+        self._borrowed[node] = borrowed_bytes
+        return True
+
+    def set_node(self, name: str, *, lends_bytes: int, own_bytes: int = 0, copies: int = 1) -> bool:
+        """Set what a node's donor lends, and what of others' memory its own programs have; whether that is other.
+
+        ``copies``: donors that have each page of this node, 1 or 2.
+        """
+        before = self._lends.get(name, 0), self._own.get(name, 0), self.copies(name)
+        if before == (lends_bytes, own_bytes, copies):
+            return False
+        pages = self._promised.get(name, 0)
         self._lends[name], self._own[name] = lends_bytes, own_bytes
+        (self._twice.add if copies == 2 else self._twice.discard)(name)
         self.lent_bytes += lends_bytes - before[0]
-        self.own_bytes += own_bytes - before[1]
+        self.own_bytes += own_bytes * copies - before[1] * before[2]
+        self.promised_bytes += pages * (copies - before[2])
         self.version += 1
         return True
 
     def promise(self, node: str, more_bytes: int) -> None:
-        """Promise so much more to jobs on a node; below 0: so much less."""
+        """Promise so many more bytes of pages to jobs on a node; below 0: so many less."""
         if more_bytes:
             self._promised[node] = self._promised.get(node, 0) + more_bytes
-            self.promised_bytes += more_bytes
+            self.promised_bytes += more_bytes * self.copies(node)
             self.version += 1
 
     def lacks(self, need_bytes: int) -> bool:
@@ -98,9 +201,48 @@ class LentMemory:
         return f"of the {format_bytes(self.lent_bytes)} that donors lend {promised}{others}, and {needs}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """What limits pages with two copies: their bytes, the two least of `_beside`, and the two largest of `_weight`."""
+
+    twice_bytes: int
+    beside: tuple[tuple[int, str], ...]
+    weights: tuple[tuple[int, str], ...]
+
+
+def _least_spare(lends: Mapping[str, int], pages: Mapping[str, int], twice: Collection[str]) -> int:
+    """What is left of the tightest limit on what all together have been promised; below 0: not all could have it.
+
+    ``pages`` by node, those ``twice`` with two copies each at two donors.
+    """
+    lent_bytes, doubled = sum(lends.values()), sum(pages.get(node, 0) for node in twice)
+    spare = lent_bytes - doubled - sum(pages.values())
+    for node in {*lends, *pages}:
+        need = pages.get(node, 0) + doubled
+        if need:
+            spare = min(spare, lent_bytes - lends.get(node, 0) - need)
+    if doubled:
+        weights = (lends.get(node, 0) + (pages.get(node, 0) if node in twice else 0) for node in {*lends, *pages})
+        spare = min(spare, lent_bytes - sum(sorted(weights)[-2:]))
+    return spare
+
+
 def lent_by(nodes: Iterable[Node]) -> LentMemory:
     """What these nodes lend, nothing of it promised."""
     return LentMemory({node.name: int(node.lends_bytes) for node in nodes if node.lends_bytes})
+
+
+def memory_of(gpus: int, memory_bytes_per_gpu: float) -> int:
+    """Bytes of a node's own memory that a job is to have there with these GPUs."""
+    return math.ceil(gpus * memory_bytes_per_gpu)
+
+
+def to_recall(need_bytes: int, free_bytes: int, borrowed_bytes: int) -> int:
+    """What a donor has to take back before a job has its memory there: what it lacks beside all that is lent.
+
+    ``free_bytes``: for the job, with the ``borrowed_bytes`` that others have.
+    """
+    return max(0, min(borrowed_bytes, need_bytes - (free_bytes - borrowed_bytes)))
 
 
 def promise_of(gpus: int, swap_bytes_per_gpu: float) -> int:

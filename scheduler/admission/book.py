@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.admission.roster import Roster
+from farside.scheduler.ledger import NOTHING_BUT_GPUS as NOTHING_BUT_GPUS
 from farside.scheduler.maintenance_window import MaintenanceWindow, closed_gpus
+from farside.scheduler.placement.recall import least_recall
 from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.running import EDGE_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Node
 from farside.scheduler.table import Floats, JobColumns
 from farside.scheduler.waiting import Rank
-
-NOTHING_BUT_GPUS = Demand(gpus=0)
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class Book:
             closed = closed_gpus(self.maintenance_windows, self.ledger.free, now_s, limit_s)
         self.ledger.take(NOTHING_BUT_GPUS, closed)
         allocation = placement.place(self.ledger, demand)
+        if allocation is not None:
+            allocation = least_recall(placement, self.ledger, demand, allocation)
         self.ledger.give(NOTHING_BUT_GPUS, closed)
         # A placement looks at one node at a time, and takes whole ones by what they have: all of them together count.
         return allocation if allocation is None or self.ledger.is_lent(demand, allocation) else None

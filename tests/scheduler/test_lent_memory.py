@@ -1,9 +1,7 @@
 """Memory that donors lend: what fits, what is promised, and what a ledger books of it."""
 
-from itertools import combinations
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.admission.rules import Rules
@@ -21,30 +19,111 @@ from farside.scheduler.table import JobTable
 GIB = 1 << 30
 RULES = Rules(order=make_order("fifo", {}), placement=make_placement("consolidate", {}))
 SIZES = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9))
+SOME = st.frozensets(st.sampled_from("abcd"))
 
 
-def could_have(lends: dict[str, int], promised: dict[str, int]) -> bool:
-    """Whether all could have what they were promised at once, by Hall's theorem over all sets of nodes."""
-    for count in range(1, len(promised) + 1):
-        for some in combinations(promised, count):
-            donors = (size for node, size in lends.items() if set(some) != {node})
-            if sum(promised[node] for node in some) > sum(donors):
-                return False
-    return True
+def could_have(lends: dict[str, int], promised: dict[str, int], twice: frozenset[str] = frozenset()) -> bool:
+    """Whether all could have what they were promised at once, by the largest flow of pages to donors.
+
+    A page with two copies has them at two donors, so no donor gets more pages of a node than that was promised.
+    """
+    asked = {node: size * (2 if node in twice else 1) for node, size in promised.items()}
+    flow = {(node, donor): 0 for node in asked for donor in lends if node != donor}
+    while (path := augmenting(lends, promised, asked, flow, twice)) is not None:
+        for at, (node, donor) in enumerate(path):
+            flow[node, donor] += 1 if at % 2 == 0 else -1
+    return sum(flow.values()) == sum(asked.values())
 
 
-@given(SIZES, SIZES, SIZES)
-def test_what_fits_is_what_all_could_have_at_once_none_of_it_from_its_own_node(
-    lends: dict[str, int], before: dict[str, int], needs: dict[str, int]
+def augmenting(
+    lends: dict[str, int],
+    promised: dict[str, int],
+    asked: dict[str, int],
+    flow: dict[tuple[str, str], int],
+    twice: frozenset[str],
+) -> list[tuple[str, str]] | None:
+    """Edges by which one more copy finds a donor: there and, for others that make room, back."""
+    went = {node: sum(size for (one, _), size in flow.items() if one == node) for node in asked}
+    gave = {donor: sum(size for (_, one), size in flow.items() if one == donor) for donor in lends}
+    queue: list[tuple[str, list[tuple[str, str]]]] = [(node, []) for node in asked if went[node] < asked[node]]
+    seen = {node for node, _ in queue}
+    found_donors: set[str] = set()
+    for node, path in queue:
+        for donor in lends:
+            most = promised[node] if node in twice else asked[node]
+            if node == donor or donor in found_donors or flow[node, donor] >= most:
+                continue
+            found_donors.add(donor)
+            there = [*path, (node, donor)]
+            if gave[donor] < lends[donor]:
+                return there
+            for other in asked:
+                if other not in seen and flow.get((other, donor), 0) > 0:
+                    seen.add(other)
+                    queue.append((other, [*there, (other, donor)]))
+    return None
+
+
+def of(lends: dict[str, int], twice: frozenset[str], own: dict[str, int]) -> LentMemory:
+    memory = LentMemory()
+    for node in "abcd":
+        copies = 2 if node in twice else 1
+        memory.set_node(node, lends_bytes=lends.get(node, 0), own_bytes=own.get(node, 0), copies=copies)
+    return memory
+
+
+def together(*some: dict[str, int]) -> dict[str, int]:
+    return {node: sum(one.get(node, 0) for one in some) for node in "abcd"}
+
+
+@settings(max_examples=300)
+@given(SIZES, SIZES, SIZES, SOME, st.sampled_from([{}, {"a": 1}, {"b": 2, "c": 1}]))
+def test_what_fits_is_what_all_could_have_at_once_no_page_on_its_own_node_nor_twice_at_one_donor(
+    lends: dict[str, int], before: dict[str, int], needs: dict[str, int], twice: frozenset[str], own: dict[str, int]
 ) -> None:
-    memory = LentMemory(lends)
-    if not could_have(lends, before):
-        return
+    memory = of(lends, twice, own)
     for node, size in before.items():
         memory.promise(node, size)
-    after = {node: before.get(node, 0) + needs.get(node, 0) for node in {*before, *needs}}
 
-    assert memory.fits(needs) is (could_have(lends, after) or not any(needs.values()))
+    assert memory.is_kept is could_have(lends, together(before, own), twice)
+    if memory.is_kept:
+        fits = could_have(lends, together(before, own, needs), twice)
+        assert memory.fits(needs) is (fits or not any(needs.values()))
+        for node in "abcd":
+            most = memory.free_on(node)
+            assert could_have(lends, together(before, own, {node: max(0, most)}), twice)
+            assert not could_have(lends, together(before, own, {node: max(0, most) + 1}), twice)
+
+
+@given(SIZES, SIZES, SIZES, SOME, SIZES)
+def test_with_donors_that_will_lend_less_fits_is_what_all_could_have_then(
+    lends: dict[str, int], before: dict[str, int], needs: dict[str, int], twice: frozenset[str], bounds: dict[str, int]
+) -> None:
+    memory = of(lends, twice, {})
+    for node, size in before.items():
+        memory.promise(node, size)
+    less = {node: min(size, bounds.get(node, size)) for node, size in lends.items()}
+
+    if memory.is_kept and (less != lends or any(needs.values())):
+        assert memory.fits(needs, bounds) is could_have(less, together(before, needs), twice)
+
+
+def test_pages_with_two_copies_are_promised_in_two_donors_memory() -> None:
+    memory = LentMemory({"d1": 64, "d2": 64})
+    memory.set_node("n", lends_bytes=0, copies=2)
+
+    assert (memory.free_on("n"), memory.fits({"n": 64}), memory.fits({"n": 65})) == (64, True, False)
+    memory.promise("n", 40)
+    assert (memory.promised_bytes, memory.free_bytes, memory.free_on("n"), memory.free_on("other")) == (80, 48, 24, 48)
+    memory.set_node("n", lends_bytes=0, copies=1)
+    assert (memory.promised_bytes, memory.free_bytes) == (40, 88)
+
+
+def test_of_one_donor_no_page_can_have_two_copies() -> None:
+    memory = LentMemory({"d1": 100, "d2": 10})
+    memory.set_node("n", lends_bytes=0, copies=2)
+
+    assert (memory.free_on("n"), memory.fits({"n": 10}), memory.fits({"n": 11})) == (10, True, False)
 
 
 def test_what_nodes_own_programs_have_is_not_promised() -> None:

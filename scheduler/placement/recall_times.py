@@ -1,0 +1,52 @@
+"""How long memory that is lent takes to come back, by what was measured on this cluster. PURE.
+
+A recall has a part that is the same for all, until the order has reached the donor and its end has been told of, and
+one that grows with its size: pages move to other donors, or to disks. So a line is fitted to what was measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+KEPT = 8
+"""The newest recalls of a node, by which the next one is judged: rates follow the load, so older ones say little."""
+
+Sample = tuple[int, float]
+"""Bytes, and the seconds that they took."""
+
+
+@dataclass(slots=True)
+class RecallTimes:
+    """The newest recalls of each node, the oldest first."""
+
+    by_node: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def add(self, node: str, recalled_bytes: int, took_s: float) -> None:
+        """One more: from the order until its node said that the memory had come back."""
+        self.by_node[node] = [*self.by_node.get(node, ()), (recalled_bytes, took_s)][-KEPT:]
+
+    def samples(self, node: str) -> Sequence[Sample]:
+        """Those of a node; of all nodes while it has none."""
+        own = self.by_node.get(node)
+        return own or [sample for name in sorted(self.by_node) for sample in self.by_node[name]]
+
+    def expected_s(self, node: str, recalled_bytes: int) -> float | None:
+        """In how long so much comes back to a node; None: nothing was measured yet."""
+        samples = self.samples(node)
+        return line_at(samples, recalled_bytes) if samples else None
+
+
+def line_at(samples: Sequence[Sample], size_bytes: int) -> float:
+    """Seconds of a size by the line nearest to the samples, at least one, that neither begins nor falls below zero.
+
+    Where all are of one size they say nothing of the part that is the same for all: time is in proportion then.
+    """
+    mean_bytes = sum(size for size, _ in samples) / len(samples)
+    mean_s = sum(took_s for _, took_s in samples) / len(samples)
+    spread = sum((size - mean_bytes) ** 2 for size, _ in samples)
+    together = sum((size - mean_bytes) * (took_s - mean_s) for size, took_s in samples)
+    each_s = together / spread if spread else mean_s / mean_bytes if mean_bytes else 0.0
+    if each_s <= 0.0:
+        return mean_s
+    if each_s * mean_bytes > mean_s:
+        each_s = mean_s / mean_bytes
+    return mean_s + each_s * (size_bytes - mean_bytes)
