@@ -161,7 +161,7 @@ class Donor(Part, frozen=True, kw_only=True, omit_defaults=True):
     has_rdma: bool = False
     lends: bool = True  # False: it drains, is about to end, or does not answer
     free_bytes: U63 = 0  # in slabs that it could lend now
-    lent_bytes: U63 = 0
+    lent_bytes: U63 = 0  # in the log: with what is on its way back, and 0 where no manager may bound it
     capacity_bytes: U63 = 0  # of what the log keeps: both together; agents leave it out
 
     def lasting(self, control: str) -> "Donor":
@@ -228,11 +228,13 @@ class Swap(Part, frozen=True, kw_only=True, omit_defaults=True):
     size_bytes: U63
     used_bytes: U63 = 0
     own_bytes: U63 = 0  # of what is used: by what is no task of ours
+    copies: Annotated[int, Meta(ge=0, le=2)] = 0  # donors that have each page; 0: no borrower has said
 
     @property
     def lasting(self) -> "Swap":
         """The fact alone: jobs may have all of it but what others use."""
-        return Swap(size_bytes=self.size_bytes, own_bytes=min(self.own_bytes, self.size_bytes))
+        own_bytes = min(self.own_bytes, self.size_bytes)
+        return Swap(size_bytes=self.size_bytes, own_bytes=own_bytes, copies=self.copies)
 
 
 class ChangingFacts(Part, frozen=True, kw_only=True):

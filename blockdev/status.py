@@ -114,6 +114,7 @@ class Reporter:
             "role": "blockdev",
             "name": config.name,
             "size_bytes": config.size_bytes,
+            "copies": config.copies,
             **self.pages(),
             "rates": self._figure_rates.since_last(stats, pages_per_s=self.device.rates),
             "latency_buckets": {kind: latency_buckets(totals, kind) for kind in ("read", "write")},

@@ -56,7 +56,10 @@ class BorrowerService(NodeService):
 
     def facts(self) -> bytes:
         """Its `BorrowerFacts`."""
-        return _ENCODER.encode(m.BorrowerFacts(swap=self._swap(), borrowed=self._borrowed))
+        swap = self._swap()
+        if swap is not None:  # which device is which borrower's is not looked at: the most that any of them keeps
+            swap = msgspec.structs.replace(swap, copies=max((device.copies for device in self._devices), default=0))
+        return _ENCODER.encode(m.BorrowerFacts(swap=swap, borrowed=self._borrowed))
 
     async def look(self) -> None:
         """Asks all borrowers of the node, at the same time."""
@@ -93,10 +96,15 @@ class BorrowerService(NodeService):
 
 
 class _Device:
-    """One borrower, and what it counted when it was asked before."""
+    """One borrower, and what it counted when it was asked before.
+
+    Attributes:
+        copies: Donors that have each of its pages, as it said last; 0: it has not.
+    """
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
+        self.copies = 0
         self._before: Mapping[str, Sequence[int]] = {}
         self._problem = ""
 
@@ -108,6 +116,7 @@ class _Device:
             told = await admin.ask(self._socket, "figures", timeout_s=ASK_LIMIT_S)
             buckets = _buckets_of(told)
             found, self._before = borrowed_of(told, self._before), buckets
+            self.copies = 2 if told.get("copies") == 2 else 1  # one of the version before does not say
         except FarsideError as error:
             self._lose(str(error))
             return None

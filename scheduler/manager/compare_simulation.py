@@ -71,8 +71,9 @@ class Recording:
     """Input for the simulator, from a log. ``left_out``: jobs that are not in ``jobs``, by reason.
 
     ``nodes`` are all there ever were, the largest that each ever was; ``lends`` the most that the donor of each ever
-    lent; ``resizes`` which of them took jobs when. ``measured``: what starts of jobs told of their iterations, of all
-    jobs, in the order of their ends, each with its partition; ``slowdown`` what spread starts lost by that.
+    lent, and ``copies`` how many donors have each page of a node; ``resizes`` which of them took jobs when.
+    ``measured``: what starts of jobs told of their iterations, of all jobs, in the order of their ends, each with its
+    partition; ``slowdown`` what spread starts lost by that.
     """
 
     jobs: tuple[Recorded, ...]
@@ -82,13 +83,16 @@ class Recording:
     left_out: Mapping[str, int]
     partitions: Partitions = NO_PARTITIONS
     lends: Mapping[str, int] = field(default_factory=dict)
+    copies: Mapping[str, int] = field(default_factory=dict)
     measured: tuple[tuple[str, MeasuredStart], ...] = ()
     slowdown: MeasuredSlowdown = NO_SLOWDOWN
 
     @property
     def lent(self) -> LentMemory:
         """What donors lent at most. It is not counted where jobs got more: an older manager started them."""
-        memory = LentMemory(self.lends)
+        memory = LentMemory()
+        for name in {*self.lends, *self.copies}:
+            memory.set_node(name, lends_bytes=self.lends.get(name, 0), copies=self.copies.get(name, 1))
         jobs = (one.traced.job for one in self.jobs)
         most = max((promise_of(job.gpus, job.swap_bytes_per_gpu) for job in jobs), default=0)
         return LentMemory(is_counted=False) if memory.why_not(most) else memory
@@ -246,6 +250,7 @@ def recording(
     return Recording(
         jobs=tuple(found), nodes=nodes, resizes=resizes, preemption_times=read.state.preemption_times,
         left_out=left_out, partitions=partitions, lends=read.lends,
+        copies={name: node.swap_copies for name, node in read.state.nodes.items()},
         measured=tuple((name, start) for name, start in measured if not partitions or name in partitions.by_name),
         slowdown=slowdown,
     )  # fmt: skip

@@ -71,4 +71,5 @@ async def _scheduler(config: ManagerConfig) -> None:
     await SchedulerProcess(
         store, before.rules, config.state_dir, holder, aggregation=shared, colocation=groups, make_times=before.times,
         partitions=partitions_of(config), idle=idle_rules_of(config),
+        recall_s=config.recall_s,
     ).run()  # fmt: skip

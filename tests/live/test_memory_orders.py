@@ -139,6 +139,13 @@ def test_what_is_ordered_and_what_is_true_are_told_with_the_reason(
     assert (found.lend_ordered_bytes, found.lend_problem) == (5, problem)
 
 
+def test_an_order_is_kept_where_a_job_there_bounds_the_donor_more_tightly() -> None:
+    memory = NodeMemory(lent_bytes=3, lend_limit_bytes=3)
+
+    assert with_orders(memory, lend_bytes=5, swap_bytes=None, bound_bytes=3).lend_problem is None
+    assert with_orders(memory, lend_bytes=5, swap_bytes=None, bound_bytes=2).lend_problem
+
+
 def test_a_node_without_a_donor_lends_nothing_as_ordered() -> None:
     assert with_orders(NO_MEMORY, lend_bytes=0, swap_bytes=0).lend_problem is None
 

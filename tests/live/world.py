@@ -54,7 +54,9 @@ class World:
         make_times: Callable[[], LearnedTimes | None] = lambda: None,
         partitions: Partitions = NO_PARTITIONS,
         idle: IdleRules = NO_IDLE_RULES,
+        recall_s: float = 60.0,
     ) -> None:
+        self.recall_s = recall_s
         self.rules, self.colocation, self.make_times = rules, colocation, make_times
         self.partitions, self.idle = partitions, idle
         self.log: list[Entry] = []
@@ -83,7 +85,7 @@ class World:
             apply(state, entry)
         self.decider = Decider(
             self.rules, state, self.now_s, colocation=self.colocation, times=self.make_times(),
-            partitions=self.partitions, idle=self.idle,
+            partitions=self.partitions, idle=self.idle, recall_s=self.recall_s,
         )  # fmt: skip
         self.heard = len(self.log)
         self.generation += 1

@@ -84,6 +84,7 @@ class Context:
                 found.get(node.name),
                 lend_bytes=node.lend_at_most_bytes,
                 swap_bytes=node.swap_ordered_bytes,
+                bound_bytes=node.lend_bound_bytes,
                 lend_refusal="" if told is None else told.lend_refusal,
                 swap_refusal="" if told is None else told.swap_refusal,
             )

@@ -318,12 +318,19 @@ def swap_problems(spec: JobSpec, nodes: Sequence[LiveNode], state: LiveState) ->
         return
     lenders = {node.name: node.memory_bytes for node in state.nodes.values() if node.donor is not None}
     most, asked = sum(lenders.values()), promise_of(spec.gpus, spec.swap_bytes_per_gpu)
+    copies = min((node.swap_copies for node in nodes if node.swap_bytes), default=1)
     asks = f"swap: it asks for {format_bytes(asked)} of other nodes' memory"
+    if copies > 1:
+        asks, asked = f"{asks}, each page in that of two nodes", copies * asked
     if not lenders:
         yield f"{asks}, and no node has a donor; run `farside daemon` on nodes whose memory may be lent"
     elif asked > most:
         yield f"{asks}, and all nodes with a donor have {format_bytes(most)}; ask for less"
-    elif all(most - lenders.get(node.name, 0) < spec.swap_bytes_per_gpu for node in nodes if node.swap_bytes):
+    elif all(
+        most - lenders.get(node.name, 0) < node.swap_copies * spec.swap_bytes_per_gpu
+        for node in nodes
+        if node.swap_bytes
+    ):
         yield f"{asks}, and a node does not borrow from its own donor: the others have too little; ask for less"
 
 

@@ -33,6 +33,7 @@ from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
 from farside.scheduler.manager.decider.placement_reason import packlimits, why_there
 from farside.scheduler.manager.decider.planner import Planner
+from farside.scheduler.manager.decider.recall import awaited_recalls, next_end_s, recall_lines
 from farside.scheduler.manager.decider.timers import EDGE_S
 from farside.scheduler.manager.decider.unavailable_nodes import out_of_service, partition_lines
 from farside.scheduler.manager.model import event as log
@@ -79,12 +80,16 @@ class Decider:
         times: LearnedTimes | None = None,
         partitions: Partitions = NO_PARTITIONS,
         idle: IdleRules = NO_IDLE_RULES,
+        recall_s: float = 0.0,
     ) -> None:
-        """``times``: for policies that go by how long jobs will run; it knows no job of this state yet."""
+        """``times``: for policies that go by how long jobs will run; it knows no job of this state yet. ``recall_s``:
+        borrowers get so long to move pages out of memory that a job needs before it starts; 0: no job waits for that.
+        """
         self.state = state
         self.times = times
         self._colocation = colocation
-        self._partitions, self._idle = partitions, idle
+        self._partitions, self._idle, self._recall_s = partitions, idle, recall_s
+        self._recalls_end_s = math.inf  # when a job starts that has waited long enough for memory
         self._reserved_until_s = math.inf  # when nodes that were reserved may be free for them
         self._is_grouping = True  # groups of co-located jobs are looked at
         self._aggregation = aggregation
@@ -159,7 +164,7 @@ class Decider:
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
         # Starts come after the cycle: they are possible only for jobs that have an allocation in the log.
-        return self._planner.plan(now_s) or self._group(now_s) or self._launches()
+        return self._planner.plan(now_s) or self._group(now_s) or self._launches(now_s)
 
     def _group(self, now_s: float) -> tuple[Draft, ...]:
         """What follows for co-located jobs."""
@@ -187,14 +192,15 @@ class Decider:
         newest = by_entry(self.state.seq)
         return tuple(Draft(event=event, cause=causes.get(getattr(event, "job_id", ""), newest)) for event in events)
 
-    def _launches(self) -> tuple[Draft, ...]:
+    def _launches(self, now_s: float) -> tuple[Draft, ...]:
         """The starts that are possible: because the job got its place just now, or because others have left it."""
         placed, self._just_allocated = self._just_allocated, {}
         waits: dict[str, str] = {}
-        starts = launches(self.state, self.domain.rules.placement, waits)
+        starts = launches(self.state, self.domain.rules.placement, waits, now_s=now_s, move_s=self._recall_s)
         found = self._drafts(map(self._with_spread, starts), placed)
         self._untold_waits |= {job_id: why for job_id, why in waits.items() if self._waits.get(job_id) != why}
         self._waits = waits
+        self._recalls_end_s = next_end_s(self.state.jobs, self.state.allocated, now_s)
         return found
 
     def _with_spread(self, event: Event) -> Event:
@@ -224,7 +230,8 @@ class Decider:
     def next_wake_s(self) -> float:
         """When to ask again though nothing has happened; infinite: never."""
         limit_s = self._limits[0][0] if self._limits else math.inf
-        return min(self._planner.next_wake_s(), limit_s, self._aggregates_s, self._reserved_until_s)
+        timers = (self._planner.next_wake_s(), limit_s, self._aggregates_s, self._reserved_until_s, self._recalls_end_s)
+        return min(timers)
 
     def foresee(self, job_id: str, now_s: float) -> StartEstimate | None:
         """When a job is expected to start, by the time limits of those before it.
@@ -272,6 +279,8 @@ class Decider:
             return (*waits, *partition_lines(self.state, self._partitions, job), *out_of_service(own, job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" if place.gpus else place.node for place in job.places)
+            if awaited_recalls(job, now_s):
+                return (f"has an allocation on {nodes}, and starts when it has its memory", *recall_lines(job, now_s))
             why = self._waits.get(job.job_id)
             then = "as soon as others have left it" if why is None else f"once one of these jobs is over: {why}"
             return (f"has an allocation on {nodes}, and starts {then}", job.reason)
@@ -280,4 +289,4 @@ class Decider:
             return (reason, f"`farside release {job.job_id}` lets it start")
         where = f" on {', '.join(job.nodes)}" if job.nodes else ""
         expected = () if job.is_over else expected_lines(self.times, job)
-        return (f"{job.phase}{where}: {job.reason}", *expected)
+        return (f"{job.phase}{where}: {job.reason}", *recall_lines(job, now_s), *expected)

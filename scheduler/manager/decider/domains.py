@@ -60,6 +60,7 @@ class Domains:
         self._next_row = 0
         self._home: dict[str, str] = {}  # by node
         self._leaving: list[str] = []  # nodes that are not in the domain of their owner
+        self._recalled: set[str] = set()  # nodes whose donors take memory back for jobs
         self._taking: frozenset[str] | None = None  # None: the ledgers have not been told yet
 
     # ------------------------------------------------------------------ made anew
@@ -83,6 +84,7 @@ class Domains:
                 nodes[home].append(self._node_of(name, promised.get(name, adapter.NOTHING)))
         self.asks_users = any(node.users for there in nodes.values() for node in there)
         self.lent = memory_with(state, ())  # the domains book what their jobs were promised
+        self._recalled = {name for name, node in state.nodes.items() if node.recalls}
         table, together = JobTable(max(64, jobs)), list[QuotaUse]()
         self.by_name = {
             name: Domain(
@@ -195,8 +197,18 @@ class Domains:
         node = self._state.nodes.get(name)
         if node is None:
             return False
-        one = lending_on(self._state, node)
-        return self.lent.set_node(name, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
+        return lending_on(self._state, node).tell(self.lent)
+
+    def lend_recalled(self) -> bool:
+        """The same of nodes whose donors take memory back for jobs, or did; whether it is other than before."""
+        recalled = {name for job_id in self._state.allocated for name in self._recalled_for(job_id)}
+        now = recalled | {name for name in self._recalled if self._state.nodes[name].recalls}
+        changed = [self.lend(name) for name in sorted(now | self._recalled)]
+        self._recalled = now
+        return any(changed)
+
+    def _recalled_for(self, job_id: str) -> Iterator[str]:
+        return (one.node for one in self._state.jobs[job_id].recalls)
 
     def resize(self) -> bool:
         """Tells the domains which of their nodes take jobs; whether that has changed."""

@@ -9,6 +9,8 @@ its processes, and a port for each.
 A job that aggregates waits here as well while a node of its members has no room for its plan: its processes would stand
 still there, with nobody to push to.
 
+One whose memory donors of its nodes have lent waits until these have taken it back (recall.py).
+
 One that is to have memory of other nodes waits until others that leave have left theirs. If donors lend less by now
 than when it was placed, it is placed anew: what it is promised counts from here on.
 
@@ -27,7 +29,14 @@ from farside.errors import FarsideError
 from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.manager.aggregation.orders import OrderRoom, full_words
 from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled
-from farside.scheduler.manager.model.event import AllocationReleased, HoldRequested, JobStarted, TaskAllocation
+from farside.scheduler.manager.decider.recall import awaited_recalls, recalls
+from farside.scheduler.manager.model.event import (
+    AllocationReleased,
+    HoldRequested,
+    JobStarted,
+    MemoryRecalled,
+    TaskAllocation,
+)
 from farside.scheduler.manager.model.lending import promise_job, promised_memory, promised_on
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.spec import Ranks
@@ -43,18 +52,23 @@ REASON_CHARS = 400
 
 
 def launches(
-    state: LiveState, placement: PlacementPolicy, waits: dict[str, str]
-) -> Iterator[JobStarted | HoldRequested | AllocationReleased]:
+    state: LiveState, placement: PlacementPolicy, waits: dict[str, str], *, now_s: float, move_s: float
+) -> Iterator[JobStarted | HoldRequested | AllocationReleased | MemoryRecalled]:
     """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
 
     And what is to be written of those that are held instead. ``placement`` says whether what a job sends is noted.
-    ``waits`` gets, by job, why it does not start though it has its GPUs, where that is worth telling.
+    ``waits`` gets, by job, why it does not start though it has its GPUs, where that is worth telling. ``move_s``:
+    borrowers get so long to move pages that a donor takes back before a job starts; 0: no job waits for that.
     """
     if not state.allocated:
         return
     room = _Room(state, waits)
     for job_id in state.allocated:
         job = state.jobs[job_id]
+        ordered = tuple(recalls(state, job, now_s, move_s))
+        yield from ordered
+        if ordered or awaited_recalls(job, now_s):
+            continue
         try:
             is_ready = room.has_gpus(job) and room.is_lent(job)
             start = room.start(job, is_to_be_profiled(job, placement)) if is_ready else None

@@ -53,6 +53,8 @@ _NodeFacts = log.NodeJoined | log.NodeChanged | log.SwapOrdered
 _NodeEvents = (
     _NodeFacts | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged | log.LendingOrdered
 )
+# Entries with which a donor takes memory back for a job, or may lend it again.
+_RecallEvents = log.MemoryRecalled | log.AllocationReleased | log.JobRequeued | log.JobEnded
 
 
 class Planner:
@@ -114,6 +116,8 @@ class Planner:
         if isinstance(event, _NodeEvents) and self._domains.resize():
             self._touch()
         if isinstance(event, _NodeEvents) and self._domains.lend(event.node):
+            self._touch()
+        if isinstance(event, _RecallEvents) and self._domains.lend_recalled():
             self._touch()
         if isinstance(event, log.NodesReserved | log.ReservationCancelled):
             self._close(entry.at_s)

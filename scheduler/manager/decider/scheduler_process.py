@@ -40,6 +40,7 @@ from farside.scheduler.manager.model.event import (
     Event,
     JobStarted,
     LendingOrdered,
+    MemoryRecalled,
     NodeChanged,
     NodeJoined,
     NodeLost,
@@ -54,7 +55,7 @@ from farside.scheduler.manager.view.view import NOTHING_EXPECTED
 from farside.scheduler.manager.wall_clock import WallClock
 from farside.scheduler.predict.fit_process import Fitter
 from farside.scheduler.predict.learned_times import LearnedTimes
-from farside.units import format_moment
+from farside.units import format_bytes, format_moment
 
 WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
 # A cycle that takes longer than this is told in the log of the process.
@@ -88,6 +89,7 @@ class SchedulerProcess:
         make_times: Callable[[], LearnedTimes | None] = lambda: None,
         partitions: Partitions = NO_PARTITIONS,
         idle: IdleRules = NO_IDLE_RULES,
+        recall_s: float = 0.0,
     ) -> None:
         """``make_times``: an estimator for policies that go by run times, which knows no live job yet."""
         self._store = store
@@ -96,7 +98,7 @@ class SchedulerProcess:
         self._taught: Decider | None = None  # whose jobs the present fit is to
         self._rules = rules
         self._aggregation, self._colocation, self._partitions = aggregation, colocation, partitions
-        self._idle = idle
+        self._idle, self._recall_s = idle, recall_s
         self._folder = folder
         self._holder = holder
         self._clock = WallClock(folder)
@@ -177,7 +179,7 @@ class SchedulerProcess:
             state, self._read_state = self._read_state or whole_state(self._store), None
             self._decider = Decider(
                 self._rules, state, self._now_s(state), aggregation=self._aggregation, colocation=self._colocation,
-                times=self._make_times(), partitions=self._partitions, idle=self._idle,
+                times=self._make_times(), partitions=self._partitions, idle=self._idle, recall_s=self._recall_s,
             )  # fmt: skip
             self._is_spoilt = False
         return self._decider
@@ -309,6 +311,11 @@ class SchedulerProcess:
 def _tell_of(event: Event) -> None:
     if isinstance(event, AllocationReleased) and event.is_held:
         _log.error("a job is held", job=event.job_id, reason=event.reason, hint=f"farside release {event.job_id}")
+    if isinstance(event, MemoryRecalled):
+        _log.info(
+            "memory is recalled before a job starts", job=event.job_id, node=event.node,
+            recalled=format_bytes(event.recalled_bytes), expected_s=event.expected_s, samples=event.samples,
+        )  # fmt: skip
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ from farside.scheduler.manager.model.record import (
     LiveNode,
     LiveTask,
     Maintenance,
+    MemoryRecall,
     Phase,
     RunInterval,
 )
@@ -169,8 +170,8 @@ def _release(state: LiveState, event: log.ReleaseRequested, entry: log.Entry) ->
 def _idle(job: LiveJob, reason: str) -> LiveJob:
     """A job without a place: it waits, or is held if somebody asked for that meanwhile."""
     if job.held_by:
-        return replace(job, phase=Phase.HELD, places=(), reason=f"held by {job.held_by}; {reason}")
-    return replace(job, phase=Phase.WAITING, places=(), reason=reason)
+        return replace(job, phase=Phase.HELD, places=(), recalls=(), reason=f"held by {job.held_by}; {reason}")
+    return replace(job, phase=Phase.WAITING, places=(), recalls=(), reason=reason)
 
 
 def _waited(after: LiveJob, before: LiveJob, now_s: float) -> LiveJob:
@@ -222,6 +223,24 @@ def _changed(state: LiveState, event: log.NodeChanged, entry: log.Entry) -> None
     if event.node in state.nodes:
         state.donors_version += _address(state.nodes[event.node]) != _address(event)
         _change_node(state, event.node, **fields_of(ChangingFacts, event))
+        _come_back(state, state.nodes[event.node], entry.at_s)
+
+
+def _come_back(state: LiveState, node: LiveNode, now_s: float) -> None:
+    """Notes what its donor has taken back by now, and how long that took."""
+    for job_id in node.recalls:
+        job = state.jobs[job_id]
+        after = tuple(
+            replace(one, back_s=now_s)
+            if one.node == node.name and one.is_awaited(now_s) and node.borrowed_bytes <= one.lend_bytes
+            else one
+            for one in job.recalls
+        )
+        if after != job.recalls:
+            state.jobs[job_id] = replace(job, recalls=after)
+            new = (one for one in after if one.back_s == now_s and one not in job.recalls)
+            for one in new:
+                state.recall_times.add(one.node, one.recalled_bytes, now_s - one.ordered_s)
 
 
 def _address(facts: ChangingFacts) -> Donor | None:
@@ -503,7 +522,7 @@ def _allocated(state: LiveState, event: log.JobAllocated, entry: log.Entry) -> T
 
 def _released(state: LiveState, event: log.AllocationReleased, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.ALLOCATED)
-    state.drop_allocation(job)
+    _leave_places(state, job)
     del state.allocated[job.job_id]
     return _put(state, _idle(job, event.reason))
 
@@ -561,7 +580,7 @@ def _stopping(state: LiveState, event: log.JobStopping, entry: log.Entry) -> Tou
 def _requeued(state: LiveState, event: log.JobRequeued, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
-    state.drop_allocation(job)
+    _leave_places(state, job)
     ran = replace(_left(state, job, entry), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is log.StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
@@ -618,7 +637,7 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     if job.spec.colocate:
         state.colocation.ended(job.job_id)
     state.queued.leave(job.submitted_at)
-    state.drop_allocation(job)
+    _leave_places(state, job)
     state.meetings.pop(job.job_id, None)
     state.allocated.pop(job.job_id, None)
     # Jobs that wait for this one are touched too, as they may start now, or never.
@@ -633,6 +652,27 @@ def _idle_warned(state: LiveState, event: log.JobIdleWarned, entry: log.Entry) -
 
 def _idle_lifted(state: LiveState, event: log.IdleWarningLifted, entry: log.Entry) -> Touched:
     return _put(state, replace(_job(state, entry, event.job_id, Phase.RUNNING), idle=None))
+
+
+def _recalled(state: LiveState, event: log.MemoryRecalled, entry: log.Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.ALLOCATED)
+    node = state.nodes.get(event.node)
+    if node is None or node.name not in job.nodes:
+        raise _misfit(entry, f"job {job.job_id} has no place on {event.node}")
+    said = {name: getattr(event, name) for name in MemoryRecall.__struct_fields__ if hasattr(event, name)}
+    recall = MemoryRecall(**said, ordered_s=entry.at_s)
+    state.nodes[node.name] = replace(node, recalls={**node.recalls, job.job_id: event.lend_bytes})
+    return _put(state, replace(job, recalls=(*job.recalls, recall)))
+
+
+def _leave_places(state: LiveState, job: LiveJob) -> None:
+    """Its places on nodes are no longer its, and their donors may lend again what they took back for it."""
+    state.drop_allocation(job)
+    for one in job.recalls:
+        if one.node in state.nodes:
+            recalls = state.nodes[one.node].recalls
+            kept = {job_id: most for job_id, most in recalls.items() if job_id != job.job_id}
+            _change_node(state, one.node, recalls=kept)
 
 
 def _promoted(state: LiveState, event: log.JobPromoted, entry: log.Entry) -> None:
@@ -679,6 +719,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.JobRequeued: _requeued,
     log.JobEnded: _ended,
     log.JobPromoted: _promoted,
+    log.MemoryRecalled: _recalled,
     log.JobIdleWarned: _idle_warned,
     log.IdleWarningLifted: _idle_lifted,
     log.ModelDeclared: _aggregated,

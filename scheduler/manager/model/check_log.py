@@ -80,6 +80,7 @@ class _Check:
     capacity: dict[str, int] = field(default_factory=dict)  # of each node's donor, as the node said last
     bounds: dict[str, int] = field(default_factory=dict)  # the most that some of these may lend
     own_swap: dict[str, int] = field(default_factory=dict)  # what each node's own programs have swapped out
+    copies: dict[str, int] = field(default_factory=dict)  # donors that have each page of a node
     away: set[str] = field(default_factory=set)  # nodes that were lost, or are off
     drained: set[str] = field(default_factory=set)
     closing: set[str] = field(default_factory=set)  # nodes that are to go off, are off or come up
@@ -207,6 +208,7 @@ def _bound(check: _Check, event: log.LendingOrdered) -> None:
 def _lending(check: _Check, event: log.NodeJoined | log.NodeChanged) -> None:
     check.capacity[event.node] = 0 if event.donor is None else event.donor.capacity_bytes
     check.own_swap[event.node] = 0 if event.swap is None else event.swap.own_bytes
+    check.copies[event.node] = 1 if event.swap is None else max(1, event.swap.copies)
 
 
 def _promised(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
@@ -222,12 +224,17 @@ def _promised(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
     taken = Counter({node: size for node, size in check.own_swap.items() if node not in check.away})
     for promised in check.promised.values():
         taken.update(promised)
-    if taken.total() > sum(lends.values()):
-        yield f"job {job_id} is promised memory: {taken.total()} bytes in all, and donors lend {sum(lends.values())}"
+    total = sum(size * check.copies.get(node, 1) for node, size in taken.items())
+    if total > sum(lends.values()):
+        yield f"job {job_id} is promised memory: {total} bytes in all, and donors lend {sum(lends.values())}"
     for node in needs:
-        others = sum(lends.values()) - lends.get(node, 0)
-        if taken[node] > others:
-            yield f"job {job_id} is promised memory on {node}: {taken[node]} bytes in all, and others lend {others}"
+        others, wanted = sum(lends.values()) - lends.get(node, 0), taken[node] * check.copies.get(node, 1)
+        if wanted > others:
+            yield f"job {job_id} is promised memory on {node}: {wanted} bytes in all, and others lend {others}"
+    twice = sum(size for node, size in taken.items() if check.copies.get(node, 1) > 1)
+    largest = max(lends, key=lambda node: lends[node], default="")
+    if largest and twice > sum(lends.values()) - lends[largest]:
+        yield f"job {job_id} is promised memory: {twice} bytes of it twice, and donors but {largest} lend too little"
 
 
 # ---- shared aggregation

@@ -53,7 +53,8 @@ from farside.scheduler.manager.model.spec import JobSpec
 # 6: jobs whose GPUs are idle are warned and ended; an entry of 5 is read as it is.
 # 7: operators bound what a node lends, and order its swap; an entry of 6 is read as it is.
 # 8: a group may be bound by what it reads back of its input; an entry of 7 is read as it is.
-VERSION = 8
+# 9: what donors have lent is recalled before a job starts; an entry of 8 is read as it is.
+VERSION = 9
 
 
 class Ending(StrEnum):
@@ -477,6 +478,22 @@ class IdleWarningLifted(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class MemoryRecalled(Struct, frozen=True, kw_only=True):
+    """A donor takes memory back before a job starts there; it lends at most ``lend_bytes`` while the job has its place.
+
+    ``recalled_bytes``: what it has lent beyond that. ``expected_s``: in how long it has come back, by ``samples``
+    recalls that were measured; None: none was. The job does not wait for it beyond ``until_s``.
+    """
+
+    job_id: str
+    node: str
+    lend_bytes: int
+    recalled_bytes: int
+    expected_s: float | None
+    samples: int
+    until_s: float
+
+
 class JobPromoted(Struct, frozen=True, kw_only=True):
     """A starving job's figures begin again at zero. [tiresias §3.3.2.3]"""
 
@@ -495,6 +512,7 @@ Told = (
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued
     | JobEnded | JobPromoted | ChunksAssigned | PoolSized | GroupsPlanned | JobIdleWarned | IdleWarningLifted
+    | MemoryRecalled
 )  # fmt: skip
 Event = Told | Decided
 

@@ -4,21 +4,32 @@ What a node counts with here, its jobs may borrow: not what only its own machine
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farside.endpoint import is_near, parse_endpoint
 from farside.scheduler.lent_memory import LentMemory, parts_of, promise_of
-from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lending:
-    """What a node's donor lends to others, and what its own programs have of others' memory."""
+    """What a node's donor lends to others, and what its own programs have of others' memory.
+
+    ``borrowed_bytes``: what others have of it by now. ``copies``: donors that have each page of this node.
+    """
 
     node: str
     lends_bytes: int
     own_bytes: int
+    borrowed_bytes: int
+    copies: int
+
+    def tell(self, memory: LentMemory) -> bool:
+        """Notes it in the memory that is lent; whether that is other than before."""
+        is_other = memory.set_borrowed(self.node, self.borrowed_bytes)
+        sizes = {"lends_bytes": self.lends_bytes, "own_bytes": self.own_bytes}
+        return memory.set_node(self.node, **sizes, copies=self.copies) or is_other
 
 
 def borrows_name(node: LiveNode, state: LiveState) -> bool:
@@ -39,7 +50,14 @@ def lending_on(state: LiveState, node: LiveNode) -> Lending:
         # On one machine, such as a sandbox's, all nodes reach what that machine alone reaches.
         is_reached = not is_loopback(donor.control) or all(is_near(one.address) for one in state.nodes.values())
         lends_bytes *= is_reached and not borrows_name(node, state)
-    return Lending(node=node.name, lends_bytes=lends_bytes, own_bytes=node.swap_own_bytes if node.is_up else 0)
+    own_bytes = node.swap_own_bytes if node.is_up else 0
+    return Lending(
+        node=node.name,
+        lends_bytes=lends_bytes,
+        own_bytes=own_bytes,
+        borrowed_bytes=node.borrowed_bytes,
+        copies=node.swap_copies,
+    )
 
 
 def lending_of(state: LiveState) -> Iterator[Lending]:
@@ -63,7 +81,7 @@ def memory_with(state: LiveState, jobs: Iterable[LiveJob]) -> LentMemory:
     """The memory that is lent, with what these jobs were promised."""
     memory = LentMemory()
     for one in lending_of(state):
-        memory.set_node(one.node, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
+        one.tell(memory)
     for job in jobs:
         promise_job(memory, job)
     return memory
@@ -75,23 +93,26 @@ def promised_memory(state: LiveState) -> LentMemory:
 
 
 def donors_to_keep(state: LiveState) -> frozenset[str]:
-    """Nodes whose donors must stay awake, so that donors lend what jobs were promised: few, as the largest go first.
+    """Nodes whose donors must stay awake, so that donors lend what jobs with a place were promised, or are about to be.
 
-    All that lend where even they are too few; none where nothing was promised.
+    Few, as the largest go first. All that lend where even they are too few; none where nothing was promised.
     """
-    memory = promised_memory(state)
+    placed = (job for job in state.live_jobs() if job.phase in ACTIVE or job.phase is Phase.ALLOCATED)
+    return lenders_needed(memory_with(state, placed), lending_of(state))
+
+
+def lenders_needed(memory: LentMemory, lending: Iterable[Lending]) -> frozenset[str]:
+    """Donors that are enough for what was promised, the largest first; it leaves no other one in ``memory``."""
     if not memory.promised_bytes:
         return frozenset()
-    lenders = sorted(
-        (one for one in lending_of(state) if one.lends_bytes), key=lambda one: (-one.lends_bytes, one.node)
-    )
+    lenders = sorted((one for one in lending if one.lends_bytes), key=lambda one: (-one.lends_bytes, one.node))
     for one in lenders:
-        memory.set_node(one.node, lends_bytes=0, own_bytes=one.own_bytes)
+        replace(one, lends_bytes=0).tell(memory)
     kept = set[str]()
     for one in lenders:
         if memory.is_kept:
             break
-        memory.set_node(one.node, lends_bytes=one.lends_bytes, own_bytes=one.own_bytes)
+        one.tell(memory)
         kept.add(one.node)
     return frozenset(kept)
 

@@ -121,6 +121,31 @@ class RunInterval(Struct, frozen=True, kw_only=True):
     ended_at: int = 0
 
 
+class MemoryRecall(Struct, frozen=True, kw_only=True):
+    """Memory that a donor takes back before a job starts on its node, as `MemoryRecalled` ordered it at ``ordered_s``.
+
+    ``back_s``: when its node said that it has come back; NaN: it has not.
+    """
+
+    node: str
+    lend_bytes: int
+    recalled_bytes: int
+    expected_s: float | None
+    samples: int
+    ordered_s: float
+    until_s: float
+    back_s: float = math.nan
+
+    @property
+    def is_back(self) -> bool:
+        """Whether all of it has come back."""
+        return not math.isnan(self.back_s)
+
+    def is_awaited(self, now_s: float) -> bool:
+        """Whether the job is still to wait for it."""
+        return not self.is_back and now_s < self.until_s
+
+
 class LiveJob(Struct, frozen=True, kw_only=True):
     """A job. Times are seconds since the epoch; NaN before there is one.
 
@@ -147,6 +172,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         cancelled_by: Who wants it to end; empty: nobody.
         held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
         idle: The warning that its GPUs are idle, while that stands; None: there is none.
+        recalls: What donors of the nodes that it has took back before it started there, or are still to.
     """
 
     job_id: str
@@ -185,6 +211,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     is_profiled: bool = False
     profile: JobProfile | None = None
     idle: IdleWarning | None = None
+    recalls: tuple[MemoryRecall, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -278,6 +305,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     said that it has, or its first HELLO, or an operator has accepted since; None: a version before did not note it.
     ``lend_at_most_bytes``: an operator's bound of what its donor lends; None: there is none.
     ``swap_ordered_bytes``: the size that an operator wants its swap to have; None: nobody has said.
+    ``recalls``: by job that has its place there, the most that its donor lends meanwhile.
     """
 
     name: str
@@ -295,6 +323,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     vouched_memory_bytes: int | None = None
     lend_at_most_bytes: int | None = None
     swap_ordered_bytes: int | None = None
+    recalls: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def executor(self) -> ExecutorFacts:
@@ -358,14 +387,30 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return has_bytes if self.swap_ordered_bytes is None else min(has_bytes, self.swap_ordered_bytes)
 
     @property
+    def swap_copies(self) -> int:
+        """Donors that have each page of its swap; 1 where nobody says."""
+        return 1 if self.swap is None else max(1, self.swap.copies)
+
+    @property
     def lends_bytes(self) -> int:
         """Memory that its donor lends, lent already or not; 0 while the node is away, drains or is to sleep."""
         is_there = self.is_up and not self.drain_reason and self.has_power
         if self.donor is None or not is_there:
             return 0
         # Its agent has yet to tell the donor of a bound that is new: nothing beyond it is promised any more.
-        bound = self.lend_at_most_bytes
+        bound = self.lend_bound_bytes
         return self.donor.capacity_bytes if bound is None else min(self.donor.capacity_bytes, bound)
+
+    @property
+    def lend_bound_bytes(self) -> int | None:
+        """The most that its donor is to lend, by an operator and by jobs there; None: what its settings allow."""
+        bounds = [*self.recalls.values(), *(() if self.lend_at_most_bytes is None else (self.lend_at_most_bytes,))]
+        return min(bounds, default=None)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """What others have of its memory now, as far as that can be recalled; 0 while the node is away."""
+        return self.donor.lent_bytes if self.donor is not None and self.is_up else 0
 
     @property
     def why_not(self) -> str:

@@ -27,6 +27,7 @@ from farside.scheduler.manager.model.sleep_time import SleepPoint, SleepRecord
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState, RequestKey
 from farside.scheduler.manager.model.submit_rate import SubmitRates
+from farside.scheduler.placement.recall_times import RecallTimes
 
 # The fastest: a snapshot is written and read far more often than it is sent anywhere.
 _LEVEL = 1
@@ -65,6 +66,7 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     admissions: Mapping[str, Admission] = field(default_factory=dict)
     aggregation: Aggregation = field(default_factory=Aggregation)
     colocation: Colocation = field(default_factory=Colocation)
+    recall_times: RecallTimes = field(default_factory=RecallTimes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from farside.scheduler.manager.model.record import (
 )
 from farside.scheduler.manager.model.sleep_time import SleepRecord
 from farside.scheduler.manager.model.submit_rate import SubmitRates
+from farside.scheduler.placement.recall_times import RecallTimes
 
 
 class RequestKey(Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ class LiveState:
         self.next_sequence = 0
         self.forgotten_s = 0.0  # jobs that were over by then are not known any more
         self.preemption_times = PreemptionTimes()
+        self.recall_times = RecallTimes()
         self.jobs = JobTable()
         self.nodes: dict[str, LiveNode] = {}
         # Replaced as a whole at each change: whoever keeps what follows from it compares the object.

@@ -36,7 +36,7 @@ from farside.scheduler.manager.view.memory import NO_MEMORY, memory_of
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
 SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
-LENT_STEP = 1 / 16  # the same of what its donor can lend
+LENT_STEP = 1 / 16  # the same of what its donor can lend, and has lent
 ENDED = ("exited", "lost")
 SaidT = TypeVar("SaidT", bound=m.ChangingFacts)
 
@@ -61,9 +61,10 @@ class AgentLine:
         secret: bytes = b"",
         idle: IdleRules = NO_IDLE_RULES,
         now_s: float = 0.0,
+        recall_s: float = 0.0,
     ) -> None:
         """``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated. ``idle``: when GPUs
-        count as idle. ``now_s``: when HELLO came.
+        count as idle. ``now_s``: when HELLO came. ``recall_s``: borrowers get so long to move what jobs there need.
         """
         found = services.read(hello)
         self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
@@ -91,7 +92,7 @@ class AgentLine:
         # No list of donors has this version, so the first comparison always looks.
         self._ring_version = -1
         self._donors: tuple[m.Donor, ...] | None = None
-        self._move_s = move_s  # borrowers get so long to move what they have
+        self._move_s, self._recall_s = move_s, recall_s  # borrowers get so long to move what they have
         self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
         self._unknown_s: dict[str, float] = {}  # when a service that nobody here knows was written into the log
         self._ordered: dict[str, Struct] = {}  # by service, as told
@@ -102,7 +103,7 @@ class AgentLine:
     def joined(self, state: LiveState) -> list[log.Event]:
         """What HELLO means: who joined, and what became of the processes that the log has there."""
         hello = self.hello
-        said = self._lasting(hello)
+        said = self._lasting(hello, self._read.facts.get(services.DONOR), node=state.nodes.get(self.node))
         event = log.NodeJoined(node=self.node, address=self._address, **m.fields_of(m.NodeFacts, said))
         node = state.nodes.get(self.node)
         events: list[log.Event] = [event] if node is None or _is_news(node, event) else []
@@ -160,7 +161,7 @@ class AgentLine:
             drains = any(isinstance(event, log.DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
                 events.append(log.DrainRequested(node=self.node, reason=report.unfit, by=f"node {self.node}"))
-            said = self._lasting(report)
+            said = self._lasting(report, donor, node=node)
             if _differs(m.ChangingFacts, node, _steadied(node, said)):
                 events.append(log.NodeChanged(node=self.node, **m.fields_of(m.ChangingFacts, said)))
         return events
@@ -201,15 +202,29 @@ class AgentLine:
             return "its agent is of a version before this one: update it"
         return "" if facts is None else facts.refusal
 
-    def _lasting(self, said: SaidT) -> SaidT:
-        """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address."""
+    def _lasting(self, said: SaidT, facts: m.DonorFacts | None, *, node: LiveNode | None) -> SaidT:
+        """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address.
+
+        ``facts``: what its donor says; ``node``: as the log has it.
+        """
         donor, swap = said.donor, said.swap
+        donor = None if donor is None else donor_at(donor, self._address)
+        if donor is not None:
+            donor = structs.replace(donor, lent_bytes=self._recallable_bytes(facts, node))
         return structs.replace(
             said,
             gpus=tuple(gpu.lasting for gpu in said.gpus),
-            donor=None if donor is None else donor_at(donor, self._address),
-            swap=None if swap is None else swap.lasting,
+            donor=donor,
+            swap=None if swap is None else _with_copies(swap.lasting, node),
         )
+
+    def _recallable_bytes(self, facts: m.DonorFacts | None, node: LiveNode | None) -> int:
+        """What the donor has lent, if it lends no more than a manager lets it."""
+        if self._refusal(m.can_service(services.DONOR, 2), facts):
+            return 0
+        if facts is None or facts.lent is None:  # it does not answer now, and may have all that it had
+            return 0 if node is None else node.borrowed_bytes
+        return facts.lent.lent_bytes
 
     def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[log.Event]:
         events: list[log.Event] = []
@@ -274,7 +289,7 @@ class AgentLine:
 
     def orders(self, state: LiveState) -> Iterator[m.Service]:
         """The order of each service of its node, when it is another than the last on this connection."""
-        outlook = services.Outlook(node=state.nodes.get(self.node), move_s=self._move_s)
+        outlook = services.Outlook(node=state.nodes.get(self.node), move_s=self._move_s, recall_s=self._recall_s)
         for name, service in services.KNOWN.items():
             order = service.order(outlook) if m.can_service(name) in self.hello.can else None
             if order is not None and order != self._ordered.get(name):
@@ -515,6 +530,12 @@ def _refused_orders(node: LiveNode, donor: m.DonorFacts | None, swap: m.SwapFact
         yield log.SwapOrdered(node=node.name, swap_bytes=None, by=by)
 
 
+def _with_copies(swap: m.Swap, node: LiveNode | None) -> m.Swap:
+    """A node's swap with the copies of its pages as the log has them, while no borrower says."""
+    known = None if node is None else node.swap
+    return swap if swap.copies or known is None else structs.replace(swap, copies=known.copies)
+
+
 def _steadied(node: LiveNode, said: SaidT) -> SaidT:
     """What was said, with what always moves as it is known, where it has not moved far."""
     swap, headroom_bytes = said.swap, said.headroom_bytes
@@ -528,6 +549,11 @@ def _steadied(node: LiveNode, said: SaidT) -> SaidT:
         # One that was closed so that its node may sleep lends again when that is up: who needs it may wake it.
         if moved_bytes <= LENT_STEP * known.capacity_bytes or not node.has_power:
             donor = structs.replace(donor, capacity_bytes=known.capacity_bytes)
+        bound_bytes, lent_bytes = node.lend_bound_bytes, donor.lent_bytes
+        # Jobs may wait for it to come down to the bound.
+        is_across = bound_bytes is not None and (lent_bytes <= bound_bytes) != (known.lent_bytes <= bound_bytes)
+        if abs(lent_bytes - known.lent_bytes) <= LENT_STEP * known.capacity_bytes and not is_across:
+            donor = structs.replace(donor, lent_bytes=known.lent_bytes)
     return structs.replace(said, headroom_bytes=headroom_bytes, swap=swap, donor=donor)
 
 
@@ -542,5 +568,6 @@ def _is_news(node: LiveNode, event: log.NodeJoined) -> bool:
     if said.swap is not None:
         said = structs.replace(said, swap=structs.replace(said.swap, own_bytes=node.swap_own_bytes))
     if said.donor is not None and node.donor is not None:
-        said = structs.replace(said, donor=structs.replace(said.donor, capacity_bytes=node.donor.capacity_bytes))
+        moving = {name: getattr(node.donor, name) for name in ("capacity_bytes", "lent_bytes")}
+        said = structs.replace(said, donor=structs.replace(said.donor, **moving))
     return not node.is_up or node.address != event.address or _differs(m.NodeFacts, node, said)

@@ -26,10 +26,14 @@ UNKNOWN_PERIOD_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What the order of a service follows from: its node, and how long borrowers get to move what they have."""
+    """What the order of a service follows from: its node, and how long borrowers get to move what they have.
+
+    ``recall_s``: the same where jobs there need that memory.
+    """
 
     node: LiveNode | None
     move_s: float
+    recall_s: float = 0.0
 
 
 def _nothing(_: Any) -> None:
@@ -54,11 +58,13 @@ class KnownService:
 
 
 def _donor_order(outlook: Outlook) -> m.DonorOrder:
-    power = None if outlook.node is None else outlook.node.power
+    node = outlook.node
+    closed_by = 0 if node is None or node.power is None else node.power.drain_number
+    is_recalled = node is not None and bool(node.recalls) and not closed_by
     return m.DonorOrder(
-        closed_by=0 if power is None else power.drain_number,
-        deadline_s=outlook.move_s,
-        lend_bytes=None if outlook.node is None else outlook.node.lend_at_most_bytes,
+        closed_by=closed_by,
+        deadline_s=outlook.recall_s if is_recalled else outlook.move_s,
+        lend_bytes=None if node is None else node.lend_bound_bytes,
     )
 
 

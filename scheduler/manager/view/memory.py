@@ -95,6 +95,7 @@ def with_orders(
     *,
     lend_bytes: int | None,
     swap_bytes: int | None,
+    bound_bytes: int | None = None,
     lend_refusal: str = "",
     swap_refusal: str = "",
 ) -> NodeMemory:
@@ -104,12 +105,13 @@ def with_orders(
         memory: As its agent said last; None: it has not reported to this manager.
         lend_bytes: The most that it may lend; None: nobody has said.
         swap_bytes: Size that its swap is to have; None: nobody has said.
+        bound_bytes: The most that its donor is told to lend, by jobs there as well; None: by the operator alone.
         lend_refusal: Why no order about what it lends counts there; empty: it does.
         swap_refusal: The same of its swap.
     """
     shown = NO_MEMORY if memory is None else memory
     if lend_bytes is not None:
-        problem = _AWAY if memory is None else lend_refusal or _lend_problem(memory, lend_bytes)
+        problem = _AWAY if memory is None else lend_refusal or _lend_problem(memory, lend_bytes, bound_bytes)
         shown = structs.replace(shown, lend_ordered_bytes=lend_bytes, lend_problem=problem or None)
     if swap_bytes is not None:
         problem = _AWAY if memory is None else swap_refusal or _swap_problem(memory, swap_bytes)
@@ -117,7 +119,8 @@ def with_orders(
     return shown
 
 
-def _lend_problem(memory: NodeMemory, lend_bytes: int) -> str:
+def _lend_problem(memory: NodeMemory, ordered_bytes: int, bound_bytes: int | None) -> str:
+    lend_bytes = ordered_bytes if bound_bytes is None else bound_bytes
     if memory.lend_problem:
         return memory.lend_problem
     if memory.lend_limit_bytes != lend_bytes:

@@ -135,6 +135,23 @@ class IdleGpus(Struct, frozen=True, kw_only=True):
     ends_s: float | None
 
 
+class Recall(Struct, frozen=True, kw_only=True):
+    """Memory that a node's donor had lent, and takes back before a job starts there.
+
+    ``expected_s``: in how long, by ``expected_from`` recalls that were measured; null: none was. ``back_s``: when it
+    had come back; null: it has not. ``until_s``: the job waits for it no longer than that.
+    """
+
+    node: str
+    recalled_bytes: int
+    lend_bytes: int
+    expected_s: float | None
+    expected_from: int
+    ordered_s: float
+    until_s: float
+    back_s: float | None
+
+
 class JobInFull(Job, frozen=True, kw_only=True):
     """A job with its processes and all that was asked for."""
 
@@ -148,6 +165,7 @@ class JobInFull(Job, frozen=True, kw_only=True):
     expected_from_jobs: int | None
     profile: Profile | None
     idle_gpus: IdleGpus | None
+    recalls: tuple[Recall, ...]
     ended_starts: tuple[EndedStart, ...]
     master_addr: str
     master_port: int
@@ -288,6 +306,7 @@ def show_job_in_full(job: LiveJob, now_s: float, expected: Expected = NOTHING_EX
         resume_s=_or_none(job.resume_s),
         profile=None if job.profile is None else like(Profile, job.profile, processes=len(job.profile.parts)),
         idle_gpus=None if job.idle is None else like(IdleGpus, job.idle),
+        recalls=tuple(like(Recall, one, expected_from=one.samples, back_s=_or_none(one.back_s)) for one in job.recalls),
         ended_starts=tuple(_show_start(at, one) for at, one in enumerate(job.stints, 1) if one.end_s < math.inf),
         master_addr=job.master_addr,
         master_port=job.master_port,

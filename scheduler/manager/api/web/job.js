@@ -34,7 +34,7 @@ function show(job, entries, why) {
   at("job").replaceChildren(
     back(), title,
     make("p", { class: "sub" }, make("span", { class: look(job.state) }, plain(job.state)), make("span", {}, job.reason)),
-    ...(why.length && job.state === "waiting" ? [make("div", { class: "why" }, ...why.map((line) => make("p", {}, line)))] : []),
+    ...(why.length && (job.state === "waiting" || job.recalls.length) ? [make("div", { class: "why" }, ...why.map((line) => make("p", {}, line)))] : []),
     life(job, entries),
     make("div", { class: "columns" }, facts(job), make("div", {}, processes(job), past(entries))),
   );
@@ -82,6 +82,7 @@ function facts(job) {
     ["Nodes", job.nodes.join(", ") || "none yet"],
     ["Starts", `${job.starts}, preempted ${many(job.preemptions, "time")}, failed ${many(job.failures, "time")}`],
     ...(job.expected_s === null ? [] : [["Expected", expected(job)]]),
+    ...job.recalls.map((one) => ["Memory recalled", recall(one)]),
     ...(job.idle_gpus ? [["Idle GPUs", idle(job.idle_gpus)]] : []),
     ...job.ended_starts.filter((one) => one.iteration_s !== null).map((one) => [`Start ${one.start}`, iterations(one)]),
     ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
@@ -98,6 +99,12 @@ function facts(job) {
 function expected(job) {
   const from = `${span(job.expected_s)} in all, from ${many(job.expected_from_jobs, "job")}`;
   return job.expected_error === null ? from : `${from}; such estimates were off by a factor of ${job.expected_error.toPrecision(2)} lately`;
+}
+
+function recall(one) {
+  const what = `${bytes(one.recalled_bytes)} that ${one.node} had lent`;
+  const expected = one.expected_s === null ? "no recall was measured before" : `expected to take ${span(one.expected_s)}`;
+  return `${what} ${one.back_s === null ? "are recalled" : `came back in ${span(one.back_s - one.ordered_s)}`}; ${expected}`;
 }
 
 function idle(told) {

@@ -34,6 +34,7 @@ const EVENTS = {
   JobSubmitted: (e) => e.is_held ? "submitted, held" : "submitted",
   JobPlaced: (e) => `allocated ${e.places.map((p) => `${many(p.gpus, "GPU")} of ${p.node}`).join(", ")}: ${e.reason}`,
   JobUnplaced: (e) => `allocation released: ${e.reason}`,
+  MemoryRecalled: (e) => `${bytes(e.recalled_bytes)} that ${e.node} lends are recalled${e.expected_s === null ? "" : `, expected to take ${span(e.expected_s)}`}`,
   JobStarted: (e) => `start ${e.start}: ${many(e.tasks.length, "process").replace("processs", "processes")}`,
   JobStopping: (e) => `stopping (${plain(e.cause)}): ${e.reason}`,
   JobRequeued: (e) => `requeued: ${e.reason}`,
