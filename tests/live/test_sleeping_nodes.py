@@ -190,7 +190,7 @@ def test_a_job_calls_a_node_of_each_model_that_the_cycle_would_give_it(wanted: s
 
 
 @pytest.mark.parametrize(
-    ("user", "swap_gib", "found"), [("ann", 8, ("s",)), ("eve", 8, ()), ("ann", 9, ()), ("ann", 2, ("s",))]
+    ("user", "swap_gib", "found"), [("ann", 8, ("s", "d")), ("eve", 8, ()), ("ann", 9, ()), ("ann", 2, ("s", "d"))]
 )
 def test_a_job_calls_no_node_of_other_users_or_with_too_little_swap(
     user: str, swap_gib: int, found: tuple[str, ...]
@@ -225,8 +225,8 @@ def needing_memory(*, swap_gib: int) -> World:
     return world
 
 
-@pytest.mark.parametrize(("swap_gib", "found"), [(20, {"s", "d1"}), (21, {"s", "d1", "d2"}), (29, set())])
-def test_a_job_that_waits_for_memory_calls_sleeping_donors_as_far_as_it_lacks_it_and_none_if_all_are_too_few(
+@pytest.mark.parametrize(("swap_gib", "found"), [(20, {"s", "d1", "d3"}), (21, {"s", "d1", "d2"}), (29, set())])
+def test_a_job_that_waits_for_memory_calls_as_many_donors_as_it_takes_and_none_if_all_are_too_few(
     swap_gib: int, found: set[str]
 ) -> None:
     assert {*called(needing_memory(swap_gib=swap_gib))} == found
@@ -241,6 +241,30 @@ def test_donors_that_lend_what_jobs_were_promised_stay_awake_and_no_more_of_them
     world.runs(job)
     world.exits(job)
     assert donors_to_keep(world.state) == frozenset()
+
+
+def test_donors_stay_awake_for_a_job_that_has_its_place_and_waits_for_others_to_leave() -> None:
+    world = World(rules("srtf"), nodes=0)
+    world.does(joined("s", "s", cpus=16, gpus=gpus(1), swap=Swap(size_bytes=64 << 30)))
+    lender(world, "d1", 16)
+    long = world.submit(gpus=1, time_limit_s=9000.0)
+    world.runs(long)
+    short = world.submit(gpus=1, time_limit_s=10.0, memory_bytes_per_gpu=1 << 30, swap_bytes_per_gpu=8 << 30)
+
+    assert world.phase(short) is Phase.ALLOCATED
+    assert donors_to_keep(world.state) == {"d1"}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_idle_donors_that_a_waiting_job_needs_stay_awake_as_many_as_hold_its_copies(copies: int) -> None:
+    world = World(rules(), nodes=0)
+    world.does(joined("s", "s", cpus=16, gpus=gpus(1), swap=Swap(size_bytes=64 << 30, copies=copies)))
+    for name in ("d1", "d2"):
+        lender(world, name, 16)
+    asleep(world, "s")
+    world.submit(gpus=1, memory_bytes_per_gpu=1 << 30, swap_bytes_per_gpu=10 << 30)
+
+    assert {*called(world)} == ({"s", "d1"} if copies == 1 else {"s", "d1", "d2"})
 
 
 def test_a_job_that_its_account_holds_back_or_that_no_cluster_could_run_calls_nobody() -> None:

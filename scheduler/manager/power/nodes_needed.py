@@ -5,8 +5,9 @@ and a job wakes none that it could not use: of another partition or model, of ot
 Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
 say: `NodeSets` and `QuotaUse`.
 
-A job that waits for memory of other nodes needs donors: those on sleeping nodes are woken as far as others lack it. A
-job that waits for Aggregators needs nodes that offer one, as many as it asked for, whatever GPUs these have.
+A job that waits for memory of other nodes needs donors: those on idle nodes stay on as far as it takes, and those on
+sleeping nodes are woken as far as others lack it. A job that waits for Aggregators needs nodes that offer one, as many
+as it asked for, whatever GPUs these have.
 """
 
 import math
@@ -24,7 +25,7 @@ from farside.scheduler.manager.decider.adapter import (
     node_of,
     partition_of,
 )
-from farside.scheduler.manager.model.lending import promised_memory
+from farside.scheduler.manager.model.lending import lenders_needed, lending_of, promised_memory
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.record import Phase as JobPhase
 from farside.scheduler.manager.model.state import LiveState
@@ -78,11 +79,12 @@ def nodes_needed(
         # All nodes that it could use together are too few: waking some of them would help nobody.
         if rooms.most(fits) < job.spec.gpus:
             continue
-        if not rooms.call_lenders(job, is_settled=_is_settled(job, now_s)):
+        if not rooms.call_lenders(job, fits, is_settled=_is_settled(job, now_s)):
             continue
         left = rooms.fill(fits, job.spec.gpus, rooms.free)
         if _is_settled(job, now_s):
             rooms.fill(fits, left, rooms.asleep)
+    rooms.keep_lenders()
     return tuple(rooms.called)
 
 
@@ -146,12 +148,14 @@ class _Rooms:
             lacking -= len(taken)
             self.called.update(dict.fromkeys(taken) if may_call else {})
 
-    def call_lenders(self, job: LiveJob, *, is_settled: bool) -> bool:
+    def call_lenders(self, job: LiveJob, fits: Mapping[int, int], *, is_settled: bool) -> bool:
         """Whether all donors lend what a job is to have of other nodes' memory, those of sleeping nodes too.
 
-        It is thought to get that then, and of the sleeping ones as many are called as it takes.
+        It is thought to get that then, with as many copies of each page as any node keeps where it ``fits``; and of the
+        sleeping ones as many are called as it takes.
         """
-        needs, memory = promise_of(job.spec.gpus, job.spec.swap_bytes_per_gpu), self._memory
+        copies = max((self._nodes[at].swap_copies for at in fits), default=1)
+        needs, memory = copies * promise_of(job.spec.gpus, job.spec.swap_bytes_per_gpu), self._memory
         if not needs:
             return True
         asleep = {at: donor.capacity_bytes for at in self._lenders if (donor := self._nodes[at].donor) is not None}
@@ -164,6 +168,12 @@ class _Rooms:
                 self.called[self._nodes[at].name] = None
         memory.promise("", needs)
         return True
+
+    def keep_lenders(self) -> None:
+        """Takes the idle nodes that are on whose donors are to lend what those who wait need."""
+        idle = {self._nodes[at].name for at in self.free}
+        kept = lenders_needed(self._memory, lending_of(self._state))
+        self.called.update(dict.fromkeys(sorted(kept & idle)))
 
     def has_any(self) -> bool:
         """Whether any GPU is left."""
