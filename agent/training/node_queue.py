@@ -2,6 +2,10 @@
 
 A permission ends by what its holder says, by its deadline, by its holder's death, or by a new epoch. It makes jobs
 quicker and is never a condition: whoever finds nobody to ask goes on without [harmony §IV-A].
+
+On the network pulls go before pushes. Computing comes after a pull, so a processor that is idle gets work; after a push
+comes a pull alone. A push has to wait for one pull of each other job at most: before that job's next one comes its next
+push, which is behind. A job that has pushed pulls next, so for a moment the network is kept for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +21,7 @@ from farside.agent.training.subtask import (
     Ready,
     Resource,
     Together,
+    phase_of,
     resource_of,
 )
 
@@ -24,16 +29,22 @@ Place = Literal["away", "door", "held", "late"]
 UNKNOWN_LEASE_S = 60.0
 LEAST_LEASE_S = 1.0
 LEASE_TIMES = 4
+PULL_GRACE_S = 0.005
+"""How long pushes of others wait for a job that has pushed to ask for its pull: longer than a kernel's time slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A worker has come: the position that it will ask for first, and whether its whole job begins there."""
+    """A worker has come: the position that it will ask for first, and whether its whole job begins there.
+
+    ``is_only``: its job has no other worker.
+    """
 
     job: str
     worker: int
     position: int
     is_first: bool
+    is_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +80,14 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullDue:
+    """`PULL_GRACE_S` have passed since a job has pushed; `position` is that of the pull which follows."""
+
+    job: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartOver:
     """A job that begins has waited for all its workers for long enough."""
 
@@ -91,7 +110,7 @@ class Measured:
     net_s: float
 
 
-Event = Hello | Want | Done | Yield | Deadline | StartOver | Died | Measured | Ready | Bound | Together | Apart
+Event = Hello | Want | Done | Yield | Deadline | PullDue | StartOver | Died | Measured | Ready | Bound | Together | Apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +147,15 @@ class Overdue:
     position: int
 
 
-Output = Grant | HangUp | Served | Overdue | Progress
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """The network is kept for a job's pull at this position, until that is granted or `PullDue` is taken."""
+
+    job: str
+    position: int
+
+
+Output = Grant | HangUp | Served | Overdue | Pushed | Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +170,8 @@ class Worker:
         ready: The position that is ready, with its number.
         is_bound: Whether all workers of its job are known, so that it waits for what is ready.
         is_starting: Whether its job begins, so that it waits for all of its workers to be known.
+        is_only: Whether its job has no other, so that its pull is ready once it has pushed.
+        pulls_next: Whether the network is kept for its pull.
         lease: Number of its permission.
         lease_s: How long its permissions last, by what they are for.
     """
@@ -154,6 +183,8 @@ class Worker:
     ready: tuple[int, int] | None = None
     is_bound: bool = False
     is_starting: bool = False
+    is_only: bool = False
+    pulls_next: bool = False
     lease: int | None = None
     lease_s: Mapping[Resource, float] = field(default_factory=lambda: {"cpu": UNKNOWN_LEASE_S, "net": UNKNOWN_LEASE_S})
 
@@ -206,12 +237,21 @@ def step(state: NodeQueue, event: Event) -> Answer:
         if not one.is_starting or one.is_bound:
             return state, ()
         return _let_through(_with(state, event.job, replace(one, is_starting=False)), event.job)
-    if isinstance(event, Deadline):
-        if one.place != "held" or one.lease != event.lease:
-            return state, ()
-        late = replace(one, place="late", lease=None)
-        return _after(_with(state, event.job, late), (Overdue(job=event.job, position=one.position),))
+    if isinstance(event, Deadline | PullDue):
+        return _due(state, event, one)
     return _said(state, event, one)
+
+
+def _due(state: NodeQueue, event: Deadline | PullDue, one: Worker) -> Answer:
+    """A time is over."""
+    if isinstance(event, PullDue):
+        if not one.pulls_next or event.position != one.done + 1:
+            return state, ()
+        return _filled(_with(state, event.job, replace(one, pulls_next=False)))
+    if one.place != "held" or one.lease != event.lease:
+        return state, ()
+    late = replace(one, place="late", lease=None)
+    return _after(_with(state, event.job, late), (Overdue(job=event.job, position=one.position),))
 
 
 def _said(state: NodeQueue, event: Want | Done | Yield, one: Worker) -> Answer:
@@ -238,6 +278,7 @@ def _hello(state: NodeQueue, event: Hello) -> Answer:
     # One that was here before is dead, whatever it held.
     one = Worker(
         worker=event.worker, position=event.position - 1, done=event.position - 1, is_starting=event.is_first,
+        is_only=event.is_only,
     )  # fmt: skip
     return _after(_with(state, event.job, one), (_progress(state, event.job, one),))
 
@@ -261,10 +302,13 @@ def _want(state: NodeQueue, event: Want, one: Worker) -> Answer:
 
 
 def _done(state: NodeQueue, job: str, one: Worker) -> Answer:
-    served = (Served(job=job, position=one.position),) if one.place == "held" else ()
-    one = replace(one, place="away", done=one.position, lease=None)
+    told: tuple[Output, ...] = (Served(job=job, position=one.position),) if one.place == "held" else ()
+    pulls_next = one.is_only and one.place == "held" and _pushes(one)
+    if pulls_next:
+        told = (*told, Pushed(job=job, position=one.position + 1))
+    one = replace(one, place="away", done=one.position, lease=None, pulls_next=pulls_next)
     state = _with(state, job, one)
-    return _after(state, (*served, _progress(state, job, one)))
+    return _after(state, (*told, _progress(state, job, one)))
 
 
 def _told(state: NodeQueue, event: Ready | Bound, one: Worker) -> Answer:
@@ -307,7 +351,7 @@ def _let_through(state: NodeQueue, job: str) -> Answer:
     one = state.workers[job]
     if one.place != "door":
         return state, ()
-    state = _with(state, job, replace(one, place="away"))
+    state = _with(state, job, replace(one, place="away", pulls_next=False))
     return state, (Grant(job=job, position=one.position, lease=None, lease_s=None),)
 
 
@@ -323,26 +367,35 @@ def _after(state: NodeQueue, told: Sequence[Output]) -> Answer:
 
 
 def _filled(state: NodeQueue) -> Answer:
-    """What is free goes to the one at the door that has been ready longest."""
+    """What is free goes to the one at the door that has been ready longest; on the network pulls go before pushes."""
     told = list[Output]()
     for resource in ("cpu", "net"):
         permits = 1 if resource == "cpu" else state.net_permits
-        while len(state.holders(resource)) < permits:
-            waiting = [
-                (one.ready[1], job)
-                for job, one in state.workers.items()
-                if one.place == "door"
-                and one.ready is not None
-                and one.ready[0] == one.position
-                and resource_of(one.position) == resource
-            ]
-            if not waiting:
-                break
-            job = min(waiting)[1]
+        while len(state.holders(resource)) < permits and (job := _first_at_door(state, resource)) is not None:
             one, number = state.workers[job], state.leases + 1
-            state = replace(_with(state, job, replace(one, place="held", lease=number)), leases=number)
+            held = replace(one, place="held", lease=number, pulls_next=False)
+            state = replace(_with(state, job, held), leases=number)
             told.append(Grant(job=job, position=one.position, lease=number, lease_s=one.lease_s[resource]))
     return state, told
+
+
+def _first_at_door(state: NodeQueue, resource: Resource) -> str | None:
+    """Whose turn it is next; None: nobody's that is ready."""
+    is_kept = resource == "net" and any(one.pulls_next for one in state.workers.values())
+    waiting = [
+        (_pushes(one), one.ready[1], job)
+        for job, one in state.workers.items()
+        if one.place == "door"
+        and one.ready is not None
+        and one.ready[0] == one.position
+        and resource_of(one.position) == resource
+        and not (is_kept and _pushes(one))
+    ]
+    return min(waiting)[2] if waiting else None
+
+
+def _pushes(one: Worker) -> bool:
+    return phase_of(one.position) in ("PUSH", "INIT_PUSH")
 
 
 def _progress(state: NodeQueue, job: str, one: Worker) -> Progress:

@@ -43,6 +43,8 @@ from farside.agent.training.node_queue import (
     Measured,
     NodeQueue,
     Overdue,
+    PullDue,
+    Pushed,
     Served,
     StartOver,
     Want,
@@ -181,6 +183,9 @@ class TurnServer:
             if "COMP" in steps and "PUSH" in steps:
                 net_s = max(steps.get("PULL", 0.0), steps["PUSH"])
                 self._pending.append(Measured(job=output.job, comp_s=steps["COMP"], net_s=net_s))
+        elif isinstance(output, Pushed):
+            due = PullDue(job=output.job, position=output.position)
+            self._loop.call_later(node_queue.PULL_GRACE_S, self.take, due)
         elif isinstance(output, Overdue):
             self.record.overdue(output.job)
         elif isinstance(output, HangUp):
@@ -298,7 +303,10 @@ class TurnServer:
             self._drop(before)  # it has connected anew
         line.job, line.workers = job, here.workers
         self._by_job[job] = line
-        self.take(Hello(job=job, worker=here.worker, position=here.position, is_first=here.is_first))
+        is_only = here.workers == 1
+        self.take(
+            Hello(job=job, worker=here.worker, position=here.position, is_first=here.is_first, is_only=is_only)
+        )  # fmt: skip
         self._group.here(job, here.workers)
         if here.is_first:
             self._loop.call_later(START_LIMIT_S, self._start_over, line)

@@ -178,6 +178,7 @@ def group_time(jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
 
 
 _PLAYED, _FIRST = 16, 6
+_PULL, _PUSH = 0, 2
 
 
 def iteration_in_turns_s(jobs: Sequence[WorkProfile], machines: int) -> float:
@@ -185,20 +186,33 @@ def iteration_in_turns_s(jobs: Sequence[WorkProfile], machines: int) -> float:
 
     Equation 1 takes it that steps can be cut anywhere. A turn is not cut: a job that computes long keeps another one
     from the few moments of computing between its pull and its push, so both wait. This is longer then, never shorter.
+    On the network pulls go before pushes, and where a job has one worker its pull follows its push
+    (`agent/training/node_queue.py`); with several it is ready once all have pushed, and another job may be first.
     """
     times = [(half := 0.5 * job.comm_s(machines), job.comp_s(machines), half) for job in jobs]
-    free_s = [0.0, 0.0]  # the network, the processors
     done: list[list[float]] = [[] for _ in jobs]
-    coming = [(0.0, number, number, 0) for number in range(len(jobs))]
-    for number in itertools.count(len(jobs)):
-        if not done or min(map(len, done)) >= _PLAYED:
-            break
-        at_s, _, job, phase = heapq.heappop(coming)
-        resource = phase % 2
-        ends_s = free_s[resource] = max(at_s, free_s[resource]) + times[job][phase]
-        if phase == len(times[job]) - 1:
-            done[job].append(ends_s)
-        heapq.heappush(coming, (ends_s, number, job, (phase + 1) % len(times[job])))
+    numbers = itertools.count(len(jobs))
+    # For the network, and for the processors.
+    waiting: list[list[tuple[bool, int, int, int]]] = [[(False, job, job, _PULL) for job in range(len(jobs))], []]
+    is_free, running, now_s = [True, True], list[tuple[float, int, int, int]](), 0.0
+
+    def fill() -> None:
+        for resource in (0, 1):
+            if is_free[resource] and waiting[resource]:
+                _, number, job, phase = heapq.heappop(waiting[resource])
+                is_free[resource] = False
+                heapq.heappush(running, (now_s + times[job][phase], number, job, phase))
+
+    while done and min(map(len, done)) < _PLAYED:
+        fill()
+        now_s, _, job, phase = heapq.heappop(running)
+        is_free[phase % 2] = True
+        if phase == _PUSH:
+            done[job].append(now_s)
+            if machines > 1:
+                fill()
+        after = (phase + 1) % len(times[job])
+        heapq.heappush(waiting[after % 2], (after == _PUSH, next(numbers), job, after))
     slowest_s = max(((ends[-1] - ends[_FIRST]) / (len(ends) - 1 - _FIRST) for ends in done), default=0.0)
     return max(slowest_s, group_time(jobs, machines).iteration_s)
 

@@ -32,3 +32,8 @@ def drawn(jobs: int, seed: int, *, net_sigma: float = 0.8) -> list[WorkProfile]:
         work_machine_s = 16 * net_s * rng.lognormvariate(math.log(1.04), 0.7)
         found.append(WorkProfile(job=f"j{number}", work_machine_s=work_machine_s, net_s=net_s))
     return found
+
+
+def on_one_machine(jobs: list[WorkProfile], machines: int) -> list[WorkProfile]:
+    """Jobs whose one worker each takes as long as one of several did, on the network too."""
+    return [replace(one, work_machine_s=one.comp_s(machines), net_alone_s=one.net_s) for one in jobs]

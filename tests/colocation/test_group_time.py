@@ -21,7 +21,7 @@ from farside.group_time import (
 )
 from farside.scheduler.sharing.colocation.grouping import busy_shares
 from farside.scheduler.sim.colocation.subtasks import played_iterations_s
-from tests.colocation.draws import drawn, profiles
+from tests.colocation.draws import drawn, on_one_machine, profiles
 
 
 def job(name: str, work_machine_s: float, net_s: float, **more: float) -> WorkProfile:
@@ -87,23 +87,29 @@ def test_in_turns_no_group_is_quicker_than_the_equation_and_one_job_is_as_quick(
     assert alone_s == pytest.approx(jobs[0].iteration_s(machines))
 
 
-def test_a_job_that_computes_little_waits_for_one_that_computes_long_and_both_take_longer_than_by_the_equation() -> (
-    None
-):
+def test_a_job_that_computes_little_keeps_nobody_waiting_where_pulls_follow_pushes() -> None:
     # The Lasso and the MLR of `farside demo --scene colocation`, as they were measured alone.
     both = [job("mlr", 0.305, 0.207, net_alone_s=0.207), job("lasso", 0.03, 0.3, net_alone_s=0.3)]
 
     assert group_time(both, 1).iteration_s == pytest.approx(0.512)
-    assert iteration_in_turns_s(both, 1) == pytest.approx(0.662)
+    assert iteration_in_turns_s(both, 1) == pytest.approx(0.512)
 
 
+def test_on_several_nodes_it_waits_for_one_that_computes_long_and_both_take_longer_than_by_the_equation() -> None:
+    both = [job("mlr", 0.61, 0.207), job("lasso", 0.06, 0.3)]
+
+    assert group_time(both, 2).iteration_s == pytest.approx(0.512)
+    assert iteration_in_turns_s(both, 2) == pytest.approx(0.662)
+
+
+@pytest.mark.parametrize("machines", [1, 10])
 @pytest.mark.parametrize("seed", range(4))
-def test_turns_are_as_long_as_the_nodes_queues_play_them(seed: int) -> None:
-    jobs = drawn(4, seed)
+def test_turns_are_as_long_as_the_nodes_queues_play_them(seed: int, machines: int) -> None:
+    jobs = drawn(4, seed) if machines > 1 else on_one_machine(drawn(4, seed), 10)
 
-    played_s = max(played_iterations_s(jobs, 10, random.Random(seed), spread=0.0).values())
+    played_s = max(played_iterations_s(jobs, machines, random.Random(seed), spread=0.0).values())
 
-    assert iteration_in_turns_s(jobs, 10) == pytest.approx(played_s, rel=0.02)
+    assert iteration_in_turns_s(jobs, machines) == pytest.approx(played_s, rel=0.02)
 
 
 GB = 10.0**9

@@ -7,7 +7,7 @@ import pytest
 
 from farside.group_time import WorkProfile, group_time
 from farside.scheduler.sim.colocation.subtasks import played_iterations_s
-from tests.colocation.draws import drawn
+from tests.colocation.draws import drawn, on_one_machine
 
 
 def test_most_groups_take_what_the_equation_says() -> None:
@@ -20,6 +20,17 @@ def test_most_groups_take_what_the_equation_says() -> None:
 
     assert abs(median(errors)) < 0.01
     assert max(errors) < 0.02, "no group is quicker than the equation allows"
+
+
+def test_on_one_machine_every_group_takes_what_the_equation_says() -> None:
+    errors = []
+    for seed in range(12):
+        rng = random.Random(seed)
+        jobs = on_one_machine(drawn(rng.randint(2, 6), seed), rng.randint(4, 40))
+        played = played_iterations_s(jobs, 1, rng, iterations=20)
+        errors.append(group_time(jobs, 1).iteration_s / max(played.values()) - 1)
+
+    assert max(map(abs, errors)) < 0.04, "twice the spread of a step"
 
 
 def test_three_nodes_keep_one_order() -> None:

@@ -169,6 +169,23 @@ def ended(child: "subprocess.Popen[bytes]") -> None:
     child.stdout.close()
 
 
+def test_a_job_that_computes_after_its_push_keeps_the_network_from_nobody(tmp_path: Path) -> None:
+    with executor(tmp_path) as shared:
+        pushes, waits = (SharedNode(str(shared.socket), job=name, worker=0, workers=1) for name in "ab")
+        pushes.ask(-2)
+        pushes.ask(-1)
+        waits.ask(-2)
+        waiter = threading.Thread(target=waits.ask, args=[-1], daemon=True)
+        waiter.start()
+        pushes.done()  # and asks for no pull
+        waiter.join(timeout=30)
+
+        assert not waiter.is_alive()
+        assert (pushes.without, waits.without) == (0, 0)
+        pushes.close()
+        waits.close()
+
+
 def test_two_jobs_of_a_node_neither_compute_nor_communicate_at_once(tmp_path: Path) -> None:
     with executor(tmp_path) as shared:
         children = [worker_process(shared.socket, name) for name in "ab"]

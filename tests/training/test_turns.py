@@ -1,6 +1,6 @@
 """Turns on nodes: the queues of two nodes and their synchroniser, with links cut, messages doubled and late."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from farside.agent.training.node_queue import (
     Measured,
     NodeQueue,
     Overdue,
+    PullDue,
+    Pushed,
     Served,
     StartOver,
     Want,
@@ -47,6 +49,7 @@ class Turns(RuleBasedStateMachine):
         self.is_known = dict.fromkeys(self.at, False)
         self.asks = dict.fromkeys(self.at, False)
         self.runs = dict.fromkeys(self.at, False)
+        self.dues: dict[str, list[PullDue]] = {node: [] for node in NODES}
         self.starts = True
         self.tell_sync(Members(epoch=1, nodes=frozenset(NODES), jobs=dict.fromkeys(JOBS, len(NODES))))
         for node in NODES:
@@ -71,6 +74,8 @@ class Turns(RuleBasedStateMachine):
                 assert self.asks[key], "nobody asked"
                 assert output.position == self.at[key], "a position was granted twice, or went back"
                 self.asks[key], self.runs[key] = False, True
+            elif isinstance(output, Pushed):
+                self.dues[node].append(PullDue(job=output.job, position=output.position))
             else:
                 assert isinstance(output, Served | Overdue), output
 
@@ -80,8 +85,12 @@ class Turns(RuleBasedStateMachine):
             self.is_known[key] = True
             self.tell_node(
                 node,
-                Hello(job=job, worker=int(node), position=self.at[key], is_first=self.starts and self.at[key] == -2),
-            )
+                # That it is the only one is not so, which is the worst: a pull may not be ready for long.
+                Hello(
+                    job=job, worker=int(node), position=self.at[key], is_first=self.starts and self.at[key] == -2,
+                    is_only=job == JOBS[0],
+                ),
+            )  # fmt: skip
         self.asks[key] = True
         self.tell_node(node, Want(job=job, position=self.at[key]))
 
@@ -134,6 +143,11 @@ class Turns(RuleBasedStateMachine):
     def a_job_that_begins_has_waited_long_enough(self, node: str, job: str) -> None:
         self.tell_node(node, StartOver(job=job))
 
+    @rule(node=st.sampled_from(NODES))
+    def the_network_was_kept_for_a_pull_long_enough(self, node: str) -> None:
+        while self.dues[node]:
+            self.tell_node(node, self.dues[node].pop(0))
+
     @rule(node=st.sampled_from(NODES), count=st.integers(1, 9))
     def messages_arrive(self, node: str, count: int) -> None:
         for _ in range(count):
@@ -168,6 +182,7 @@ class Turns(RuleBasedStateMachine):
         if self.links[node]:
             self.a_link_is_cut_and_what_was_on_it_is_lost(node)
         self.queues[node] = NodeQueue()
+        self.dues[node].clear()
         self.starts = False
         for job in JOBS:
             key = (node, job)
@@ -183,10 +198,13 @@ class Turns(RuleBasedStateMachine):
 
     @invariant()
     def nothing_free_is_kept_from_who_is_ready(self) -> None:
-        for queue in self.queues.values():
+        for node, queue in self.queues.items():
+            kept_for = {job: one.done + 1 for job, one in queue.workers.items() if one.pulls_next}
+            assert set(kept_for.items()) <= {(due.job, due.position) for due in self.dues[node]}, "kept for ever"
             for one in queue.workers.values():
                 if one.place == "door" and one.ready is not None and one.ready[0] == one.position:
-                    assert queue.holders(resource_of(one.position))
+                    is_kept = bool(kept_for) and phase_of(one.position) in ("PUSH", "INIT_PUSH")
+                    assert is_kept or queue.holders(resource_of(one.position))
 
     @invariant()
     def nobody_waits_for_an_order_that_nobody_keeps(self) -> None:
@@ -227,6 +245,7 @@ class Turns(RuleBasedStateMachine):
         for _ in range(400):
             for node in NODES:
                 self.a_link_is_there(node)
+                self.the_network_was_kept_for_a_pull_long_enough(node)
             self.all_go_on(1, frozenset(WORKERS))
             if all(self.at[node, job] >= goal[job] for node in NODES for job in JOBS):
                 break
@@ -282,6 +301,66 @@ def test_computing_and_communicating_go_side_by_side() -> None:
 
     assert state.holders("cpu") == ["a"]
     assert state.holders("net") == ["b"]
+
+
+def granted(told: Sequence[Any]) -> list[tuple[str, int]]:
+    return [(one.job, one.position) for one in told if isinstance(one, Grant)]
+
+
+def test_a_pull_goes_before_a_push_that_was_ready_earlier() -> None:
+    state, _ = after(*started("a", 1), *started("b", 2, position=2), *started("c", 3, position=3))
+
+    state, told = after(Done(job="a", position=0), queue=state)
+    assert granted(told) == [("c", 3)]
+    _, told = after(Done(job="c", position=3), queue=state)
+
+    assert granted(told) == [("b", 2)], "nobody pulls, so it pushes"
+
+
+def pushing(*, is_only: bool) -> NodeQueue:
+    """A queue in which one job pushes, and another one waits to."""
+    begun = started("a", 1, position=2)
+    begun[0] = replace(begun[0], is_only=is_only)
+    state, _ = after(*begun, *started("b", 2, position=2))
+    assert state.holders("net") == ["a"]
+    return state
+
+
+def test_the_network_is_kept_for_the_pull_of_a_job_that_has_pushed() -> None:
+    state, told = after(Done(job="a", position=2), queue=pushing(is_only=True))
+    assert granted(told) == []
+    assert Pushed(job="a", position=3) in told
+
+    state, told = after(Ready(epoch=1, job="a", position=3, number=3), Want(job="a", position=3), queue=state)
+    assert granted(told) == [("a", 3)]
+    same, told = after(PullDue(job="a", position=3), queue=state)
+    assert (same, told) == (state, [])
+    _, told = after(Done(job="a", position=3), queue=state)
+
+    assert granted(told) == [("b", 2)]
+
+
+def test_a_job_that_asks_for_its_pull_before_it_says_that_it_has_pushed_has_the_network_too() -> None:
+    state, told = after(Want(job="a", position=3), queue=pushing(is_only=True))
+    assert granted(told) == []
+
+    _, told = after(Ready(epoch=1, job="a", position=3, number=3), queue=state)
+
+    assert granted(told) == [("a", 3)]
+
+
+@pytest.mark.parametrize("event", [PullDue(job="a", position=3), Died(job="a")])
+def test_a_pull_that_does_not_come_keeps_the_network_from_nobody(event: PullDue | Died) -> None:
+    _, told = after(Done(job="a", position=2), event, queue=pushing(is_only=True))
+
+    assert granted(told) == [("b", 2)]
+
+
+def test_for_a_job_of_several_workers_nothing_is_kept_since_its_pull_waits_for_all_pushes() -> None:
+    _, told = after(Done(job="a", position=2), queue=pushing(is_only=False))
+
+    assert granted(told) == [("b", 2)]
+    assert not [one for one in told if isinstance(one, Pushed)]
 
 
 def test_a_second_network_permission_can_be_had() -> None:

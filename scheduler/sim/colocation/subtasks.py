@@ -66,7 +66,8 @@ class _Group:
             self._tell(Joined(node=name))
         for node in range(len(self._queues)):
             for job in self._jobs:
-                self._step(node, Hello(job=job, worker=node, position=0, is_first=True))
+                is_only = self._machines == 1
+                self._step(node, Hello(job=job, worker=node, position=0, is_first=True, is_only=is_only))
                 self._step(node, Want(job=job, position=0))
         while min(len(ends) for ends in self._ends.values()) < iterations:
             self._now_s, _, node, event = heapq.heappop(self._coming)
