@@ -4,32 +4,12 @@ Executors are to fall behind where too much is asked. A front that does finds re
 answers late that were made in time.
 """
 
-import ctypes
 import os
-import platform
 from contextlib import suppress
-from typing import Final
+
+from farside.time_slice import SHORT_NS, set_time_slice
 
 FRONT_NICE = -10
-# A kernel from 6.12 on lets a thread with a shorter slice go before one with a longer, in the middle of that.
-_SLICE_NS = 100_000
-_FLAG_RESET_ON_FORK = 1
-_SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
-
-
-class _Attributes(ctypes.Structure):
-    """struct sched_attr of linux/sched/types.h, as of its first version."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime_ns", ctypes.c_uint64),
-        ("deadline_ns", ctypes.c_uint64),
-        ("period_ns", ctypes.c_uint64),
-    )
 
 
 def go_first(nice: int = FRONT_NICE) -> None:
@@ -44,13 +24,7 @@ def go_first(nice: int = FRONT_NICE) -> None:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
     with suppress(PermissionError):  # RestrictRealtime= of a unit refuses the flag here, and takes it below
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-    number = _SCHED_SETATTR.get(platform.machine())
-    if number is not None:
-        asked = _Attributes(
-            size=ctypes.sizeof(_Attributes), policy=os.SCHED_OTHER, flags=_FLAG_RESET_ON_FORK,
-            nice=os.getpriority(os.PRIO_PROCESS, 0), runtime_ns=_SLICE_NS,
-        )  # fmt: skip
-        ctypes.CDLL(None).syscall(number, 0, ctypes.byref(asked), 0)  # an older kernel leaves the slice as it is
+    set_time_slice(SHORT_NS, is_inherited=False)
 
 
 def go_with_others() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from farside.agent.aggregator.layout import Tensor
 from farside.errors import ConfigError, EngineError, PeerError
+from farside.time_slice import short_time_slice
 from farside.training.loop.block import Arrays
 from farside.training.member import MemberSession, PlanSource
 from farside.training.region_place import RegionPlaces
@@ -121,7 +122,8 @@ class ByAggregators:
         """
         tensors = [Tensor(key.name, key.size, _FORMATS[key.dtype.name]) for key in keys]
         self._keys = keys
-        self._session = MemberSession(source, rule="sum", tensors=tensors, hold=True)
+        with short_time_slice():  # its thread receives while another job computes
+            self._session = MemberSession(source, rule="sum", tensors=tensors, hold=True)
         try:
             self._session.connect(None)
             # A job that has begun is at a later version, and this worker lacks what the others have pulled.

@@ -3,6 +3,9 @@
 A turn makes jobs quicker and is never a condition. Where the connection ends, the worker goes on without and tries
 again before its next subtask; where nobody answers for `SILENCE_S`, it does not try for `QUIET_S`, or it would wait
 before each of them [harmony §IV-A].
+
+While it is on the network, and when it asks for a turn, its thread goes before those that compute: another job has the
+processors then, and a link would be idle until that one's slice is over.
 """
 
 import contextlib
@@ -29,9 +32,10 @@ from farside.agent.training.messages import (
     to_worker,
     wire_of_use,
 )
-from farside.agent.training.subtask import INIT_COMP
+from farside.agent.training.subtask import INIT_COMP, resource_of
 from farside.errors import RemoteProtocolError
 from farside.log import get_log
+from farside.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice
 
 _log = get_log("training")
 
@@ -115,10 +119,13 @@ class SharedNode:
     def ask(self, position: int) -> None:
         """Returns when the subtask may begin, with a turn or without."""
         self._position = position
+        set_time_slice(SHORT_NS)
         if self._sock is None and time.monotonic() >= self._asks_from_s:
             self._connect(position)
         self._say(Wants(position))
         self._await()
+        if resource_of(position) == "cpu":
+            set_time_slice(EVERYBODYS_NS)
 
     def done(self) -> None:
         """Gives the turn back."""
@@ -143,6 +150,10 @@ class SharedNode:
 
     def close(self) -> None:
         """Leaves the node's queue."""
+        set_time_slice(EVERYBODYS_NS)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -168,7 +179,7 @@ class SharedNode:
             try:
                 self._sock.send(packet_of(message))
             except OSError:
-                self.close()
+                self._hang_up()
 
     def _received(self) -> bytes:
         assert self._sock is not None
@@ -198,6 +209,6 @@ class SharedNode:
                 if isinstance(answer, Refused):
                     self._is_refused = True
                     _log.warning("this worker goes on without turns", reason=answer.line)
-            self.close()
+            self._hang_up()
         self._has_lease = False
         self.without += 1
