@@ -110,7 +110,9 @@ class Measured:
     net_s: float
 
 
-Event = Hello | Want | Done | Yield | Deadline | PullDue | StartOver | Died | Measured | Ready | Bound | Together | Apart
+Event = (
+    Hello | Want | Done | Yield | Deadline | PullDue | StartOver | Died | Measured | Ready | Bound | Together | Apart
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
