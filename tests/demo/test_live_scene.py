@@ -198,6 +198,29 @@ def test_the_simulation_is_charged_with_the_delays_and_has_each_job_s_own_time()
 
     assert found.delays.total_s == pytest.approx(0.3)
     assert [one.predicted_s for one in found.fidelity.jobs] == pytest.approx([10.3, 20.6])
+
+
+def test_what_deciding_took_for_a_job_is_charged_to_that_job() -> None:
+    world = World(rules(), nodes=1)
+    jobs = [a_job(world, starts_s=0.0, runs_s=10.0, stops_s=0.0) for _ in range(2)]
+    entries = later(world.log, JobAllocated, 0.5)
+
+    found = compare(entries, ManagerConfig(node="m", policy="fifo"), dict.fromkeys(jobs, 10.0))
+
+    assert found.delays.deciding_of_s == pytest.approx(dict.fromkeys(jobs, 0.5))
+    assert [one.predicted_s for one in found.fidelity.jobs] == pytest.approx([10.5, 10.5])
+
+
+def test_a_day_under_fifo_is_simulated_beside_it() -> None:
+    world = World(rules(), nodes=1)
+    jobs = [world.submit(4) for _ in range(2)]
+    for job in jobs:
+        world.runs(job)
+        world.pass_s(10.0)
+        world.exits(job)
+
+    found = compare(world.log, ManagerConfig(node="m", policy="fifo"), dict.fromkeys(jobs, 10.0))
+
     assert found.wait_s == pytest.approx(found.predicted_wait_s)
     assert found.fifo_jct_s == pytest.approx(found.fidelity.predicted_mean_s)
 
@@ -224,7 +247,7 @@ def compared(*, said_s: float = 10.0, swapped: bool = False, recall_s: float = 0
     )
     return LiveCompared(
         fidelity=Fidelity(jobs=jobs, preemptions=1, predicted_preemptions=1),
-        delays=Delays(deciding_s=0.01, starting_s=0.02, stopping_s=0.03),
+        delays=Delays(deciding_s=0.01, starting_s=0.02, stopping_s=0.03, deciding_of_s={}),
         fifo_jct_s=20.0,
         mean_need_s=5.0,
         recalls=(Recall(borrower="1", owner="2", waited_s=recall_s),),

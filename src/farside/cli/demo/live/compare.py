@@ -1,8 +1,8 @@
 """What a live log says of its delays and of nodes that were lent, and the same jobs simulated with these delays.
 
-The simulation gets the jobs as the log that was played has them, and not as this machine ran them: each needs its own
-time and, charged to it, the mean of what deciding, starting and stopping took. Everything else it decides itself, with
-an estimator that begins as the manager's did.
+Each job needs its run time and, charged to it, what deciding, starting and stopping took in its case: where hundreds of
+jobs start within seconds, each takes longer than elsewhere, and all behind them wait for it. Everything else the
+simulation decides itself, with an estimator that begins as the manager's did.
 """
 
 import math
@@ -17,21 +17,24 @@ from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.sim.trace.job import TraceJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """Mean seconds a job.
+    """Mean seconds a job, and what deciding took for each.
 
     Attributes:
         deciding_s: From what made a start possible (it came, or GPUs became free) until it was decided; all its starts.
         starting_s: From that decision until the job works.
         stopping_s: From its last work until its GPUs are free.
+        deciding_of_s: The first of each job, by its id; those that are missing took none.
     """
 
     deciding_s: float
     starting_s: float
     stopping_s: float
+    deciding_of_s: Mapping[str, float]
 
     @property
     def total_s(self) -> float:
@@ -103,7 +106,7 @@ def compare(
     """
     found = recording(entries, needs_s.keys(), partitions_of(config))
     delays = delays_of(entries, found, needs_s, killed_s=killed_s)
-    jobs = charged(found, needs_s, delays)
+    jobs = charged(found, delays)
     before = learned_before(config, rules_of(config))
     no_policy = replace(config, policy="fifo", policy_settings="")
     return LiveCompared(
@@ -117,19 +120,19 @@ def compare(
     )
 
 
-def charged(found: Recording, needs_s: Mapping[str, float], delays: Delays) -> Recording:
-    """The recording with what each job needs, and the mean delays, in place of the time that it held GPUs."""
-    jobs = (
-        replace(one, traced=replace(one.traced, duration_s=needs_s[one.traced.job.job_id] + delays.total_s))
-        for one in found.jobs
-    )
-    return replace(found, jobs=tuple(jobs))
+def charged(found: Recording, delays: Delays) -> Recording:
+    """The recording, in which jobs are charged starting and stopping already, with what deciding took."""
+    return replace(found, jobs=tuple(replace(one, traced=_charged(one.traced, delays)) for one in found.jobs))
+
+
+def _charged(one: TraceJob, delays: Delays) -> TraceJob:
+    return replace(one, duration_s=one.duration_s + delays.deciding_of_s.get(one.job.job_id, 0.0))
 
 
 def delays_of(
     entries: Sequence[log.Entry], found: Recording, needs_s: Mapping[str, float], *, killed_s: float = math.inf
 ) -> Delays:
-    """The mean delays of a recording with at least one job."""
+    """The delays of a recording with at least one job."""
     state = LiveState()
     for entry in entries:
         apply(state, entry)
@@ -137,20 +140,22 @@ def delays_of(
     starting_s = statistics.fmean(
         [job.resume_s for job in map(state.jobs.__getitem__, ready_s) if job.start == 1 and job.resume_s >= 0] or [0.0]
     )
+    deciding_of_s = _deciding_s(entries, ready_s, killed_s)
     around_s = statistics.fmean(one.traced.duration_s - needs_s[one.traced.job.job_id] for one in found.jobs)
     return Delays(
-        deciding_s=_deciding_s(entries, ready_s, killed_s) / len(ready_s),
+        deciding_s=sum(deciding_of_s.values()) / len(ready_s),
         starting_s=starting_s,
         stopping_s=around_s - starting_s,
+        deciding_of_s=deciding_of_s,
     )
 
 
-def _deciding_s(entries: Sequence[log.Entry], ready_s: Mapping[str, float], killed_s: float) -> float:
-    """Seconds that deciding took, of all starts together of the jobs that were ready at these times."""
+def _deciding_s(entries: Sequence[log.Entry], ready_s: Mapping[str, float], killed_s: float) -> dict[str, float]:
+    """Seconds that deciding took, by job, all its starts together. ``ready_s``: when each was ready to run."""
     by_seq: dict[float, log.Entry] = {entry.seq: entry for entry in entries}
     allocated: dict[str, tuple[float, float]] = {}  # by job when that was decided, and how long it took
     winners: set[str] = set()  # jobs whose GPUs others had to leave first: that time is no deciding
-    total_s, lead = 0.0, 0
+    total_s, lead = dict[str, float](), 0
     for entry in entries:
         match entry.event:
             case log.SchedulerTookLead():
@@ -166,7 +171,8 @@ def _deciding_s(entries: Sequence[log.Entry], ready_s: Mapping[str, float], kill
                 winners.add(winner)
             case log.JobStarted(job_id=job_id) if job_id in allocated:
                 at_s, took_s = allocated.pop(job_id)
-                total_s += took_s + (0.0 if job_id in winners else entry.at_s - at_s)
+                took_s += 0.0 if job_id in winners else entry.at_s - at_s
+                total_s[job_id] = total_s.get(job_id, 0.0) + took_s
             case _:
                 pass
     return total_s

@@ -75,8 +75,8 @@ def play(show: Show, folder: Path, log: Path | None, tell: Tell) -> LiveScene:
     compared = compare(played.entries, played.config, played.needs_s)
     delays = compared.delays
     show.end(
-        f"a job was charged {1000 * delays.deciding_s:.0f} ms for deciding, {1000 * delays.starting_s:.0f} ms for "
-        f"starting and {1000 * delays.stopping_s:.0f} ms for stopping"
+        f"on average a job was charged {1000 * delays.deciding_s:.0f} ms for deciding, "
+        f"{1000 * delays.starting_s:.0f} ms for starting and {1000 * delays.stopping_s:.0f} ms for stopping"
     )
     found = tuple(violations(played.entries, is_complete=True))
     return LiveScene(day=day, played=played, compared=compared, violations=found)
