@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.colocation import INSIDE, check_turns, in_namespace
-from benchmarks.colocation_spill import PARTS, Bar, _in_turn, _keep, told
+from benchmarks.colocation_spill import PARTS, Bar, _in_turn, _keep, _worst, threads_of_a_job, told
 from benchmarks.colocation_spill_bench import Played, write_input
 from farside.cli.demo.colocated_job import digest
 from farside.errors import Unavailable
@@ -70,6 +70,19 @@ def test_a_signal_reaches_what_measures(monkeypatch: pytest.MonkeyPatch) -> None
 
     ((program, argv, variables),) = began
     assert (program, argv[:2], variables[INSIDE]) == ("unshare", ["unshare", "-n"], "1")
+
+
+def test_a_processor_is_left_to_what_reads_and_sums() -> None:
+    assert [threads_of_a_job(processors) for processors in (1, 2, 8)] == [1, 1, 7]
+
+
+def test_the_iterations_of_the_round_with_the_greatest_ratio_are_kept() -> None:
+    rounds = [
+        Played(makespan_s=1.0, models={}, pushes_ns={}, comp_s={}, net_s={}, reports={"a": {"iterations": [line]}})
+        for line in ("first", "second", "third")
+    ]
+
+    assert _worst([1.0, 2.9, 1.1], rounds) == {"worst_round": {"a": ["second"]}}
 
 
 def test_cases_begin_with_another_one_in_each_round() -> None:
