@@ -107,7 +107,7 @@ class Ledger:
         return {at: size_bytes for at, size_bytes in found.items() if size_bytes}
 
     def recall_bytes(self, demand: Demand) -> Floats:
-        """The same by node for as many of a job's GPUs as are free there, each node by itself."""
+        """Bytes to take back by node, with as many of a job's GPUs there as are free, each node by itself."""
         borrowed = self._lent().borrowed
         gpus = np.minimum(demand.gpus, np.array(self.free, dtype=float))
         lacking = gpus * demand.memory_bytes_per_gpu - (self.free_memory_bytes - borrowed)

@@ -100,7 +100,7 @@ class LentMemory:
         return self.lent_bytes - self._lends.get(node, 0) - pages - others
 
     def _weight(self, node: str) -> int:
-        """Of a node: what its donor lends, and its pages that have two copies."""
+        """Sum of what a node's donor lends and of the node's pages that have two copies."""
         twice = self._promised.get(node, 0) + self._own.get(node, 0) if node in self._twice else 0
         return self._lends.get(node, 0) + twice
 
@@ -119,7 +119,7 @@ class LentMemory:
         return self._bounds[1]
 
     def fits(self, needs: Mapping[str, int], bounds: Mapping[str, int] = NO_BOUNDS) -> bool:
-        """Whether jobs on these nodes may be promised so many bytes of pages besides, all of it.
+        """Whether jobs on these nodes may be promised these bytes of pages besides, all of them.
 
         ``bounds``: the most that donors of some nodes lend from then on, as the jobs take the rest of their memory.
         """
@@ -179,7 +179,7 @@ class LentMemory:
         return True
 
     def promise(self, node: str, more_bytes: int) -> None:
-        """Promise so many more bytes of pages to jobs on a node; below 0: so many less."""
+        """Promise more bytes of pages to jobs on a node; below 0: fewer."""
         if more_bytes:
             self._promised[node] = self._promised.get(node, 0) + more_bytes
             self.promised_bytes += more_bytes * self.copies(node)

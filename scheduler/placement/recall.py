@@ -17,7 +17,7 @@ from farside.scheduler.state import Allocation, Demand
 
 
 def least_recall(placement: PlacementPolicy, ledger: Ledger, demand: Demand, allocation: Allocation) -> Allocation:
-    """An allocation on no more nodes than the one found, of which each has as little to take back as can be.
+    """Allocation on as few nodes as the one found, whose donors have as little to take back as can be.
 
     The one found, where that needs no memory that is lent.
     """

@@ -200,7 +200,7 @@ class Domains:
         return lending_on(self._state, node).tell(self.lent)
 
     def lend_recalled(self) -> bool:
-        """The same of nodes whose donors take memory back for jobs, or did; whether it is other than before."""
+        """Notes what donors lend that take memory back for jobs, or did; whether that is other than before."""
         recalled = {name for job_id in self._state.allocated for name in self._recalled_for(job_id)}
         now = recalled | {name for name in self._recalled if self._state.nodes[name].recalls}
         changed = [self.lend(name) for name in sorted(now | self._recalled)]
