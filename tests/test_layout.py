@@ -141,7 +141,7 @@ IMPURE = {
 FOUNDATION = (
     "errors", "units", "geometry", "group_time", "ending", "endpoint", "clock", "kernel_file", "log", "listen",
     "memory_sense", "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls",
-    "time_slice", "whole_file", "admin", "config",
+    "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

@@ -7,7 +7,7 @@ answers late that were made in time.
 import os
 from contextlib import suppress
 
-from farside.time_slice import SHORT_NS, set_time_slice
+from farside.kmod_shim.time_slice import SHORT_NS, set_time_slice
 
 FRONT_NICE = -10
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice, short_time_slice
+from farside.kmod_shim.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice, short_time_slice
 from farside.training.loop.turns import SharedNode
 
 _SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}

@@ -13,7 +13,7 @@ import numpy as np
 
 from farside.agent.aggregator.layout import Tensor
 from farside.errors import ConfigError, EngineError, PeerError
-from farside.time_slice import short_time_slice
+from farside.kmod_shim.time_slice import short_time_slice
 from farside.training.loop.block import Arrays
 from farside.training.member import MemberSession, PlanSource
 from farside.training.region_place import RegionPlaces

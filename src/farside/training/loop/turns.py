@@ -34,8 +34,8 @@ from farside.agent.training.messages import (
 )
 from farside.agent.training.subtask import INIT_COMP, resource_of
 from farside.errors import RemoteProtocolError
+from farside.kmod_shim.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice
 from farside.log import get_log
-from farside.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice
 
 _log = get_log("training")
 
