@@ -26,6 +26,9 @@ settings.register_profile("farside", deadline=None, suppress_health_check=[Healt
 settings.register_profile("random", settings.get_profile("farside"), derandomize=False, print_blob=True)
 settings.load_profile("farside")
 
+# Hardly anything is garbage before all tests are collected, and looking for it is a fifth of the work of that.
+gc.disable()
+
 # Hypothesis also tries the constants of the modules that are loaded. A test would get other examples in another worker,
 # beside other files or alone, and one that fails could not be repeated by itself.
 _constants_of_what_is_loaded = providers._get_local_constants
@@ -86,6 +89,7 @@ def pytest_collection_finish() -> None:
     """All modules are loaded now, and stay: the garbage collector need not go through them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
