@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from farside.errors import ConfigError, PeerError
-from farside.sandbox import control
+from farside.sandbox import control, process, session
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.ports import free_port
 from tests.support.programs import nbdsh, outcome, run
@@ -21,6 +22,11 @@ from tests.support.sandbox import farside, processes_naming
 from tests.support.waiting import until
 
 SMALL = ("--donors", "2", "--donor-memory", "96MiB", "--size", "64MiB", "--slab", "4MiB")
+# Of a process that hangs. Far longer than one that does not takes to end.
+HANG_LIMIT_S = 3.0
+SHORT = (
+    f"from farside.sandbox import process; process.END_LIMIT_S = {HANG_LIMIT_S}; from farside.cli import main; main()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +122,17 @@ def test_it_ends_clean_and_leaves_nothing_behind(tmp_path: Path, number: signal.
     assert processes_naming(str(tmp_path)) == []
 
 
-def test_one_whose_processes_all_hang_ends_them_and_says_nothing_went_wrong(tmp_path: Path) -> None:
+def test_one_whose_processes_all_hang_ends_them_and_says_nothing_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It kills one after the other, each after its own time; whoever waits for it has to wait for all of them."""
+    # A shorter time for each, in the sandbox and for whoever waits for it.
+    monkeypatch.setattr(process, "END_LIMIT_S", HANG_LIMIT_S)
+    monkeypatch.setattr(session, "command", lambda *words: [sys.executable, "-c", SHORT, *words])
     state = tmp_path / "state"
-    with open_sandbox((*SMALL, "--cluster", "1x1"), state=state) as session:
-        told: dict[str, Any] = json.loads(run(farside("status", "--json", "--state", str(session.state))))
-        pids = [process["pid"] for process in told["processes"]]
+    with open_sandbox((*SMALL, "--cluster", "1x1"), state=state):
+        told: dict[str, Any] = json.loads(run(farside("status", "--json", "--state", str(state))))
+        pids = [one["pid"] for one in told["processes"]]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
 

@@ -17,7 +17,11 @@ from farside.sandbox.process import command
 # A sandbox ends its agents, what is left of their tasks, the manager, the borrower and the donors, one after the other,
 # and kills what hangs: whoever kills it before it is done leaves its processes to nobody, and hides what hung.
 STAGES = 5
-END_LIMIT_S = STAGES * (process.PATIENCE_S + process.END_LIMIT_S) + process.END_LIMIT_S
+
+
+def end_limit_s() -> float:
+    """How long the end of a sandbox may take, seconds, when all its processes hang."""
+    return STAGES * (process.PATIENCE_S + process.END_LIMIT_S) + process.END_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ def _ready_uri(child: subprocess.Popen[str]) -> str:
 
 
 def _last_words(child: subprocess.Popen[str], errors: Path) -> str:
-    child.wait(END_LIMIT_S)
+    child.wait(end_limit_s())
     return last_line(errors) or "it said nothing"
 
 
@@ -73,7 +77,7 @@ def _end(child: subprocess.Popen[str]) -> int:
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
     try:
-        return child.wait(timeout=END_LIMIT_S)
+        return child.wait(timeout=end_limit_s())
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         return child.wait()
