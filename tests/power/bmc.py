@@ -128,14 +128,16 @@ def slow_relay(port: int, *, wakes_in_s: float) -> Iterator[int]:
 
 @contextlib.contextmanager
 def redfish_emulator(folder: Path, *, is_on: bool = True) -> Iterator[str]:
-    """The emulator's address; its only system is a fake one that changes state within seconds."""
+    """The emulator's address; its only system is a fake one that changes state within a second."""
     program = Path(sys.executable).with_name("sushy-emulator")
     if not program.exists():
         pytest.skip("not installed: sushy-tools")
     port, config = free_port(), folder / "emulator.conf"
     system = {"name": "node1", "uuid": "11111111-1111-1111-1111-111111111111", "power_state": "On" if is_on else "Off",
               "nics": [{"mac": "52:54:00:77:00:01", "ip": "127.0.0.1"}]}  # fmt: skip
+    # The emulator runs this file as Python. It draws how long a switch takes from 1 to 11 s: always the least here.
     config.write_text(
+        "import random\nrandom.randint = lambda least, most: least\n"
         f"SUSHY_EMULATOR_LISTEN_IP = '127.0.0.1'\nSUSHY_EMULATOR_LISTEN_PORT = {port}\n"
         f"SUSHY_EMULATOR_STATE_DIR = {str(folder)!r}\nSUSHY_EMULATOR_FAKE_DRIVER = True\n"
         f"SUSHY_EMULATOR_FAKE_SYSTEMS = [{system!r}]\n"

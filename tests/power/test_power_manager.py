@@ -95,7 +95,7 @@ def a_hall(folder: Path) -> Iterator[Hall]:
         )
         manager = Manager(
             folder / "m", power="vanilla", power_settings="buffer_nodes=0", power_step_s=1, power_floor=0,
-            power_min_on_s=0, power_poll_s=5, power_drivers=folder / "power.toml",
+            power_min_on_s=0, power_poll_s=1, power_drivers=folder / "power.toml",
         )  # fmt: skip
         machines = [
             Machine("i", folder / "i", manager, lambda: power.read_text().strip() == "1"),
