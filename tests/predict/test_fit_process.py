@@ -4,11 +4,13 @@ import asyncio
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from farside.errors import PeerError
+from farside.scheduler.predict import fit_process
 from farside.scheduler.predict.fit_process import Fitter, fitted_apart
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.gpu_time_fit import Fitted, Lesson, learned_from
@@ -27,6 +29,17 @@ def lesson() -> Lesson:
     return found
 
 
+@pytest.fixture
+def usual_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fitting process keeps the priority that it has: at the lowest, tests beside this one leave it no time."""
+    code = f"import os; os.nice = lambda more: 0; from {fit_process.__name__} import main; main()"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$3"\n')  # -m, the module, its owner
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+
+@pytest.mark.usefixtures("usual_priority")
 def test_it_finds_the_same_trees_weight_and_errors() -> None:
     apart, here = asyncio.run(fitted_apart(lesson())), learned_from(lesson())
 
@@ -38,6 +51,7 @@ def test_it_finds_the_same_trees_weight_and_errors() -> None:
     assert apart.spread.state() == here.spread.state()
 
 
+@pytest.mark.usefixtures("usual_priority")
 def test_a_lesson_that_can_t_be_learned_from_is_one_line() -> None:
     broken = replace(lesson(), rows=lesson().rows[:1])
 
