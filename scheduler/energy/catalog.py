@@ -15,10 +15,11 @@ from farside.scheduler.energy.busy_series import DAY_S, STEP_S, NodeSeries
 from farside.scheduler.energy.ces import FORECAST_S, Ces, CesSettings
 from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, forecast_max, forecast_mean
 from farside.scheduler.energy.forecast_features import next_max, next_mean
+from farside.scheduler.energy.forecast_lesson import needed_steps
 from farside.scheduler.energy.helios_policy import Outlook, Paper, PaperSettings
-from farside.scheduler.energy.learning_ces import PAST_S, LearningCes
-from farside.scheduler.energy.online_forecast import KEPT_STEPS, needed_steps
+from farside.scheduler.energy.learning_policy import PAST_S, LearningCes, LearningPaper
 from farside.scheduler.energy.policy import EnergyPolicy
+from farside.scheduler.energy.seen_series import KEPT_STEPS
 from farside.scheduler.energy.shadow_rules import Risk
 from farside.scheduler.energy.simple_policies import AllOn, KeepRecent, RuleSettings, VanillaSettings
 from farside.scheduler.energy.tune_two_line import tuned_rule
@@ -219,18 +220,20 @@ def _outcome(question: Question, steps: int, values: Floats, *, is_used: bool, r
 
 
 def make_online(
-    name: str, settings: Mapping[str, str], step_s: float = STEP_S, *, may_learn: bool = False
+    name: str, settings: Mapping[str, str], step_s: float = STEP_S, holidays: frozenset[int] = frozenset()
 ) -> Callable[[int], EnergyPolicy]:
     """Function that builds the named policy for a number of nodes, without a past.
+
+    Who runs a `LearningPolicy` that comes of it has its trees fitted.
 
     Args:
         name: The policy.
         settings: Its settings.
         step_s: The length of an interval.
-        may_learn: Somebody will have the trees of a `LearningCes` fitted.
+        holidays: Days since 1970-01-01, for forecasts.
 
     Raises:
-        ConfigError: The name or a setting is wrong, or the policy needs a past.
+        ConfigError: The name or a setting is wrong, or it would need to know the future.
         Unavailable: It learns, and LightGBM is not installed.
     """
     if name == "none":
@@ -244,32 +247,41 @@ def make_online(
         if np.isfinite(min(rule.wakeups_per_day, rule.short_nodes_per_day)):
             raise ConfigError("rule: there is no past to tune it on", hint="set buffer_nodes and keep_s, or take ces")
         return lambda _: KeepRecent(buffer_nodes=rule.buffer_nodes, keep_s=rule.keep_s, step_s=step_s)
-    if chosen(name, POLICIES, "energy policy") is not _ces:
-        raise ConfigError(f"{name} needs a past to make forecasts from", hint="take ces, rule, vanilla or none")
+    if name == "paper":
+        paper = from_settings(PaperSettings, settings, of=name)
+        if paper.features != "causal":
+            raise ConfigError(
+                f"paper: features={paper.features} is for replays of a series, to compare with the published code",
+                hint="leave features out: causal ones know what is known at the time",
+            )
+        _check_learnable("paper", "future_s", paper.future_s, 2 * paper.future_s, step_s)
+        return lambda _: LearningPaper(paper, step_s=step_s, holidays=holidays)
+    chosen(name, POLICIES, "energy policy")
     ces = from_settings(CesSettings, settings, of=name)
     if not ces.forecast:
         return lambda nodes: Ces(settings=ces, step_s=step_s, total=nodes)
-    if not may_learn:
-        raise ConfigError("ces: there is no past to make forecasts from", hint="leave forecast out")
-    _check_learnable(ces.forecast_s, step_s)
-    return lambda nodes: LearningCes(ces, total=nodes, step_s=step_s)
+    _check_learnable("ces", "forecast_s", ces.forecast_s, ces.forecast_s, step_s)
+    return lambda nodes: LearningCes(ces, total=nodes, step_s=step_s, holidays=holidays)
 
 
-def _check_learnable(forecast_s: float, step_s: float) -> None:
+def _check_learnable(policy: str, setting: str, told_s: float, horizon_s: float, step_s: float) -> None:
+    """Refuse a forecast that could never be learned. ``horizon_s``: how far it looks ahead, by the ``setting``."""
     if find_spec("lightgbm") is None:
-        raise Unavailable("ces: forecast=true needs LightGBM", hint="pip install lightgbm, or leave forecast out")
-    if step_s > forecast_s:
-        hint = "let forecast_s be no shorter than an interval"
-        raise ConfigError(f"ces: forecast_s is {forecast_s:g} s, an interval {step_s:g} s", hint=hint)
-    needed = needed_steps(max(1, round(forecast_s / step_s)))
+        what, way_out = ("ces: forecast=true", "leave forecast out") if policy == "ces" else (policy, "take ces")
+        raise Unavailable(f"{what} needs LightGBM", hint=f"pip install lightgbm, or {way_out}")
+    if step_s > told_s:
+        hint = f"let {setting} be no shorter than an interval"
+        raise ConfigError(f"{policy}: {setting} is {told_s:g} s, an interval {step_s:g} s", hint=hint)
+    needed = needed_steps(max(1, round(horizon_s / step_s)))
     if needed * step_s > PAST_S:
         known = f"{needed * step_s / DAY_S:.0f} days, and {PAST_S / DAY_S:.0f} are known after a start"
-        raise ConfigError(f"ces: a forecast in intervals of {step_s:g} s needs {known}", hint="take shorter ones")
+        hint = f"take shorter ones, or a smaller {setting}"
+        raise ConfigError(f"{policy}: a forecast in intervals of {step_s:g} s needs {known}", hint=hint)
     if needed > KEPT_STEPS:
         least_s = math.ceil(step_s * needed / KEPT_STEPS / 60) * 60
         raise ConfigError(
-            f"ces: a forecast of {forecast_s:g} s in intervals of {step_s:g} s needs {needed:,} of them, and "
-            f"{KEPT_STEPS:,} are kept", hint=f"intervals of {least_s} s will do, or a smaller forecast_s",
+            f"{policy}: a forecast of {horizon_s:g} s in intervals of {step_s:g} s needs {needed:,} of them, and "
+            f"{KEPT_STEPS:,} are kept", hint=f"intervals of {least_s} s will do, or a smaller {setting}",
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from farside.scheduler.energy.busy_series import DAY_S, Places
+from farside.scheduler.energy.job_arrival import nodes_lacking
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.energy.shadow_rules import Bank, Risk
 from farside.scheduler.energy.signal import FadingMax, RecentMax
@@ -154,7 +155,7 @@ class Ces:
     def target(self, powered: float) -> Target:
         """Number of nodes that the committee would keep on; at least the busy ones."""
         seen = self._seen
-        short = max(0.0, seen.active - powered)
+        short = nodes_lacking(seen.active, powered)
         if short:
             self._wakeups += 1
             self._short_nodes += short

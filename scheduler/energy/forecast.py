@@ -32,6 +32,7 @@ TREES: Mapping[str, Any] = {
     "feature_fraction": 0.6, "lambda_l2": 5.0, "seed": 1, "num_threads": 1, "deterministic": True,
     "force_row_wise": True, "verbose": -1,
 }  # fmt: skip
+MEAN_TREES: Mapping[str, Any] = {**TREES, "objective": "l1"}
 # The paper's: LightGBM's defaults, bagging of 0.85.
 ARTIFACT_TREES: Mapping[str, Any] = {
     "metric": "rmse", "bagging_fraction": 0.85, "bagging_freq": 1, "seed": 0, "num_threads": 1, "deterministic": True,
@@ -93,16 +94,31 @@ def forecast_mean(
     """
     features = causal_features(series, holidays)
     change = next_mean(series.active, steps) - series.active
-    rows = _trainable(change, train_to, steps)
-    kept = rows[: round(len(rows) * (1 - HELD_BACK_SHARE))]
-    # What overlaps with the targets of the rows kept says nothing new.
-    held_back = rows[len(kept) + steps :]
-    predicted = _boosted(features, change, kept, held_back, {**TREES, "objective": "l1"})
+    kept, held_back = _mean_rows(change, steps, train_to)
+    predicted = _boosted(features, change, kept, held_back, MEAN_TREES)
     believed = predicted[held_back][None, :] * SHRINKS[:, None]
     errors = np.abs(believed - change[held_back]).mean(axis=1)
     shrink = float(SHRINKS[np.argmin(errors)])
     raw, values = (np.maximum(0.0, series.active + share * predicted) for share in (1.0, shrink))
     return MeanForecast(steps=steps, raw=raw, values=values, shrink=shrink)
+
+
+def mean_trees(series: NodeSeries, steps: int, holidays: frozenset[int] = frozenset()) -> "lightgbm.Booster":
+    """Trees for the change to the mean of the next ``steps`` intervals, of all of a series.
+
+    Raises:
+        ValueError: There is too little to train on.
+    """
+    change = next_mean(series.active, steps) - series.active
+    return _trees(causal_features(series, holidays), change, *_mean_rows(change, steps, len(series)), MEAN_TREES)
+
+
+def _mean_rows(change: Floats, steps: int, train_to: int) -> tuple[Places, Places]:
+    """Intervals to train on, and those to say when trees have learned enough."""
+    rows = _trainable(change, train_to, steps)
+    kept = rows[: round(len(rows) * (1 - HELD_BACK_SHARE))]
+    # What overlaps with the targets of the rows kept says nothing new.
+    return kept, rows[len(kept) + steps :]
 
 
 def forecast_artifact(series: NodeSeries, train_to: int, validate_to: int, ago_s: float = HOUR_S) -> Floats:
@@ -165,14 +181,16 @@ def max_loss(rise: Floats, came: Floats) -> Floats:
     return np.asarray(np.maximum(levels * off, (levels - 1) * off).mean(axis=1))
 
 
-def max_trees(series: NodeSeries, steps: int) -> "list[lightgbm.Booster]":
+def max_trees(
+    series: NodeSeries, steps: int, holidays: frozenset[int] = frozenset()
+) -> "list[lightgbm.Booster]":
     """Trees for the rise to the most that will be busy within ``steps`` intervals, one set a quantile; of all of it.
 
     Raises:
         ValueError: There is too little to train on.
     """
     rise = next_max(series.active, steps) - series.active
-    return _quantile_trees(causal_features(series), rise, steps, len(series))
+    return _quantile_trees(causal_features(series, holidays), rise, steps, len(series))
 
 
 def _quantile_trees(features: Floats, rise: Floats, steps: int, train_to: int) -> "list[lightgbm.Booster]":

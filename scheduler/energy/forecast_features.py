@@ -43,12 +43,13 @@ def causal_features(series: NodeSeries, holidays: frozenset[int] = frozenset()) 
     return np.column_stack(columns).astype(float)
 
 
-def causal_row(series: NodeSeries) -> Floats:
+def causal_row(series: NodeSeries, holidays: frozenset[int] = frozenset()) -> Floats:
     """The last row of `causal_features`, in time that does not grow with the series."""
     active, now = series.active, float(series.active[-1])
     day, of_day_s = (float(column[-1]) for column in _days(series, last=1))
     weekday = (day + EPOCH_WEEKDAY) % 7
-    row = [of_day_s / HOUR_S, weekday, float(weekday >= 5), now, float(series.total[-1]) - now]
+    is_holiday = day in holidays or weekday >= 5
+    row = [of_day_s / HOUR_S, weekday, float(is_holiday), now, float(series.total[-1]) - now]
     for hours in MEAN_HOURS:
         recent = active[-_steps(series, hours) :]
         # As `_mean_and_deviation` does it, to the last bit: trees split between nothing and next to nothing.

@@ -6,11 +6,12 @@ and the forecast one are both above their thresholds, and the forecast does not 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from farside.scheduler.energy.busy_series import DAY_S
+from farside.scheduler.energy.job_arrival import nodes_lacking
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.table import Floats
 
@@ -49,25 +50,41 @@ class PaperSettings:
                 raise ValueError(f"{name} must be at most 366 days")
 
 
+class MeansAhead(Protocol):
+    """Forecast of the mean of busy nodes."""
+
+    def at(self, step: int) -> tuple[float, float]:
+        """Means over the near future, and over twice as long, as forecast in this interval; NaN: there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Forecast means by the interval in which they are made: over the near future, and over twice as long."""
+    """Forecast means of a whole series, by the interval in which they are made."""
 
     near: Floats
     far: Floats
 
+    def at(self, step: int) -> tuple[float, float]:
+        """Means over the near future, and over twice as long."""
+        return float(self.near[step]), float(self.far[step])
+
 
 @dataclass(slots=True)
 class Paper:
-    """Algorithm 2 of the paper."""
+    """Algorithm 2 of the paper.
+
+    ``begins_low``: in the first interval nodes sleep down to the busy ones and the buffer, whatever the trends, as in
+    the published code. Live the policy begins anew with each restart, and then it must not.
+    """
 
     settings: PaperSettings
-    outlook: Outlook
+    outlook: MeansAhead
     step_s: float
+    begins_low: bool = True
     _past: list[float] = field(default_factory=list)
     _seen: Seen = field(default_factory=lambda: Seen(step=-1, active=0, total=0))
     _held_to: int = 0
-    _is_new: bool = True
 
     def watch(self, seen: Seen) -> None:
         """Remembers the recent past."""
@@ -79,17 +96,17 @@ class Paper:
         """JobArrivalCheck, then PeriodicCheck."""
         seen, settings = self._seen, self.settings
         wanted = min(seen.total, seen.active + settings.buffer_nodes)
-        if self._is_new:  # the published code begins like this, whatever the trends
-            self._is_new = False
+        if self.begins_low:
+            self.begins_low = False
             return Target(nodes=wanted, reason="the first interval")
         # JobArrivalCheck: wake what lacks, and hold that.
-        if seen.active > powered:
+        if short := nodes_lacking(seen.active, powered):
             self._held_to = seen.step + round(settings.hold_s / self.step_s)
-            return Target(nodes=wanted, reason=f"{seen.active - powered:.0f} nodes short")
+            return Target(nodes=wanted, reason=f"{short:.0f} nodes short")
         if seen.step < self._held_to:
             return Target(nodes=powered, reason="held after a wake-up")
         # PeriodicCheck: sleep only where the recent trend and the forecast one fall.
-        near, far = float(self.outlook.near[seen.step]), float(self.outlook.far[seen.step])
+        near, far = self.outlook.at(seen.step)
         past_trend = float(np.mean(self._past)) - seen.active if self._past else 0.0
         # NaN, where there is no forecast, compares as false: no node is put to sleep.
         is_falling = past_trend >= settings.past_threshold and seen.active - near >= settings.future_threshold

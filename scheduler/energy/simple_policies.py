@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from farside.scheduler.energy.busy_series import DAY_S
+from farside.scheduler.energy.job_arrival import nodes_lacking
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.energy.signal import RecentMax
 
@@ -76,6 +77,6 @@ class KeepRecent:
     def target(self, powered: float) -> Target:
         """Two lines."""
         level = min(self._seen.total, float(self._recent.values[0]) + self.buffer_nodes)
-        if self._seen.active > powered:
-            return Target(nodes=level, reason=f"{self._seen.active - powered:.0f} nodes short")
+        if short := nodes_lacking(self._seen.active, powered):
+            return Target(nodes=level, reason=f"{short:.0f} nodes short")
         return Target(nodes=min(powered, level), reason="busy lately, and the buffer")

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.learning_ces import PAST_S
-from farside.scheduler.energy.online_forecast import KEPT_STEPS
+from farside.scheduler.energy.learning_policy import PAST_S
+from farside.scheduler.energy.seen_series import KEPT_STEPS
 
 # What nobody saw is taken to be as it was, up to a week; a past before a longer silence tells nothing of the hours now.
 LONGEST_SILENCE_S = 7 * 86400.0

@@ -7,8 +7,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from farside.log import get_log
-from farside.scheduler.energy.learning_ces import LearningCes
-from farside.scheduler.energy.online_forecast import Learned, Lesson, learned_from
+from farside.scheduler.energy.forecast_lesson import Learned, Lesson, learned_from
+from farside.scheduler.energy.learning_policy import LearningPolicy
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.power.wanted_nodes import PolicyDemand
 
@@ -19,7 +19,7 @@ class Fitter:
     """Training of one policy's forecast; nothing happens for a policy that does not learn."""
 
     def __init__(self, policy: EnergyPolicy) -> None:
-        self._policy = policy if isinstance(policy, LearningCes) else None
+        self._policy = policy if isinstance(policy, LearningPolicy) else None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
         self._fit: Future[Learned | str] | None = None
         self._learning: Future[None] | None = None

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from farside.scheduler.energy.learning_ces import Fit, recall
-from farside.scheduler.energy.online_forecast import learned_from
+from farside.scheduler.energy.forecast_lesson import Fit, learned_from
+from farside.scheduler.energy.job_arrival import nodes_lacking
+from farside.scheduler.energy.learning_policy import recall
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.power.state import NodePower, Phase
 
@@ -118,7 +119,7 @@ class PolicyDemand:
             self._most = now.needed
         self._most = max(self._most, now.needed)
         wished = self._wished(now)
-        if now.needed > wished.nodes:
+        if nodes_lacking(now.needed, wished.nodes):
             return Wish(nodes=now.needed, reason=f"jobs need {now.needed} nodes now")
         return wished
 

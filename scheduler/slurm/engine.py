@@ -35,6 +35,7 @@ from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, without_mark
 from farside.scheduler.slurm.domain import Group, groups_of
 from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.node_power import waiting_jobs
 from farside.scheduler.slurm.power import SlurmPower, check_power_saving
 from farside.scheduler.slurm.shadow_log import ShadowLog
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
@@ -203,7 +204,8 @@ class Engine:
         )  # fmt: skip
         decision = decide(snapshot, self._memory, self._traits, ways)
         nodes = (snapshot.nodes[name] for group in self._groups for name in group.nodes if name in snapshot.nodes)
-        wishes = self._power.wishes(nodes, snapshot.at_s)
+        waiting = waiting_jobs(snapshot, self._groups, is_counting_memory=self._traits.is_counting_memory)
+        wishes = self._power.wishes(nodes, snapshot.at_s, waiting)
         # 3. Act, or say so.
         if self._mode is Mode.SHADOW:
             # The decision of the turn before: what Slurm did since then answers that one.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from farside.config import SlurmConfig
 from farside.errors import ConfigError
 from farside.log import get_log
-from farside.scheduler.energy.learning_ces import LearningCes
+from farside.scheduler.energy.learning_policy import LearningPolicy
 from farside.scheduler.power.busy_history import KeptPast, continued, kept_steps
 from farside.scheduler.power.fit_thread import Fitter, local_s
 from farside.scheduler.power.fleet import plan
@@ -15,8 +15,10 @@ from farside.scheduler.power.state import NodePower, Phase
 from farside.scheduler.power.wanted_nodes import PolicyDemand, occupancy
 from farside.scheduler.slurm import node_power as power
 from farside.scheduler.slurm.action import PowerAction
+from farside.scheduler.slurm.domain import Group
 from farside.scheduler.slurm.snapshot import SlurmNode, Traits
 from farside.scheduler.slurm.state_file import NODES, StateFiles
+from farside.scheduler.state import Job
 
 # What was busy is written down so often at most: intervals may be of a second.
 WRITE_EVERY_S = 60.0
@@ -63,8 +65,10 @@ class SlurmPower:
         self._since_s = math.nan
         self._kept_to_s = math.nan
 
-    def wishes(self, nodes: Iterable[SlurmNode], now_s: float) -> tuple[PowerAction, ...]:
-        """Which nodes are to change, by the policy, the floor and the rates."""
+    def wishes(
+        self, nodes: Iterable[SlurmNode], now_s: float, waiting: Iterable[tuple[Job, Group]] = ()
+    ) -> tuple[PowerAction, ...]:
+        """Which nodes are to change, by the policy, the floor and the rates, and by the jobs that wait."""
         nodes = tuple(nodes)
         self._fleet = power.fleet_of(self._fleet, nodes, now_s)
         # Nodes count as asleep since the turn before. At the first turn that is infinity, of which max() makes 0.
@@ -80,18 +84,20 @@ class SlurmPower:
         if self.is_learning:
             return ()
         fleet = tuple(self._fleet.values())
-        wish = demand.wish(occupancy(fleet, now_s, lacking=power.lacking(nodes)))
+        called = power.nodes_called(nodes, waiting)
+        wish = demand.wish(occupancy(fleet, now_s, lacking=len(called)))
         self._keep(demand)
         if not self._has_past and now_s - self._since_s < self._config.power_step_s:
             return ()  # it has not seen a whole interval yet, and wishes all on
-        return power.actions_of(plan(fleet, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason).wishes)
+        found = plan(fleet, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason, called=called)
+        return power.actions_of(found.wishes)
 
     def _begin(self, count: int, now_s: float) -> tuple[PolicyDemand, Fitter]:
         """The policy, which begins to learn what is known of the past."""
         assert self._make_policy is not None, "somebody decides"
         step_s, past = self._config.power_step_s, self._past(now_s)
         policy = self._make_policy(count)
-        if isinstance(policy, LearningCes):
+        if isinstance(policy, LearningPolicy):
             # Hours of the day and days of the week are of the time when the record begins.
             policy.begin(local_s(now_s - len(past) * step_s))
         self._demand = PolicyDemand(policy, step_s=step_s, past=past, kept=kept_steps(step_s))

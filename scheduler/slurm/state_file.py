@@ -12,7 +12,7 @@ import msgspec
 
 from farside.errors import ConfigError
 from farside.log import get_log
-from farside.scheduler.energy.online_forecast import KEPT_STEPS
+from farside.scheduler.energy.seen_series import KEPT_STEPS
 from farside.scheduler.power.busy_history import KeptPast
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow_job import Ended

@@ -15,8 +15,9 @@ from farside.scheduler.energy.catalog import Question, make_online, prepare
 from farside.scheduler.energy.ces import FADING_S, MEMORY_S, Ces, CesSettings
 from farside.scheduler.energy.forecast import forecast_max
 from farside.scheduler.energy.forecast_features import causal_features, causal_row
-from farside.scheduler.energy.learning_ces import LearningCes, recall
-from farside.scheduler.energy.online_forecast import Learned, Lesson, OnlineForecast, learned_from, needed_steps
+from farside.scheduler.energy.forecast_lesson import Learned, Lesson, learned_from, needed_steps
+from farside.scheduler.energy.learning_policy import LearningCes, recall
+from farside.scheduler.energy.online_forecast import OnlineForecast
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.power.wanted_nodes import Occupancy, PolicyDemand
 from farside.scheduler.settings import from_settings
@@ -224,10 +225,9 @@ def test_a_cluster_in_which_nothing_changes_can_be_learned_from(active: float) -
     assert policy.forecast.row(699).round().tolist() == [active] * 3
 
 
-def test_a_policy_learns_live_and_in_a_trace_of_jobs_it_is_refused() -> None:
-    assert isinstance(make_online("ces", AHEAD, may_learn=True)(10), LearningCes)
-    with pytest.raises(ConfigError, match="no past to make forecasts from"):
-        make_online("ces", AHEAD)
+def test_a_policy_with_a_forecast_learns_it() -> None:
+    assert isinstance(make_online("ces", AHEAD)(10), LearningCes)
+    assert isinstance(make_online("ces", {})(10), Ces)
 
 
 @pytest.mark.parametrize(
@@ -240,15 +240,15 @@ def test_a_policy_learns_live_and_in_a_trace_of_jobs_it_is_refused() -> None:
 )
 def test_an_interval_that_no_forecast_goes_with_is_one_line(step_s: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_online("ces", AHEAD, step_s, may_learn=True)
+        make_online("ces", AHEAD, step_s)
 
 
 def test_without_lightgbm_a_forecast_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "find_spec", lambda _: None)
 
     with pytest.raises(Unavailable, match="forecast=true needs LightGBM; pip install lightgbm"):
-        make_online("ces", AHEAD, may_learn=True)
-    make_online("ces", {}, may_learn=True)
+        make_online("ces", AHEAD)
+    make_online("ces", {})
 
 
 def test_what_was_learned_is_of_the_lesson_and_not_of_what_came_meanwhile() -> None:
@@ -289,7 +289,7 @@ def test_one_row_of_features_is_the_last_of_all_rows() -> None:
 def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
     series, learned = wandering(12), 1200
     online = OnlineForecast(horizon_s=3600.0, step_s=STEP_S)
-    online.start_s = series.start_s
+    online.seen.start_s = series.start_s
     rows, proven = [], []
     for at, active in enumerate(series.active.tolist()):
         online.watch(active, 100.0)
@@ -308,17 +308,17 @@ def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
 
 def test_trees_that_are_fitted_anew_do_not_begin_to_prove_themselves_anew() -> None:
     online, series = OnlineForecast(horizon_s=3600.0, step_s=STEP_S), wandering(12)
-    online.start_s = series.start_s
+    online.seen.start_s = series.start_s
     for at, active in enumerate(series.active.tolist()):
         online.watch(active, 100.0)
         if at == 1200:
             fit(online)
-    assert online.is_better
+    assert online.proof.is_better
 
     fit(online)
 
-    assert online.is_better
-    assert online.drift == 0.0
+    assert online.proof.is_better
+    assert online.proof.drift == 0.0
 
 
 def test_a_forecast_is_a_signal_among_the_rules_from_the_first_interval_on() -> None:

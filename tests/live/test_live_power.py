@@ -222,7 +222,7 @@ def test_ces_lets_nodes_sleep_at_once_by_what_the_log_says_of_the_days_before_an
 
 def forecasting(setup: PowerSetup) -> PowerSetup:
     told = {"wakeups_per_day": "0.5", "forecast": "true", "wake_ahead": "true", "forecast_s": "2h"}
-    return replace(setup, policy="ces", make_policy=make_online("ces", told, may_learn=True), step_s=600.0)
+    return replace(setup, policy="ces", make_policy=make_online("ces", told), step_s=600.0)
 
 
 def sleepers(plant: Plant) -> int:

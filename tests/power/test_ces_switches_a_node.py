@@ -13,7 +13,7 @@ import numpy as np
 from farside.clock import RealClock
 from farside.scheduler.energy.busy_series import DAY_S
 from farside.scheduler.energy.ces import CesSettings
-from farside.scheduler.energy.learning_ces import LearningCes
+from farside.scheduler.energy.learning_policy import LearningCes
 from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.driver.ipmi import IpmiDriver

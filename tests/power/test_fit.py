@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from farside.scheduler.energy.ces import CesSettings
-from farside.scheduler.energy.learning_ces import LearningCes
-from farside.scheduler.energy.online_forecast import Learned, Lesson, learned_from
+from farside.scheduler.energy.forecast_lesson import Learned, Lesson, learned_from
+from farside.scheduler.energy.learning_policy import LearningCes
 from farside.scheduler.energy.simple_policies import AllOn
 from farside.scheduler.power import fit_thread
 from farside.scheduler.power.fit_thread import Fitter

@@ -13,11 +13,12 @@ from farside.errors import ConfigError
 from farside.scheduler.power.busy_history import KeptPast, continued
 from farside.scheduler.power.state import NodePower, Phase
 from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
-from farside.scheduler.slurm.node_power import fleet_of, lacking
+from farside.scheduler.slurm.node_power import fleet_of, nodes_called, waiting_jobs
 from farside.scheduler.slurm.power import SlurmPower, check_power_saving
-from farside.scheduler.slurm.snapshot import SlurmNode, Traits
+from farside.scheduler.slurm.domain import groups_of
+from farside.scheduler.slurm.snapshot import SlurmJob, SlurmNode, Traits
 from farside.scheduler.slurm.state_file import StateFiles
-from tests.slurm.made import NOW_S, TRAITS, node
+from tests.slurm.made import NOW_S, TRAITS, node, snapshot, waiting
 from tests.support.waiting import until
 
 
@@ -71,8 +72,48 @@ def test_a_stop_is_counted_once_and_kept_for_a_day() -> None:
     assert fleet_of(fleet, [node("gn1")], NOW_S + 90_000)["gn1"].stops_s == ()
 
 
-def test_a_node_that_boots_for_a_job_is_lacking() -> None:
-    assert lacking([node("gn1", "MIXED", "POWERING_UP", used=1), node("gn2", "IDLE", "POWERING_UP")]) == 1
+def test_a_node_that_boots_for_a_job_is_needed() -> None:
+    assert nodes_called([node("gn1", "MIXED", "POWERING_UP", used=1), node("gn2", "IDLE", "POWERING_UP")]) == {"gn1"}
+
+
+GANG = [node("gn1", "MIXED", used=4), node("gn2"), node("gn3"), node("gn4", "IDLE", "POWERED_DOWN")]
+
+
+def called(*jobs: SlurmJob, partition: tuple[str, ...] = ("gn1", "gn2", "gn3", "gn4")) -> frozenset[str]:
+    seen = snapshot(*jobs, nodes=GANG, partitions={"gpu": partition})
+    groups = groups_of(seen.partitions, ["gpu"])
+    return nodes_called(GANG, waiting_jobs(seen, groups, is_counting_memory=True))
+
+
+@pytest.mark.parametrize(
+    ("job", "needed"),
+    [
+        (waiting(1, 4), {"gn2"}),
+        (waiting(1, 16), {"gn2", "gn3"}),  # gn1 is busy, and gn4 is Slurm's to wake
+        (waiting(1, 20), set()),  # more than there is
+        (waiting(1, 8, gpu_model="a100"), set()),
+        (waiting(1, 8, reason="Dependency"), set()),
+        (waiting(1, 8, partitions=("other",)), set()),
+    ],
+)
+def test_idle_nodes_that_a_waiting_job_would_fill_are_needed(job: SlurmJob, needed: set[str]) -> None:
+    assert called(job) == needed
+
+
+def test_a_job_needs_no_node_of_another_partition() -> None:
+    assert called(waiting(1, 8), partition=("gn1", "gn3")) == {"gn3"}
+
+
+def test_idle_nodes_that_a_waiting_gang_needs_stay_on(tmp_path: Path) -> None:
+    nodes, sleeper = GANG[:3], sleeper_of(config(tmp_path))
+    seen = snapshot(waiting(1, 12), nodes=nodes)
+    gang = waiting_jobs(seen, groups_of(seen.partitions, ["gpu"]), is_counting_memory=True)
+
+    for at_s in (0.0, 61.0, 122.0):
+        assert sleeper.wishes(nodes, NOW_S + at_s, gang) == ()
+    gone = [sleeper.wishes(nodes, NOW_S + at_s) for at_s in (183.0, 244.0, 305.0)]
+
+    assert {one.node for wishes in gone for one in wishes} == {"gn2", "gn3"}
 
 
 def test_an_idle_node_sleeps_after_the_rules_time_and_a_busy_one_does_not(tmp_path: Path) -> None:

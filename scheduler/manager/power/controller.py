@@ -17,7 +17,7 @@ from pathlib import Path
 from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
-from farside.scheduler.energy.learning_ces import LearningCes
+from farside.scheduler.energy.learning_policy import LearningPolicy
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
@@ -158,7 +158,7 @@ class LivePower:
         # Goes on from the last wish in the log, so that a restart does not wake every node until the policy has
         # decided.
         first = None if told is None or setup.is_dry_run else Wish(nodes=told.nodes, reason=told.reason)
-        if isinstance(policy, LearningCes):
+        if isinstance(policy, LearningPolicy):
             policy.begin(local_s(begin_s))
         demand = PolicyDemand(policy, step_s=setup.step_s, past=past, first=first)
         await asyncio.wrap_future(fitter.learn(demand, float(len(names))))

@@ -1,9 +1,8 @@
 """Nodes needed by waiting jobs: idle ones that must stay on, and sleeping ones that are woken. PURE.
 
-The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck]; here nodes differ, so they are named,
-and a job wakes none that it could not use: of another partition or model, of other users, reserved, too small.
-Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
-say: `NodeSets` and `QuotaUse`.
+The check is the simulator's and Slurm's too, `Headroom`. What the log adds is here: a job wakes no node that it could
+not use, as it is of another partition or model, of other users, reserved or too small; nor does a job that its account
+or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables say: `NodeSets` and `QuotaUse`.
 
 A job that waits for memory of other nodes needs donors: those on idle nodes stay on as far as it takes, and those on
 sleeping nodes are woken as far as others lack it. A job that waits for Aggregators needs nodes that offer one, as many
@@ -11,11 +10,12 @@ as it asked for, whatever GPUs these have.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
+from farside.scheduler.energy.job_arrival import Headroom
 from farside.scheduler.lent_memory import promise_of
 from farside.scheduler.manager.decider.adapter import (
     awaited_aggregators,
@@ -69,23 +69,20 @@ def nodes_needed(
         if is_holding(job):
             quota_use.take(_priority_class(tenancy, job), job.spec.gpus)
     for job in waiting:
-        if not rooms.has_any():
+        if rooms.headroom.is_spent:
             break
         priority_class = _priority_class(tenancy, job)
         if quota_use.why_not(priority_class, job.spec.gpus):
             continue
         quota_use.take(priority_class, job.spec.gpus)  # it is thought to get its GPUs, whoever gives them
         fits = rooms.fits(job, now_s)
-        # All nodes that it could use together are too few: waking some of them would help nobody.
-        if rooms.most(fits) < job.spec.gpus:
+        if not rooms.headroom.could_hold(job.spec.gpus, fits):
             continue
         if not rooms.call_lenders(job, fits, is_settled=_is_settled(job, now_s)):
             continue
-        left = rooms.fill(fits, job.spec.gpus, rooms.free)
-        if _is_settled(job, now_s):
-            rooms.fill(fits, left, rooms.asleep)
+        rooms.headroom.fill(job.spec.gpus, fits, may_wake=_is_settled(job, now_s))
     rooms.keep_lenders()
-    return tuple(rooms.called)
+    return rooms.called
 
 
 def _waiting(state: LiveState) -> Iterator[LiveJob]:
@@ -103,33 +100,31 @@ def _priority_class(tenancy: Tenancy | None, job: LiveJob) -> PriorityClass:
 
 
 class _Rooms:
-    """The nodes by their place in the state, and the GPUs there that jobs which wait may still be thought to fill.
-
-    Attributes:
-        free: Nodes that are on and have no job.
-        asleep: Others, those first that are up soonest.
-        called: The names of those that were filled, in the order in which they were.
-    """
+    """The nodes by their place in the state, and what jobs which wait may still be thought to get there."""
 
     def __init__(self, state: LiveState, set_aside: frozenset[str], partitions: Partitions) -> None:
         self._state, self._set_aside, self._partitions = state, set_aside, partitions
         self._nodes = tuple(state.nodes.values())
         self._sets = NodeSets([_empty(node) for node in self._nodes])
         self._asks_users = any(node.users for node in self._nodes)
-        # Nodes that are set aside for co-located jobs give none to those that wait for GPUs.
-        self._gpus = [0 if node.name in set_aside else node.device_count for node in self._nodes]
-        self.called: dict[str, None] = {}
         busy = {name for job in state.live_jobs() for name in job.nodes if is_holding(job)}
-        self.free = [
-            at for at, node in enumerate(self._nodes) if node.is_taking and not node.tasks and node.name not in busy
-        ]
         order: Mapping[Phase, int] = {Phase.BOOTING: 0, Phase.DRAINING: 1, Phase.OFF: 2}
         found = [
             (order[node.power.phase], node.name, at)
             for at, node in enumerate(self._nodes)
             if node.power is not None and node.power.phase in order
         ]
-        self.asleep = [at for _, _, at in sorted(found)]
+        self._idle = [
+            at for at, node in enumerate(self._nodes) if node.is_taking and not node.tasks and node.name not in busy
+        ]
+        self.headroom = Headroom(
+            # Nodes that are set aside for co-located jobs give none to those that wait for GPUs.
+            [0 if node.name in set_aside else node.device_count for node in self._nodes],
+            idle=self._idle,
+            asleep=[at for _, _, at in sorted(found)],
+            reachable={at for at, node in enumerate(self._nodes) if node.is_up or _is_off(node)},
+        )
+        self._at = {node.name: at for at, node in enumerate(self._nodes)}
 
         self._memory = promised_memory(state)
         self._lenders = [at for _, _, at in sorted(found) if (one := self._nodes[at].donor) and one.capacity_bytes]
@@ -146,7 +141,8 @@ class _Rooms:
         for names, may_call in ((self._aggregators, True), (self._asleep_aggregators, is_settled)):
             taken, names[:lacking] = names[:lacking], []
             lacking -= len(taken)
-            self.called.update(dict.fromkeys(taken) if may_call else {})
+            if may_call:
+                self._call(taken)
 
     def call_lenders(self, job: LiveJob, fits: Mapping[int, int], *, is_settled: bool) -> bool:
         """Whether all donors lend what a job is to have of other nodes' memory, those of sleeping nodes too.
@@ -165,19 +161,24 @@ class _Rooms:
             at = self._lenders.pop(0)
             memory.set_node(self._nodes[at].name, lends_bytes=asleep[at])
             if is_settled:
-                self.called[self._nodes[at].name] = None
+                self._call([self._nodes[at].name])
         memory.promise("", needs)
         return True
 
     def keep_lenders(self) -> None:
         """Takes the idle nodes that are on whose donors are to lend what those who wait need."""
-        idle = {self._nodes[at].name for at in self.free}
+        idle = {self._nodes[at].name for at in self._idle}
         kept = lenders_needed(self._memory, lending_of(self._state))
-        self.called.update(dict.fromkeys(sorted(kept & idle)))
+        self._call(sorted(kept & idle))
 
-    def has_any(self) -> bool:
-        """Whether any GPU is left."""
-        return any(self._gpus[at] for at in (*self.free, *self.asleep))
+    def _call(self, names: Iterable[str]) -> None:
+        """Notes nodes that are needed for what they have besides GPUs."""
+        self.headroom.called.update(dict.fromkeys(self._at[name] for name in names))
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The nodes that are needed, in the order in which that was found."""
+        return tuple(self._nodes[at].name for at in self.headroom.called)
 
     def fits(self, job: LiveJob, now_s: float) -> Mapping[int, int]:
         """GPUs of a job by node, were the node empty; without nodes where it may not start now."""
@@ -193,22 +194,6 @@ class _Rooms:
         if partitions.owner_of(node.name) != partition_of(job, partitions):
             return False
         return not (node.drain_reason or node.unhealthy or node.name in self._set_aside)
-
-    def most(self, fits: Mapping[int, int]) -> int:
-        """GPUs that it could have with every node on and nobody else there."""
-        return sum(gpus for at, gpus in fits.items() if self._nodes[at].is_up or _is_off(self._nodes[at]))
-
-    def fill(self, fits: Mapping[int, int], gpus: int, within: Sequence[int]) -> int:
-        """Takes GPUs for a job where it fits; how many it still lacks."""
-        for at in within:
-            taken = min(gpus, self._gpus[at], fits.get(at, 0))
-            if taken > 0:
-                self._gpus[at] -= taken
-                gpus -= taken
-                self.called[self._nodes[at].name] = None
-            if not gpus:
-                break
-        return gpus
 
 
 def _is_off(node: LiveNode) -> bool:

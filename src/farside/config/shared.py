@@ -64,8 +64,10 @@ class PowerSettings:
     """Which nodes sleep, for the manager and for Slurm."""
 
     __slots__ = ()
-    power: str = choice("none", "none ces rule vanilla", "Policy that lets idle nodes sleep; see power.md")
+    power: str = choice("none", "none ces paper rule vanilla", "Policy that lets idle nodes sleep; see power.md")
     power_settings: str = text("", "Settings of the power policy: NAME=VALUE, separated by semicolons")
+    holidays_file: Path = path("",
+        "File with a public holiday a line, such as 2024-12-25, for forecasts of the power policy; empty: none")
     power_step_s: float = seconds(600.0, 1, 86400, "Time between two decisions of the power policy")
     power_floor: int = count(1, 0, 1000000, "Nodes that always stay on")
     power_min_on_s: float = seconds(600.0, 0, 1e9, "Minimum time that a node stays on after it booted")
