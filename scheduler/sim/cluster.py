@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from farside.errors import ConfigError
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.settings import suggestion
+from farside.scheduler.sim.closure import Closure
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Demand, Node, Resize, VirtualCluster
 from farside.units import format_count
@@ -40,10 +41,11 @@ class SizeRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Site of a simulation: the cluster with all nodes that it ever has, and its changes over time."""
+    """Site of a simulation: the cluster with all nodes that it ever has, its changes over time, and maintenance."""
 
     cluster: Cluster
     resizes: tuple[Resize, ...] = ()
+    closures: tuple[Closure, ...] = ()
 
     def size(self, from_s: float, to_s: float) -> SizeRange:
         """How large it is from one time to another, both included."""

@@ -79,7 +79,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Experiment: all settings of a run. ``name``: the policy's, as the user gave it."""
+    """Experiment: all settings of a run. ``name``: the policy's, as the user gave it.
+
+    ``tenancy``: accounts and qualities of service; None: those of the options.
+    """
 
     name: str
     order: OrderPolicy
@@ -88,6 +91,7 @@ class Experiment:
     slowdown: Slowdown
     estimator: EstimatorSpec
     options: Options
+    tenancy: Tenancy | None = None
 
     @property
     def rules(self) -> Rules:
@@ -99,7 +103,7 @@ class Experiment:
             slowdown=self.slowdown,
             min_run_s=self.options.min_run_s,
             reserve_after_s=reserve_after(self.options.reserve_after_s),
-            tenancy=self.options.tenancy,
+            tenancy=self.options.tenancy if self.tenancy is None else self.tenancy,
         )
 
     def settings(self) -> Mapping[str, Mapping[str, object]]:
@@ -142,6 +146,7 @@ class Experiment:
             tick_s=self.options.tick_s,
             is_in_whole_seconds=self.options.in_whole_seconds,
             resizes=site.resizes,
+            closures=site.closures,
         )
 
 

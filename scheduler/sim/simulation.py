@@ -26,6 +26,8 @@ from farside.scheduler.lent_memory import LentMemory, lent_by
 from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.service import JobEnded
+from farside.scheduler.quota_use import QuotaUse
+from farside.scheduler.sim.closure import Closure, windows_at
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Cluster, Preempt, Resize, Start
 from farside.scheduler.table import JobTable
@@ -49,6 +51,7 @@ class Kind(IntEnum):
     RESIZE = 3
     CYCLE = 4
     MEASURED = 5
+    CLOSE = 6
 
 
 class Stuck(FarsideError):
@@ -79,6 +82,7 @@ class Simulation:
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
+        closures: Planned maintenance.
         lent: What donors lend in the whole cluster; None: what its nodes lend, all the time.
         measured: Starts that a cluster has measured, each with its virtual cluster, by which the placement learns when
             they ended there; None: it learns from the speeds of the rules' slowdown.
@@ -97,6 +101,7 @@ class Simulation:
         tick_s: float = 0.0,
         is_in_whole_seconds: bool = True,
         resizes: Sequence[Resize] = (),
+        closures: Sequence[Closure] = (),
         lent: LentMemory | None = None,
         measured: Sequence[tuple[str, MeasuredStart]] | None = None,
         observers: Iterable[Observer] = (),
@@ -107,10 +112,12 @@ class Simulation:
         nodes = [node for vc in cluster.virtual_clusters for node in vc.nodes]
         is_counting_more = any(min(node.cpus, node.memory_bytes) < math.inf for node in nodes)
         lent = lent or lent_by(nodes)
+        together = list[QuotaUse]()  # accounts are the same in all virtual clusters, and so are their quotas
         self.domains: Mapping[str, Domain] = {
             vc.name: Domain(
                 vc.name, vc.nodes, rules, self.table, is_counting_more=is_counting_more, lent=lent,
-                lend_grace_s=vc.lend_grace_s,
+                is_counting_limits=bool(closures), lend_grace_s=vc.lend_grace_s,
+                quota_use=QuotaUse(together) if rules.tenancy is not None else None,
                 history=History(rules.order, rules.placement, is_measured=measured is not None),
             )
             for vc in cluster.virtual_clusters
@@ -122,7 +129,6 @@ class Simulation:
         self._tick_s = tick_s
         self._is_in_whole_seconds = is_in_whole_seconds
         self.observers = list(observers)
-        self._heap: list[tuple[float, int, int, int]] = []
         self._starts = [0] * len(jobs)
         self._segment_s = [0.0] * len(jobs)
         # Kept here as well: the table has all that a cycle decided before its actions are handled one by one.
@@ -133,14 +139,32 @@ class Simulation:
         self._ticking: set[str] = set()
         self._names = tuple(self.domains)
         self._is_lending = is_lending
+        self._has_shared_quotas = rules.tenancy is not None and len(self.domains) > 1
         self._hosts: dict[int, str] = {}  # where a guest runs
         self._row_of: dict[int, int] = {}  # by sequence; made when it is needed
         self._has_progressed = True  # since that was asked the last time: a job, or what comes from outside
         self._resizes = list(resizes)
         self._measured = tuple(measured or ())
-        self._heap += [(resize.at_s, Kind.RESIZE, at, 0) for at, resize in enumerate(self._resizes)]
-        self._heap += [(start.at_s, Kind.MEASURED, at, 0) for at, (_, start) in enumerate(self._measured)]
-        heapq.heapify(self._heap)
+        self._closures = tuple(closures)
+        self._heap = self._foreknown()
+        for domain in self.domains.values():
+            self._close(domain, -math.inf)
+
+    def _foreknown(self) -> list[tuple[float, int, int, int]]:
+        """A heap of what happens at known times, whatever jobs come."""
+        heap: list[tuple[float, int, int, int]] = []
+        heap += [(resize.at_s, Kind.RESIZE, at, 0) for at, resize in enumerate(self._resizes)]
+        heap += [(start.at_s, Kind.MEASURED, at, 0) for at, (_, start) in enumerate(self._measured)]
+        times = {at_s for one in self._closures for at_s in one.news_s if at_s > -math.inf}
+        heap += [(at_s, Kind.CLOSE, at, 0) for at_s in times for at in range(len(self._names))]
+        heapq.heapify(heap)
+        return heap
+
+    def _close(self, domain: Domain, now_s: float) -> None:
+        """Tell a domain of the maintenance that is planned by now, and not over."""
+        if self._closures:
+            node_index = {node.name: at for at, node in enumerate(domain.ledger.nodes)}
+            domain.close(windows_at(self._closures, node_index, now_s))
 
     def plan(self, resize: Resize) -> None:
         """Announce a change of nodes, not before the present instant, handled after the observers' calls."""
@@ -171,10 +195,12 @@ class Simulation:
                 self._later(now_s, touched, ticked)
             # 2. The domains whose cycle runs now.
             due = self._at_ticks(touched, ticked, now_s) if self._tick_s else touched
-            if self._is_lending and due:
-                due = dict(self.domains)  # idle nodes of one may be of use to jobs of any
+            if (self._is_lending or self._has_shared_quotas) and due:
+                due = dict(self.domains)  # idle nodes of one, or what a quota leaves, may be of use to jobs of any
             # 3. One cycle for each of them; the others only tell their observers.
             for domain in due.values():
+                if self._has_shared_quotas:
+                    domain.touch()
                 self._cycle(domain, now_s)
             for name, domain in touched.items():
                 if name not in due:
@@ -271,6 +297,11 @@ class Simulation:
             touched[domain.name] = domain
         elif kind == Kind.MEASURED:
             domain = self._learn_start(row)
+            touched[domain.name] = domain
+        elif kind == Kind.CLOSE:
+            domain = self.domains[self._names[row]]
+            self._close(domain, now_s)
+            self._has_progressed = True
             touched[domain.name] = domain
         elif kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]

@@ -247,11 +247,45 @@ def test_jobs_on_nodes_that_sleep_are_compared_with_those_on_nodes_that_do_not(t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "paper"), "paper needs a past"),
-        (("--set", "forecast=true"), "no past to make forecasts from"),
+        (("--policy", "paper", "--set", "features=artifact"), "features=artifact is for replays"),
         (("--policy", "rule", "--set", "wakeups_per_day=1"), "no past to tune it on"),
         (("--policy", "sec"), "no energy policy 'sec'"),
     ],
 )
-def test_what_needs_a_past_is_refused_on_a_trace(arguments: tuple[str, ...], message: str) -> None:
+def test_what_would_know_more_than_a_trace_tells_is_refused(arguments: tuple[str, ...], message: str) -> None:
     assert message in refusal("jobs", "builtin:tiresias-480", "--nodes", "15", "--gpus-per-node", "4", *arguments)
+
+
+def test_the_fleets_rules_and_maintenance_count_for_jobs_on_nodes_that_sleep(tmp_path: Path) -> None:
+    trace, manager, closed = tmp_path / "jobs.csv", tmp_path / "manager.toml", tmp_path / "closed.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus\na,0,7200,8\nb,3600,60,8\n")
+    manager.write_text("power_floor = 2\npower_min_on_s = 0\n")
+    closed.write_text("nodes,begin,end,planned\n*,3700,9000,3500\n")
+    asked = ("jobs", trace, "--nodes", "2", "--gpus-per-node", "8", "--policy", "vanilla", "--set", "buffer_nodes=0")
+
+    floor = json.loads(run(*asked, "--fleet", manager, "--json", "-").stdout)
+    waiting = json.loads(run(*asked, "--maintenance", closed, "--json", "-").stdout)
+
+    assert (floor["delayed_jobs"], floor["sleeping_nodes"]) == (0, 0)
+    # b waits for the end of the maintenance, as it would without sleep; the node that is to be closed stays on for it.
+    assert (waiting["delayed_jobs"], waiting["mean_jct_s"]) == (0, (7200 + 9000 + 60 - 3600) / 2)
+
+
+def test_a_fleet_with_a_node_that_there_is_not_is_one_line(tmp_path: Path) -> None:
+    manager = tmp_path / "manager.toml"
+    manager.write_text('always_on = "login1"\n')
+
+    told = refusal("jobs", "builtin:tiresias-480", "--nodes", "15", "--gpus-per-node", "4", "--fleet", manager)
+
+    assert "always_on: the cluster has no node login1; nodes here are called as n0" in told
+
+
+def test_a_forecast_is_learned_from_the_trace_as_it_goes_by(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    rows = (f"{at},{at * 7200},3600,{8 * (1 + at % 3)}" for at in range(84))
+    trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(rows) + "\n")
+    asked = ("jobs", trace, "--nodes", "4", "--gpus-per-node", "8", "--set", "buffer_nodes=0", "--json", "-")
+
+    cost = json.loads(run(*asked, "--policy", "paper", "--set", "future_s=1h").stdout)
+
+    assert 0 < cost["sleeping_nodes"] < 3

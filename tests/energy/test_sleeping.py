@@ -1,6 +1,7 @@
 """Nodes that sleep under real jobs in the simulator: who is delayed, and by how much."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,12 @@ from farside.scheduler.energy.simple_policies import AllOn, KeepRecent
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.power.fleet import FleetRules
 from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost_of
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster
+from farside.scheduler.tenancy import Account, Tenancy
 from tests.support.traces import flat_cluster, philly, trace
 
 RULES = Rules(order=Fifo(), placement=make_placement("consolidate", {}))
@@ -83,6 +86,53 @@ def test_sleep_is_counted_from_the_check_to_the_boot() -> None:
 
     # The second sleeps from the first check until it is woken; the first from the check after its job to the end.
     assert simulation.pools[""].asleep_node_s == (3600 - 600) + (3900 + 7200 - 7800)
+
+
+def test_a_job_wakes_only_what_it_lacks_beyond_idle_nodes() -> None:
+    # When the gang of four nodes comes one is busy, two are on and idle, and three sleep.
+    jobs = trace([(0, 7200, 8), (3010, 200, 16), (3610, 60, 32)])
+
+    simulation, _ = run(jobs, flat_cluster(6, 8), keep(0))
+
+    assert (simulation.pools[""].woken_nodes, simulation.runs[2].start_s) == (2 + 2, 3610 + 300)
+
+
+def test_a_job_that_its_accounts_quota_holds_back_wakes_nobody() -> None:
+    tenancy = Tenancy(others=Account(name="", quota_gpus=8), half_life_s=0.0)
+    jobs = trace([(0, 7200, 8), (3600, 60, 8)])
+
+    simulation, cost = run(jobs, flat_cluster(2, 8), keep(0), rules=replace(RULES, tenancy=tenancy))
+
+    assert simulation.pools[""].woken_nodes == 0
+    assert (simulation.runs[1].start_s, cost.delayed_jobs) == (7200, 0)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "asleep"),
+    [
+        (FleetRules(floor=2, min_on_s=0.0), 0.0),
+        (FleetRules(floor=0, min_on_s=0.0, always_on=frozenset({"n0", "n1"})), 0.0),
+        (FleetRules(floor=0, min_on_s=0.0), 7200.0 - 600),
+        (FleetRules(floor=0, min_on_s=0.0, stops_per_hour=0), 0.0),
+    ],
+)
+def test_the_rules_of_the_fleet_count(fleet: FleetRules, asleep: float) -> None:
+    jobs = trace([(0, 7200, 8)])
+    simulation = SleepingSimulation(flat_cluster(2, 8), RULES, jobs, make_policy=keep(0), fleet=fleet)
+
+    simulation.run()
+
+    assert simulation.pools[""].asleep_node_s == asleep
+
+
+def test_no_more_nodes_boot_at_once_than_the_rules_allow() -> None:
+    jobs = trace([(0, 7200, 8), (3600, 60, 24)])
+    fleet = FleetRules(floor=0, min_on_s=0.0, booting_at_once=1)
+    simulation = SleepingSimulation(flat_cluster(4, 8), RULES, jobs, make_policy=keep(0), fleet=fleet)
+
+    simulation.run()
+
+    assert simulation.runs[1].start_s == 3600 + 3 * 300
 
 
 def test_virtual_clusters_sleep_each_by_itself() -> None:

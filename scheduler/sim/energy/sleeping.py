@@ -3,51 +3,41 @@
 How it works
   Every ``step_s`` an energy policy is shown the most nodes that were needed at once since the last time, and says how
   many to keep. Idle nodes beyond that leave the ledger; nodes that are woken come back into it after their boot time.
+  Which nodes those are, and how many may change at once, the rules of the fleet say, as live (power/fleet.py).
   In between, jobs that found no room wake what they lack at once [helios §4.3.2, JobArrivalCheck]; the policy's buffer
   follows with its next check. A node that runs a job, or is held for one, never sleeps.
 
-  Needed are the nodes where jobs run, and as many as all waiting jobs would fill: the cycle has just placed every job
-  that could be placed. A policy that preempts does so before a node is woken, as it would on a cluster of that size.
+  Needed are the nodes where jobs run, and those that waiting jobs would fill, by the check of the manager
+  (`Headroom`): idle ones first, then those that boot, then those that sleep. The cycle has just placed every job that
+  could be placed. A policy that preempts does so before a node is woken, as it would on a cluster of that size.
+
+  A policy that learns its forecast is fitted between two checks, as it would be live, and no job waits for that.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from farside.scheduler.domain import Domain
 from farside.scheduler.energy.busy_series import STEP_S
+from farside.scheduler.energy.forecast_lesson import learned_from
+from farside.scheduler.energy.job_arrival import Headroom
+from farside.scheduler.energy.learning_policy import LearningPolicy
 from farside.scheduler.energy.policy import EnergyPolicy, Seen
+from farside.scheduler.placement.on_nodes import demand_of
+from farside.scheduler.power.fleet import FleetRules, plan
+from farside.scheduler.quota_use import QuotaUse
+from farside.scheduler.sim.energy.pool import Pool
 from farside.scheduler.sim.simulation import Run, Simulation
-from farside.scheduler.state import Action, Node
+from farside.scheduler.state import Action
 
 
-@dataclass(slots=True)
-class Pool:
-    """Nodes of one virtual cluster: those on, those booting and until when; the others sleep."""
-
-    nodes: tuple[Node, ...]
-    policy: EnergyPolicy
-    since_s: float
-    on: set[int] = field(default_factory=set)
-    booting: dict[int, float] = field(default_factory=dict)
-    next_check_s: float = 0.0
-    checks: int = 0
-    needed: float = 0.0
-    woken_since_check: int = 0
-    wakeups: int = 0
-    woken_nodes: int = 0
-    asleep_node_s: float = 0.0
-
-    @property
-    def asleep(self) -> list[int]:
-        """Indices of sleeping nodes, the first to wake first."""
-        return [at for at in range(len(self.nodes)) if at not in self.on and at not in self.booting]
-
-    def pass_to(self, now_s: float) -> None:
-        """Counts the sleep until now."""
-        self.asleep_node_s += (now_s - self.since_s) * (len(self.nodes) - len(self.on) - len(self.booting))
-        self.since_s = now_s
+# Every wish is carried out at once: what a series' replay assumes too. Emptying takes no time here in any case.
+MANY = 1_000_000
+UNLIMITED = FleetRules(
+    floor=0, draining_at_once=MANY, booting_at_once=MANY, stops_per_hour=MANY, stops_per_node_per_day=MANY, min_on_s=0.0
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +71,7 @@ class SleepingSimulation(Simulation):
         make_policy: The policy for a virtual cluster of so many nodes.
         boot_s: Until a woken node can be used.
         step_s: Between two checks.
+        fleet: Floor, rates and times for all nodes together. Emptying a node takes no time.
     """
 
     def __init__(
@@ -89,10 +80,11 @@ class SleepingSimulation(Simulation):
         make_policy: Callable[[int], EnergyPolicy],
         boot_s: float = 300.0,
         step_s: float = STEP_S,
+        fleet: FleetRules = UNLIMITED,
         **others: Any,
     ) -> None:
         super().__init__(*arguments, **others)
-        self._boot_s, self._step_s = boot_s, step_s
+        self._boot_s, self._step_s, self._rules_of_fleet = boot_s, step_s, fleet
         begin_s = self.jobs[0].job.submit_s if self.jobs else 0.0
         self.pools: Mapping[str, Pool] = {
             name: Pool(
@@ -104,6 +96,9 @@ class SleepingSimulation(Simulation):
             )
             for name, domain in self.domains.items()
         }
+        for pool in self.pools.values():
+            if isinstance(pool.policy, LearningPolicy):
+                pool.policy.begin(begin_s)
         for name, pool in self.pools.items():
             self._wake(name, pool.next_check_s)
 
@@ -116,72 +111,99 @@ class SleepingSimulation(Simulation):
         return runs
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
-        self._arrive(domain, now_s)
+        pool = self.pools[domain.name]
+        if pool.arrive(now_s):
+            domain.resize(pool.present())
         super()._cycle(domain, now_s)
 
     def _tell(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
         super()._tell(now_s, domain, actions)
         pool = self.pools[domain.name]
         pool.pass_to(now_s)
-        lacking = self._lacking(domain, pool)
-        needed = min(len(pool.nodes), self._busy(domain, pool) + lacking)
+        pool.note_idle(self._idle(domain, pool), now_s)
+        called = self._called(domain, pool, now_s)
+        needed = len(pool.on) - len(pool.idle_since_s) + len(called)
         pool.needed = max(pool.needed, needed)
-        # Nodes that boot already will serve: only what is lacking beyond them is woken.
-        self._boot(domain, pool, lacking - len(pool.booting), now_s)
+        wanted = len(pool.on) + len(pool.booting)  # between two checks none is put to sleep
         if now_s >= pool.next_check_s:
-            self._check(domain, pool, now_s)
+            self._obey(domain, pool, wanted, called, now_s)
+            wanted = self._check(pool)
             pool.needed = needed  # until something happens
+        self._obey(domain, pool, wanted, called, now_s)
+        if now_s >= pool.next_check_s:
+            self._begin_interval(domain, pool, now_s)
 
-    def _check(self, domain: Domain, pool: Pool, now_s: float) -> None:
-        """Asks the policy, and does what it says."""
-        powered = len(pool.on) + len(pool.booting)
+    def _check(self, pool: Pool) -> int:
+        """How many nodes the policy wants on."""
         pool.policy.watch(Seen(step=pool.checks, active=pool.needed, total=len(pool.nodes)))
+        if isinstance(pool.policy, LearningPolicy) and (lesson := pool.policy.lesson()) is not None:
+            pool.policy.take(learned_from(lesson))
         # What jobs have woken already is news to the policy: to it those nodes were missing.
-        target = pool.policy.target(powered - pool.woken_since_check)
-        wanted = math.ceil(target.nodes)
-        self._boot(domain, pool, wanted - powered, now_s)
-        self._sleep(domain, pool, powered - wanted)
+        target = pool.policy.target(len(pool.on) + len(pool.booting) - pool.woken_since_check)
+        return math.ceil(target.nodes)
+
+    def _begin_interval(self, domain: Domain, pool: Pool, now_s: float) -> None:
         pool.checks += 1
         pool.wakeups += pool.woken_since_check > 0
         pool.woken_since_check = 0
         pool.next_check_s = now_s + self._step_s
         self._wake(domain.name, pool.next_check_s)
 
-    def _lacking(self, domain: Domain, pool: Pool) -> int:
-        """Nodes that all waiting jobs would fill, beyond those that are on."""
-        waiting_gpus = sum(domain.jobs[row].gpus for row in domain.waiting.rows())
-        return -(-waiting_gpus // max(1, max(node.gpus for node in pool.nodes)))
-
-    def _busy(self, domain: Domain, pool: Pool) -> int:
-        return len(pool.on) - (domain.ledger.idle() & sum(1 << at for at in pool.on)).bit_count()
-
-    def _boot(self, domain: Domain, pool: Pool, count: int, now_s: float) -> None:
-        chosen = pool.asleep[: max(0, count)]
-        if chosen:
-            pool.booting.update(dict.fromkeys(chosen, now_s + self._boot_s))
-            pool.woken_since_check += len(chosen)
-            pool.woken_nodes += len(chosen)
+    def _obey(self, domain: Domain, pool: Pool, wanted: int, called: Sequence[int], now_s: float) -> None:
+        """Wakes nodes and puts them to sleep, by the rules of the fleet. [helios §4.3.2, NodesWakeUp]"""
+        if wanted == len(pool.on) + len(pool.booting) and pool.on.issuperset(called):
+            return
+        reserved = self._reserved(domain, now_s)
+        names = frozenset(pool.nodes[at].name for at in called)
+        found = plan(pool.power(reserved), wanted, now_s=now_s, rules=self._rules_of_fleet, reason="", called=names)
+        index = {node.name: at for at, node in enumerate(pool.nodes)}
+        woken = [index[wish.node] for wish in found.wishes if wish.is_on]
+        slept = [index[wish.node] for wish in found.wishes if not wish.is_on]
+        if woken:
+            pool.boot(woken, now_s, now_s + self._boot_s)
             self._wake(domain.name, now_s + self._boot_s)
+        if slept:
+            pool.sleep(slept, now_s)
+            domain.resize(pool.present())
 
-    def _arrive(self, domain: Domain, now_s: float) -> None:
-        """Puts nodes that have booted back into the ledger."""
-        pool = self.pools[domain.name]
-        ready = [at for at, ready_s in pool.booting.items() if ready_s <= now_s]
-        if ready:
-            pool.pass_to(now_s)
-            for at in ready:
-                del pool.booting[at]
-            pool.on.update(ready)
-            domain.resize(tuple(pool.nodes[at] for at in sorted(pool.on)))
+    def _called(self, domain: Domain, pool: Pool, now_s: float) -> Sequence[int]:
+        """The nodes that waiting jobs would fill. [helios §4.3.2, JobArrivalCheck]"""
+        headroom = Headroom(
+            [node.gpus for node in pool.nodes],
+            idle=sorted(pool.idle_since_s),
+            asleep=[*sorted(pool.booting), *pool.asleep],
+        )
+        if headroom.is_spent or not len(domain.waiting):
+            return ()
+        # What accounts and QOS hold back wakes nobody.
+        quota_use = QuotaUse()
+        for other in self.domains.values():
+            for row in other.running:
+                quota_use.take(other.roster.priority_class(row), other.jobs[row].gpus)
+        windows = domain.book.maintenance_windows
+        for row, _ in sorted(domain.waiting.ranked(), key=lambda ranked: ranked[1]):
+            job, priority_class = domain.jobs[row], domain.roster.priority_class(row)
+            fits = pool.fits(demand_of(job, is_consolidated=False))
+            closed = {at for one in windows if one.is_closed_to(now_s, job.limit_s) for at in one.nodes}
+            if closed:
+                fits = {at: gpus for at, gpus in fits.items() if at not in closed}
+            if quota_use.why_not(priority_class, job.gpus) or not headroom.could_hold(job.gpus, fits):
+                continue
+            quota_use.take(priority_class, job.gpus)
+            headroom.fill(job.gpus, fits, may_wake=True)
+            if headroom.is_spent:
+                break
+        return tuple(headroom.called)
 
-    def _sleep(self, domain: Domain, pool: Pool, count: int) -> None:
-        """Takes idle nodes out of the ledger, the last first: placements fill the first."""
-        held = set() if domain.reservation is None else {at for at, _ in domain.reservation.allocation}
+    def _idle(self, domain: Domain, pool: Pool) -> list[int]:
+        """Nodes that are on and have no job."""
         idle = domain.ledger.idle()
-        chosen = [at for at in sorted(pool.on, reverse=True) if idle >> at & 1 and at not in held][: max(0, count)]
-        if chosen:
-            pool.on.difference_update(chosen)
-            domain.resize(tuple(pool.nodes[at] for at in sorted(pool.on)))
+        return [at for at in sorted(pool.on) if idle >> at & 1]
+
+    def _reserved(self, domain: Domain, now_s: float) -> set[int]:
+        """Nodes that a job is to get, or that are closed for maintenance some day: they stay on."""
+        found = set() if domain.reservation is None else {at for at, _ in domain.reservation.allocation}
+        return found.union(*(one.nodes for one in domain.book.maintenance_windows if now_s < one.end_s))
 
 
 def cost_of(with_sleep: SleepingSimulation, runs: Sequence[Run], before: Sequence[Run]) -> Cost:

@@ -89,6 +89,8 @@ _COLUMNS = (
     _Column("duration_s", attrgetter("duration_s"), _number),
     _Column("vc", attrgetter("job.vc"), _name, ""),
     _Column("user", attrgetter("job.user"), _name, ""),
+    _Column("account", attrgetter("job.account"), _name, ""),
+    _Column("qos", attrgetter("job.qos"), _name, ""),
     _Column("name", attrgetter("job.name"), _name, ""),
     _Column("parameter_servers", attrgetter("job.parameter_servers"), str, 0),
     _Column("cpus_per_gpu", attrgetter("job.cpus_per_gpu"), _exact, 0.0),

@@ -47,6 +47,12 @@ _Set = Annotated[
 _BootS = Annotated[
     float, typer.Option("--boot-s", min=0, help="Boot time of a node in seconds, at most one day.", callback=_boot_s)
 ]
+_Holidays = Annotated[
+    list[str] | None, typer.Option("--holiday", metavar="DATE", help="Public holiday, for forecasts (repeatable).")
+]
+_HolidaysFile = Annotated[
+    Path | None, typer.Option("--holidays", metavar="FILE", help="File with a public holiday a line, for forecasts.")
+]
 _Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Plot to this file: PNG, SVG or PDF.")]
 _Json = Annotated[
     Path | None,
@@ -74,11 +80,10 @@ def _question(
         Literal["auto", "gap", "real"],
         typer.Option("--zeros", help="How to read zero busy nodes; auto: as gaps, except in a single series in GPUs."),
     ] = "auto",
-    holidays: Annotated[
-        list[str] | None, typer.Option("--holiday", metavar="DATE", help="Public holiday, for forecasts (repeatable).")
-    ] = None,
+    holidays: _Holidays = None,
+    holidays_file: _HolidaysFile = None,
 ) -> "Question":
-    from farside.scheduler.energy.busy_series import DAY_S, Zeros
+    from farside.scheduler.energy.busy_series import Zeros
     from farside.scheduler.energy.catalog import Question
     from farside.scheduler.sim.energy.read_series import read_series, seconds_of
 
@@ -94,8 +99,20 @@ def _question(
         )
     if trained > first:
         raise ConfigError("--train-to is after --from", hint="a forecast must not train on the days that test it")
-    days_off = frozenset(int(seconds_of(day, of="--holiday") // DAY_S) for day in holidays or ())
+    days_off = _days_off(holidays, holidays_file)
     return Question(series=series, train_to=trained, begin=first, end=last, holidays=days_off)
+
+
+def _days_off(dates: list[str] | None, file: Path | None) -> frozenset[int]:
+    """Public holidays, as days since 1970-01-01.
+
+    Raises:
+        ConfigError: A date is none, or the file can't be used.
+    """
+    from farside.scheduler.energy.holidays import holiday, read_holidays
+
+    told = frozenset(holiday(day, of="--holiday") for day in dates or ())
+    return told | (read_holidays(file) if file else frozenset[int]())
 
 
 @energy_app.command()
@@ -204,8 +221,23 @@ def jobs(
     order: Annotated[
         str, typer.Option(metavar="NAME", help="Policy that orders jobs, as in `farside sim run`.")
     ] = "fifo",
-    policy: Annotated[str, typer.Option(help="Policy: ces, rule, vanilla or none.")] = "ces",
+    policy: Annotated[str, typer.Option(help="Policy: ces, paper, rule, vanilla or none.")] = "ces",
     settings: _Set = None,
+    holidays: _Holidays = None,
+    holidays_file: _HolidaysFile = None,
+    tenants: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Apply accounts and QOS of this manager.toml to jobs.")
+    ] = None,
+    maintenance: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Close nodes for maintenance: nodes,begin,end and planned,reason."),
+    ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml", help="Apply floor, always_on and time limits of this manager.toml to switching."
+        ),
+    ] = None,
     boot_s: _BootS = 300.0,
     json_to: _Json = None,
 ) -> None:
@@ -217,7 +249,8 @@ def jobs(
     from farside.cli.energy_report import give, print_cost
     from farside.cli.sim import Request
 
-    _check_places({"--json": json_to}, [trace, *([vc_nodes] if vc_nodes else [])])
+    inputs = (trace, vc_nodes, holidays_file, tenants, maintenance, fleet)
+    _check_places({"--json": json_to}, [path for path in inputs if path])
     request = Request(
         trace=trace,
         policy=order,
@@ -225,9 +258,12 @@ def jobs(
         nodes=nodes,
         vc_nodes=vc_nodes,
         vc=vc,
+        tenants=tenants,
+        maintenance=maintenance,
     )
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
-    cost = compare_runs(request, policy, told, boot_s=boot_s)
+    days_off = _days_off(holidays, holidays_file)
+    cost = compare_runs(request, policy, told, boot_s=boot_s, holidays=days_off, fleet=fleet)
     give(cost, json_to, lambda cost: print_cost(cost, policy))
 
 

@@ -1,28 +1,63 @@
 """The command `farside energy jobs`: a trace on nodes that sleep, compared with nodes that do not."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from farside.cli.sim import Request
 from farside.cli.simulate.request import prepare
+from farside.config import ManagerConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import make_online
-from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost_of
+from farside.scheduler.power.fleet import FleetRules
+from farside.scheduler.power.rules import fleet_rules
+from farside.scheduler.sim.energy.sleeping import UNLIMITED, Cost, SleepingSimulation, cost_of
+from farside.scheduler.state import Cluster
 
 
-def compare_runs(request: Request, policy: str, settings: Mapping[str, str], *, boot_s: float) -> Cost:
+def compare_runs(
+    request: Request,
+    policy: str,
+    settings: Mapping[str, str],
+    *,
+    boot_s: float,
+    holidays: frozenset[int] = frozenset(),
+    fleet: Path | None = None,
+) -> Cost:
     """Runs the trace with sleep and without.
+
+    Args:
+        request: What is run on what.
+        policy: The energy policy. ``settings``: its settings.
+        boot_s: Boot time of a node.
+        holidays: Days since 1970-01-01, for forecasts.
+        fleet: A manager.toml whose rules for all nodes count; None: every wish is carried out at once.
 
     Raises:
         ConfigError: Anything that was asked for is wrong, or virtual clusters change in size by themselves.
     """
-    make_policy = make_online(policy, settings)
+    make_policy = make_online(policy, settings, holidays=holidays)
     prepared = prepare(request)
     scene, experiment = prepared.scene, prepared.experiments[0]
     if scene.site.resizes:
         raise ConfigError("nodes cannot both sleep and leave", hint="give --nodes, or --vc-nodes without days")
+    rules = UNLIMITED if fleet is None else _fleet_rules(fleet, scene.site.cluster)
     before = experiment.simulation(scene.site, scene.jobs).run()
     simulation = SleepingSimulation(
         scene.site.cluster, experiment.rules, scene.jobs, estimator=experiment.make_estimator(scene.jobs),
-        make_policy=make_policy, boot_s=boot_s,
+        closures=scene.site.closures, make_policy=make_policy, boot_s=boot_s, fleet=rules,
     )  # fmt: skip
     return cost_of(simulation, simulation.run(), before)
+
+
+def _fleet_rules(path: Path, cluster: Cluster) -> FleetRules:
+    """The rules of the fleet from a manager.toml, with those limits that have no setting.
+
+    Raises:
+        ConfigError: The file can't be used, or names a node that the cluster does not have.
+    """
+    rules = fleet_rules(load_config(ManagerConfig, [path]))
+    names = {node.name for vc in cluster.virtual_clusters for node in vc.nodes}
+    if unknown := sorted(rules.always_on - names):
+        hint = f"nodes here are called as {min(names)}"
+        raise ConfigError(f"--fleet {path}: always_on: the cluster has no node {unknown[0]}", hint=hint)
+    return rules

@@ -111,6 +111,16 @@ class Request:
             "--train-to", metavar="TIME", help="Learn from jobs that ended by this time, and run only later jobs."
         ),
     ] = ""
+    tenants: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml", help="Apply accounts and QOS of this manager.toml, and the fair share between them."
+        ),
+    ] = None
+    maintenance: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Close nodes for maintenance: nodes,begin,end and planned,reason."),
+    ] = None
     models: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Start with the model that `farside predict fit` wrote to this folder."),

@@ -21,6 +21,8 @@ def to_job(row: Row) -> TraceJob:
         gpus=row.gpus("gpus"),
         vc=row.text("vc"),
         user=row.text("user"),
+        account=row.text("account"),
+        qos=row.text("qos"),
         name=row.text("name"),
         parameter_servers=row.whole("parameter_servers", 0, 10**6),
         cpus_per_gpu=row.real("cpus_per_gpu", 0.0, MAX_CPUS),

@@ -2,7 +2,8 @@
 
 Needed are JobID (or JobIDRaw), Submit, a duration (ElapsedRaw, Elapsed, or Start and End) and a number of GPUs
 (AllocTRES, ReqTRES, or, of old versions, AllocGRES or ReqGRES, which count by node and so need NNodes or AllocNodes).
-Used where they are: User, JobName, Partition (the virtual cluster), State, Start, Timelimit(Raw), AllocCPUS or NCPUS.
+Used where they are: User, JobName, Partition (the virtual cluster), State, Start, Timelimit(Raw), AllocCPUS or NCPUS,
+Account and QOS (with ``--tenants``).
 ``sacct --allusers --parsable2 --format=JobID,User,JobName,Partition,State,Submit,Start,End,Elapsed,ReqTRES,AllocTRES,
 NNodes,AllocCPUS,Timelimit --starttime=...`` gives all of it.
 
@@ -88,6 +89,8 @@ def to_job(row: Row) -> TraceJob | LeftOut:
         gpus=gpus,
         vc=row.text("partition"),
         user=row.text("user"),
+        account=row.text("account"),
+        qos=row.text("qos"),
         name=row.text("jobname"),
         cpus_per_gpu=_cpus(row, tres) / gpus,
         memory_bytes_per_gpu=_memory_bytes(tres) / gpus,

@@ -74,7 +74,10 @@ def _simulate(
     check_table(outputs.jobs)
     check_apart(
         {"--jobs-out": outputs.jobs, "--json": outputs.json, "--report": outputs.report},
-        {"the trace": request.trace, "--vc-nodes": request.vc_nodes, "--history": request.history},
+        {
+            "the trace": request.trace, "--vc-nodes": request.vc_nodes, "--history": request.history,
+            "--tenants": request.tenants, "--maintenance": request.maintenance,
+        },
     )
     check_writable((outputs.jobs, outputs.json, outputs.report))
     prepared = prepare(request, policies)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from farside.cli.sim import Request
+from farside.cli.simulate.left_out import TOLD, line_of, without
+from farside.cli.simulate.rule_files import charged, check_closable, rule_facts, with_tenancy
 from farside.errors import ConfigError
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.qssf import Qssf
@@ -21,14 +23,13 @@ from farside.scheduler.sim.experiment import Experiment, Scene, make_experiments
 from farside.scheduler.sim.trace.format.row import BadRow, moment
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.trace.read_maintenance import read_closures
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.sim.trace.read_services import with_prior
 from farside.units import CALENDAR_FROM_S, format_bytes, format_count, format_moment
 
 # What --gpu-model says where the models that jobs ask for do not count.
 ANY_MODEL = "any"
-# Lines about jobs that do not fit which are shown.
-TOLD = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ def prepare(request: Request, policies: Sequence[str] | None = None) -> Prepared
     experiments = make_experiments(policies, request.settings_by_name, placement=request.placement)
     # Before the trace is read, which takes longest.
     _check_learners(experiments, request)
+    experiments = with_tenancy(experiments, request)
+    check_closable(experiments, request)
     sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
     trace = read_trace(request.trace, fmt=request.fmt, on_bad=request.on_bad, attempts=request.attempts)
     chosen = select(trace, request)
@@ -75,15 +78,25 @@ def prepare(request: Request, policies: Sequence[str] | None = None) -> Prepared
         ),
         nodes_per_rack=request.nodes_per_rack or 0,
     )  # fmt: skip
+    if request.maintenance is not None:
+        names = [node.name for vc in site.cluster.virtual_clusters for node in vc.nodes]
+        closures = read_closures(request.maintenance, names, has_calendar=trace.has_calendar)
+        site = replace(site, closures=closures)
     wishing = chosen if request.gpu_model != ANY_MODEL else _without_models(chosen)
     scene = Scene(site=site, jobs=_homed(wishing, site), labels=tuple(entry.job.vc for entry in chosen))
+    scene, refused = charged(scene, experiments[0].tenancy, trace.path, request.on_bad)
     scene, told = _fitting(scene, experiments, trace.path, request.on_bad)
+    told = [*refused, *told]
     experiments = _with_history(experiments, request.history, past_of(_homed(past, site)))
     experiments, model_notes = _with_model(experiments, request.models)
     return Prepared(
         scene=scene,
         experiments=experiments,
-        facts=(*_facts(request, trace, scene), *_history_facts(past, experiments)),
+        facts=(
+            *_facts(request, trace, scene),
+            *rule_facts(request, experiments[0], site),
+            *_history_facts(past, experiments),
+        ),
         left_out=trace.skipped + len(told),
         problems=(*trace.problems, *told)[:TOLD],
         notes=(
@@ -240,20 +253,10 @@ def _fitting(
     # Each placement once and in order, as experiments often share one.
     for placement in {experiment.placement: None for experiment in experiments}:
         for entry, reason in misfits(scene.jobs, scene.site.cluster, placement):
-            found.setdefault(entry.job.sequence, f"{path}, line {entry.line}: job {entry.job.job_id}: {reason}")
-    told = list(found.values())
-    if not told:
-        return scene, []
-    if on_bad == "refuse":
-        more = [f"{path}: and {len(told) - TOLD} more"] if len(told) > TOLD else []
-        rows = f"{path}: {len(told)} of {len(scene.jobs)} jobs can never run on this cluster"
-        lines = [*told[:TOLD], *more, rows] if len(told) > 1 else told
-        raise ConfigError("\n".join(lines), hint="give the cluster more, or leave such jobs out with --on-bad skip")
-    kept = [at for at, entry in enumerate(scene.jobs) if entry.job.sequence not in found]
-    if not kept:
-        raise ConfigError(f"{path}: none of {len(scene.jobs)} jobs can run on this cluster", hint=told[0])
-    jobs = tuple(scene.jobs[at] for at in kept)
-    return replace(scene, jobs=jobs, labels=tuple(scene.labels[at] for at in kept)), told
+            found.setdefault(entry.job.sequence, line_of(path, entry, reason))
+    return without(
+        scene, found, path, on_bad, what="run on this cluster", hint="give the cluster more, or leave such jobs out"
+    )
 
 
 def _facts(request: Request, trace: Trace, scene: Scene) -> tuple[str, ...]:
