@@ -23,6 +23,9 @@ from farside.agent import messages as m
 from farside.agent.metrics import agent_metrics
 from farside.agent.power_off import power_off, why_not
 from farside.agent.relay import Relay
+from farside.agent.rest.cpu_governor import CpuGovernor
+from farside.agent.rest.gpu_cap import GpuCap
+from farside.agent.rest.saver import RestHand
 from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fence import HeardRecord
@@ -40,7 +43,8 @@ from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
 from farside.agent.service.executor import ExecutorService
-from farside.agent.service.service import NodeServices
+from farside.agent.service.rest import RestService
+from farside.agent.service.service import NodeService, NodeServices
 from farside.agent.service.swap import SwapService
 from farside.agent.session import Node, Session
 from farside.agent.startup import (
@@ -143,7 +147,11 @@ class Agent:
             _given(config.executor_socket), _given(config.executor_admin_socket),
             spill_dir=spill_dir_of(config), supervisors=self._supervisors, proc=config.proc_root,
         )  # fmt: skip
-        self.services = NodeServices((self._donor, self._borrower, self._aggregator, self._executor, self._swap))
+        self._rest = self._make_rest()
+        services: list[NodeService] = [self._donor, self._borrower, self._aggregator, self._executor, self._swap]
+        if self._config.rest:
+            services.append(self._rest)
+        self.services = NodeServices(services)
         self.session = self._make_session()
         self._told = asyncio.Event()
         self._latest = self._status()
@@ -179,12 +187,14 @@ class Agent:
                 await self.sense.read()  # HELLO has the donor in it: a node that says it has none would lose borrowers
                 await self._aggregator.look()
                 await self._executor.look()
+                await self._rest.begin()
                 group.create_task(self.runner.run())
                 group.create_task(self._keep_publishing())
                 group.create_task(self._loads.run())
                 group.create_task(self._aggregator.run())
                 group.create_task(self._executor.run())
                 group.create_task(self._swap.run())
+                group.create_task(self._rest.run())
                 session = group.create_task(self.session.run())
                 self._say_ready()
                 await self._told.wait()
@@ -286,6 +296,7 @@ class Agent:
 
     def _take(self, command: m.Start | m.Stop | m.Forget, is_proved: bool) -> None:
         if isinstance(command, m.Start):
+            self._rest.come()
             command = self._with_services(command)
             command = replace(command, spec=self._task_memory.limited(command.spec))
         try:
@@ -296,6 +307,14 @@ class Agent:
             if isinstance(command, m.Start):
                 cause = f"this node cannot record the task: {error.strerror}"
                 self.session.tell(state_of(key_of(command), "exited", self.sense.latest.at_s, cause))
+
+    def _make_rest(self) -> RestService:
+        savers = (CpuGovernor(root=self._config.proc_root.parent / "sys"), GpuCap())
+        hand = RestHand(savers, names_in(self._config.rest), self._config.state_dir, boot_id(self._config.proc_root))
+        return RestService(hand, is_idle=self._is_idle, clock=self._clock)
+
+    def _is_idle(self) -> bool:
+        return not (self.runner.has_live_tasks or self.services.holding())
 
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""

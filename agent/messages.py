@@ -384,6 +384,32 @@ class SwapOrder(Part, frozen=True, kw_only=True):
     swap_bytes: U63 | None = None
 
 
+REST = "rest"
+
+
+class RestFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts of the service ``rest``: of what this node turns down while it is on and idle.
+
+    ``rests``: it is turned down. ``turns_down``: what the node's settings name, ``cpu`` and ``gpu``; none: nothing ever
+    is. ``problem``: what the node lacks for it; empty: nothing is known to.
+    """
+
+    rests: bool = False
+    turns_down: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
+    problem: Text = ""
+
+
+class RestOrder(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """The order of the service ``rest``.
+
+    ``after_s``: idle time after which the node may rest; None: it may not. ``is_drained``: it takes no jobs; once it
+    takes them again, a rest is over.
+    """
+
+    after_s: Annotated[float, Meta(ge=0)] | None = None
+    is_drained: bool = False
+
+
 class Reading(ChangingFacts, frozen=True, kw_only=True):
     """Facts of the node in a report."""
 

@@ -181,9 +181,7 @@ def max_loss(rise: Floats, came: Floats) -> Floats:
     return np.asarray(np.maximum(levels * off, (levels - 1) * off).mean(axis=1))
 
 
-def max_trees(
-    series: NodeSeries, steps: int, holidays: frozenset[int] = frozenset()
-) -> "list[lightgbm.Booster]":
+def max_trees(series: NodeSeries, steps: int, holidays: frozenset[int] = frozenset()) -> "list[lightgbm.Booster]":
     """Trees for the rise to the most that will be busy within ``steps`` intervals, one set a quantile; of all of it.
 
     Raises:

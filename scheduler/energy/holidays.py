@@ -22,7 +22,9 @@ def read_holidays(path: Path) -> frozenset[int]:
         text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{path}: can't be read: {why}", hint="a file with a date a line, such as 2024-12-25") from error
+        raise ConfigError(
+            f"{path}: can't be read: {why}", hint="a file with a date a line, such as 2024-12-25"
+        ) from error
     if len(raw) > LONGEST_BYTES:
         raise ConfigError(f"{path}: is larger than 1 MiB", hint="a file with a date a line, such as 2024-12-25")
     found = frozenset(

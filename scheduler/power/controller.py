@@ -15,7 +15,6 @@ from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules, plan
-from farside.scheduler.power.idle_saving import Rest, RestCommand, RestRules, next_rest
 from farside.scheduler.power.inventory import Inventory
 from farside.scheduler.power.state import (
     Answer,
@@ -38,8 +37,6 @@ log = get_log("scheduler.power")
 
 # Writes down what is known of a node before an order is carried out; raises where it cannot, and then nothing is done.
 Record = Callable[[NodePower], Awaitable[None]]
-# Carries out a rest of one node: its agent uses the savers.
-RestHand = Callable[[str, RestCommand], Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -56,7 +53,6 @@ class PowerController:
         clock: For turns and limits.
         rules: For all nodes together. ``patience``: with each.
         every_s: From turn to turn.
-        rest_hand: Rests idle nodes that stay on; None: nobody does. ``rest_rules``: when.
 
     Attributes:
         stays: Reasons why unneeded nodes stay on, by name, as of the last turn.
@@ -76,11 +72,8 @@ class PowerController:
     rules: FleetRules
     patience: Patience
     every_s: float = 10.0
-    rest_hand: RestHand | None = None
-    rest_rules: RestRules = field(default_factory=RestRules)
     stays: Mapping[str, str] = field(default_factory=dict, init=False)
     _nodes: dict[str, NodePower] = field(init=False)
-    _rests: dict[str, Rest] = field(init=False)
     _tasks: asyncio.TaskGroup | None = field(default=None, init=False)
 
     def __post_init__(self, known: Mapping[str, NodePower] | None) -> None:
@@ -90,7 +83,6 @@ class PowerController:
                 raise ConfigError(f"{name}: its power driver may take {driver.limit_s:g} s", hint=hint)
         now_s = self.clock.now_s()
         self._nodes = {name: adopt(name, now_s) for name in self.drivers} | dict(known or {})
-        self._rests = {name: Rest() for name in self.drivers}
 
     @property
     def nodes(self) -> Mapping[str, NodePower]:
@@ -113,7 +105,7 @@ class PowerController:
         self._apply(Pardon(node=name, now_s=self.clock.now_s()))
 
     async def run(self) -> None:
-        """Run turns until cancelled; idle savings end then, and nodes stay as they are."""
+        """Run turns until cancelled; nodes stay as they are."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -122,7 +114,6 @@ class PowerController:
                     await self.clock.sleep_until_s(self.clock.now_s() + self.every_s)
         finally:
             self._tasks = None
-            await self._end_rests()
 
     async def turn(self) -> None:
         """Run one turn. Its orders may outlast it."""
@@ -147,7 +138,6 @@ class PowerController:
         # 4. Act: each order by a task of its own.
         for wanted in found.wishes:
             self._apply(wanted)
-        await self._rest_idle(now_s)
         # 5. Record: what no order has written down already.
         await self._record_all()
 
@@ -211,30 +201,3 @@ class PowerController:
         else:
             await driver.on()
         return Power.UNKNOWN
-
-    # ------------------------------------------------------------------ rests
-
-    async def _rest_idle(self, now_s: float) -> None:
-        if self.rest_hand is None:
-            return
-        for name, node in self._nodes.items():
-            rest, command = next_rest(self._rests[name], node, now_s=now_s, rules=self.rest_rules)
-            if command is None or await self._is_rested(name, command):
-                self._rests[name] = rest
-
-    async def _is_rested(self, name: str, command: RestCommand) -> bool:
-        """Whether the hand did it; if not, the next turn tries again."""
-        assert self.rest_hand is not None
-        try:
-            async with asyncio.timeout(self.patience.answer_s):
-                await self.rest_hand(name, command)
-        except (FarsideError, TimeoutError) as error:
-            log.warning("idle saving failed", node=name, command=command, error=error)
-            return False
-        log.info("idle saving changed", node=name, command=command)
-        return True
-
-    async def _end_rests(self) -> None:
-        for name, rest in self._rests.items():
-            if rest.is_resting and await self._is_rested(name, RestCommand.RESUME):
-                self._rests[name] = Rest()

@@ -91,9 +91,7 @@ def nodes_called(nodes: Iterable[SlurmNode], waiting: Iterable[tuple[Job, Group]
     booting = {node.name for node, phase in zip(nodes, phases, strict=True) if phase is Phase.BOOTING and node.is_busy}
     headroom = Headroom(
         [node.gpus for node in nodes],
-        idle=[
-            at for at, node in enumerate(nodes) if phases[at] is Phase.ON and node.is_taking and not node.is_busy
-        ],
+        idle=[at for at, node in enumerate(nodes) if phases[at] is Phase.ON and node.is_taking and not node.is_busy],
         asleep=(),
         reachable={at for at, phase in enumerate(phases) if phase is not Phase.FAILED},
     )

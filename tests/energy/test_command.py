@@ -282,10 +282,12 @@ def test_a_fleet_with_a_node_that_there_is_not_is_one_line(tmp_path: Path) -> No
 
 def test_a_forecast_is_learned_from_the_trace_as_it_goes_by(tmp_path: Path) -> None:
     trace = tmp_path / "jobs.csv"
-    rows = (f"{at},{at * 7200},3600,{8 * (1 + at % 3)}" for at in range(84))
+    # On each of ten days jobs come at 8, 9 and 10 o'clock, and leave after eight hours.
+    starts = ((day, hour) for day in range(10) for hour in (8, 9, 10))
+    rows = (f"{at},{day * 86400 + hour * 3600},28800,8" for at, (day, hour) in enumerate(starts))
     trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(rows) + "\n")
     asked = ("jobs", trace, "--nodes", "4", "--gpus-per-node", "8", "--set", "buffer_nodes=0", "--json", "-")
 
-    cost = json.loads(run(*asked, "--policy", "paper", "--set", "future_s=1h").stdout)
+    cost = json.loads(run(*asked, "--policy", "paper", "--set", "future_s=3h").stdout)
 
-    assert 0 < cost["sleeping_nodes"] < 3
+    assert 0 < cost["sleeping_nodes"] < 4

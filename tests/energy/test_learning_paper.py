@@ -105,9 +105,9 @@ def test_live_it_decides_step_by_step_what_the_replay_decides(seed: int, known: 
 
 
 def test_nodes_sleep_live_where_both_trends_fall() -> None:
-    series = wandering(12, seed=3)
+    series = wandering(12)
 
-    targets = lived(learning({"buffer_nodes": "2", "future_threshold": "0"}, series), series, 1000)
+    targets = lived(learning({"buffer_nodes": "2", "future_s": "1h", "hold_s": "1h"}, series), series, 1000)
 
     assert any(target.reason == "fewer were busy, and fewer are expected" for target in targets)
     assert any(target.reason.endswith("nodes short") for target in targets)

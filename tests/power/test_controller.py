@@ -5,11 +5,10 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from farside.errors import ConfigError, Unavailable
+from farside.errors import ConfigError
 from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules
-from farside.scheduler.power.idle_saving import RestCommand, RestRules
 from farside.scheduler.power.state import Holdings, Patience, Phase
 from tests.power.cluster import FakeBmc, FakeInventory, Wanted
 from tests.support.virtual_clock import VirtualClock
@@ -25,20 +24,12 @@ class Plant:
         self.bmcs = {name: FakeBmc(hangs=name in hanging) for name in names}
         self.inventory = FakeInventory({name: Holdings() for name in names})
         self.demand = Wanted(wanted)
-        self.rests: list[tuple[str, RestCommand]] = []
-        self.is_rest_possible = True
         self.called: frozenset[str] = frozenset()
         drivers: dict[str, PowerDriver] = dict(self.bmcs)
         self.controller = PowerController(
             drivers, inventory=self.inventory, demand=self.demand, clock=self.clock, rules=rules,
-            called=lambda: self.called, patience=Patience(), rest_hand=self.rest,
-            rest_rules=RestRules(after_s=60.0, between_s=0.0),
+            called=lambda: self.called, patience=Patience(),
         )  # fmt: skip
-
-    async def rest(self, name: str, command: RestCommand) -> None:
-        if not self.is_rest_possible:
-            raise Unavailable("no such knob")
-        self.rests.append((name, command))
 
     async def turns(self, count: int) -> None:
         for _ in range(count):
@@ -134,42 +125,6 @@ def test_the_demand_is_told_how_many_nodes_jobs_have_and_lack() -> None:
     plant.play(story)
     last = plant.demand.asked[-1]
     assert (last.busy, last.lacking, last.powered, last.total) == (1, 2, 3, 3)
-
-
-def test_idle_nodes_that_stay_on_rest_until_something_comes() -> None:
-    plant = Plant("a", wanted=1)
-
-    async def story() -> None:
-        await plant.turns(8)
-        assert plant.rests == [("a", RestCommand.REST)]
-        plant.inventory.held["a"] = Holdings(jobs=1)
-        await plant.turns(1)
-        assert plant.rests[1:] == [("a", RestCommand.RESUME)]
-
-    plant.play(story)
-
-
-def test_a_rest_that_failed_is_tried_again() -> None:
-    plant = Plant("a", wanted=1)
-    plant.is_rest_possible = False
-
-    async def story() -> None:
-        await plant.turns(8)
-        plant.is_rest_possible = True
-        await plant.turns(1)
-
-    plant.play(story)
-    assert plant.rests[0] == ("a", RestCommand.REST)
-
-
-def test_rests_end_with_the_keeper() -> None:
-    plant = Plant("a", wanted=1)
-
-    async def story() -> None:
-        await plant.turns(8)
-
-    plant.play(story)
-    assert plant.rests == [("a", RestCommand.REST), ("a", RestCommand.RESUME)]
 
 
 def test_a_driver_that_may_outlast_its_order_is_refused() -> None:

@@ -13,9 +13,9 @@ from farside.errors import ConfigError
 from farside.scheduler.power.busy_history import KeptPast, continued
 from farside.scheduler.power.state import NodePower, Phase
 from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
+from farside.scheduler.slurm.domain import groups_of
 from farside.scheduler.slurm.node_power import fleet_of, nodes_called, waiting_jobs
 from farside.scheduler.slurm.power import SlurmPower, check_power_saving
-from farside.scheduler.slurm.domain import groups_of
 from farside.scheduler.slurm.snapshot import SlurmJob, SlurmNode, Traits
 from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.made import NOW_S, TRAITS, node, snapshot, waiting

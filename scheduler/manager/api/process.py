@@ -118,7 +118,7 @@ def _context(config: ManagerConfig) -> Context:
     sessions = AgentSessions(
         log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE,
         takes_unproved=config.accept_unproved_agents, secret=log.store.secret(), idle=idle_rules_of(config),
-        recall_s=config.recall_s,
+        recall_s=config.recall_s, rest_after_s=config.rest_after_s,
     )  # fmt: skip
     return Context(
         log=log,

@@ -60,10 +60,13 @@ class AgentLine:
         move_s: float = 900.0,
         secret: bytes = b"",
         idle: IdleRules = NO_IDLE_RULES,
+        rest_after_s: float = 0.0,
         now_s: float = 0.0,
         recall_s: float = 0.0,
     ) -> None:
-        """``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated. ``idle``: when GPUs
+        """``rest_after_s``: idle time after which its node may rest; 0: it may not.
+
+        ``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated. ``idle``: when GPUs
         count as idle. ``now_s``: when HELLO came. ``recall_s``: borrowers get so long to move what jobs there need.
         """
         found = services.read(hello)
@@ -93,6 +96,7 @@ class AgentLine:
         self._ring_version = -1
         self._donors: tuple[m.Donor, ...] | None = None
         self._move_s, self._recall_s = move_s, recall_s  # borrowers get so long to move what they have
+        self._rest_after_s = rest_after_s
         self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
         self._unknown_s: dict[str, float] = {}  # when a service that nobody here knows was written into the log
         self._ordered: dict[str, Struct] = {}  # by service, as told
@@ -289,7 +293,11 @@ class AgentLine:
 
     def orders(self, state: LiveState) -> Iterator[m.Service]:
         """The order of each service of its node, when it is another than the last on this connection."""
-        outlook = services.Outlook(node=state.nodes.get(self.node), move_s=self._move_s, recall_s=self._recall_s)
+        node = state.nodes.get(self.node)
+        outlook = services.Outlook(
+            node=node, move_s=self._move_s, recall_s=self._recall_s, rest_after_s=self._rest_after_s,
+            has_jobs=bool(self._rest_after_s and node is not None and state.jobs_on(self.node)),
+        )  # fmt: skip
         for name, service in services.KNOWN.items():
             order = service.order(outlook) if m.can_service(name) in self.hello.can else None
             if order is not None and order != self._ordered.get(name):

@@ -26,14 +26,21 @@ UNKNOWN_PERIOD_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What the order of a service follows from: its node, and how long borrowers get to move what they have.
+    """What the order of a service follows from.
 
-    ``recall_s``: the same where jobs there need that memory.
+    Attributes:
+        node: Its node.
+        move_s: Borrowers get so long to move what they have.
+        recall_s: The same where jobs there need that memory.
+        rest_after_s: Idle time after which the node may rest; 0: it may not.
+        has_jobs: Jobs are on the node, or on their way there.
     """
 
     node: LiveNode | None
     move_s: float
     recall_s: float = 0.0
+    rest_after_s: float = 0.0
+    has_jobs: bool = False
 
 
 def _nothing(_: Any) -> None:
@@ -72,6 +79,19 @@ def _swap_order(outlook: Outlook) -> m.SwapOrder:
     return m.SwapOrder(swap_bytes=None if outlook.node is None else outlook.node.swap_ordered_bytes)
 
 
+def _rest_order(outlook: Outlook) -> m.RestOrder:
+    """It may rest while it serves and no job comes. One that is closed to go off is left as it is: it is going off."""
+    node = outlook.node
+    if node is None or not outlook.rest_after_s or outlook.has_jobs or not node.has_power:
+        return m.RestOrder()
+    return m.RestOrder(after_s=outlook.rest_after_s, is_drained=bool(node.drain_reason))
+
+
+def _said(facts: m.RestFacts) -> m.RestFacts:
+    """All that it says: it changes seldom."""
+    return facts
+
+
 def _offer(facts: m.AggregatorFacts) -> m.AggregatorOffer | None:
     return facts.offer if facts.has_relay else None
 
@@ -88,6 +108,7 @@ KNOWN: Mapping[str, KnownService] = {
     DONOR: KnownService(facts=m.DonorFacts, order=_donor_order, is_asked=True),
     BORROWER: KnownService(facts=m.BorrowerFacts),
     m.SWAP: KnownService(facts=m.SwapFacts, order=_swap_order),
+    m.REST: KnownService(facts=m.RestFacts, keep=_said, order=_rest_order),
     # Its plans follow from all jobs, so `AgentLine.plans` makes its order.
     m.AGGREGATOR: KnownService(facts=m.AggregatorFacts, keep=_offer),
     m.EXECUTOR: KnownService(facts=m.ExecutorFacts, keep=_presence),

@@ -78,7 +78,8 @@ class AgentSessions:
     ``node_timeout_s``: a node that is silent for so long is lost. ``move_s``: borrowers of a node that is to sleep get
     so long to move what they have there. ``takes_unproved``: agents of the version before may come over ws://.
     ``secret``: the store's, from which keys of jobs follow. ``idle``: when jobs' GPUs count as idle.
-    ``recall_s``: borrowers get so long to move what they have in memory that a job there needs.
+    ``recall_s``: borrowers get so long to move what they have in memory that a job there needs. ``rest_after_s``: idle
+    time after which nodes that stay on may rest; 0: never.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class AgentSessions:
         secret: bytes = b"",
         idle: IdleRules = NO_IDLE_RULES,
         recall_s: float = 0.0,
+        rest_after_s: float = 0.0,
     ) -> None:
         self._log = log
         self._callers = callers
         self._takes_unproved = takes_unproved
         self._node_timeout_s = node_timeout_s
-        self._move_s, self._recall_s = move_s, recall_s
+        self._move_s, self._recall_s, self._rest_after_s = move_s, recall_s, rest_after_s
         self._secret, self._idle = secret, idle
         self._sessions: dict[str, _Session] = {}
         self._heard_s: dict[str, float] = {}
@@ -302,14 +304,9 @@ class AgentSessions:
 
     def _line(self, hello: m.Hello, address: str) -> AgentLine:
         return AgentLine(
-            hello,
-            address,
-            move_s=self._move_s,
-            secret=self._secret,
-            idle=self._idle,
-            now_s=self._log.clock.now_s(),
-            recall_s=self._recall_s,
-        )
+            hello, address, move_s=self._move_s, secret=self._secret, idle=self._idle, now_s=self._log.clock.now_s(),
+            recall_s=self._recall_s, rest_after_s=self._rest_after_s,
+        )  # fmt: skip
 
     def _caller_of(self, connection: AgentConnection) -> Caller:
         try:

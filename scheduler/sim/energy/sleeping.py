@@ -32,7 +32,6 @@ from farside.scheduler.sim.energy.pool import Pool
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.state import Action
 
-
 # Every wish is carried out at once: what a series' replay assumes too. Emptying takes no time here in any case.
 MANY = 1_000_000
 UNLIMITED = FleetRules(

@@ -27,7 +27,8 @@ def compare_runs(
 
     Args:
         request: What is run on what.
-        policy: The energy policy. ``settings``: its settings.
+        policy: The energy policy.
+        settings: The settings of the policy.
         boot_s: Boot time of a node.
         holidays: Days since 1970-01-01, for forecasts.
         fleet: A manager.toml whose rules for all nodes count; None: every wish is carried out at once.

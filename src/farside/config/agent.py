@@ -46,6 +46,9 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     hook_user: str = text("", "User that prolog and epilog run as; empty: the user of the agent")
     hook_limit_s: float = seconds(60.0, 0.1, 3600, "Time limit of prolog and epilog; one that takes longer has failed")
     power_off: str = text("", "Program with arguments that shuts this node down to save power; empty: never")
+    rest: str = text("",
+        "What this node turns down while it stays on and has nothing to do, where the manager's rest_after_s lets it: "
+        "cpu (governor powersave), gpu (lowest power cap), separated by commas; empty: nothing")
     declared_gpus: int = count(-1, -1, 64, "Number of GPUs to report; -1: the GPUs that NVML finds")
     nvlink_errors_per_hour: int = count(1000, 0, 10**9,
         "NVLink errors within an hour above which a GPU is unhealthy, as it is with a link down; 0: ignore both")

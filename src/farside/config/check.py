@@ -98,6 +98,8 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
         if not path.startswith("/"):
             yield "blockdev_socket", f"'{path:.70}' is no path from the root; several stand with commas between"
     yield from _memory_problems(config)
+    if unknown := [name for name in names_in(config.rest) if name not in ("cpu", "gpu")]:
+        yield "rest", f"'{unknown[0]:.70}' can't be turned down; write cpu, gpu, or both with a comma"
     features = set(names_in(config.features))
     for name in sorted(features):
         if not NODE.fullmatch(name):

@@ -138,6 +138,8 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
         "Time after which a node that is not empty stays on; borrowers of its memory have half of it to move pages")
     power_boot_s: float = seconds(900.0, 1, 1e5, "Time after which a node that does not boot has failed")
     power_poll_s: float = seconds(10.0, 0.1, 600, "Time between two checks of nodes, and between two requests to a BMC")
+    rest_after_s: float = seconds(0.0, 0, 1e6,
+        "Idle time after which a node that stays on turns down what its agent's rest names; 0: never")
     aggregation_loss_limit: float = fraction(0.1, 0.03, 0.9,
         "Share of its speed that a job may lose by shared aggregation before it is placed anew")
     aggregation_period_s: float = seconds(300.0, 1, 1e6,

@@ -13,6 +13,7 @@ TOLD = 10
 
 
 def line_of(path: str, entry: TraceJob, reason: str) -> str:
+    """Where a job is in its file, and why it is left out."""
     return f"{path}, line {entry.line}: job {entry.job.job_id}: {reason}"
 
 

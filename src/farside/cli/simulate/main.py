@@ -75,8 +75,11 @@ def _simulate(
     check_apart(
         {"--jobs-out": outputs.jobs, "--json": outputs.json, "--report": outputs.report},
         {
-            "the trace": request.trace, "--vc-nodes": request.vc_nodes, "--history": request.history,
-            "--tenants": request.tenants, "--maintenance": request.maintenance,
+            "the trace": request.trace,
+            "--vc-nodes": request.vc_nodes,
+            "--history": request.history,
+            "--tenants": request.tenants,
+            "--maintenance": request.maintenance,
         },
     )
     check_writable((outputs.jobs, outputs.json, outputs.report))

@@ -68,9 +68,7 @@ def charged(
         account, qos = "", ""
         try:
             if tenancy is not None:
-                account, qos = tenancy.membership(
-                    user=entry.job.user, account=entry.job.account, qos=entry.job.qos
-                )
+                account, qos = tenancy.membership(user=entry.job.user, account=entry.job.account, qos=entry.job.qos)
         except ConfigError as error:
             found[entry.job.sequence] = line_of(path, entry, str(error).partition("; ")[0])
         if (account, qos) != (entry.job.account, entry.job.qos):

@@ -1,0 +1,258 @@
+"""What an idle node turns down: governors in a made-up sysfs, power caps of a made-up NVML; and what was set before."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from ctypes.util import find_library
+from pathlib import Path
+
+import pytest
+
+from farside.agent.rest.cpu_governor import CpuGovernor
+from farside.agent.rest.saver import RECORD, RestHand
+from farside.errors import Unavailable
+from tests.support.programs import Outcome, need
+
+HERE = Path(__file__).parent
+
+
+def sysfs(root: Path, *governors: str) -> list[Path]:
+    files = []
+    for at, governor in enumerate(governors):
+        folder = root / f"devices/system/cpu/cpufreq/policy{at}"
+        folder.mkdir(parents=True)
+        (folder / "scaling_available_governors").write_text("performance powersave\n")
+        files.append(folder / "scaling_governor")
+        files[-1].write_text(governor + "\n")
+    return files
+
+
+def set_now(files: list[Path]) -> list[str]:
+    return [file.read_text().strip() for file in files]
+
+
+def hand(tmp_path: Path, *, boot_id: str = "a", turns_down: str = "cpu") -> RestHand:
+    return RestHand([CpuGovernor(root=tmp_path / "sys")], (turns_down,), tmp_path, boot_id)
+
+
+def test_governors_are_turned_down_and_back_to_what_they_were(tmp_path: Path) -> None:
+    files = sysfs(tmp_path / "sys", "performance", "powersave", "performance")
+    made = hand(tmp_path)
+
+    made.rest()
+    down = set_now(files)
+    made.resume()
+    made.resume()
+
+    assert set(down) == {"powersave"}
+    assert set_now(files) == ["performance", "powersave", "performance"]
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_what_an_agent_that_was_killed_left_turned_down_its_successor_puts_back(tmp_path: Path) -> None:
+    files = sysfs(tmp_path / "sys", "performance", "performance")
+    hand(tmp_path).rest()
+
+    hand(tmp_path, turns_down="").resume()  # whose settings turn nothing down any more
+
+    assert set_now(files) == ["performance", "performance"]
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_after_a_boot_the_machines_own_settings_stay(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    hand(tmp_path).rest()
+
+    hand(tmp_path, boot_id="b").resume()
+
+    assert set_now([file]) == ["powersave"]
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_a_governor_that_somebody_else_set_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    made = hand(tmp_path)
+    made.rest()
+    file.write_text("ondemand\n")
+
+    made.resume()
+
+    assert set_now([file]) == ["ondemand"]
+
+
+def test_what_was_set_is_on_the_disk_before_anything_is_turned_down(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    (tmp_path / RECORD).mkdir()
+
+    with pytest.raises(Unavailable, match="what is set now can't be written down"):
+        hand(tmp_path).rest()
+
+    assert set_now([file]) == ["performance"]
+
+
+def test_a_record_that_is_damaged_is_one_line_and_stays(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_bytes(b"\xff{")
+
+    with pytest.raises(Unavailable, match="rest: what was set before can't be read; look at governors"):
+        hand(tmp_path).resume()
+
+    assert (tmp_path / RECORD).exists()
+
+
+def test_a_machine_without_cpufreq_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="this machine has no cpufreq; leave cpu out of rest"):
+        hand(tmp_path).rest()
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_a_governor_that_one_domain_lacks_is_set_nowhere(tmp_path: Path) -> None:
+    first, second = sysfs(tmp_path / "sys", "performance", "performance")
+    (second.parent / "scaling_available_governors").write_text("performance\n")
+
+    with pytest.raises(Unavailable, match="no governor powersave"):
+        hand(tmp_path).rest()
+
+    assert set_now([first]) == ["performance"]
+
+
+def test_after_the_end_nothing_is_turned_down(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    made = hand(tmp_path)
+    made.rest()
+
+    made.end()
+    made.rest()
+
+    assert set_now([file]) == ["performance"]
+
+
+class Knob:
+    """A saver that may be stuck. ``is_down``: turned down."""
+
+    def __init__(self, name: str, *, stuck: str = "") -> None:
+        self.name, self.stuck, self.is_down = name, stuck, False
+
+    def settings(self) -> Mapping[str, str]:
+        return {"it": "up"}
+
+    def lower(self) -> None:
+        if self.stuck == "lower":
+            raise Unavailable("it is stuck")
+        self.is_down = True
+
+    def restore(self, before: Mapping[str, str]) -> None:
+        if self.stuck == "restore":
+            raise Unavailable("it is stuck")
+        assert before == {"it": "up"}
+        self.is_down = False
+
+
+def test_all_are_turned_down_or_none(tmp_path: Path) -> None:
+    good, bad = Knob("good"), Knob("bad", stuck="lower")
+
+    with pytest.raises(Unavailable, match="it is stuck"):
+        RestHand([good, bad], ("good", "bad"), tmp_path, "a").rest()
+
+    assert not good.is_down
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_one_that_is_stuck_does_not_keep_the_others_down_and_is_tried_again(tmp_path: Path) -> None:
+    bad, good = Knob("bad", stuck="restore"), Knob("good")
+    made = RestHand([bad, good], ("good", "bad"), tmp_path, "a")
+    made.rest()
+
+    with pytest.raises(Unavailable, match="it is stuck"):
+        made.resume()
+    downs = bad.is_down, good.is_down
+    bad.stuck = ""
+    made.resume()
+
+    assert downs == (True, False)
+    assert not bad.is_down
+
+
+# In a process of its own: a library that is loaded once stays.
+_USE = """
+import sys
+from pathlib import Path
+from farside.errors import Unavailable
+from farside.agent.rest.gpu_cap import GpuCap
+from farside.agent.rest.saver import RestHand
+folder, steps = sys.argv[1], sys.argv[2:]
+hand = RestHand([GpuCap()], ("gpu",), Path(folder), "a")
+try:
+    for step in steps:
+        getattr(hand, step)()
+except Unavailable as error:
+    sys.exit(f"unavailable: {error}")
+"""
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("gcc")
+    pytest.importorskip("pynvml", reason="not installed: nvidia-ml-py")
+    folder = tmp_path_factory.mktemp("nvml")
+    argv = ["gcc", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", str(HERE / "nvml_stub.c")]
+    subprocess.run(argv, cwd=folder, check=True)
+    return folder
+
+
+def use(nvml: Path, caps: Path, *steps: str, locked: bool = False) -> Outcome:
+    environment = {"LD_LIBRARY_PATH": str(nvml), "NVML_CAPS": str(caps), **({"NVML_LOCKED": "1"} if locked else {})}
+    argv = [sys.executable, "-c", _USE, str(caps.parent), *steps]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return Outcome(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("steps", "after"),
+    [
+        (("rest",), "200000\n200000\n"),
+        (("rest", "resume", "resume"), "700000\n350000\n"),
+        (("rest", "end", "rest"), "700000\n350000\n"),
+    ],
+)
+def test_caps_are_turned_down_and_back(nvml: Path, tmp_path: Path, steps: tuple[str, ...], after: str) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text("700000\n350000\n")
+
+    done = use(nvml, caps, *steps)
+
+    assert (done.status, done.stderr) == (0, "")
+    assert caps.read_text() == after
+
+
+def test_caps_outlive_a_process_that_is_killed_and_one_that_somebody_set_is_left_alone(
+    nvml: Path, tmp_path: Path
+) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text("700000\n350000\n")
+    use(nvml, caps, "rest")
+    caps.write_text("200000\n300000\n")
+
+    done = use(nvml, caps, "resume")
+
+    assert (done.status, done.stderr) == (0, "")
+    assert caps.read_text() == "700000\n300000\n"
+
+
+def test_caps_that_only_root_may_set_say_so(nvml: Path, tmp_path: Path) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text("700000\n")
+
+    done = use(nvml, caps, "rest", locked=True)
+
+    assert "it takes root" in done.stderr
+    assert caps.read_text() == "700000\n"
+
+
+def test_a_machine_without_nvml_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("pynvml", reason="not installed: nvidia-ml-py")
+    if find_library("nvidia-ml"):
+        pytest.skip("this machine has an NVML of its own, whose caps are left alone")
+
+    done = use(tmp_path, tmp_path / "caps", "rest")
+
+    assert "NVML does not start" in done.stderr
