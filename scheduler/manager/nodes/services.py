@@ -80,7 +80,7 @@ def _swap_order(outlook: Outlook) -> m.SwapOrder:
 
 
 def _rest_order(outlook: Outlook) -> m.RestOrder:
-    """It may rest while it serves and no job comes. One that is closed to go off is left as it is: it is going off."""
+    """When the node may rest: while it serves and no job is on it or on its way. A closed node is about to go off."""
     node = outlook.node
     if node is None or not outlook.rest_after_s or outlook.has_jobs or not node.has_power:
         return m.RestOrder()
