@@ -8,6 +8,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from farside.scheduler.energy.forecast_features import causal_row
 from farside.scheduler.energy.forecast_lesson import Learned, Lesson, needed_steps
 from farside.scheduler.energy.forecast_proof import ForecastProof
@@ -55,7 +57,8 @@ class OnlineMeans:
             return
         self._judge()
         row = causal_row(self.seen.series(), self._holidays).reshape(1, -1)
-        near, far = (max(0.0, active + float(trees.predict(row, num_threads=1).item())) for trees in self._trees)
+        changes = (np.asarray(trees.predict(row, num_threads=1), dtype=float).item() for trees in self._trees)
+        near, far = (max(0.0, active + change) for change in changes)
         self._means = near, far
         self._shown.append(near)
 

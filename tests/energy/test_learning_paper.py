@@ -1,6 +1,7 @@
 """The paper's policy live: it decides interval by interval what the replay decides, and says what it knows."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ def test_without_lightgbm_it_is_refused_at_the_start(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("program", [ManagerConfig, SlurmConfig])
-def test_manager_and_slurm_take_it(program: type[ManagerConfig] | type[SlurmConfig]) -> None:
+def test_manager_and_slurm_take_it(program: Any) -> None:
     more = {"partitions": "gpu"} if program is SlurmConfig else {}
     config = load_config(program, (), {"power": "paper", "power_settings": "buffer_nodes=3", **more})
 

@@ -167,13 +167,10 @@ class SleepingSimulation(Simulation):
 
     def _called(self, domain: Domain, pool: Pool, now_s: float) -> Sequence[int]:
         """The nodes that waiting jobs would fill. [helios §4.3.2, JobArrivalCheck]"""
-        headroom = Headroom(
-            [node.gpus for node in pool.nodes],
-            idle=sorted(pool.idle_since_s),
-            asleep=[*sorted(pool.booting), *pool.asleep],
-        )
-        if headroom.is_spent or not len(domain.waiting):
+        idle, asleep = sorted(pool.idle_since_s), [*sorted(pool.booting), *pool.asleep]
+        if not (idle or asleep) or not len(domain.waiting):
             return ()
+        headroom = Headroom([node.gpus for node in pool.nodes], idle=idle, asleep=asleep)
         # What accounts and QOS hold back wakes nobody.
         quota_use = QuotaUse()
         for other in self.domains.values():
@@ -181,6 +178,8 @@ class SleepingSimulation(Simulation):
                 quota_use.take(other.roster.priority_class(row), other.jobs[row].gpus)
         windows = domain.book.maintenance_windows
         for row, _ in sorted(domain.waiting.ranked(), key=lambda ranked: ranked[1]):
+            if headroom.is_spent:
+                break
             job, priority_class = domain.jobs[row], domain.roster.priority_class(row)
             fits = pool.fits(demand_of(job, is_consolidated=False))
             closed = {at for one in windows if one.is_closed_to(now_s, job.limit_s) for at in one.nodes}
@@ -190,8 +189,6 @@ class SleepingSimulation(Simulation):
                 continue
             quota_use.take(priority_class, job.gpus)
             headroom.fill(job.gpus, fits, may_wake=True)
-            if headroom.is_spent:
-                break
         return tuple(headroom.called)
 
     def _idle(self, domain: Domain, pool: Pool) -> list[int]:
