@@ -44,12 +44,12 @@ SLOS_MS = (100.0, 200.0, 400.0, 800.0)
 ROOM_TIMES, ROOM_BATCH = 2.2, 2
 # Shares of the work. Little of it is the MLP's, whose requests are small and many: client and front are to take little.
 WORKS: Sequence[Mapping[str, float]] = tuple(
-    {"conv": conv, "mlp": 0.1, "long": 0.9 - conv} for conv in (0.2, 0.45, 0.7)
+    {"conv": conv, "mlp": 0.1, "long": 0.9 - conv} for conv in (0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8)
 )
 # What is served is searched for from so many times less than what is simulated to so many times more.
 RANGE = 2.0
 # Shares are planned from the top down, each so much of the one before; and steps of a search in the simulator.
-_PLAN_FROM, _PLAN_STEP, _PLAN_STEPS = 2.5, 0.95, 60
+_PLAN_FROM, _PLAN_STEP, _PLAN_STEPS = 2.5, 0.98, 150
 _SIMULATED_STEPS = 7
 
 
