@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.serving.machine_noise import Noise, noise, snapshot
+from farside.agent.serving.partition.cpu import CAPACITY_PCT
 from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result
 from farside.cli.demo.serving_rig import Mix, Running, measure, mix_of
 
@@ -25,10 +26,13 @@ def kept_folder() -> Path:
 
 
 @functools.cache
-def prepared(*, quick: bool) -> tuple[Path, Mix]:
-    """Three models in a folder, with a profile that was measured now, and the largest rates that have a plan."""
+def prepared(*, quick: bool, capacity_pct: int = CAPACITY_PCT) -> tuple[Path, Mix]:
+    """Three models in a folder, with a profile that was measured now, and the largest rates that have a plan.
+
+    ``capacity_pct``: so much of the cores is the models'.
+    """
     folder = kept_folder()
-    tables = measure(folder, minutes=QUICK_MINUTES if quick else MINUTES)
+    tables = measure(folder, minutes=QUICK_MINUTES if quick else MINUTES, capacity_pct=capacity_pct)
     return folder, mix_of(tables)
 
 

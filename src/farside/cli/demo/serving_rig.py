@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from farside import admin
+from farside.agent.serving.partition.cpu import CAPACITY_PCT
 from farside.cli.demo.serving_load import Target
 from farside.ending import end_process
 from farside.errors import PeerError, Unavailable
@@ -65,16 +66,21 @@ def farside(*arguments: str) -> list[str]:
 
 def measure(
     folder: Path, *, minutes: float, models: Mapping[str, float] = MODELS, cores: Sequence[int] = (),
-    parts: str = PARTS,
+    parts: str = PARTS, capacity_pct: int = CAPACITY_PCT,
 ) -> Tables:  # fmt: skip
     """Makes models, of sizes by name, and measures them on a device of these cores; of one unless cores are given.
+
+    ``capacity_pct``: so much of the cores is the models', as in serving.toml.
 
     Raises:
         Unavailable: It could not be measured; the last line that was said.
     """
     for name, size in models.items():
         make_models(folder, (name,), size=size)
-    return profile(folder, ("--cores", ",".join(map(str, cores or devices()[-1:]))), minutes=minutes, parts=parts)
+    on = ["--cores", ",".join(map(str, cores or devices()[-1:]))]
+    if capacity_pct != CAPACITY_PCT:
+        on += ["--capacity", f"{capacity_pct}"]
+    return profile(folder, on, minutes=minutes, parts=parts)
 
 
 def profile(folder: Path, on: Sequence[str], *, minutes: float, parts: str) -> Tables:
