@@ -47,14 +47,17 @@ def report_to(path: Path) -> None:
     share on the disk, and which part of it it was to read from a peer; and what disk and peer are taken to deliver.
     """
     closes, pushes = SpilledBlocks.close, SpillsBlocks.pushed
-    rows, ended_s = list[str](), [time.monotonic()]
+    rows, ended_s = list[str](), list[float]()
 
     def pushed(spills: Any, model: Any, *, comp_s: float, net_s: float) -> None:
         pushes(spills, model, comp_s=comp_s, net_s=net_s)
         blocks, now_s = spills._blocks, time.monotonic()
         rates = " ".join("-" if cost is None else f"{cost.bytes_s / 1e6:.0f}" for cost in blocks.costs)
-        rows.append(f"{now_s - ended_s[0]:.4f} {comp_s:.4f} {blocks.spilled:.3f} {blocks.keep.by_peer:.3f} {rates}")
-        ended_s[0] = now_s
+        if ended_s:
+            rows.append(
+                f"{now_s - ended_s.pop():.4f} {comp_s:.4f} {blocks.spilled:.3f} {blocks.keep.by_peer:.3f} {rates}"
+            )
+        ended_s.append(now_s)
 
     def close(blocks: Any) -> None:
         disk_bytes, peer_bytes = blocks.read_bytes

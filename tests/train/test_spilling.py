@@ -19,7 +19,7 @@ from farside.group_time import ReadCost
 from farside.training.app.catalog import PROGRAMS
 from farside.training.app.dataset import load
 from farside.training.app.program import Options
-from farside.training.loop import spilling
+from farside.training.loop import spilled_blocks, spilling
 from farside.training.loop.job import begin
 from farside.training.loop.memory_meter import MemoryMeter, MemoryUse
 from farside.training.loop.parked_model import LEAST_BYTES, ParkedModel
@@ -270,6 +270,64 @@ def test_a_disk_that_is_quick_and_slow_in_turn_is_taken_for_what_it_delivers() -
         cost = _nearer(cost, ReadCost(bytes_s=1e9 if number % 2 else 25e6))
 
     assert 40e6 < cost.bytes_s < 60e6
+
+
+def test_a_disk_that_serves_some_blocks_at_once_and_then_none_has_one_rate() -> None:
+    cost, seen = ReadCost(bytes_s=50e6), list[float]()
+    for number in range(200):
+        cost = _nearer(cost, ReadCost(bytes_s=1e9 if number % 5 else 10.4e6))
+        seen.append(cost.bytes_s)
+
+    assert 40e6 < min(seen) < max(seen) < 62e6
+
+
+class Timed(BlockFile):
+    """A place whose reads take what is said."""
+
+    def __init__(self, path: Path, clock: "Clock") -> None:
+        path.write_bytes(bytes(1 << 20))
+        super().__init__(os.open(path, os.O_RDWR), path.name, 1 << 20)
+        self._clock, self.took_s, self.asked = clock, 1e-4, 0
+
+    def read(self, view: memoryview, offset: int) -> None:
+        self.asked += 1
+        self._clock.now_s += self.took_s
+        super().read(view, offset)
+
+
+class Clock:
+    """Time that passes in reads alone."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def thread_time(self) -> float:
+        return 0.0
+
+
+def test_a_peer_that_was_slow_for_a_moment_is_measured_again_at_longer_and_longer_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(spilled_blocks, "time", clock)
+    peer = Timed(tmp_path / "peer", clock)
+    peer.took_s = 1.0
+    blocks = spilled(tmp_path, Made(12, mixed), share=0.7, peer=peer)
+    asked, rates = list[int](), list[float]()
+    for _ in range(48):
+        assert look(blocks) == wanted(12)
+        asked.append(peer.asked)
+        cost = blocks.costs[1]
+        rates += [] if cost is None else [cost.bytes_s]
+        if cost is not None:
+            peer.took_s = 1e-4
+
+    assert rates[0] < 1e5 < 1e6 < rates[-1]
+    assert 5 <= asked[-1] <= 8
+    assert asked[-1] - asked[-16] <= 1
+    blocks.close()
 
 
 def test_a_peer_is_for_one_worker_and_has_to_be_a_device_or_a_file(tmp_path: Path) -> None:

@@ -35,7 +35,11 @@ T = TypeVar("T")
 
 PEER_AWAY_S = 60.0
 """How long a peer is not asked after it has failed."""
-_NEWEST_WEIGHT = 0.2
+_NEWEST_WEIGHT = 0.05
+"""Of a read in what reading takes. A disk with a limit serves several blocks at once, and then none for a while: an
+average over fewer reads would say the one or the other by turns."""
+ASK_FIRST, ASK_LAST = 2, 64
+"""Passes until a peer from which nothing comes is measured again; twice as many each time, up to the second number."""
 
 
 class DamagedBlock(FarsideError):
@@ -58,7 +62,7 @@ class _Place:
         self.file = file
         self.blocks: dict[int, Placed] = {}
         self.cost: ReadCost | None = None
-        self.read_bytes = 0
+        self.read_bytes = self._reads = 0
         self._away_until_s = 0.0
 
     @property
@@ -85,8 +89,8 @@ class _Place:
         self.blocks[number] = Placed(offset=offset, layout=layout, check=check)
         return True
 
-    def read(self, number: int, buffer: Buffer) -> None:
-        """Fills a buffer.
+    def read(self, number: int, buffer: Buffer, *, is_alone: bool = False) -> None:
+        """Fills a buffer; ``is_alone``: nothing else is read from here, so that the quickest read says the most.
 
         Raises:
             OSError: It can't be read.
@@ -104,15 +108,21 @@ class _Place:
         cpu_s = max(0.0, self._cpu_s() - cpu_s)
         self.read_bytes += size_bytes
         newest = ReadCost(bytes_s=size_bytes / max(took_s, 1e-9), cpu_s_byte=cpu_s / size_bytes)
-        self.cost = newest if self.cost is None else _nearer(self.cost, newest)
+        self._reads += 1
+        if self.cost is None:
+            self.cost = newest
+        elif is_alone:
+            self.cost = max(self.cost, newest, key=lambda cost: cost.bytes_s)
+        else:
+            self.cost = _nearer(self.cost, newest, max(_NEWEST_WEIGHT, 1 / self._reads))
 
     def _cpu_s(self) -> float:
         return time.thread_time() + self.file.cpu_s()
 
 
-def _nearer(known: ReadCost, newest: ReadCost) -> ReadCost:
+def _nearer(known: ReadCost, newest: ReadCost, weight: float = _NEWEST_WEIGHT) -> ReadCost:
     def then(before: float, value: float) -> float:
-        return before + _NEWEST_WEIGHT * (value - before)
+        return before + weight * (value - before)
 
     # The time that a byte takes is averaged: of a disk that is quick and slow in turn, rates would say it is quick.
     byte_s = then(1 / known.bytes_s, 1 / newest.bytes_s)
@@ -158,6 +168,7 @@ class SpilledBlocks(OwnBlocks[T]):
         self._layouts: dict[int, Layout] = {}
         self._pinned = set[int]()
         self._from_peer = frozenset[int]()
+        self._passes, self._ask_at, self._ask_again = 0, 0, ASK_FIRST
         self._scratch: Buffer | None = None
         self._readers: dict[str, Reader] = {}
         self._reader_of: dict[int, Reader] = {}
@@ -166,6 +177,7 @@ class SpilledBlocks(OwnBlocks[T]):
         if not self._layouts and len(self.numbers):
             self._begin()
         out = self._out()
+        self._passes += 1
         self._follow()
         for number in self.numbers:
             is_new = number not in self._held
@@ -328,9 +340,10 @@ class SpilledBlocks(OwnBlocks[T]):
             OSError, DamagedBlock: neither has it as it was written.
         """
         peer = self._peer
-        if peer is not None and self._is_at_peer(number):
+        is_asked = self._is_asked_again(number)
+        if peer is not None and (is_asked or self._is_at_peer(number)):
             try:
-                peer.read(number, buffer)
+                peer.read(number, buffer, is_alone=is_asked)
                 return
             except (OSError, DamagedBlock) as error:
                 self._lose(peer, error)
@@ -341,6 +354,19 @@ class SpilledBlocks(OwnBlocks[T]):
     def _is_at_peer(self, number: int) -> bool:
         peer = self._peer
         return peer is not None and number in self._from_peer and number in peer.blocks and peer.is_there
+
+    def _is_asked_again(self, number: int) -> bool:
+        """Whether a peer from which nothing comes is measured by this block, at longer and longer intervals.
+
+        What one read took may be the fault of a moment.
+        """
+        peer = self._peer
+        if peer is None or self._from_peer or number not in peer.blocks or not peer.is_there:
+            return False
+        if self._passes < self._ask_at:
+            return False
+        self._ask_at, self._ask_again = self._passes + self._ask_again, min(ASK_LAST, 2 * self._ask_again)
+        return True
 
     def _is_wanted_at_peer(self, number: int) -> bool:
         """Whether a peer is to have it from now on: what is read from there, and one block to know what that takes."""
