@@ -323,7 +323,7 @@ def measure_chooser(
         }
 
     rate = bench.calibrate("warm", plain, _PUSHED_BYTES, ratio)
-    by_peer = slow or effort.fixed
+    by_peer = slow or effort.fixed + effort.judged  # its device takes some iterations until it is there
     ways = {
         "disk": (plays(effort.fixed, has_peer=False), effort.judged),
         "peer": (plays(by_peer, has_peer=True, by_peer=1.0), min(effort.judged, by_peer - 3)),
