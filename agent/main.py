@@ -492,6 +492,7 @@ class Agent:
                 seen_generation=lambda is_proved: over_below(self.runner.ledger, is_proved=is_proved),
                 welcomed=self._welcomed,
                 heard=self._heard,
+                hurries=lambda: self._donor.is_recalling,
             ),
             clock=self._clock,
             rng=Random(),

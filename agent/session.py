@@ -35,6 +35,8 @@ from farside.tls import TlsFiles, client_tls, tls_problem
 
 WELCOME_LIMIT_S = 40.0
 """A manager that has just started waits up to half a minute for its scheduler process to lead."""
+HURRY_S = 0.25
+"""As often as a donor looks at its memory: what it takes back for a job is told of soon after it is there."""
 BATCH_S = 0.02
 """After the first change of a state: how long others may still join its report (8 ranks of a node end together)."""
 
@@ -96,6 +98,7 @@ class Node:
         seen_generation: Generation below which a manager is over, for one that has proved itself, or has not.
         welcomed: A manager of this generation leads; it has proved itself, or has not.
         heard: The manager has acknowledged what was sent at this time, by `fence.now_s`.
+        hurries: A job may wait for what changes here, so reports come every `HURRY_S` at least.
     """
 
     hello: Callable[[], m.Hello]
@@ -109,6 +112,7 @@ class Node:
     seen_generation: Callable[[bool], int]
     welcomed: Callable[[int, bool], None]
     heard: Callable[[float], None] = lambda at_s: None
+    hurries: Callable[[], bool] = lambda: False
 
 
 class Session:
@@ -313,7 +317,8 @@ class Session:
     async def _until_news(self) -> None:
         """Returns a batch's time after the first news, or when the period is over."""
         news = asyncio.ensure_future(self._news.wait())
-        period = asyncio.ensure_future(self._clock.sleep_until_s(self._clock.now_s() + self._period_s))
+        period_s = min(self._period_s, HURRY_S) if self._node.hurries() else self._period_s
+        period = asyncio.ensure_future(self._clock.sleep_until_s(self._clock.now_s() + period_s))
         try:
             await asyncio.wait((news, period), return_when=asyncio.FIRST_COMPLETED)
             if news.done():

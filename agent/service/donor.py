@@ -101,6 +101,12 @@ class DonorSense(NodeService):
             **{name: rate for name, rate in rates.items() if rate is not None},
         }
 
+    @property
+    def is_recalling(self) -> bool:
+        """Whether it has lent more than it may, as far as it has said."""
+        lent, limit_bytes = self._lent.lent, self._lent.limit_bytes
+        return lent is not None and limit_bytes is not None and lent.lent_bytes > limit_bytes
+
     def drained(self) -> bool:
         """Whether no borrower has memory of it."""
         drained = self._lent.drained

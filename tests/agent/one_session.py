@@ -38,6 +38,7 @@ def session(
     take: Callable[[m.Start | m.Stop | m.Forget, bool], None] = nothing,
     probe: Callable[[m.Probe], Awaitable[m.Probed]] = no_problem,
     takes_unproved: bool = False,
+    hurries: bool = False,
 ) -> Session:
     token = folder / "token"
     token.touch(mode=0o600)
@@ -62,6 +63,7 @@ def session(
             power_off=no_power_off,
             seen_generation=lambda _: 0,
             welcomed=nothing,
+            hurries=lambda: hurries,
         ),
         clock=Hurried(),
         rng=Random(1),

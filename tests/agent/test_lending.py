@@ -133,7 +133,9 @@ def test_a_bound_is_told_to_the_donor_and_told_again_to_one_that_was_started_aga
         await borrower.map(2)
 
         sense.lend(at_most(slab_bytes))
+        was_recalling = sense.is_recalling
         assert await limit_of(plane, sense) == (slab_bytes, "")
+        assert (was_recalling, sense.is_recalling) == (False, True)
         await plane.pass_time(2)
         assert isinstance((await borrower.notice()).message, d.CheckActivity)
         assert isinstance((await borrower.notice()).message, d.Migrate)

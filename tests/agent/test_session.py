@@ -31,6 +31,20 @@ def test_a_session_that_is_told_to_end_right_after_news_ends(tmp_path: Path, tur
         assert asyncio.run(scene(manager))
 
 
+def test_while_a_job_may_wait_for_its_node_an_agent_reports_before_its_period_is_over(tmp_path: Path) -> None:
+    async def scene(manager: FakeManager) -> int:
+        running = asyncio.ensure_future(session(tmp_path, manager.url, hurries=True).run())
+        async with asyncio.timeout(50):  # its period is a minute
+            while len(manager.reports) < 3:
+                await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait({running})
+        return len(manager.reports)
+
+    with fake_manager() as manager:
+        assert asyncio.run(scene(manager)) >= 3
+
+
 def test_a_manager_that_is_not_there_is_told_and_tried_again(tmp_path: Path) -> None:
     async def scene(manager: FakeManager) -> str:
         made = session(tmp_path, manager.url)
