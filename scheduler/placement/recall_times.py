@@ -1,7 +1,8 @@
 """How long memory that is lent takes to come back, by what was measured on this cluster. PURE.
 
 A recall has a part that is the same for all, until the order has reached the donor and its end has been told of, and
-one that grows with its size: pages move to other donors, or to disks. So a line is fitted to what was measured.
+one that grows with its size: pages move to other donors, or to disks. So a line is fitted to what was measured, and
+raised as far as the slowest of those was above it: whoever waits is to know by when the memory is there.
 """
 
 from collections.abc import Sequence
@@ -36,17 +37,17 @@ class RecallTimes:
 
 
 def line_at(samples: Sequence[Sample], size_bytes: int) -> float:
-    """Seconds of a size by the line nearest to the samples, at least one, that neither begins nor falls below zero.
+    """Seconds of a size by the line nearest to the samples, at least one, raised to the slowest of them.
 
-    Where all are of one size they say nothing of the part that is the same for all: time is in proportion then.
+    It neither begins nor falls below zero. Where all samples are of one size they say nothing of the part that is the
+    same for all: a larger one takes in proportion then, and a smaller one as long.
     """
     mean_bytes = sum(size for size, _ in samples) / len(samples)
     mean_s = sum(took_s for _, took_s in samples) / len(samples)
     spread = sum((size - mean_bytes) ** 2 for size, _ in samples)
     together = sum((size - mean_bytes) * (took_s - mean_s) for size, took_s in samples)
     each_s = together / spread if spread else mean_s / mean_bytes if mean_bytes else 0.0
-    if each_s <= 0.0:
-        return mean_s
-    if each_s * mean_bytes > mean_s:
-        each_s = mean_s / mean_bytes
-    return mean_s + each_s * (size_bytes - mean_bytes)
+    each_s = max(0.0, min(each_s, mean_s / mean_bytes if mean_bytes else 0.0))
+    slowest_s = max(took_s - mean_s - each_s * (size - mean_bytes) for size, took_s in samples)
+    more_bytes = size_bytes - mean_bytes if spread else max(0.0, size_bytes - mean_bytes)
+    return mean_s + each_s * more_bytes + slowest_s

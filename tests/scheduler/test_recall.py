@@ -144,6 +144,18 @@ def test_the_way_of_the_order_is_told_from_what_goes_by_size() -> None:
     assert line_at([(100, 6.0), (300, 8.0)], 0) == pytest.approx(5.0)
 
 
+def test_what_is_expected_is_no_less_than_the_slowest_recalls_say() -> None:
+    samples = [(100, 6.0), (300, 8.0), (200, 10.0), (200, 4.0)]
+
+    assert line_at(samples, 200) == pytest.approx(10.0)
+    assert line_at(samples, 400) == pytest.approx(12.0)
+    assert all(line_at(samples, size) >= took_s - 1e-9 for size, took_s in samples)
+
+
+def test_a_recall_smaller_than_all_that_were_measured_alike_may_take_as_long() -> None:
+    assert line_at([(100, 6.0)], 50) == 6.0
+
+
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.1, 1000.0)), min_size=1, max_size=8), st.integers(1, 1000))
 def test_a_larger_recall_is_never_expected_to_take_less_and_none_takes_no_time(
     samples: list[tuple[int, float]], size: int
