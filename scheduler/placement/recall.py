@@ -12,8 +12,10 @@ How it works
 import numpy as np
 
 from farside.scheduler.ledger import NOTHING_BUT_GPUS, Ledger
+from farside.scheduler.node_set import members_of
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.state import Allocation, Demand
+from farside.scheduler.table import Floats
 
 
 def least_recall(placement: PlacementPolicy, ledger: Ledger, demand: Demand, allocation: Allocation) -> Allocation:
@@ -29,6 +31,8 @@ def least_recall(placement: PlacementPolicy, ledger: Ledger, demand: Demand, all
     levels = [0.0, *np.unique(by_node[(by_node > 0) & (by_node < worst)]).tolist()]
     if demand.parameter_servers:  # a program is solved for each try: it is asked once more, for nodes without a recall
         levels = levels[:1]
+    elif len(allocation) == 1 and (one := _on_one_node(placement, ledger, demand, by_node)) is not None:
+        return one  # each try fills all other nodes, which takes milliseconds in large clusters
     best, low, high = allocation, 0, len(levels)
     while low < high:  # more nodes may be taken at each higher level
         at = (low + high) // 2
@@ -38,6 +42,16 @@ def least_recall(placement: PlacementPolicy, ledger: Ledger, demand: Demand, all
         else:
             low = at + 1
     return best
+
+
+def _on_one_node(placement: PlacementPolicy, ledger: Ledger, demand: Demand, by_node: Floats) -> Allocation | None:
+    """Free GPUs of the node with the least to take back of all with room; None: the placement takes none of them."""
+    room = members_of(ledger.fitting(demand, demand.gpus))
+    room = room[np.array(ledger.free)[room] >= demand.gpus]
+    if not len(room):
+        return None
+    found = _place_within(placement, ledger, demand, float(by_node[room].min()))
+    return found if found is not None and len(found) == 1 and ledger.is_lent(demand, found) else None
 
 
 def _place_within(placement: PlacementPolicy, ledger: Ledger, demand: Demand, most_bytes: float) -> Allocation | None:
