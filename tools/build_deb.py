@@ -2,8 +2,8 @@
 
 A virtual environment without its own interpreter goes to /usr/lib/farside: Debian's python3, with our package and the
 pinned packages that both planes need. So `python3-pyverbs` is Debian's, and no other package's versions matter. NumPy
-is in it, for the manager; SciPy and its kind, which only the simulator and its forecasts want, are left out. Needs
-dpkg-deb and dpkg-shlibdeps (dpkg-dev).
+is in it, for the manager, with LightGBM, which its estimates and forecasts use, and SciPy, which that needs; what only
+reports of the simulator use is left out. Needs dpkg-deb and dpkg-shlibdeps (dpkg-dev).
 """
 
 import argparse
@@ -24,8 +24,8 @@ from tools.distributions import closure, copy_distribution
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/farside")
 SITE = HOME / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-# What only the simulator, the ILP placement and the forecasts import.
-LEFT_OUT = {"scipy", "matplotlib", "pyarrow", "lightgbm", "pandas"}
+# What only reports and files of the simulator import.
+LEFT_OUT = {"matplotlib", "pyarrow", "pandas"}
 # The manager's parts are processes that read this file again, under another name.
 LAUNCHER = '#!/usr/lib/farside/bin/python3\nfrom farside.cli import main\n\nif __name__ == "__main__":\n    main()\n'
 PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\n"

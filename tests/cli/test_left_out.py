@@ -40,10 +40,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     ("arguments", "package"),
     [
         (("trace", "report", "TRACE", *CLUSTER, "-o", "OUT.html"), "matplotlib"),
-        (("sim", "trace", "generate", "repeating", "OUT.csv"), "scipy"),
         (("sim", "run", "TRACE", *CLUSTER, "--policy", "las", "--report", "OUT.html"), "matplotlib"),
         (("sim", "run", "TRACE", *CLUSTER, "--policy", "las", "--jobs-out", "OUT.parquet"), "pyarrow"),
-        (("predict", "fit", "builtin:repeating", "--models", "OUT"), "lightgbm"),
     ],
 )
 def test_a_command_whose_package_is_not_there_says_which_in_one_line(
