@@ -25,6 +25,7 @@ from farside.agent.power_off import power_off, why_not
 from farside.agent.relay import Relay
 from farside.agent.rest.cpu_governor import CpuGovernor
 from farside.agent.rest.gpu_cap import GpuCap
+from farside.agent.rest.load_average import is_loaded
 from farside.agent.rest.saver import RestHand
 from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
@@ -149,7 +150,7 @@ class Agent:
         )  # fmt: skip
         self._rest = self._make_rest()
         services: list[NodeService] = [self._donor, self._borrower, self._aggregator, self._executor, self._swap]
-        if self._config.rest:
+        if self._rest.is_needed:
             services.append(self._rest)
         self.services = NodeServices(services)
         self.session = self._make_session()
@@ -314,7 +315,7 @@ class Agent:
         return RestService(hand, is_idle=self._is_idle, clock=self._clock)
 
     def _is_idle(self) -> bool:
-        return not (self.runner.has_live_tasks or self.services.holding())
+        return not (self.runner.has_live_tasks or self.services.holding() or is_loaded(self._config.proc_root))
 
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""

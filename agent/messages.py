@@ -391,7 +391,7 @@ class RestFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Facts of the service ``rest``: of what this node turns down while it is on and idle.
 
     ``rests``: it is turned down. ``turns_down``: what the node's settings name, ``cpu`` and ``gpu``; none: nothing ever
-    is. ``problem``: what the node lacks for it; empty: nothing is known to.
+    is. ``problem``: what the node lacks for it, or why it could not be turned up again; empty: neither.
     """
 
     rests: bool = False

@@ -7,6 +7,7 @@ from farside.errors import Unavailable
 
 GOVERNOR = "powersave"
 _FILES = "devices/system/cpu/cpufreq/policy*/scaling_governor"
+_OF_A_PROGRAM = "userspace"  # its speed is a setting besides, which the record does not have
 
 
 class CpuGovernor:
@@ -19,26 +20,38 @@ class CpuGovernor:
 
     def settings(self) -> Mapping[str, str]:
         """Governor by the file that has it, relative to sysfs."""
-        files = sorted(self._root.glob(_FILES))
+        files = self._files()
         if not files:
             raise Unavailable("this machine has no cpufreq", hint="leave cpu out of rest, or enable it in firmware")
-        for file in files:
+        for file in files.values():
             known = _read(file.with_name("scaling_available_governors")).split()
             if GOVERNOR not in known:
                 raise Unavailable(f"{file}: no governor {GOVERNOR}", hint=f"leave cpu out of rest; {', '.join(known)}")
-        return {str(file.relative_to(self._root)): _read(file) for file in files}
+        found = {name: _read(file) for name, file in files.items()}
+        if name := next((name for name, governor in found.items() if governor == _OF_A_PROGRAM), ""):
+            hint = "leave cpu out of rest, or set another governor"
+            raise Unavailable(f"{files[name]}: {_OF_A_PROGRAM}: a program of this machine sets the speed", hint=hint)
+        return found
 
     def lower(self) -> None:
         """Set the governor on all domains."""
-        for file in sorted(self._root.glob(_FILES)):
+        for file in self._files().values():
             _write(file, GOVERNOR)
 
-    def restore(self, before: Mapping[str, str]) -> None:
+    def restore(self, before: Mapping[str, str]) -> Mapping[str, str]:
         """Put the governors back, unless another program has changed them since; a domain that is gone has none."""
-        for file in sorted(self._root.glob(_FILES)):
-            governor = before.get(str(file.relative_to(self._root)))
-            if governor and governor != GOVERNOR and _read(file) == GOVERNOR:
-                _write(file, governor)
+        failed: dict[str, str] = {}
+        for name, file in self._files().items():
+            governor = before.get(name)
+            try:
+                if governor and governor != GOVERNOR and _read(file) == GOVERNOR:
+                    _write(file, governor)
+            except Unavailable as error:
+                failed[name] = str(error)
+        return failed
+
+    def _files(self) -> dict[str, Path]:
+        return {str(file.relative_to(self._root)): file for file in sorted(self._root.glob(_FILES))}
 
 
 def _read(file: Path) -> str:
@@ -52,5 +65,6 @@ def _read(file: Path) -> str:
 def _write(file: Path, governor: str) -> None:
     try:
         file.write_text(governor, encoding="ascii")
-    except OSError as error:
-        raise Unavailable(f"{file}: {error.strerror}", hint="it takes root to set it") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "the governor is no text"
+        raise Unavailable(f"{file}: {why}", hint="it takes root to set it") from error

@@ -1,7 +1,7 @@
 """When an idle node that stays on turns down CPUs and GPUs, and when that ends. PURE.
 
 The same rules as for switching off: never with a job on the node or something of others at its services, and no
-flapping. Unlike switching off it is over in an instant, so the node stays open: it ends as soon as anything comes.
+flapping. Unlike switching off, a rest ends within seconds, so the node stays open: it ends as soon as anything comes.
 """
 
 import math

@@ -1,9 +1,10 @@
 """Node service `rest`: turns CPUs and GPUs of this node down while it stays on and has nothing to do.
 
 The manager says after how much idle time, or that the node may not, since a job is on its way, or the node is closed.
-What is turned down is the owner's to say: the setting ``rest``. Anything ends a rest at once: a task that is to start,
-another order, something of others at a service, the end of the agent. What was set before is in a file by then
-(`agent/rest/saver.py`), which the next agent goes by if this one was killed.
+What is turned down is the owner's to say: the setting ``rest``. A rest ends as soon as anything comes: a task that is
+to start, another order, something of others at a service, the end of the agent. What was set before is in a file by
+then (`agent/rest/saver.py`), which the next agent goes by if this one was killed. What can't be turned up again is
+tried until it can, each second, whatever the settings say by then.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ PERIOD_S = 1.0
 RETRY_S = 300.0
 """Before a node that could not turn something down tries again: why is read by people."""
 
+_STUCK = "this node's CPUs or GPUs could not be turned up again, and jobs run slower here"
 _log = get_log("agent.rest")
 _ENCODER = msgspec.json.Encoder()
 _ORDER = msgspec.json.Decoder(m.RestOrder)
@@ -44,7 +46,7 @@ class RestService(NodeService):
         self._hand, self._is_idle, self._clock = hand, is_idle, clock
         self._order = m.RestOrder()
         self._rest = Rest()
-        self._problem = ""
+        self._problem, self._is_stuck = "", False
         self._retry_at_s = clock.now_s()
         self._is_called = False  # something has come since the last look
         self._wake = asyncio.Event()
@@ -70,8 +72,13 @@ class RestService(NodeService):
         self._wake.set()
 
     def metrics(self) -> Mapping[str, float]:
-        """Whether it rests."""
-        return {"resting": float(self._rest.is_resting)}
+        """Whether it rests, and whether it is turned down although it should not be."""
+        return {"resting": float(self._rest.is_resting), "stuck": float(self._is_stuck)}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do: this node turns something down, or has something to turn up."""
+        return bool(self._hand.names) or self._hand.has_record
 
     def drained(self) -> bool:
         """Always: it has nothing of others."""
@@ -79,11 +86,12 @@ class RestService(NodeService):
 
     async def begin(self) -> None:
         """Puts back what an agent that was killed has left turned down. Before any task starts."""
-        await self._do(self._hand.resume)
+        if not await self._do(self._hand.resume):
+            self._stay_down()
 
     async def run(self) -> None:
         """Turns down and up, until it is cancelled."""
-        while self._hand.names:
+        while self._hand.names or self._rest.is_resting:
             self._wake.clear()
             await self.look()
             with suppress(TimeoutError):
@@ -104,26 +112,35 @@ class RestService(NodeService):
             # What has come meanwhile is seen by the next look, which begins at once.
             self._rest = rest
             _log.info("idle node turned down" if is_down else "node turned up", what=",".join(self._hand.names))
-        elif is_down:
+        elif is_down and not self._hand.has_record:
             self._retry_at_s = now_s + RETRY_S
         else:
-            self._is_called = True
+            self._stay_down()
 
     async def close(self) -> None:
         """Ends a rest with the agent, also one that is just being begun."""
         if await self._do(self._hand.end):
             self._rest = Rest()
 
+    def _stay_down(self) -> None:
+        """Something is turned down and should not be: the next look turns it up."""
+        self._retry_at_s = self._clock.now_s() + RETRY_S
+        self._rest, self._is_called = Rest(is_resting=True, since_s=self._clock.now_s()), True
+
     async def _do(self, turn: Callable[[], None]) -> bool:
         try:
             await asyncio.to_thread(turn)
-        except FarsideError as error:
-            self._note(str(error))
+        except (FarsideError, OSError, ValueError) as error:  # whatever is wrong there: tasks go on
+            self._note(str(error), is_stuck=self._hand.has_record)
             return False
-        self._note("")
+        self._note("", is_stuck=False)
         return True
 
-    def _note(self, problem: str) -> None:
+    def _note(self, why: str, *, is_stuck: bool) -> None:
+        problem = f"{_STUCK}: {why}" if is_stuck else why
         if problem and problem != self._problem:  # once, and not with each try
-            _log.warning("this node cannot rest", why=problem)
-        self._problem = problem
+            if is_stuck:
+                _log.error(_STUCK, why=why)
+            else:
+                _log.warning("this node cannot rest", why=why)
+        self._problem, self._is_stuck = problem, is_stuck

@@ -19,7 +19,7 @@ class Knob:
     name = "cpu"
 
     def __init__(self) -> None:
-        self.is_down, self.problem = False, ""
+        self.is_down, self.problem, self.stuck, self.lower_fails = False, "", "", False
 
     def settings(self) -> Mapping[str, str]:
         if self.problem:
@@ -28,9 +28,16 @@ class Knob:
 
     def lower(self) -> None:
         self.is_down = True
+        if self.lower_fails:
+            raise Unavailable("it is locked")
 
-    def restore(self, before: Mapping[str, str]) -> None:
+    def restore(self, before: Mapping[str, str]) -> Mapping[str, str]:
+        if self.stuck == "fault":
+            raise ValueError(self.stuck)
+        if self.stuck:
+            return {"it": self.stuck}
         self.is_down = False
+        return {}
 
 
 class Node:
@@ -56,6 +63,12 @@ class Node:
         await self.look()  # and then that nothing is there
         assert await self.look(60.0)
 
+    async def turned_up(self) -> None:
+        """Until it is, for at most ten seconds."""
+        async with asyncio.timeout(10.0):
+            while self.knob.is_down:
+                await asyncio.sleep(0)
+
     def facts(self) -> m.RestFacts:
         return msgspec.json.decode(self.service.facts(), type=m.RestFacts)
 
@@ -77,7 +90,7 @@ def test_an_idle_node_turns_down_after_the_time_that_it_was_told(tmp_path: Path)
 
     play(story)
     assert node.facts() == m.RestFacts(rests=True, turns_down=("cpu",))
-    assert node.service.metrics() == {"resting": 1.0}
+    assert node.service.metrics() == {"resting": 1.0, "stuck": 0.0}
 
 
 @pytest.mark.parametrize("what", ["task", "start", "job is placed", "drain ends", "drain begins"])
@@ -113,8 +126,7 @@ def test_a_start_is_not_slept_through(tmp_path: Path) -> None:
         await node.resting()
         running = asyncio.ensure_future(node.service.run())
         node.service.come()
-        while node.knob.is_down:  # well before the next regular look
-            await asyncio.sleep(0)
+        await node.turned_up()
         running.cancel()
 
     play(story)
@@ -152,6 +164,59 @@ def test_what_an_agent_that_was_killed_left_is_put_back_at_the_start(tmp_path: P
     play(node.service.begin)
 
     assert not node.knob.is_down
+
+
+def test_what_cannot_be_put_back_at_the_start_is_tried_until_it_can_whatever_the_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed = Node(tmp_path)
+    play(killed.resting)
+    node = Node(tmp_path, ())
+    node.knob.is_down, node.knob.stuck = True, "NVML does not start"
+    was_needed = node.service.is_needed
+
+    async def story() -> None:
+        await node.service.begin()
+        for _ in range(3):
+            assert await node.look(1.0)
+        assert node.service.metrics() == {"resting": 1.0, "stuck": 1.0}
+        assert node.facts().problem.endswith("jobs run slower here: NVML does not start")
+        node.knob.stuck = ""
+        async with asyncio.timeout(10.0):
+            await node.service.run()  # until it is turned up: this node's settings turn nothing down
+
+    play(story)
+    assert (was_needed, node.service.is_needed, node.knob.is_down) == (True, False, False)
+    assert (node.service.metrics(), node.facts().problem) == ({"resting": 0.0, "stuck": 0.0}, "")
+    (said,) = [record for record in caplog.records if "could not be turned up again" in record.getMessage()]
+    assert said.levelname == "ERROR"
+
+
+def test_a_rest_that_fails_halfway_and_cannot_be_taken_back_is_ended_later(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.knob.lower_fails, node.knob.stuck = True, "NVML does not start"
+
+    async def story() -> None:
+        node.order()
+        for later_s in (0.0, 0.0):
+            await node.look(later_s)
+        assert await node.look(60.0)
+        assert node.service.metrics()["stuck"] == 1.0
+        node.knob.stuck = ""
+        assert not await node.look(1.0)
+
+    play(story)
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_a_fault_in_a_saver_ends_no_agent(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    (tmp_path / RECORD).write_text('{"boot_id": "boot", "savers": {"cpu": {"it": "up"}}}')
+    node.knob.stuck = "fault"
+
+    play(node.service.begin)
+
+    assert "fault" in node.facts().problem
 
 
 def test_what_a_node_lacks_is_said_in_one_line_and_tried_again_later(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from farside.agent.rest.cpu_governor import CpuGovernor
+from farside.agent.rest.load_average import is_loaded
 from farside.agent.rest.saver import RECORD, RestHand
 from farside.errors import Unavailable
 from tests.support.programs import Outcome, need
@@ -82,10 +83,10 @@ def test_a_governor_that_somebody_else_set_meanwhile_is_left_alone(tmp_path: Pat
 
 def test_what_was_set_is_on_the_disk_before_anything_is_turned_down(tmp_path: Path) -> None:
     (file,) = sysfs(tmp_path / "sys", "performance")
-    (tmp_path / RECORD).mkdir()
+    made = RestHand([CpuGovernor(root=tmp_path / "sys")], ("cpu",), tmp_path / "gone", "a")
 
     with pytest.raises(Unavailable, match="what is set now can't be written down"):
-        hand(tmp_path).rest()
+        made.rest()
 
     assert set_now([file]) == ["performance"]
 
@@ -97,6 +98,80 @@ def test_a_record_that_is_damaged_is_one_line_and_stays(tmp_path: Path) -> None:
         hand(tmp_path).resume()
 
     assert (tmp_path / RECORD).exists()
+
+
+def test_a_record_that_is_no_file_is_one_line_and_nothing_is_turned_down(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    (tmp_path / RECORD).mkdir()
+
+    with pytest.raises(Unavailable, match="rest: Is a directory; remove it"):
+        hand(tmp_path).rest()
+
+    assert set_now([file]) == ["performance"]
+
+
+def test_a_rest_never_writes_over_the_record_of_one_that_could_not_be_ended(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    hand(tmp_path).rest()
+    was = (tmp_path / RECORD).read_bytes()
+    file.rename(file.with_name("away"))
+    file.mkdir()  # it can't be read
+    made = hand(tmp_path)
+
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="scaling_governor: Is a directory"):
+            made.rest()
+    assert (tmp_path / RECORD).read_bytes() == was
+    file.rmdir()
+    file.with_name("away").rename(file)
+    made.rest()
+    made.resume()
+
+    assert set_now([file]) == ["performance"]
+
+
+def test_a_domain_that_cannot_be_read_keeps_no_other_down_and_alone_stays_in_the_record(tmp_path: Path) -> None:
+    stuck, good = sysfs(tmp_path / "sys", "performance", "ondemand")
+    made = hand(tmp_path)
+    made.rest()
+    stuck.rename(stuck.with_name("away"))
+    stuck.mkdir()
+
+    with pytest.raises(Unavailable, match="policy0/scaling_governor: Is a directory"):
+        made.resume()
+    stuck.rmdir()
+    stuck.with_name("away").rename(stuck)
+    good.write_text("powersave\n")  # as somebody else wants it from now on
+    made.resume()
+
+    assert set_now([stuck, good]) == ["performance", "powersave"]
+
+
+def test_a_speed_that_a_program_sets_is_left_alone(tmp_path: Path) -> None:
+    files = sysfs(tmp_path / "sys", "performance", "userspace")
+
+    with pytest.raises(Unavailable, match="policy1/scaling_governor: userspace: a program of this machine sets"):
+        hand(tmp_path).rest()
+
+    assert set_now(files) == ["performance", "userspace"]
+
+
+def test_what_another_version_has_turned_down_stays_in_the_record(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text('{"boot_id": "a", "savers": {"disk": {"it": "up"}}}')
+
+    with pytest.raises(Unavailable, match="another version of Farside has turned down disk"):
+        hand(tmp_path).resume()
+
+    assert hand(tmp_path).has_record
+
+
+def test_only_a_load_average_above_the_bound_is_a_load(tmp_path: Path) -> None:
+    said = {"0.50 9.00 9.00 1/100 1": False, "0.51 0.00 0.00 1/100 1": True, "": False}
+
+    for text, is_so in said.items():
+        (tmp_path / "loadavg").write_text(text)
+        assert is_loaded(tmp_path) is is_so
+    assert not is_loaded(tmp_path / "none")
 
 
 def test_a_machine_without_cpufreq_says_so(tmp_path: Path) -> None:
@@ -140,11 +215,12 @@ class Knob:
             raise Unavailable("it is stuck")
         self.is_down = True
 
-    def restore(self, before: Mapping[str, str]) -> None:
+    def restore(self, before: Mapping[str, str]) -> Mapping[str, str]:
         if self.stuck == "restore":
             raise Unavailable("it is stuck")
         assert before == {"it": "up"}
         self.is_down = False
+        return {}
 
 
 def test_all_are_turned_down_or_none(tmp_path: Path) -> None:
@@ -199,8 +275,12 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def use(nvml: Path, caps: Path, *steps: str, locked: bool = False) -> Outcome:
-    environment = {"LD_LIBRARY_PATH": str(nvml), "NVML_CAPS": str(caps), **({"NVML_LOCKED": "1"} if locked else {})}
+GPUS = "GPU-b 200000 700000\nGPU-a 100000 350000\n"
+DOWN = "GPU-b 200000 200000\nGPU-a 100000 100000\n"
+
+
+def use(nvml: Path, caps: Path, *steps: str, **variables: str) -> Outcome:
+    environment = {"LD_LIBRARY_PATH": str(nvml), "NVML_CAPS": str(caps), **variables}
     argv = [sys.executable, "-c", _USE, str(caps.parent), *steps]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
     return Outcome(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
@@ -208,17 +288,13 @@ def use(nvml: Path, caps: Path, *steps: str, locked: bool = False) -> Outcome:
 
 @pytest.mark.parametrize(
     ("steps", "after"),
-    [
-        (("rest",), "200000\n200000\n"),
-        (("rest", "resume", "resume"), "700000\n350000\n"),
-        (("rest", "end", "rest"), "700000\n350000\n"),
-    ],
+    [(("rest",), DOWN), (("rest", "resume", "resume"), GPUS), (("rest", "end", "rest"), GPUS)],
 )
 def test_caps_are_turned_down_and_back(nvml: Path, tmp_path: Path, steps: tuple[str, ...], after: str) -> None:
     caps = tmp_path / "caps"
-    caps.write_text("700000\n350000\n")
+    caps.write_text(GPUS)
 
-    done = use(nvml, caps, *steps)
+    done = use(nvml, caps, *steps, NVML_NO_END="1")
 
     assert (done.status, done.stderr) == (0, "")
     assert caps.read_text() == after
@@ -228,24 +304,71 @@ def test_caps_outlive_a_process_that_is_killed_and_one_that_somebody_set_is_left
     nvml: Path, tmp_path: Path
 ) -> None:
     caps = tmp_path / "caps"
-    caps.write_text("700000\n350000\n")
+    caps.write_text(GPUS)
     use(nvml, caps, "rest")
-    caps.write_text("200000\n300000\n")
+    caps.write_text(DOWN.replace("100000 100000", "100000 300000"))
 
     done = use(nvml, caps, "resume")
 
     assert (done.status, done.stderr) == (0, "")
-    assert caps.read_text() == "700000\n300000\n"
+    assert caps.read_text() == GPUS.replace("350000", "300000")
+
+
+def test_a_gpu_that_is_lost_keeps_no_other_down_and_is_tried_again(nvml: Path, tmp_path: Path) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text(GPUS)
+    use(nvml, caps, "rest")
+
+    done = use(nvml, caps, "resume", NVML_LOST="GPU-b")
+    meanwhile = caps.read_text()
+    again = use(nvml, caps, "resume")
+
+    assert "unavailable: GPU GPU-b: GPU is lost" in done.stderr
+    assert meanwhile == "GPU-b 200000 200000\nGPU-a 100000 350000\n"
+    assert (again.status, caps.read_text()) == (0, GPUS)
+
+
+def test_caps_are_put_back_by_uuid_whatever_the_order_and_one_that_is_gone_has_none(nvml: Path, tmp_path: Path) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text(GPUS)
+    use(nvml, caps, "rest")
+    caps.write_text("GPU-a 100000 100000\nGPU-c 100000 100000\n")
+
+    done = use(nvml, caps, "resume")
+
+    assert (done.status, done.stderr) == (0, "")
+    assert caps.read_text() == "GPU-a 100000 350000\nGPU-c 100000 100000\n"
+
+
+def test_a_gpu_with_a_process_that_is_not_farsides_keeps_the_node_up(nvml: Path, tmp_path: Path) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text(GPUS)
+
+    done = use(nvml, caps, "rest", NVML_BUSY="GPU-a")
+
+    assert "unavailable: GPU GPU-a has processes" in done.stderr
+    assert caps.read_text() == GPUS
+
+
+def test_a_cap_in_the_record_that_is_no_number_is_one_line(nvml: Path, tmp_path: Path) -> None:
+    caps = tmp_path / "caps"
+    caps.write_text(DOWN)
+    (tmp_path / RECORD).write_text('{"boot_id": "a", "savers": {"gpu": {"GPU-a": "350000", "GPU-b": "much"}}}')
+
+    done = use(nvml, caps, "resume")
+
+    assert "unavailable: GPU GPU-b: invalid literal" in done.stderr
+    assert caps.read_text() == "GPU-b 200000 200000\nGPU-a 100000 350000\n"
 
 
 def test_caps_that_only_root_may_set_say_so(nvml: Path, tmp_path: Path) -> None:
     caps = tmp_path / "caps"
-    caps.write_text("700000\n")
+    caps.write_text(GPUS)
 
-    done = use(nvml, caps, "rest", locked=True)
+    done = use(nvml, caps, "rest", NVML_LOCKED="1")
 
     assert "it takes root" in done.stderr
-    assert caps.read_text() == "700000\n"
+    assert caps.read_text() == GPUS
 
 
 def test_a_machine_without_nvml_says_so(tmp_path: Path) -> None:

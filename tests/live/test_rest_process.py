@@ -8,6 +8,7 @@ from tests.agent.process import agent, kill, write_config
 from tests.live.manager import running_manager
 from tests.support.waiting import until
 
+QUIET = "0.50 4.00 4.00 1/100 1\n"
 GOVERNOR = "sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
 
 
@@ -17,6 +18,9 @@ def test_an_idle_node_turns_down_and_what_was_set_comes_back_whatever_ends_it(tm
     file.parent.mkdir(parents=True)
     file.write_text("performance\n")
     (file.parent / "scaling_available_governors").write_text("performance powersave\n")
+    load = root / "proc/loadavg"
+    load.unlink()  # of the machine that the tests run on
+    load.write_text(QUIET)
     (tmp_path / "a").mkdir()
 
     def is_set(governor: str) -> bool:
@@ -32,6 +36,10 @@ def test_an_idle_node_turns_down_and_what_was_set_comes_back_whatever_ends_it(tm
                 lambda: manager.get("nodes", "n1")["services"].get("rest", {}).get("rests"),
                 what="the manager knows", deadline_s=60,
             )  # fmt: skip
+            load.write_text("0.60 0.00 0.00 1/100 1\n")
+            until(lambda: is_set("performance"), what="turned up for a program of somebody else", deadline_s=60)
+            load.write_text(QUIET)
+            until(lambda: is_set("powersave"), what="the node idle again", deadline_s=60)
             job = manager.submit("sh", "-c", "until test -e end; do sleep 0.05; done", cwd=str(tmp_path), gpus=1)
             until(lambda: manager.job(job)["state"] == "running", what="a job that runs", deadline_s=60)
             until(lambda: is_set("performance"), what="the node turned up for the job", deadline_s=60)
