@@ -280,6 +280,19 @@ def test_a_job_that_its_account_holds_back_or_that_no_cluster_could_run_calls_no
     world.task(world.job(running).tasks[0], TaskPhase.EXITED, exit_code=0)
 
 
+def test_jobs_that_an_account_holds_back_keep_nobody_else_from_waking_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farside.scheduler.manager.power.nodes_needed.LOOKED_AT", 3)
+    world = World(rules(), nodes=2)
+    tenancy = Tenancy(accounts={"ml": Account(name="ml", quota_gpus=4), "bio": Account(name="bio")})
+    world.runs(world.submit(gpus=4, account="ml"))
+    asleep(world, "n1")
+    for asked in (4, 1, 2, 3):
+        world.submit(gpus=asked, account="ml")
+    world.submit(gpus=4, account="bio")
+
+    assert called(world, tenancy) == ("n1",)
+
+
 # ---------------------------------------------------------------------------------------------- the past
 
 

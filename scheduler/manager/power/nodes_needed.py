@@ -39,7 +39,8 @@ from farside.scheduler.tenancy import PriorityClass, Tenancy
 
 # The scheduler process has looked at a job that has waited for so long: what is free is not for it.
 SETTLED_S = 5.0
-# So many are looked at; who stands behind them waits for others than nodes anyway.
+# Jobs of each kind that nodes are looked for: those which accounts and QOS let start, and those that lack Aggregators.
+# Jobs behind them wait for these jobs rather than for nodes.
 LOOKED_AT = 1000
 _REACHABLE = (Phase.OFF, Phase.BOOTING)
 
@@ -57,24 +58,19 @@ def nodes_needed(
     A job that has just come may get an idle node at any moment; it wakes none before the scheduler process has looked
     at it.
     """
-    waiting = list(islice(_waiting(state), LOOKED_AT))
-    if not waiting:
+    if next(_waiting(state), None) is None:
         return ()
     rooms = _Rooms(state, set_aside, partitions)
-    for job in waiting:
-        if job.spec.aggregation and awaited_aggregators(state, job, set_aside):
+    for job in islice((one for one in _waiting(state) if one.spec.aggregation), LOOKED_AT):
+        if awaited_aggregators(state, job, set_aside):
             rooms.call_aggregators(job, is_settled=_is_settled(job, now_s))
     quota_use = QuotaUse()
     for job in state.live_jobs():
         if is_holding(job):
             quota_use.take(_priority_class(tenancy, job), job.spec.gpus)
-    for job in waiting:
+    for job in islice(_allowed(_waiting(state), tenancy, quota_use), LOOKED_AT):
         if rooms.headroom.is_spent:
             break
-        priority_class = _priority_class(tenancy, job)
-        if quota_use.why_not(priority_class, job.spec.gpus):
-            continue
-        quota_use.take(priority_class, job.spec.gpus)  # it is thought to get its GPUs, whoever gives them
         fits = rooms.fits(job, now_s)
         if not rooms.headroom.could_hold(job.spec.gpus, fits):
             continue
@@ -89,6 +85,21 @@ def _waiting(state: LiveState) -> Iterator[LiveJob]:
     """Without co-located jobs, whose nodes never sleep."""
     live = (job for job in state.live_jobs() if not job.spec.colocate)
     return (job for job in live if job.phase is JobPhase.WAITING and is_ready(state, job))
+
+
+def _allowed(waiting: Iterable[LiveJob], tenancy: Tenancy | None, quota_use: QuotaUse) -> Iterator[LiveJob]:
+    """Jobs that accounts and QOS let start beside those before them, each of which is thought to get its GPUs."""
+    refused: dict[tuple[str, str, str], int] = {}  # the fewest GPUs, by all that caps depend on: use only grows here
+    for job in waiting:
+        key = job.user, job.spec.account, job.spec.qos
+        if job.spec.gpus >= refused.get(key, math.inf):
+            continue
+        priority_class = _priority_class(tenancy, job)
+        if quota_use.why_not(priority_class, job.spec.gpus):
+            refused[key] = job.spec.gpus
+            continue
+        quota_use.take(priority_class, job.spec.gpus)
+        yield job
 
 
 def _is_settled(job: LiveJob, now_s: float) -> bool:
