@@ -20,16 +20,28 @@ def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None
         ConfigError: It, its settings or the file of holidays can't be used.
         Unavailable: It makes forecasts, and LightGBM is not installed.
     """
-    if config.power == "none":
-        return None
     settings = named_settings("power_settings", config.power_settings)
     is_told = config.holidays_file.is_absolute()
+    if config.power == "none":
+        if is_told:
+            check_holidays(make_online("none", {}), "power = none", of="holidays_file")
+        return None
     holidays = read_holidays(config.holidays_file) if is_told else frozenset[int]()
     make_policy = make_online(config.power, settings, config.power_step_s, holidays)
-    if is_told and not isinstance(make_policy(1), LearningPolicy):
-        hint = "set forecast=true in power_settings, or leave it out" if config.power == "ces" else "leave it out"
-        raise ConfigError(f"holidays_file: is for forecasts, and {config.power} makes none", hint=hint)
+    if is_told:
+        check_holidays(make_policy, config.power, of="holidays_file", settings="in power_settings")
     return make_policy
+
+
+def check_holidays(make_policy: Callable[[int], EnergyPolicy], policy: str, *, of: str, settings: str = "") -> None:
+    """Refuse holidays that no forecast would know. ``of``: what gave them; ``settings``: where the policy's are given.
+
+    Raises:
+        ConfigError: The policy makes no forecast.
+    """
+    if not isinstance(make_policy(1), LearningPolicy):
+        hint = f"set forecast=true {settings}, or leave it out" if policy == "ces" else "leave it out"
+        raise ConfigError(f"{of}: is for forecasts, and {policy} makes none", hint=hint)
 
 
 def fleet_rules(config: PowerSettings) -> FleetRules:

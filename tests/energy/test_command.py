@@ -271,6 +271,42 @@ def test_the_fleets_rules_and_maintenance_count_for_jobs_on_nodes_that_sleep(tmp
     assert (waiting["delayed_jobs"], waiting["mean_jct_s"]) == (0, (7200 + 9000 + 60 - 3600) / 2)
 
 
+def test_settings_of_a_fleets_file_that_do_not_count_are_named(tmp_path: Path) -> None:
+    trace, manager = tmp_path / "jobs.csv", tmp_path / "manager.toml"
+    trace.write_text("job_id,submit_s,duration_s,gpus\na,0,7200,8\n")
+    manager.write_text('power_floor = 2\npower = "ces"\npower_step_s = 300\npolicy = "las"\n')
+    asked = ("jobs", trace, "--nodes", "2", "--gpus-per-node", "8", "--policy", "vanilla", "--fleet", manager)
+
+    done = run(*asked)
+
+    assert f"--fleet {manager}: does not count here: power, power_step_s; give --policy" in done.stderr
+
+
+def test_a_fleets_limits_are_not_counted_once_for_each_virtual_cluster(tmp_path: Path) -> None:
+    trace, manager, nodes = tmp_path / "jobs.csv", tmp_path / "manager.toml", tmp_path / "vc.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus,vc\na,0,7200,8,x\nb,0,7200,8,y\n")
+    manager.write_text("power_floor = 2\n")
+    nodes.write_text("vc,nodes\nx,2\ny,2\n")
+    asked = ("jobs", trace, "--vc-nodes", nodes, "--gpus-per-node", "8", "--policy", "vanilla", "--fleet", manager)
+
+    told = refusal(*asked)
+
+    assert "its limits are for all nodes together, and there are 2 virtual clusters; take one of them with --vc" in told
+    assert run(*asked, "--vc", "x").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"), [("ces", "set forecast=true with --set, or leave it out"), ("none", "leave it out")]
+)
+def test_holidays_for_jobs_without_a_forecast_are_refused(policy: str, hint: str) -> None:
+    told = refusal(
+        "jobs", "builtin:tiresias-480", "--nodes", "15", "--gpus-per-node", "4", "--policy", policy,
+        "--holiday", "2024-12-25",
+    )  # fmt: skip
+
+    assert f"--holidays, --holiday: is for forecasts, and {policy} makes none; {hint}" in told
+
+
 def test_a_fleet_with_a_node_that_there_is_not_is_one_line(tmp_path: Path) -> None:
     manager = tmp_path / "manager.toml"
     manager.write_text('always_on = "login1"\n')

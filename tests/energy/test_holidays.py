@@ -95,6 +95,13 @@ def test_holidays_for_a_policy_without_a_forecast_are_refused(
         online_policy(config)
 
 
+def test_holidays_where_no_node_sleeps_are_refused(tmp_path: Path) -> None:
+    config = load_config(ManagerConfig, (), {"holidays_file": str(written(tmp_path, "2024-12-25\n"))})
+
+    with pytest.raises(ConfigError, match="holidays_file: is for forecasts, and power = none makes none; leave it out"):
+        online_policy(config)
+
+
 def test_holidays_change_what_is_forecast() -> None:
     series = wandering(12)
     learned = []

@@ -245,9 +245,10 @@ def jobs(
 
     Shows which jobs are delayed and by how much, compared to the same run without sleep.
     """
-    from farside.cli.energy_jobs import compare_runs
+    from farside.cli.energy_jobs import compare_runs, passed_over
     from farside.cli.energy_report import give, print_cost
     from farside.cli.sim import Request
+    from farside.cli.terminal import note
 
     inputs = (trace, vc_nodes, holidays_file, tenants, maintenance, fleet)
     _check_places({"--json": json_to}, [path for path in inputs if path])
@@ -263,6 +264,8 @@ def jobs(
     )
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
     days_off = _days_off(holidays, holidays_file)
+    if fleet and (names := passed_over(fleet)):
+        note(f"--fleet {fleet}: does not count here: {', '.join(names)}; give --policy, --set, --holidays and --boot-s")
     cost = compare_runs(request, policy, told, boot_s=boot_s, holidays=days_off, fleet=fleet)
     give(cost, json_to, lambda cost: print_cost(cost, policy))
 
