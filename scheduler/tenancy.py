@@ -117,6 +117,13 @@ class Tenancy:
             caps=tuple(_caps(name, job.user, account, qos)),
         )
 
+    def quota_problems(self, job: Job) -> Iterator[str]:
+        """Reasons why a job would wait for ever although the cluster is large enough."""
+        for cap in self.priority_class(job).caps:
+            if job.gpus > cap.gpus:
+                asked, may = format_count(job.gpus, "GPU"), format_count(int(cap.gpus), "GPU")
+                yield f"gpus: {asked} are more than {cap.owner} may have at once, {may}; ask for fewer"
+
     def shares_of(self, name: str) -> float:
         """The shares of an account."""
         return self.accounts.get(name, self.others).shares

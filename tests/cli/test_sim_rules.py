@@ -91,6 +91,20 @@ def test_a_job_that_the_manager_would_refuse_is_refused_or_left_out(request_for:
     assert kept.left_out == 2
 
 
+def test_a_job_above_its_accounts_quota_is_refused_or_left_out(request_for: Request, write: Write) -> None:
+    trace = write("large.csv", TRACE + "5,40,5,10,ann,ml,\n")
+    asked = replace(request_for, trace=trace, tenants=write("manager.toml", TENANTS))
+
+    with pytest.raises(
+        ConfigError, match="line 6: job 5: gpus: 5 GPUs are more than account ml may have at once, 4 GPUs"
+    ):
+        prepare(asked)
+    kept = prepare(replace(asked, on_bad="skip"))
+
+    assert [entry.job.job_id for entry in kept.scene.jobs] == ["1", "2", "3", "4"]
+    assert kept.left_out == 1
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "reason"),
     [

@@ -9,7 +9,6 @@ from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.state import Job
 from farside.scheduler.tenancy import Tenancy
-from farside.units import format_count
 
 
 def charged(spec: JobSpec, user: str, tenancy: Tenancy | None, partitions: Partitions = NO_PARTITIONS) -> JobSpec:
@@ -32,7 +31,4 @@ def quota_problems(spec: JobSpec, user: str, tenancy: Tenancy | None) -> Iterato
     if tenancy is None:
         return
     job = Job(job_id="", sequence=0, submit_s=0.0, gpus=spec.gpus, user=user, account=spec.account, qos=spec.qos)
-    for cap in tenancy.priority_class(job).caps:
-        if spec.gpus > cap.gpus:
-            asked, may = format_count(spec.gpus, "GPU"), format_count(int(cap.gpus), "GPU")
-            yield f"gpus: {asked} are more than {cap.owner} may have at once, {may}; ask for fewer"
+    yield from tenancy.quota_problems(job)

@@ -55,12 +55,12 @@ def check_closable(experiments: Sequence[Experiment], request: Request) -> None:
 def charged(
     scene: Scene, tenancy: Tenancy | None, path: str, on_bad: Literal["refuse", "skip"]
 ) -> tuple[Scene, list[str]]:
-    """The jobs with the account and QOS that the manager would have given them; without those it would refuse.
+    """The jobs with the account and QOS that the manager would have given them; those that it would refuse are found.
 
     Without accounts nothing is known of them: those of the trace do not count.
 
     Raises:
-        ConfigError: A job has none, and is not to be left out.
+        ConfigError: A job has none, or asks for more GPUs than they may have, and is not to be left out.
     """
     jobs: list[TraceJob] = []
     found: dict[int, str] = {}
@@ -73,8 +73,11 @@ def charged(
             found[entry.job.sequence] = line_of(path, entry, str(error).partition("; ")[0])
         if (account, qos) != (entry.job.account, entry.job.qos):
             entry = replace(entry, job=replace(entry.job, account=account, qos=qos))
+        if tenancy is not None and entry.job.sequence not in found:
+            for problem in tenancy.quota_problems(entry.job):
+                found.setdefault(entry.job.sequence, line_of(path, entry, problem.partition("; ")[0]))
         jobs.append(entry)
-    hint = "add them to the accounts, or leave such jobs out"
+    hint = "change the accounts, or leave such jobs out"
     return without(
         replace(scene, jobs=tuple(jobs)), found, path, on_bad, what="be submitted under these accounts", hint=hint
     )
