@@ -23,10 +23,8 @@ from farside.agent import messages as m
 from farside.agent.metrics import agent_metrics
 from farside.agent.power_off import power_off, why_not
 from farside.agent.relay import Relay
-from farside.agent.rest.cpu_governor import CpuGovernor
-from farside.agent.rest.gpu_cap import GpuCap
+from farside.agent.rest.end_rest import hand_of
 from farside.agent.rest.load_average import is_loaded
-from farside.agent.rest.saver import RestHand
 from farside.agent.run.account import account_of, users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fence import HeardRecord
@@ -310,9 +308,7 @@ class Agent:
                 self.session.tell(state_of(key_of(command), "exited", self.sense.latest.at_s, cause))
 
     def _make_rest(self) -> RestService:
-        savers = (CpuGovernor(root=self._config.proc_root.parent / "sys"), GpuCap())
-        hand = RestHand(savers, names_in(self._config.rest), self._config.state_dir, boot_id(self._config.proc_root))
-        return RestService(hand, is_idle=self._is_idle, clock=self._clock)
+        return RestService(hand_of(self._config), is_idle=self._is_idle, clock=self._clock)
 
     def _is_idle(self) -> bool:
         return not (self.runner.has_live_tasks or self.services.holding() or is_loaded(self._config.proc_root))

@@ -1,5 +1,6 @@
 """What an idle node turns down: governors in a made-up sysfs, power caps of a made-up NVML; and what was set before."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -7,11 +8,14 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from farside.agent.rest.cpu_governor import CpuGovernor
 from farside.agent.rest.load_average import is_loaded
 from farside.agent.rest.saver import RECORD, RestHand
+from farside.cli.app import app
 from farside.errors import Unavailable
+from farside.whole_file import lock_file
 from tests.support.programs import Outcome, need
 
 HERE = Path(__file__).parent
@@ -163,6 +167,27 @@ def test_what_another_version_has_turned_down_stays_in_the_record(tmp_path: Path
         hand(tmp_path).resume()
 
     assert hand(tmp_path).has_record
+
+
+def test_without_an_agent_a_command_puts_back_what_one_that_was_killed_has_left(tmp_path: Path) -> None:
+    (file,) = sysfs(tmp_path / "sys", "performance")
+    (tmp_path / "proc/sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("a\n")
+    hand(tmp_path).rest()
+    argv = ["agent", "--end-rest"]
+    for setting in ("manager=unix:/none", f"state_dir={tmp_path}", f"proc_root={tmp_path}/proc"):
+        argv += ["--set", setting]
+
+    lock = lock_file(tmp_path / "agent.lock")
+    assert lock is not None
+    refused = CliRunner().invoke(app, argv)
+    os.close(lock)
+    down = set_now([file])
+    done = [CliRunner().invoke(app, argv).exit_code for _ in range(2)]
+
+    assert "an agent works in it; it ends its rest itself" in str(refused.exception)
+    assert (down, set_now([file]), done) == (["powersave"], ["performance"], [0, 0])
+    assert not (tmp_path / RECORD).exists()
 
 
 def test_only_a_load_average_above_the_bound_is_a_load(tmp_path: Path) -> None:

@@ -104,6 +104,12 @@ def test_every_exposure_that_is_left_is_explained(path: Path, root: Path) -> Non
     assert {field for field in left if f"`{field}" not in explained} == set()
 
 
+def test_after_any_end_of_the_agent_what_it_turned_down_is_put_back() -> None:
+    unit = (UNITS / "farside-agent.service").read_text()
+
+    assert "\nExecStopPost=-/usr/bin/farside agent --end-rest $AGENT_OPTIONS\n" in unit
+
+
 def test_users_are_made_as_written(tmp_path: Path) -> None:
     if shutil.which("systemd-sysusers") is None:
         pytest.skip("no systemd-sysusers here")

@@ -188,7 +188,14 @@ def blockdev(
 
 
 @app.command()
-def agent(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+def agent(
+    config: options.ConfigFiles = None,
+    settings: options.Overrides = None,
+    end_rest: Annotated[
+        bool,
+        typer.Option("--end-rest", help="Only put back CPU and GPU settings that a killed agent has left turned down."),
+    ] = False,
+) -> None:
     """Run the manager's jobs on this machine.
 
     Reports the state of this node to the manager. Runs until SIGTERM; jobs continue without it.
@@ -196,6 +203,11 @@ def agent(config: options.ConfigFiles = None, settings: options.Overrides = None
     from farside.config import AgentConfig, load_config
 
     loaded = load_config(AgentConfig, config or (), options.overrides(settings))
+    if end_rest:
+        from farside.agent.rest.end_rest import end_rest as put_back
+
+        put_back(loaded)
+        return
     from farside.agent.main import run
 
     raise typer.Exit(run(loaded))
