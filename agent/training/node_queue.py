@@ -1,11 +1,12 @@
 """The queues of a node: one worker computes and one is on the network at a time, by permissions that end. PURE.
 
 A permission ends by what its holder says, by its deadline, by its holder's death, or by a new epoch. It makes jobs
-quicker and is never a condition: whoever finds nobody to ask goes on without [harmony §IV-A].
+quicker and is never a condition: a worker without an executor to ask goes on without permissions [harmony §IV-A].
 
 On the network pulls go before pushes. Computing comes after a pull, so a processor that is idle gets work; after a push
 comes a pull alone. A push has to wait for one pull of each other job at most: before that job's next one comes its next
-push, which is behind. A job that has pushed pulls next, so for a moment the network is kept for that.
+push, which is behind. A job that has pushed pulls next, so for a moment the network is kept for that. A job that gives
+way gets its permission again after all who are ready at that moment, whatever they wait for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yield:
-    """A worker gives its permission back, and asks for it again."""
+    """A worker gives its permission back, and asks for it again, behind all who are ready."""
 
     job: str
     position: int
@@ -174,6 +175,7 @@ class Worker:
         is_starting: Whether its job begins, so that it waits for all of its workers to be known.
         is_only: Whether its job has no other, so that its pull is ready once it has pushed.
         pulls_next: Whether the network is kept for its pull.
+        gave_way_to: Jobs and positions that were ready when it gave way, and have had no permission since.
         lease: Number of its permission.
         lease_s: How long its permissions last, by what they are for.
     """
@@ -187,6 +189,7 @@ class Worker:
     is_starting: bool = False
     is_only: bool = False
     pulls_next: bool = False
+    gave_way_to: frozenset[tuple[str, int]] = frozenset()
     lease: int | None = None
     lease_s: Mapping[Resource, float] = field(default_factory=lambda: {"cpu": UNKNOWN_LEASE_S, "net": UNKNOWN_LEASE_S})
 
@@ -211,6 +214,17 @@ class NodeQueue:
         return [
             job for job, one in self.workers.items() if one.place == "held" and resource_of(one.position) == resource
         ]
+
+    def ready(self, resource: Resource) -> dict[str, Worker]:
+        """Workers that ask for it, and for what is ready."""
+        return {
+            job: one
+            for job, one in self.workers.items()
+            if one.place == "door"
+            and one.ready is not None
+            and one.ready[0] == one.position
+            and resource_of(one.position) == resource
+        }
 
 
 Answer = tuple[NodeQueue, Sequence[Output]]
@@ -268,7 +282,9 @@ def _said(state: NodeQueue, event: Want | Done | Yield, one: Worker) -> Answer:
         return _done(state, event.job, one)
     if one.place not in ("held", "late") or event.position != one.position:
         return state, ()
-    state = _with(state, event.job, replace(one, place="door", lease=None))
+    ready = state.ready(resource_of(one.position))
+    gave_way_to = frozenset((job, other.position) for job, other in ready.items())
+    state = _with(state, event.job, replace(one, place="door", lease=None, gave_way_to=gave_way_to))
     if state.is_apart or not one.waits:
         return _after(*_let_through(state, event.job))
     return _filled(state)
@@ -294,7 +310,7 @@ def _want(state: NodeQueue, event: Want, one: Worker) -> Answer:
         return state, (*told, *more)
     if one.place != "away" or event.position <= one.done or event.position > LAST:
         return _fault(state, event.job, f"it asks for {event.position} at {one.position}")
-    one = replace(one, place="door", position=event.position, done=event.position - 1)
+    one = replace(one, place="door", position=event.position, done=event.position - 1, gave_way_to=frozenset())
     state = _with(state, event.job, one)
     told = (_progress(state, event.job, one),)
     if state.is_apart or not one.waits:
@@ -318,7 +334,7 @@ def _told(state: NodeQueue, event: Ready | Bound, one: Worker) -> Answer:
         return state, ()
     if isinstance(event, Bound):
         return _with(state, event.job, replace(one, is_bound=True, is_starting=False)), ()
-    # Whoever holds the turn may yet give way, and then asks for the same position once more.
+    # One that has a permission may yet give way, and then asks for the same position once more.
     if one.ready is not None and event.position <= one.ready[0]:
         return state, ()
     return _filled(_with(state, event.job, replace(one, ready=(event.position, event.number))))
@@ -369,31 +385,41 @@ def _after(state: NodeQueue, told: Sequence[Output]) -> Answer:
 
 
 def _filled(state: NodeQueue) -> Answer:
-    """What is free goes to the one at the door that has been ready longest; on the network pulls go before pushes."""
+    """What is free is given to those at the door, in order."""
     told = list[Output]()
     for resource in ("cpu", "net"):
         permits = 1 if resource == "cpu" else state.net_permits
         while len(state.holders(resource)) < permits and (job := _first_at_door(state, resource)) is not None:
             one, number = state.workers[job], state.leases + 1
             held = replace(one, place="held", lease=number, pulls_next=False)
-            state = replace(_with(state, job, held), leases=number)
+            state = replace(_with(_waited_for(state, job, one.position), job, held), leases=number)
             told.append(Grant(job=job, position=one.position, lease=number, lease_s=one.lease_s[resource]))
     return state, told
 
 
+def _waited_for(state: NodeQueue, job: str, position: int) -> NodeQueue:
+    """Nobody is behind this one any more: should it give way itself, it will be behind those."""
+    workers = {
+        name: replace(one, gave_way_to=one.gave_way_to - {(job, position)}) if one.gave_way_to else one
+        for name, one in state.workers.items()
+    }
+    return replace(state, workers=workers)
+
+
 def _first_at_door(state: NodeQueue, resource: Resource) -> str | None:
-    """Whose turn it is next; None: nobody's that is ready."""
+    """The job that gets the next permission: pulls before pushes, then the one that has been ready longest.
+
+    One that gave way is behind those to whom it did. None: no job that asks may have it now.
+    """
     is_kept = resource == "net" and any(one.pulls_next for one in state.workers.values())
-    waiting = [
+    ready = state.ready(resource)
+    asked = {(job, one.position) for job, one in ready.items()}
+    first = [
         (_pushes(one), one.ready[1], job)
-        for job, one in state.workers.items()
-        if one.place == "door"
-        and one.ready is not None
-        and one.ready[0] == one.position
-        and resource_of(one.position) == resource
-        and not (is_kept and _pushes(one))
+        for job, one in ready.items()
+        if one.ready is not None and not (is_kept and _pushes(one)) and not one.gave_way_to & asked
     ]
-    return min(waiting)[2] if waiting else None
+    return min(first)[2] if first else None
 
 
 def _pushes(one: Worker) -> bool:

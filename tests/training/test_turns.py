@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -203,7 +203,9 @@ class Turns(RuleBasedStateMachine):
             assert set(kept_for.items()) <= {(due.job, due.position) for due in self.dues[node]}, "kept for ever"
             for one in queue.workers.values():
                 if one.place == "door" and one.ready is not None and one.ready[0] == one.position:
-                    is_kept = bool(kept_for) and phase_of(one.position) in ("PUSH", "INIT_PUSH")
+                    # Who gave way may be behind a push, which waits for the pull for which the network is kept.
+                    is_behind = phase_of(one.position) in ("PUSH", "INIT_PUSH") or bool(one.gave_way_to)
+                    is_kept = bool(kept_for) and is_behind
                     assert is_kept or queue.holders(resource_of(one.position))
 
     @invariant()
@@ -361,6 +363,113 @@ def test_for_a_job_of_several_workers_nothing_is_kept_since_its_pull_waits_for_a
 
     assert granted(told) == [("b", 2)]
     assert not [one for one in told if isinstance(one, Pushed)]
+
+
+def test_a_pull_that_gives_way_is_behind_a_push_that_waits() -> None:
+    state, _ = after(*started("a", 2), *started("b", 1, position=2))
+
+    state, told = after(Yield(job="a", position=0), queue=state)
+    assert granted(told) == [("b", 2)]
+    state, told = after(Yield(job="b", position=2), queue=state)
+    assert granted(told) == [("a", 0)], "a push gives way to a pull too"
+    _, told = after(Yield(job="a", position=0), queue=state)
+
+    assert granted(told) == [("b", 2)], "as often as it gives way"
+
+
+def test_one_that_gave_way_goes_before_what_comes_after() -> None:
+    state, _ = after(*started("a", 2), *started("b", 1, position=2))
+    state, told = after(Yield(job="a", position=0), queue=state)
+    assert granted(told) == [("b", 2)]
+    state, _ = after(*started("c", 3), *started("d", 4, position=2), queue=state)
+
+    state, told = after(Done(job="b", position=2), queue=state)
+    assert granted(told) == [("a", 0)]
+    _, told = after(Yield(job="a", position=0), Done(job="c", position=0), queue=state)
+
+    assert granted(told) == [("d", 2)], "it gives way to all who are ready, the push too"
+
+
+def test_one_that_gave_way_to_a_worker_that_dies_does_not_wait_for_it() -> None:
+    state, _ = after(*started("a", 1), *started("b", 2, position=2), *started("c", 3, position=2))
+    state, _ = after(Yield(job="a", position=0), Died(job="c"), queue=state)
+
+    _, told = after(Done(job="b", position=2), queue=state)
+
+    assert granted(told) == [("a", 0)]
+
+
+def test_a_processor_that_is_given_back_goes_to_another_one_that_is_ready() -> None:
+    state, _ = after(*started("a", 1, position=1), *started("b", 2, position=1))
+
+    _, told = after(Yield(job="a", position=1), queue=state)
+
+    assert granted(told) == [("b", 1)]
+
+
+class OneNode:
+    """Jobs of one worker each, whose next subtask is ready at once, and how often others go before one that waits."""
+
+    def __init__(self, jobs: Sequence[str], *, is_only: bool) -> None:
+        self.queue, _ = node_queue.step(NodeQueue(), Together(epoch=1))
+        self.numbers, self.dues = 0, list[PullDue]()
+        # Of each job that is ready and waits: the job and phase of permissions given since.
+        self.before: dict[str, list[tuple[str, str]]] = {}
+        for job in jobs:
+            self.tell(Hello(job=job, worker=0, position=-2, is_first=True, is_only=is_only))
+            self.tell(Bound(epoch=1, job=job))
+            self.ask(job, -2)
+
+    def tell(self, event: Any) -> None:
+        self.queue, told = node_queue.step(self.queue, event)
+        self.dues += [PullDue(job=one.job, position=one.position) for one in told if isinstance(one, Pushed)]
+        for job, position in granted(told):
+            self.before.pop(job, None)
+            for other, seen in self.before.items():
+                if resource_of(self.queue.workers[other].position) == resource_of(position):
+                    seen.append((job, phase_of(position).removeprefix("INIT_")))
+
+    def ask(self, job: str, position: int) -> None:
+        self.numbers += 1
+        self.before[job] = []
+        self.tell(Want(job=job, position=position))
+        self.tell(Ready(epoch=1, job=job, position=position, number=self.numbers))
+
+    def play(self, job: str, move: str) -> None:
+        one = self.queue.workers[job]
+        if move == "due":
+            while self.dues:
+                self.tell(self.dues.pop(0))
+        elif one.place in ("held", "late") and move == "yield":
+            self.before[job] = []
+            self.tell(Yield(job=job, position=one.position))
+        elif one.place == "held" and move == "deadline":
+            assert one.lease is not None
+            self.tell(Deadline(job=job, lease=one.lease))
+        elif one.place in ("held", "late") and move == "done":
+            self.tell(Done(job=job, position=one.position))
+            self.ask(job, one.position + 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["done", "done", "yield", "yield", "deadline", "due"])),
+        max_size=120,
+    ),
+    is_only=st.booleans(),
+)
+def test_whoever_is_ready_waits_for_one_pull_and_one_push_of_each_other_job_whoever_gives_way(
+    moves: Sequence[tuple[str, str]], is_only: bool
+) -> None:
+    node = OneNode("abc", is_only=is_only)
+    for job, move in moves:
+        node.play(job, move)
+        for waits, seen in node.before.items():
+            assert len(seen) == len(set(seen)), f"{waits} has waited for {seen}"
+        for resource in ("cpu", "net"):
+            is_kept = resource == "net" and any(one.pulls_next for one in node.queue.workers.values())
+            assert is_kept or node.queue.holders(resource) or not node.queue.ready(resource), "nobody has what is free"
 
 
 def test_a_second_network_permission_can_be_had() -> None:
