@@ -330,6 +330,29 @@ def test_a_peer_that_was_slow_for_a_moment_is_measured_again_at_longer_and_longe
     blocks.close()
 
 
+def test_a_peer_that_has_become_slow_is_known_to_be_slow_after_a_few_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(spilled_blocks, "time", clock)
+    peer = Timed(tmp_path / "peer", clock)
+    blocks = spilled(tmp_path, Made(12, mixed), share=0.7, peer=peer)
+    rates = dict[int, float]()  # by reads that took long
+    for _ in range(48):
+        assert look(blocks) == wanted(12)
+        cost = blocks.costs[1]
+        if cost is None:
+            continue
+        if peer.took_s < 1.0:
+            peer.took_s, quick = 1.0, peer.asked
+        rates[peer.asked - quick] = cost.bytes_s
+
+    assert rates[0] > 1e6
+    assert rates[1] == rates[2] == rates[0], "what is slow for a moment changes nothing"
+    assert rates[3] < 1e5
+    blocks.close()
+
+
 def test_a_peer_is_for_one_worker_and_has_to_be_a_device_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "peer"
     path.write_bytes(bytes(1 << 16))

@@ -9,6 +9,7 @@ between those of the disk, and each place has a thread that reads from it, so th
 import errno
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -40,6 +41,9 @@ _NEWEST_WEIGHT = 0.05
 average over fewer reads would say the one or the other by turns."""
 ASK_FIRST, ASK_LAST = 2, 64
 """Passes until a peer from which nothing comes is measured again; twice as many each time, up to the second number."""
+_LONE_READS = 3
+"""Of so many reads from a peer from which nothing else comes the quickest counts: one that is slow may be the fault of
+a moment, and as many in a row are not."""
 
 
 class DamagedBlock(FarsideError):
@@ -63,6 +67,7 @@ class _Place:
         self.blocks: dict[int, Placed] = {}
         self.cost: ReadCost | None = None
         self.read_bytes = self._reads = 0
+        self._lone_reads = deque[ReadCost](maxlen=_LONE_READS)
         self._away_until_s = 0.0
 
     @property
@@ -90,7 +95,7 @@ class _Place:
         return True
 
     def read(self, number: int, buffer: Buffer, *, is_alone: bool = False) -> None:
-        """Fills a buffer; ``is_alone``: nothing else is read from here, so that the quickest read says the most.
+        """Fills a buffer; ``is_alone``: nothing else is read from here, so that the quickest of the last reads counts.
 
         Raises:
             OSError: It can't be read.
@@ -109,12 +114,14 @@ class _Place:
         self.read_bytes += size_bytes
         newest = ReadCost(bytes_s=size_bytes / max(took_s, 1e-9), cpu_s_byte=cpu_s / size_bytes)
         self._reads += 1
-        if self.cost is None:
-            self.cost = newest
-        elif is_alone:
-            self.cost = max(self.cost, newest, key=lambda cost: cost.bytes_s)
-        else:
-            self.cost = _nearer(self.cost, newest, max(_NEWEST_WEIGHT, 1 / self._reads))
+        if is_alone:
+            self._lone_reads.append(newest)
+            self.cost = max(self._lone_reads, key=lambda cost: cost.bytes_s)
+            return
+        known = self.cost
+        self.cost = newest if known is None else _nearer(known, newest, max(_NEWEST_WEIGHT, 1 / self._reads))
+        # What is known counts as one read, until as many others have followed.
+        self._lone_reads = deque([self.cost], maxlen=_LONE_READS)
 
     def _cpu_s(self) -> float:
         return time.thread_time() + self.file.cpu_s()
