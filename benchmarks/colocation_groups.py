@@ -119,7 +119,7 @@ class GroupBench(Bench):
 
     @property
     def _shown_by(self) -> Path:
-        """The executor whose trace is judged: the order of turns is the same on all nodes."""
+        """The executor whose trace is judged: jobs are ready to compute in the same order on all nodes."""
         return self._admin(self._nodes[0])
 
     @property
