@@ -65,7 +65,7 @@ class Ledger:
             if each > 0:
                 is_fitting &= self.free_swap_bytes >= each * need_gpus - EDGE_BYTES
                 is_fitting &= self._lent().room >= promise_of(need_gpus, each)
-            if memory_bytes and self.lent.borrowed_bytes:
+            if memory_bytes and self.lent.lent_bytes:
                 is_fitting &= self._keeps_promises(demand, memory_bytes)
             node_set &= node_set_of(is_fitting)
         return node_set
@@ -77,22 +77,31 @@ class Ledger:
         return found[2]
 
     def _keeps_promises(self, demand: Demand, memory_bytes: float) -> NDArray[np.bool_]:
-        """By node, whether jobs elsewhere could have what they were promised, if its donor gave back that memory."""
+        """By node, whether jobs elsewhere could have what they were promised, were that memory there lent no more."""
         lent, more = self._lent(), promise_of(demand.gpus, demand.swap_bytes_per_gpu)
         left = np.maximum(0.0, self.free_memory_bytes - memory_bytes)
-        is_kept: NDArray[np.bool_] = (left >= lent.borrowed) | (lent.lends - left <= np.maximum(0.0, lent.spare - more))
+        is_kept: NDArray[np.bool_] = lent.lends - left <= np.maximum(0.0, lent.spare - more)
         return is_kept
 
     def is_lent(self, demand: Demand, allocation: Allocation) -> bool:
         """Whether donors lend what a job with this allocation would be promised besides, and all others were promised.
 
-        Donors of its own nodes lend less by then, where what others have of these is in its way.
+        No donor lends more than the jobs on its node leave of its memory, whether it has lent that by now or not.
         """
         each = demand.swap_bytes_per_gpu
         needs = {self.nodes[at].name: promise_of(gpus, each) for at, gpus in allocation} if each else {}
-        recalled = self.recalls(demand, allocation)
-        left = {at: self.free_memory_bytes[at] - gpus * demand.memory_bytes_per_gpu for at, gpus in allocation}
-        return self.lent.fits(needs, {self.nodes[at].name: max(0, int(left[at])) for at in recalled})
+        taken = {at: gpus * demand.memory_bytes_per_gpu for at, gpus in allocation if demand.memory_bytes_per_gpu}
+        if self.is_pooled or not taken or not self.lent.lent_bytes:
+            return self.lent.fits(needs)
+        lends, has = self._lent().lends, np.array([node.memory_bytes for node in self.nodes], dtype=float)
+        left = np.where(self.free_memory_bytes < has, self.free_memory_bytes, math.inf)  # where jobs have any
+        for at, need_bytes in taken.items():
+            left[at] = self.free_memory_bytes[at] - need_bytes
+        if not needs and all(left[at] >= lends[at] for at in taken):
+            return True  # it takes nothing that is lent, so what others lack is not its concern
+        return self.lent.fits(
+            needs, {self.nodes[at].name: max(0, int(left[at])) for at in np.flatnonzero(left < lends).tolist()}
+        )
 
     def recalls(self, demand: Demand, allocation: Allocation) -> dict[int, int]:
         """Bytes that donors would have to take back before a job has its memory there, by node; none are left out."""

@@ -1,5 +1,7 @@
 """Memory that donors have lent: jobs go where it is not in their way, or wait until it has come back."""
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from msgspec import structs
 
 from farside.agent import messages as m
 from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.codec import encode_event
 from farside.scheduler.manager.model.event import (
     CancelRequested,
     Entry,
@@ -26,6 +29,7 @@ from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.test_api import Api, api_test
 from tests.live.world import World, rules
+from tests.support.promised_log import check
 
 GIB = 1 << 30
 WAIT_S = 70.0  # the world's 60 s for borrowers, and 10 for a donor that takes its memory by force
@@ -232,6 +236,43 @@ def test_no_memory_is_recalled_that_others_were_promised() -> None:
     world.exits(borrower)
     assert world.phase(job) is Phase.ALLOCATED
     assert list(violations(world.log)) == []
+
+
+def as_json(log: list[Entry]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """A log as the foreign checker reads it."""
+    for entry in log:
+        kind, body = encode_event(entry.event)
+        yield entry.seq, kind, json.loads(body)
+
+
+def test_no_memory_is_given_away_that_others_were_promised_and_do_not_use_yet() -> None:
+    world = a_world([0])
+    world.does(joined("s", "s", **facts_of("s", 0, swap_gib=64, lends_gib=0)))
+    borrower = world.submit(4, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=9 * GIB, nodes=("s",))
+    job = submit(world, 54, nodes=("n0",))
+
+    assert (world.phase(borrower), world.phase(job)) == (Phase.STARTING, Phase.WAITING)
+    assert check(as_json(world.log)) == ([], 1)
+    world.runs(borrower)
+    world.exits(borrower)
+    assert world.phase(job) is Phase.STARTING
+
+
+def test_the_foreign_checker_counts_what_a_job_is_to_have_of_a_donors_memory() -> None:
+    world = a_world([0])
+    world.does(joined("s", "s", **facts_of("s", 0, swap_gib=64, lends_gib=0)))
+    submit(world, 54, nodes=("n0",))
+
+    world.submit(4, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=9 * GIB, nodes=("s",))
+    waiting = [*as_json(world.log)]
+    # As if nobody had counted it: the borrower starts as well.
+    place = {"node": "s", "gpus": 4}
+    forced = [(90, "JobPlaced", {"job_id": "2", "places": [place]}), (91, "JobStarted", {"job_id": "2"})]
+
+    assert world.phase("2") is Phase.WAITING
+    wrong, starts = check(iter([*waiting, *forced]))
+    assert starts == 1
+    assert [line.partition("; ")[0] for line in wrong] == [f"entry 91: job 2: {26 * GIB} bytes have no place"]
 
 
 def test_what_is_recalled_is_promised_to_nobody() -> None:

@@ -83,10 +83,35 @@ def test_a_recall_that_would_break_a_promise_is_none() -> None:
 
 def test_a_node_whose_promises_a_recall_would_break_does_not_hide_one_where_it_would_not() -> None:
     domain = a_domain("consolidate", [30, 0])
-    domain.ledger.lent.promise("elsewhere", 60 * GIB)
-    domain.ledger.lent.set_node("n1", lends_bytes=40 * GIB)
+    domain.ledger.lent.promise("elsewhere", 48 * GIB)
+    domain.ledger.lent.set_node("n1", lends_bytes=20 * GIB)
 
-    assert places(domain, gpus=4, memory_gib=15) == {"n1": 4}
+    assert places(domain, gpus=4, memory_gib=11) == {"n1": 4}  # which leaves 20 GiB on either node
+
+
+def test_a_job_gets_no_memory_of_a_donor_that_others_were_promised_and_do_not_use_yet() -> None:
+    domain = a_domain("consolidate", [0, 0])
+    domain.ledger.lent.promise("elsewhere", 60 * GIB)  # of the 64 GiB that both donors lend
+
+    assert places(domain, gpus=4, memory_gib=10) is None  # 24 GiB would be left to lend, of 32
+    domain.ledger.lent.promise("elsewhere", -4 * GIB)
+    assert domain.book.place(0, 0.0) == ((0, 4),)
+
+
+def test_a_job_is_not_promised_what_another_jobs_memory_leaves_a_donor_no_more() -> None:
+    ledger = a_domain("consolidate", [0, 0, 0]).ledger
+    ledger.take(Demand(gpus=4, memory_bytes_per_gpu=15 * GIB), ((0, 4),))  # 4 GiB are left there to lend
+    fitting, larger = (Demand(gpus=4, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=gib * GIB) for gib in (9, 10))
+
+    assert ledger.is_lent(fitting, ((1, 4),))  # the donors of the two others lend 36 GiB
+    assert not ledger.is_lent(larger, ((1, 4),))
+
+
+def test_a_job_that_takes_nothing_lent_does_not_wait_for_what_others_lack() -> None:
+    domain = a_domain("consolidate", [0, 0])
+    domain.ledger.lent.promise("elsewhere", 80 * GIB)  # donors have gone since
+
+    assert places(domain, gpus=4, memory_gib=8) == {"n0": 4}
 
 
 def recall_of(ledger: Ledger, at: int, memory_gib: int, gpus: int) -> int:

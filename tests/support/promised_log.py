@@ -1,7 +1,8 @@
 """Whether a manager's log promises more of donors' memory than these lend, by no code of Farside.
 
 Read with SQLite and JSON. At each start of a job all that has been promised must have a place in donors' memory at that
-moment: pages of a node not with its own donor, and the two copies of a page not with one donor. That is a flow from
+moment: pages of a node not with its own donor, and the two copies of a page not with one donor. What a job is to have
+of its node's own memory, the donor there lends no more, whether the job uses it by then or not. That is a flow from
 nodes to donors, and the largest one is looked for, path by path, where the manager compares sums.
 """
 
@@ -22,6 +23,7 @@ ALL = 1 << 62
 class LoggedNode:
     lends: int = 0
     own: int = 0
+    memory: int = 0  # 0: not known
     copies: int = 1
     most: int | None = None  # an operator's bound
     is_up: bool = True
@@ -35,6 +37,8 @@ class Promises:
 
     nodes: dict[str, LoggedNode] = field(default_factory=dict)
     each: dict[str, float] = field(default_factory=dict)  # bytes for each GPU, by job
+    memory_each: dict[str, float] = field(default_factory=dict)  # the same of the nodes' own memory
+    taken: dict[str, dict[str, int]] = field(default_factory=dict)  # of that, by job that has begun, and node
     places: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     promised: dict[str, dict[str, int]] = field(default_factory=dict)  # by job that has begun, and node
     recalled: dict[tuple[str, str], int] = field(default_factory=dict)  # the most that a donor lends, by job and node
@@ -45,7 +49,10 @@ class Promises:
         for name, node in self.nodes.items():
             bounds = [most for (_, at), most in self.recalled.items() if at == name]
             is_lending = node.is_up and not node.is_drained and node.is_on
-            found[name] = min([node.lends, *bounds, *([] if node.most is None else [node.most])]) if is_lending else 0
+            taken = sum(of.get(name, 0) for of in self.taken.values())
+            left = [max(0, node.memory - taken)] if node.memory and taken else []
+            most = [] if node.most is None else [node.most]
+            found[name] = min([node.lends, *bounds, *left, *most]) if is_lending else 0
         return found
 
     def pages(self) -> dict[str, int]:
@@ -54,6 +61,10 @@ class Promises:
             for name, size in of.items():
                 found[name] = found.get(name, 0) + size
         return found
+
+    def lacking(self) -> int:
+        """Bytes that have no place."""
+        return unplaced(self.lends(), self.pages(), {name: node.copies for name, node in self.nodes.items()})
 
 
 def entries(database: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
@@ -67,15 +78,19 @@ def entries(database: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
 
 
 def check(log: Iterator[tuple[int, str, Mapping[str, Any]]]) -> tuple[list[str], int]:
-    """Starts of jobs that promised more than donors lent, and how many starts promised anything."""
+    """Starts of jobs after which less than what all were promised has a place, and how many starts promised anything.
+
+    One that was promised nothing is wrong where it takes memory that others lack then, not where they did before.
+    """
     so_far, wrong, starts = Promises(), [], 0
     for seq, kind, event in log:
+        before = so_far.lacking() if kind == "JobStarted" else 0
         follow(so_far, kind, event)
-        if kind == "JobStarted" and so_far.promised.get(event["job_id"]):
-            starts += 1
-            copies = {name: node.copies for name, node in so_far.nodes.items()}
-            lends, pages = so_far.lends(), so_far.pages()
-            if (lacking := unplaced(lends, pages, copies)) > 0:
+        if kind == "JobStarted":
+            is_promised = bool(so_far.promised.get(event["job_id"]))
+            starts += is_promised
+            if (lacking := so_far.lacking()) > (0 if is_promised else before):
+                lends, pages = so_far.lends(), so_far.pages()
                 wrong.append(f"entry {seq}: job {event['job_id']}: {lacking} bytes have no place; {lends} lend {pages}")
     return wrong, starts
 
@@ -88,6 +103,7 @@ def follow(so_far: Promises, kind: str, event: Mapping[str, Any]) -> None:
             donor, swap = event.get("donor") or {}, event.get("swap") or {}
             node.lends, node.own = donor.get("capacity_bytes", 0), swap.get("own_bytes", 0)
             node.copies = max(1, swap.get("copies", 0))
+            node.memory = event.get("memory_bytes", node.memory)
             node.is_up = node.is_up or kind == "NodeJoined"
             so_far.nodes[name] = node
         case "NodeLost":
@@ -103,15 +119,18 @@ def follow(so_far: Promises, kind: str, event: Mapping[str, Any]) -> None:
             count = event.get("count", 1)
             ids = [f"{so_far.submitted}_{at}" for at in range(count)] if count > 1 else [str(so_far.submitted)]
             so_far.each.update(dict.fromkeys(ids, event["spec"].get("swap_bytes_per_gpu", 0.0)))
+            so_far.memory_each.update(dict.fromkeys(ids, event["spec"].get("memory_bytes_per_gpu", 0.0)))
         case "JobPlaced":
             so_far.places[job] = [(place["node"], place["gpus"]) for place in event["places"]]
         case "MemoryRecalled":
             so_far.recalled[job, name] = event["lend_bytes"]
-        case "JobStarted" if so_far.each.get(job):
-            needs = {at: math.ceil(gpus * so_far.each[job]) for at, gpus in so_far.places[job]}
-            so_far.promised[job] = needs
+        case "JobStarted":
+            for each, found in ((so_far.each, so_far.promised), (so_far.memory_each, so_far.taken)):
+                if each.get(job):
+                    found[job] = {at: math.ceil(gpus * each[job]) for at, gpus in so_far.places[job]}
         case "JobUnplaced" | "JobRequeued" | "JobEnded":
             so_far.promised.pop(job, None)
+            so_far.taken.pop(job, None)
             for key in [key for key in so_far.recalled if key[0] == job]:
                 del so_far.recalled[key]
         case _:
