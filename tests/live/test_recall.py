@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from farside.agent import messages as m
+from farside.scheduler.manager.decider import launch
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.codec import encode_event
 from farside.scheduler.manager.model.event import (
@@ -22,6 +23,7 @@ from farside.scheduler.manager.model.event import (
 )
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.view.view import show_job_in_full
@@ -112,11 +114,73 @@ def test_memory_that_is_not_back_keeps_a_job_no_longer_than_the_bound() -> None:
     assert world.state.recall_times.by_node == {}
 
 
+def test_a_recall_that_takes_longer_than_its_job_waits_is_measured_all_the_same() -> None:
+    world = a_world([30])
+    job = submit(world, 54)
+    world.pass_s(WAIT_S + 0.1)
+    world.runs(job)
+    world.now_s = 1000.0 + 100.0
+    has_lent(world, "n0", 10)
+
+    assert world.state.recall_times.by_node == {"n0": [(20 * GIB, 100.0)]}
+    assert "had lent came back in 1.67 min" in "\n".join(why(world, job))
+
+
+def test_what_has_come_back_when_an_agent_connects_anew_starts_the_job() -> None:
+    world = a_world([30])
+    job = submit(world, 54)
+    world.now_s += 5.0
+    world.does(joined("n0", "n0", **facts_of("n0", 10)))
+
+    assert world.phase(job) is Phase.STARTING
+    assert world.state.recall_times.by_node == {"n0": [(20 * GIB, 5.0)]}
+
+
+def test_borrowers_get_the_time_of_a_recall_only_while_a_job_waits_for_it() -> None:
+    world = a_world([30])
+    can = (m.can_service(services.DONOR, 1), m.can_service(services.DONOR, 2))
+    line = AgentLine(structs.replace(FakeNode("n0").hello(), can=can), "n0", move_s=900.0, recall_s=60.0)
+    job = submit(world, 54)
+    awaited = donor_order(line, world)
+    has_lent(world, "n0", 10)
+    world.runs(job)
+
+    assert awaited == m.DonorOrder(closed_by=0, deadline_s=60.0, lend_bytes=10 * GIB)
+    assert donor_order(line, world) == m.DonorOrder(closed_by=0, deadline_s=900.0, lend_bytes=10 * GIB)
+
+
 def test_where_no_job_is_to_wait_for_memory_none_is_recalled() -> None:
     world = a_world([30], recall_s=0.0)
 
     assert world.phase(submit(world, 54)) is Phase.STARTING
     assert recalls(world) == []
+
+
+def test_no_memory_is_recalled_for_a_job_that_cant_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TASKS_MAX", 3)
+    world = a_world([30])
+    job = submit(world, 54, ranks=Ranks.GPU)
+
+    assert (world.phase(job), recalls(world)) == (Phase.HELD, [])
+    assert "4 of its processes would stand on n0, and a node takes 3" in world.job(job).reason
+
+
+def test_no_memory_is_recalled_for_a_job_to_which_donors_lend_too_little_by_now() -> None:
+    world = a_world([0], "srtf")
+    world.does(joined("s", "s", **facts_of("s", 0, swap_gib=64)))
+    long = submit(world, 4, time_limit_s=9000.0, nodes=("s",))
+    world.runs(long)
+    job = submit(world, 60, time_limit_s=10.0, nodes=("s",), swap_bytes_per_gpu=9 * GIB)
+    waited = world.phase(job)
+    has_lent(world, "s", 30, free_gib=60)
+    before = len(recalls(world))
+    world.does(LendingOrdered(node="n0", lend_bytes=GIB, by="root"))
+
+    assert (waited, before) == (Phase.ALLOCATED, 1)
+    assert world.job(job).recalls == ()
+    assert world.phase(job) is Phase.WAITING
+    world.pass_s(5.0)
+    assert len(recalls(world)) == 1
 
 
 def test_it_is_recalled_while_others_still_leave_their_gpus() -> None:
@@ -334,6 +398,12 @@ def report(line: AgentLine, lent: int | None, *, refusal: str = "", copies: int 
         at_s=1.0, seq=1, psi=m.Psi(), headroom_bytes=hello.headroom_bytes, gpus=hello.gpus, donor=donor, services=raw,
         swap=None if copies is None else m.Swap(size_bytes=64), tasks=(),
     )  # fmt: skip
+
+
+def donor_order(line: AgentLine, world: World) -> m.DonorOrder:
+    """What the node's donor is told now."""
+    (order,) = (one for one in line.orders(world.state) if one.name == services.DONOR)
+    return msgspec.json.decode(order.raw, type=m.DonorOrder)
 
 
 def a_line(world: World, *, donor_version: int = 2) -> AgentLine:

@@ -65,12 +65,15 @@ def launches(
     room = _Room(state, waits)
     for job_id in state.allocated:
         job = state.jobs[job_id]
-        ordered = tuple(recalls(state, job, now_s, move_s))
-        yield from ordered
-        if ordered or awaited_recalls(job, now_s):
-            continue
         try:
-            is_ready = room.has_gpus(job) and room.is_lent(job)
+            room.check(job)
+            is_lent = room.is_lent(job)
+            if job_id not in room.unlent:
+                ordered = tuple(recalls(state, job, now_s, move_s))
+                yield from ordered
+                if ordered or awaited_recalls(job, now_s):
+                    continue
+            is_ready = is_lent and room.has_gpus(job)
             start = room.start(job, is_to_be_profiled(job, placement)) if is_ready else None
         except Exception as error:  # what is wrong with one job must not keep the others from starting
             told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
@@ -99,6 +102,17 @@ class _Room:
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._tasks: dict[str, int] = {}
         self._taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
+
+    def check(self, job: LiveJob) -> None:
+        """Looks at what no waiting changes, before donors take anything back for it.
+
+        Raises:
+            FarsideError: It can't be started as long as it is what it is.
+        """
+        free = {place.node: (Device(gpu=0),) * place.gpus for place in job.places}
+        node, most = Counter(task.node for task in _tasks(job, free)).most_common(1)[0]
+        if most > TASKS_MAX:
+            raise FarsideError(f"{most:,} of its processes would stand on {node}, and a node takes {TASKS_MAX}")
 
     def has_gpus(self, job: LiveJob) -> bool:
         """Whether nobody has the GPUs of its places, and jobs may start there."""
@@ -168,9 +182,6 @@ class _Room:
     def _counts(self, job: LiveJob, tasks: Sequence[TaskAllocation]) -> dict[str, int] | None:
         """Number of processes on each of its nodes with it; None: more than an agent takes, until others have gone."""
         own = Counter(task.node for task in tasks)
-        node, most = own.most_common(1)[0]
-        if most > TASKS_MAX:
-            raise FarsideError(f"{most:,} of its processes would stand on {node}, and a node takes {TASKS_MAX}")
         before = {node: self._tasks.get(node, len(self._state.nodes[node].tasks)) for node in own}
         counts = {node: before[node] + count for node, count in own.items()}
         return counts if max(counts.values()) <= TASKS_MAX else None

@@ -196,6 +196,7 @@ def _joined(state: LiveState, event: log.NodeJoined, entry: log.Entry) -> Touche
         here = {"is_up": True, "lost_reason": "", "address": event.address, "joined_s": entry.at_s}
         now = replace(before, **here, **facts)
     state.nodes[event.node] = _vouched(now, before or now, state.admissions.get(event.node, Admission()))
+    _come_back(state, state.nodes[event.node], entry.at_s)
     return touched
 
 
@@ -227,12 +228,12 @@ def _changed(state: LiveState, event: log.NodeChanged, entry: log.Entry) -> None
 
 
 def _come_back(state: LiveState, node: LiveNode, now_s: float) -> None:
-    """Notes what its donor has taken back by now, and how long that took."""
+    """Notes what its donor has taken back by now, and how long that took, also where its job waits no longer."""
     for job_id in node.recalls:
         job = state.jobs[job_id]
         after = tuple(
             replace(one, back_s=now_s)
-            if one.node == node.name and one.is_awaited(now_s) and node.borrowed_bytes <= one.lend_bytes
+            if one.node == node.name and not one.is_back and node.borrowed_bytes <= one.lend_bytes
             else one
             for one in job.recalls
         )

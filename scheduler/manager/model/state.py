@@ -22,6 +22,7 @@ from farside.scheduler.manager.model.record import (
     LiveNode,
     LiveTask,
     Maintenance,
+    Phase,
     TaskKey,
     members_of,
 )
@@ -132,3 +133,14 @@ def member_nodes(state: LiveState) -> dict[str, frozenset[str]]:
     """By job whose gradients are aggregated, the nodes of its members."""
     jobs = ((job_id, state.jobs[job_id]) for job_id in state.aggregation.jobs)
     return {job_id: frozenset(task.node for task in members_of(job)) for job_id, job in jobs}
+
+
+def is_recall_awaited(state: LiveState, node: LiveNode | None) -> bool:
+    """Whether a job that has a place on a node has not started, as its memory there has not come back."""
+    waiting = (state.jobs[job_id] for job_id in (node.recalls if node is not None else ()))
+    return node is not None and any(
+        one.node == node.name and not one.is_back
+        for job in waiting
+        if job.phase is Phase.ALLOCATED
+        for one in job.recalls
+    )

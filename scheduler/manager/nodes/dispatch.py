@@ -25,7 +25,7 @@ from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey, members_of
 from farside.scheduler.manager.model.spec import JobSpec
-from farside.scheduler.manager.model.state import LiveState, member_nodes
+from farside.scheduler.manager.model.state import LiveState, is_recall_awaited, member_nodes
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
@@ -295,7 +295,8 @@ class AgentLine:
         """The order of each service of its node, when it is another than the last on this connection."""
         node = state.nodes.get(self.node)
         outlook = services.Outlook(
-            node=node, move_s=self._move_s, recall_s=self._recall_s, rest_after_s=self._rest_after_s,
+            node=node, move_s=self._move_s, rest_after_s=self._rest_after_s,
+            recall_s=self._recall_s if is_recall_awaited(state, node) else 0.0,
             has_jobs=bool(self._rest_after_s and node is not None and state.jobs_on(self.node)),
         )  # fmt: skip
         for name, service in services.KNOWN.items():

@@ -31,7 +31,7 @@ class Outlook:
     Attributes:
         node: Its node.
         move_s: Borrowers get so long to move what they have.
-        recall_s: The same where jobs there need that memory.
+        recall_s: The same while a job on its way there waits for that memory; 0: none does.
         rest_after_s: Idle time after which the node may rest; 0: it may not.
         has_jobs: Jobs are on the node, or on their way there.
     """
@@ -67,10 +67,9 @@ class KnownService:
 def _donor_order(outlook: Outlook) -> m.DonorOrder:
     node = outlook.node
     closed_by = 0 if node is None or node.power is None else node.power.drain_number
-    is_recalled = node is not None and bool(node.recalls) and not closed_by
     return m.DonorOrder(
         closed_by=closed_by,
-        deadline_s=outlook.recall_s if is_recalled else outlook.move_s,
+        deadline_s=outlook.move_s if closed_by else outlook.recall_s or outlook.move_s,
         lend_bytes=None if node is None else node.lend_bound_bytes,
     )
 
