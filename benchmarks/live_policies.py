@@ -37,6 +37,7 @@ from farside.scheduler.sim.trace.read import read_trace
 
 RESULTS = Path(__file__).parent / "results" / "live_policies.json"
 ERROR_MAX, GAIN_MIN, WAIT_MAX = 0.05, 0.9, 1.05
+DECIDING_MAX_S, LATE_MAX_S = 1.0, 1.0
 REPEATING_SEED, REPEATING_LOAD = 8, 1.3
 """GPU seconds of the day, by those of its nodes: a queue grows, in which an order is worth something. Chosen like the
 seed of the demo's generated log (`farside.cli.demo.live.day`)."""
@@ -151,7 +152,7 @@ def measured(plan: Plan, runs: int, side_by_side: int) -> tuple[dict[str, Any], 
     with ThreadPoolExecutor(side_by_side) as pool:
         waiting = [pool.submit(played, day, policy, lends) for _ in range(runs) for policy in policies]
         found = [one.result() for one in waiting]
-    bars = judge(found)
+    bars = (*judge(found), *judge_delays(found))
     record = {
         "day": day.words, "factor": day.factor, "jobs": len(day.jobs), "median_job_s": round(day.median_s, 3),
         "side_by_side": side_by_side, "runs": [asdict(run) for run in found], "table": table_of(found),
@@ -206,13 +207,15 @@ def run_of(policy: str, compared: LiveCompared, late_s: float, faults: tuple[str
 def table_of(runs: Sequence[Run]) -> dict[str, Any]:
     """The runs for a document."""
     header = (
-        "policy", "average JCT", "simulated", "off by", "swapped", "average wait", "simulated", "charged a job"
+        "policy", "average JCT", "simulated", "off by", "swapped", "average wait", "simulated", "charged a job",
+        "deciding", "late"
     )  # fmt: skip
     rows = [
         [
             run.policy, f"{run.jct_s:.2f} s", f"{run.predicted_jct_s:.2f} s", f"{100 * run.error:+.1f} %",
             f"{100 * run.swapped:.1f} %", f"{run.wait_s:.2f} s", f"{run.predicted_wait_s:.2f} s",
             f"{1000 * (run.deciding_s + run.starting_s + run.stopping_s):.0f} ms",
+            f"{1000 * run.deciding_s:.0f} ms", f"{run.late_s:.2f} s",
         ]
         for run in runs
     ]  # fmt: skip
@@ -252,6 +255,15 @@ def judge_equal(runs: Sequence[Run]) -> tuple[Bar, ...]:
         Bar(name="average JCT, off by", figure=statistics.median(abs(run.error) for run in runs), bar=ERROR_MAX),
         Bar(name="pairs that swapped", figure=statistics.median(run.swapped for run in runs), bar=ERROR_MAX),
     )
+
+
+def judge_delays(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """The manager decides in time, and jobs come when the log says; otherwise its load is not the log's."""
+    return (
+        Bar(name="mean of deciding, seconds, the longest", figure=max(run.deciding_s for run in runs),
+            bar=DECIDING_MAX_S),
+        Bar(name="a job's latest submission, seconds late", figure=max(run.late_s for run in runs), bar=LATE_MAX_S),
+    )  # fmt: skip
 
 
 def judge_gain(runs: Sequence[Run]) -> tuple[Bar, ...]:

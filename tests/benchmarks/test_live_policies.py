@@ -1,6 +1,7 @@
 """Policies live beside their simulation: what is judged, and what a result file keeps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.live_policies import (
     Bar,
     Run,
+    judge_delays,
     judge_equal,
     judge_gain,
     judge_lending,
@@ -34,6 +36,15 @@ def test_the_median_run_decides_whether_live_equals_simulated() -> None:
     assert [bar.is_met for bar in met] == [True, True]
     assert [bar.figure for bar in met] == pytest.approx([0.04, 0.02])
     assert [bar.is_met for bar in judge_equal([run(10, 11, swapped=0.06)])] == [False, False]
+
+
+def test_the_slowest_decisions_and_the_latest_submission_of_all_runs_count() -> None:
+    good, slow, late = run(10, 10), replace(run(10, 10), deciding_s=1.1), replace(run(10, 10), late_s=36.0)
+
+    assert [bar.is_met for bar in judge_delays([good, good])] == [True, True]
+    assert [bar.is_met for bar in judge_delays([good, slow])] == [False, True]
+    assert [bar.is_met for bar in judge_delays([late, good])] == [True, False]
+    assert table_of([late])["rows"][0][-2:] == ["10 ms", "36.00 s"]
 
 
 def test_the_gain_is_what_the_average_falls_by_beside_the_simulated_fall() -> None:

@@ -276,6 +276,9 @@ def test_a_day_that_equals_its_simulation_is_good_and_shows_estimates_beside_wha
     good = scene(compared())
 
     assert scene_faults(good) == ()
+    assert scene_faults(replace(good, played=replace(good.played, late_s=5.0))) == ()
+    late = replace(good, played=replace(good.played, late_s=36.0))
+    assert scene_faults(late) == ("a job was submitted 36.0 s late (5 at most)",)
     assert print_scene(Console(file=page, width=160), good) == 0
     assert "4.0 s" in page.getvalue()
     assert "x2.0" in page.getvalue()

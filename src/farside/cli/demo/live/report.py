@@ -29,8 +29,8 @@ def print_scene(console: Console, scene: LiveScene) -> int:
 
 
 def _estimates_table(scene: LiveScene) -> Table:
-    names = ("job", "virtual cluster", "GPUs", "estimate", "really", "off by", "from jobs", "said to be off by")
-    table = figure_table(*names, title="what the manager expected, and what happened", texts=2)
+    names = ("job", "virtual cluster", "GPUs", "estimate", "really", "off by", "from jobs", "claimed error")
+    table = figure_table(*names, title="estimate and result", texts=2)
     needs_s, estimates = scene.played.needs_s, scene.played.estimates
     known = sorted(estimates, key=lambda job_id: (needs_s[job_id], int(job_id)))
     count = min(ROWS, len(known))

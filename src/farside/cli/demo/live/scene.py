@@ -15,6 +15,8 @@ from farside.units import format_count
 
 ERROR_MAX = 0.05
 """How far the average JCT may be from the simulated one, and how many pairs of jobs may swap."""
+LATE_MAX_S = 5.0
+"""Where a job was submitted later than that, what was played is not the log."""
 PHILLY = Path("cluster/jobs/philly_dev.csv.gz")
 CHECKOUT = Path(__file__).parents[5]
 
@@ -104,6 +106,8 @@ def scene_faults(scene: LiveScene) -> tuple[str, ...]:
         for one in scene.compared.recalls
         if one.waited_s > GRACE_S
     ]
+    if scene.played.late_s > LATE_MAX_S:
+        found.append(f"a job was submitted {scene.played.late_s:.1f} s late ({LATE_MAX_S:g} at most)")
     if not scene.played.estimates:
         found.append("the manager expected nothing of any job")
     return tuple(found)
