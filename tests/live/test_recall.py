@@ -259,13 +259,13 @@ def test_what_is_expected_is_in_the_log_in_explain_and_in_what_is_shown() -> Non
 
     assert unmeasured == (
         "has an allocation on n0 (4), and starts when it has its memory",
-        "20 GiB that the donor of n0 had lent are being recalled since 0 s; no recall was measured yet; "
+        "20 GiB that the donor of n0 had lent have been recalled for 0 s so far; no recall was measured yet; "
         "it waits for that 1.17 min more at most",
     )
     assert known[-1] == "20 GiB that the donor of n0 had lent came back in 4 s; no recall was measured yet"
     assert (recalls(world)[1].expected_s, recalls(world)[1].samples) == (4.0, 1)
     assert why(world, second)[1] == (
-        "10 GiB that the donor of n0 had lent are being recalled since 1 s; expected to take 4 s, "
+        "10 GiB that the donor of n0 had lent have been recalled for 1 s so far; expected to take 4 s, "
         "by one recall before; it waits for that 1.15 min more at most"
     )
     (shown,) = show_job_in_full(world.job(second), world.now_s).recalls
@@ -331,7 +331,10 @@ def test_the_foreign_checker_counts_what_a_job_is_to_have_of_a_donors_memory() -
     waiting = [*as_json(world.log)]
     # As if nobody had counted it: the borrower starts as well.
     place = {"node": "s", "gpus": 4}
-    forced = [(90, "JobPlaced", {"job_id": "2", "places": [place]}), (91, "JobStarted", {"job_id": "2"})]
+    forced: list[tuple[int, str, Mapping[str, Any]]] = [
+        (90, "JobPlaced", {"job_id": "2", "places": [place]}),
+        (91, "JobStarted", {"job_id": "2"}),
+    ]
 
     assert world.phase("2") is Phase.WAITING
     wrong, starts = check(iter([*waiting, *forced]))

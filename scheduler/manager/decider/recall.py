@@ -81,4 +81,4 @@ def _words(one: MemoryRecall, now_s: float) -> str:
     if not one.is_awaited(now_s):
         return f"{what} did not come back in {format_seconds(one.until_s - one.ordered_s)}; {by}"
     least = format_seconds(max(0.0, one.until_s - now_s))
-    return f"{what} are being recalled since {since}; {by}; it waits for that {least} more at most"
+    return f"{what} have been recalled for {since} so far; {by}; it waits for that {least} more at most"

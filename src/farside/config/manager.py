@@ -149,5 +149,5 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings,
     colocation_nodes: str = text("",
         "Nodes that run jobs with colocate = true alone, separated by commas; they must have an executor, and be alike")
     recall_s: float = seconds(60.0, 0, 86400,
-        "Borrowers get so long to move pages out of memory that a job needs before it starts; 0: no job waits for that")
+        "Time that borrowers get to move pages; 0: jobs start without waiting")
     node_timeout_s: float = seconds(60.0, 1, 1e6, "Silence after which a node is lost and its jobs start again")
