@@ -77,7 +77,7 @@ class Ledger:
         return found[2]
 
     def _keeps_promises(self, demand: Demand, memory_bytes: float) -> NDArray[np.bool_]:
-        """By node, whether jobs elsewhere could have what they were promised, were that memory there lent no more."""
+        """By node, whether others could have what they were promised if its donor stopped lending that memory."""
         lent, more = self._lent(), promise_of(demand.gpus, demand.swap_bytes_per_gpu)
         left = np.maximum(0.0, self.free_memory_bytes - memory_bytes)
         is_kept: NDArray[np.bool_] = lent.lends - left <= np.maximum(0.0, lent.spare - more)

@@ -104,7 +104,7 @@ class _Room:
         self._taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
 
     def check(self, job: LiveJob) -> None:
-        """Looks at what no waiting changes, before donors take anything back for it.
+        """Checks what waiting cannot change, before donors take anything back for it.
 
         Raises:
             FarsideError: It can't be started as long as it is what it is.
