@@ -20,7 +20,7 @@ from farside.cli.demo.live.day import (
     day_of,
     generated_log,
 )
-from farside.cli.demo.live.report import print_scene
+from farside.cli.demo.live.report import lines, print_scene
 from farside.cli.demo.live.rig import GRACE_S, Estimate, Played, play_day
 from farside.cli.demo.live.scene import LiveScene, chosen_day, scene_faults
 from farside.cli.demo.main import run
@@ -284,6 +284,23 @@ def test_a_day_that_equals_its_simulation_is_good_and_shows_estimates_beside_wha
     assert "x2.0" in page.getvalue()
     assert "0.0 % started in another order than in the simulation" in page.getvalue()
     assert "half of 1 estimate were off by a factor of 2.0 or less" in page.getvalue()
+
+
+def test_a_day_on_which_nothing_waited_or_was_given_back_proves_nothing() -> None:
+    good = compared()
+    alone = replace(good.fidelity, jobs=good.fidelity.jobs[:1])
+
+    assert scene_faults(scene(replace(good, recalls=()))) == ("no borrower gave nodes back to their owner",)
+    assert scene_faults(scene(replace(good, fidelity=alone))) == (
+        "no two jobs waited together, so their order says nothing",
+    )
+
+
+def test_it_is_said_where_qssf_gains_nothing_over_fifo() -> None:
+    good, said = compared(), "in the simulation QSSF gains nothing over FIFO on this day"
+
+    assert said not in lines(scene(good))
+    assert said in lines(scene(replace(good, fifo_jct_s=1.0)))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ def lines(scene: LiveScene) -> list[str]:
         f"of {format_count(order.pairs, 'pair')} of jobs that waited together, {100 * order.error:.1f} % started in "
         "another order than in the simulation"
     ]
+    if compared.fidelity.predicted_mean_s >= compared.fifo_jct_s:
+        found.append("in the simulation QSSF gains nothing over FIFO on this day")
     if len(scene.day.nodes) == 1:
         found.append("the log has one virtual cluster, so nothing could be lent")
     else:

@@ -101,6 +101,10 @@ def scene_faults(scene: LiveScene) -> tuple[str, ...]:
         )
     if len(scene.day.nodes) > 1 and not scene.compared.guests:
         found.append("no job ran on nodes of another virtual cluster")
+    if len(scene.day.nodes) > 1 and not scene.compared.recalls:
+        found.append("no borrower gave nodes back to their owner")
+    if not fidelity.order.pairs:
+        found.append("no two jobs waited together, so their order says nothing")
     found += [
         f"job {one.owner} waited {one.waited_s:.1f} s for borrower {one.borrower}, whose grace is {GRACE_S:g} s"
         for one in scene.compared.recalls
