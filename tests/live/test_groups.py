@@ -69,7 +69,7 @@ def test_explain_says_with_how_many_a_job_takes_turns_and_what_bounds_them() -> 
     two = m.ExecutorFacts(is_there=True, takers=(taker("1", 0.1, 0.3, 0.45), taker("2", 0.1, 0.1, 0.44)))
 
     assert [*explain({"n1": two, "n3": alone}, "1")] == [
-        "turns: on n1 with 1 other job; an iteration of all takes 0.45 s by prediction, bound by communicating; "
+        "turns: on n1 with 1 other job; an iteration of all takes 0.4 s by prediction, bound by communicating; "
         "its own takes 0.45 s",
         "turns: on n3 alone; an iteration of all takes 0.4 s by prediction, bound by the longest of its jobs; "
         "its own takes 0.4 s",
