@@ -1,8 +1,8 @@
 """Overload: what is still answered in time at 1.5 and 2 times the highest rate that passes.
 
-Front and client take cores, too, the more the more is asked. As it ships, a deployment leaves them 10 % of the
-cores; what they take beyond that, executors lose. So the same is measured where they are left 40 %: what is lost then is
-lost by the rules.
+Front and client take cores, too, and more of them at higher rates. As it ships, a deployment leaves them 10 % of the
+cores; what they take beyond that, executors lose. So the same is measured where they are left 40 %: what is lost then
+is lost by the rules.
 """
 
 import psutil
