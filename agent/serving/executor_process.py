@@ -77,10 +77,7 @@ def main(arguments: list[str], load: "Loader | None" = None) -> int:
         arguments: File descriptors: of the socket, the arena, and a file with the Setup.
         load: What loads models of a framework; ``model.loader``, but for tests that let models fail.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Ctrl-C, and a SIGTERM to all processes of a service, are for the front, which ends executors in order.
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ending, signal.SIG_IGN)
+    end_with_front()
     socket_fd, arena_fd, setup_fd = map(int, arguments)
     line = socket.socket(fileno=socket_fd)
     with open(setup_fd, "rb", closefd=False) as file:
@@ -152,6 +149,16 @@ def run_models(line: socket.socket, arena: "Arena", setup: Setup, load: "Loader 
         if raised is not None:
             part.raised(raised)
     return 0
+
+
+def end_with_front() -> None:
+    """Ends this process with the one that started it, by SIGKILL, and by nothing that a terminal or a service sends.
+
+    Ctrl-C, and a SIGTERM to all processes of a service, are for the front, which ends executors in order.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_IGN)
 
 
 def warm_up_sizes(max_batch: int) -> tuple[int, ...]:

@@ -7,22 +7,20 @@ error has left the GPU unusable by this process, this process ends, and all part
 The main thread makes no call that waits for the GPU, so that it always sees a batch that hangs.
 """
 
-import ctypes
 import os
 import selectors
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farside.agent.serving.arena import Arena
-from farside.agent.serving.executor_process import Loader, Setup, run_models
+from farside.agent.serving.executor_process import Loader, Setup, end_with_front, run_models
 from farside.agent.serving.frames import Frame, Kind, encode
 from farside.agent.serving.model_file import Framework
 from farside.agent.serving.partition.granules import assign
@@ -43,7 +41,6 @@ _LOOK_S = 0.05
 _FDS = 3
 _LINE_BYTES = 64
 _STATE_BYTES = 1 << 16
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _log = get_log("agent.serving")
 
@@ -59,9 +56,7 @@ def main(
         load: What loads models of a framework; `_loader`, but for tests.
         end_s: As END_S.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for ending in (signal.SIGINT, signal.SIGTERM):  # as for executors
-        signal.signal(ending, signal.SIG_IGN)
+    end_with_front()
     start_logging("info")
     parent, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
     parent.setblocking(False)
@@ -176,11 +171,9 @@ class _Executor:
 
     # ---- for run_models
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> AbstractContextManager[None]:
         """On the SMs of its part."""
-        with self._parts.on(self._setup.entry.part):
-            yield
+        return self._parts.on(self._setup.entry.part)
 
     def ready(self) -> None:
         """All models are loaded."""

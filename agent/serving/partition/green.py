@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from farside.agent.serving.model_file import Framework
-from farside.agent.serving.partition.nvidia import INSTANCE, NvidiaGpus, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
 from farside.errors import Unavailable
 
@@ -66,12 +66,7 @@ class GreenDriver(NvidiaGpus):
 
     def open(self, device: Device, part_pct: int) -> "GreenPlace":
         """SMs of a GPU, whose process is started for the first part."""
-        if not 1 <= part_pct <= _MOST_PCT:
-            raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint="give 1 to 100")
-        nvml = self.nvml()
-        uuid = uuid_of(nvml, uncut_of(nvml, device))
-        if uuid.startswith(INSTANCE):
-            raise Unavailable(f"GPU {uuid}: an instance is not cut here", hint="device = 'gpu' has it whole")
+        uuid = uuid_to_cut(self.nvml(), device, part_pct)
         host = self._hosts.get(uuid)
         if host is None or host.has_ended:
             host = self._hosts[uuid] = _Host(uuid, self._program)

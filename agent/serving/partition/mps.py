@@ -12,7 +12,7 @@ import tempfile
 from typing import Any
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import INSTANCE, NvidiaGpus, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry
 from farside.errors import Unavailable
 
@@ -40,12 +40,7 @@ class MpsDriver(NvidiaGpus):
 
     def open(self, device: Device, part_pct: int) -> "MpsPlace":
         """A limit for one process of this GPU's daemon, which is started for the first."""
-        if not 1 <= part_pct <= 100:
-            raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint="give 1 to 100")
-        nvml = self.nvml()
-        uuid = uuid_of(nvml, uncut_of(nvml, device))
-        if uuid.startswith(INSTANCE):
-            raise Unavailable(f"GPU {uuid}: an instance is not cut by limits here", hint="device = 'gpu' has it whole")
+        uuid = uuid_to_cut(self.nvml(), device, part_pct, how="by limits ")
         daemon = self._daemons.get(uuid)
         if daemon is None:
             daemon = self._daemons[uuid] = _Daemon(uuid)

@@ -8,6 +8,7 @@ from farside.errors import ConfigError, Unavailable
 
 INSTANCE = "MIG-"  # so begin the UUIDs of instances
 _MB = 1 << 20
+_WHOLE_PCT = 100
 _LISTED = "nvidia-smi -L lists those there are"
 
 
@@ -124,6 +125,20 @@ def _gpus(nvml: Any) -> Iterator[tuple[int, Any]]:
         except nvml.NVMLError:  # a GPU that this process may not use, or that has failed
             continue
         yield number, handle
+
+
+def uuid_to_cut(nvml: Any, device: Device, part_pct: int, *, how: str = "") -> str:
+    """The UUID of a GPU that a part of ``part_pct`` percent is to be cut from; ``how``: in words, for the line.
+
+    Raises:
+        Unavailable: It has no such part, is not there, or is an instance or cut into instances.
+    """
+    if not 1 <= part_pct <= _WHOLE_PCT:
+        raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint=f"give 1 to {_WHOLE_PCT}")
+    uuid = uuid_of(nvml, uncut_of(nvml, device))
+    if uuid.startswith(INSTANCE):
+        raise Unavailable(f"GPU {uuid}: an instance is not cut {how}here", hint="device = 'gpu' has it whole")
+    return uuid
 
 
 class NvidiaGpus:
