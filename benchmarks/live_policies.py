@@ -71,7 +71,7 @@ class Run:
 
     @property
     def error(self) -> float:
-        """Of the simulated average JCT, as a share of the live one."""
+        """How far the simulated average JCT is off, as a share of the live one."""
         return self.predicted_jct_s / self.jct_s - 1
 
 

@@ -43,7 +43,7 @@ def traced(at: int, submit_s: float, duration_s: float, *, gpus: int = 1, vc: st
 
 
 def days(*counts: int, duration_s: float = 1200.0) -> list[TraceJob]:
-    """So many jobs on each day, a minute apart, from midnight on."""
+    """A log with ``counts`` jobs on each day, a minute apart, from midnight on."""
     return [
         traced(1000 * day + at, day * DAY_S + 60.0 * at, duration_s) for day, count in enumerate(counts, 10)
         for at in range(count)

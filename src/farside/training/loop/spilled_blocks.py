@@ -37,13 +37,13 @@ T = TypeVar("T")
 PEER_AWAY_S = 60.0
 """How long a peer is not asked after it has failed."""
 _NEWEST_WEIGHT = 0.05
-"""Of a read in what reading takes. A disk with a limit serves several blocks at once, and then none for a while: an
-average over fewer reads would say the one or the other by turns."""
+"""Weight of the newest read in the average time of a read. A disk with a limit serves several blocks at once, and then
+none for a while: an average over fewer reads would say the one or the other by turns."""
 ASK_FIRST, ASK_LAST = 2, 64
 """Passes until a peer from which nothing comes is measured again; twice as many each time, up to the second number."""
 _LONE_READS = 3
-"""Of so many reads from a peer from which nothing else comes the quickest counts: one that is slow may be the fault of
-a moment, and as many in a row are not."""
+"""Number of the last reads of which the quickest counts, for a peer from which nothing else comes: one that is slow may
+be the fault of a moment, and as many in a row are not."""
 
 
 class DamagedBlock(FarsideError):
