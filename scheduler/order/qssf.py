@@ -36,6 +36,8 @@ FORTNIGHT_S = 14 * 86400.0
 _FIRST_JOBS, _GROWTH, _NEWEST = 50, 1.1, 10_000
 # What of a wait is this near to the end of patience is at its end: fractions of seconds do not add up exactly.
 _EDGE_S = 1e-6
+# The same of the time of a promotion, which is a difference of seconds since 1970.
+_NEAR_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ class Qssf(PlainOrder):
         is_guarded = self.patience_s < math.inf
         return OrderTraits(is_strict=self.is_strict, has_thresholds=is_guarded, is_ageing=is_guarded)
 
+    def _is_aged(self, jobs: JobColumns) -> Flags:
+        """Jobs whose patience has ended: a promotion has set ``since_s`` then, and no earlier.
+
+        That of a job that was held until a release, or that lost lent nodes to their owner, is less far from its
+        submission: it waits in the order of expectations.
+        """
+        found: Flags = jobs.since_s - jobs.submit_s >= self.patience_s - _NEAR_S
+        return found
+
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Tier, then expected GPU seconds (infinite where there is no expectation), in the second tier nothing."""
         expected = np.where(np.isnan(jobs.predicted_gpu_s), np.inf, jobs.predicted_gpu_s)
@@ -89,17 +100,18 @@ class Qssf(PlainOrder):
 
     def tier(self, jobs: JobColumns) -> Floats:
         """1, 2 or 3; see above."""
-        found: Floats = np.where(jobs.predicted_gpu_s <= self.cut.short_gpu_s, 1.0, np.where(_is_aged(jobs), 2.0, 3.0))
+        behind = np.where(self._is_aged(jobs), 2.0, 3.0)
+        found: Floats = np.where(jobs.predicted_gpu_s <= self.cut.short_gpu_s, 1.0, behind)
         return found
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Seconds until the patience of a waiting job ends."""
-        is_young = (jobs.is_running == 0) & ~_is_aged(jobs)
+        is_young = (jobs.is_running == 0) & ~self._is_aged(jobs)
         return np.where(is_young, self.patience_s - jobs.waited_s, np.inf)
 
     def promotes(self, jobs: JobColumns) -> Floats:
         """Jobs whose patience has ended. Their wait starts again then, which marks them later."""
-        return np.where(~_is_aged(jobs) & (jobs.waited_s >= self.patience_s - _EDGE_S), 1.0, 0.0)
+        return np.where(~self._is_aged(jobs) & (jobs.waited_s >= self.patience_s - _EDGE_S), 1.0, 0.0)
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Qssf":
         """With the cut that these jobs give, if they are enough more than at the last time."""
@@ -118,13 +130,6 @@ class Qssf(PlainOrder):
             return f"{expected} of GPU time are expected of it; nothing is known of the other"
         expected, other = apart(first.predicted_gpu_s.item(), second.predicted_gpu_s.item(), format_seconds)
         return f"{expected} of GPU time are expected of it; {other} of the other"
-
-
-def _is_aged(jobs: JobColumns) -> Flags:
-    # A waiting job counts from its submission until a promotion sets `since_s`, as this policy preempts no job. The
-    # exception is a guest that lost its lent nodes to their owner: it has waited before, and counts as aged as well.
-    found: Flags = jobs.since_s > jobs.submit_s
-    return found
 
 
 def short_up_to_gpu_s(expected_gpu_s: Floats, true_gpu_s: Floats, share: float) -> float:

@@ -14,7 +14,7 @@ from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.decider.expectation import expected_of
 from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.apply import apply
-from farside.scheduler.manager.model.event import CancelRequested
+from farside.scheduler.manager.model.event import CancelRequested, HoldRequested
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.qssf import Qssf
@@ -64,6 +64,23 @@ def test_a_job_like_those_that_were_short_goes_before_one_like_those_that_were_l
     world.runs(running)
 
     long, short = world.submit(name="train"), world.submit(name="test")
+    world.exits(running)
+
+    assert (world.phase(long), world.phase(short)) == (Phase.WAITING, Phase.STARTING)
+
+
+def test_a_job_that_was_held_goes_by_what_is_expected_of_it_as_others_do(world: Learning) -> None:
+    """It counted as one that had waited a fortnight, and went before all."""
+    for _ in range(3):
+        world.ran("train", 1000.0)
+        world.ran("test", 10.0)
+    running = world.submit(name="train")
+    world.runs(running)
+    long, short = world.submit(name="train"), world.submit(name="test")
+    world.does(HoldRequested(job_id=long, by="ann"))
+    world.pass_s(5.0)
+    world.release(long)
+
     world.exits(running)
 
     assert (world.phase(long), world.phase(short)) == (Phase.WAITING, Phase.STARTING)
