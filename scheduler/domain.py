@@ -393,6 +393,23 @@ def lenders_to(borrower: Domain, domains: Iterable[Domain]) -> list[Domain]:
     return [one for one in domains if one is not borrower and one.lend_grace_s]
 
 
+def list_anew(domain: Domain) -> None:
+    """Put the lists of the queues in the order of how long jobs have waited or run, the longest first.
+
+    A scheduler process that starts has them so: it knows since when jobs wait and run, and not how they were before.
+    """
+    if not domain.traits.is_keyed_by_position:
+        return
+    table = domain.table
+    domain._crossed.clear()  # they stand where their figures put them
+    rows = sorted(domain.jobs, key=lambda row: (table.since_s.item(row), table.sequence.item(row)))
+    for row in rows:
+        domain._to_tail(row)
+    domain.settle([((float(at),), row) for at, row in enumerate(rows)], [], -math.inf)
+    domain.queue.rank_all_anew()
+    domain.book.rank_all_anew()
+
+
 def learn_start(domain: Domain, start: MeasuredStart) -> None:
     """Learn from a start of one of the domain's jobs that ended, for the placement of jobs that wait and that come."""
     before = domain.history.placement

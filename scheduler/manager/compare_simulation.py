@@ -7,9 +7,13 @@ How it works
   needs. The simulation charges each preemption with the mean of what was measured, on the nodes that took jobs at the
   time.
 
+  Estimators hear of each job when the manager's did (scheduler/predict/heard_jobs.py). Jobs that have not ended by the
+  end of the log hold their GPUs until then, and are not compared. Nodes come and go, are reserved, and lists of queues
+  are made anew when a scheduler process takes the lead, all as it was.
+
   So what may differ is what the simulator does not know: how long it takes to decide, to tell nodes and to start
-  processes, which pause and resume is longer than the mean, nodes that were lost while jobs ran there, and when donors
-  lent less than the most that they ever did.
+  processes, which pause and resume is longer than the mean, nodes that were lost while jobs ran there, jobs that were
+  cancelled while they waited in front of others, and when donors lent less than the most that they ever did.
 """
 
 import math
@@ -36,8 +40,10 @@ from farside.scheduler.manager.view.view import Packlimit
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.placement.measured_speed import MeasuredSpeeds, MeasuredStart, slowed
 from farside.scheduler.placement.skew import PACKLIMIT
+from farside.scheduler.predict.heard_jobs import Heard, HeardTimes
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.preemption_cost import make_preemption_cost
+from farside.scheduler.sim.closure import Closure
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.slowdown import MeasuredSlowdown
@@ -49,6 +55,9 @@ PAPER_TESTBED, PAPER_SIMULATOR = 5.5, 5.11
 PAPER_APART_PCT = 100 * (PAPER_TESTBED - PAPER_SIMULATOR) / PAPER_TESTBED
 
 NO_SLOWDOWN = MeasuredSlowdown(packlimit=PACKLIMIT)
+NOT_OVER = "not over yet"
+# A job that has not ended needs so much more than the log has, so that it never ends within it.
+LONGER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +72,7 @@ class Recorded:
     @property
     def jct_s(self) -> float:
         """From when it was ready to run until its end."""
-        return self.end_s - self.traced.job.submit_s
+        return self.end_s - self.traced.comes_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,9 @@ class Recording:
     ``nodes`` are all there ever were, the largest that each ever was; ``lends`` the most that the donor of each ever
     lent, and ``copies`` how many donors have each page of a node; ``resizes`` which of them took jobs when.
     ``measured``: what starts of jobs told of their iterations, of all jobs, in the order of their ends, each with its
-    partition; ``slowdown`` what spread starts lost by that.
+    partition; ``slowdown`` what spread starts lost by that. ``unfinished``: jobs that have started and not ended, which
+    need more time than the log has. ``heard``: all jobs that the manager's estimator heard of, as it did. ``closures``:
+    nodes that were reserved. ``leads_s``: when a scheduler process took the lead.
     """
 
     jobs: tuple[Recorded, ...]
@@ -81,6 +92,10 @@ class Recording:
     resizes: tuple[Resize, ...]
     preemption_times: PreemptionTimes
     left_out: Mapping[str, int]
+    unfinished: tuple[TraceJob, ...] = ()
+    heard: tuple[Heard, ...] = ()
+    closures: tuple[Closure, ...] = ()
+    leads_s: tuple[float, ...] = ()
     partitions: Partitions = NO_PARTITIONS
     lends: Mapping[str, int] = field(default_factory=dict)
     copies: Mapping[str, int] = field(default_factory=dict)
@@ -88,12 +103,18 @@ class Recording:
     slowdown: MeasuredSlowdown = NO_SLOWDOWN
 
     @property
+    def trace(self) -> tuple[TraceJob, ...]:
+        """All that the simulation plays: ``jobs`` and ``unfinished``, by when they were ready to run."""
+        found = [*(one.traced for one in self.jobs), *self.unfinished]
+        return tuple(sorted(found, key=lambda one: (one.comes_s, one.job.sequence)))
+
+    @property
     def lent(self) -> LentMemory:
         """What donors lent at most. It is not counted where jobs got more: an older manager started them."""
         memory = LentMemory()
         for name in {*self.lends, *self.copies}:
             memory.set_node(name, lends_bytes=self.lends.get(name, 0), copies=self.copies.get(name, 1))
-        jobs = (one.traced.job for one in self.jobs)
+        jobs = (one.job for one in self.trace)
         most = max((promise_of(job.gpus, job.swap_bytes_per_gpu) for job in jobs), default=0)
         return LentMemory(is_counted=False) if memory.why_not(most) else memory
 
@@ -224,6 +245,11 @@ class _Reading:
     gpus: dict[str, Node] = field(default_factory=dict)
     lends: dict[str, int] = field(default_factory=dict)
     taking: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+    forgotten: dict[str, LiveJob] = field(default_factory=dict)  # jobs that the state has no more
+    closures: dict[str, Closure] = field(default_factory=dict)
+    leads_s: list[float] = field(default_factory=list)
+    asks_users: bool = False  # some node ran jobs of some users only
+    end_s: float = 0.0
 
 
 def recording(
@@ -232,15 +258,16 @@ def recording(
     """Reads a log for the simulator: all jobs, or ``only`` these, in the partitions of the settings."""
     read = _Reading()
     for entry in entries:
-        apply(read.state, entry)
+        _apply(read, entry)
         _note(read, entry)
-    jobs = [job for job in read.state.jobs.values() if only is None or job.job_id in only]
-    told = measured_of(read.state.jobs.values())
+    everyone = {**read.forgotten, **read.state.jobs}
+    jobs = [job for job in everyone.values() if only is None or job.job_id in only]
+    told = measured_of(everyone.values())
     measured = [(partition_of(job, partitions), start_of(job, one)) for job, one in told]
     slowdown = _slowdown_of([start for _, start in measured])
     left_out = Counter(filter(None, (_unfit(job, partitions) for job in jobs)))
     found = [_recorded(read, job, partitions, slowdown) for job in jobs if not _unfit(job, partitions)]
-    found.sort(key=lambda one: (one.traced.job.submit_s, one.traced.job.sequence))
+    found.sort(key=lambda one: (one.traced.comes_s, one.traced.job.sequence))
     nodes = tuple(read.gpus.values())
     resizes = tuple(
         Resize(at_s=at_s, vc=vc, nodes=tuple(read.gpus[name] for name in names if partitions.owner_of(name) == vc))
@@ -253,7 +280,26 @@ def recording(
         copies={name: node.swap_copies for name, node in read.state.nodes.items()},
         measured=tuple((name, start) for name, start in measured if not partitions or name in partitions.by_name),
         slowdown=slowdown,
+        unfinished=tuple(
+            _unfinished(read, job, partitions)
+            for job in jobs
+            if job.start and _unfit(job, partitions) == NOT_OVER
+        ),
+        heard=tuple(
+            Heard(job=job_of(job), held_s=job.held_s if job.is_over else math.nan)
+            for job in sorted(everyone.values(), key=lambda job: job.sequence)
+            if not job.spec.colocate
+        ),
+        closures=tuple(read.closures.values()), leads_s=tuple(read.leads_s),
     )  # fmt: skip
+
+
+def _apply(read: _Reading, entry: log.Entry) -> None:
+    """Moves the state on; what it forgets by that is kept."""
+    before = dict(read.state.jobs) if isinstance(entry.event, log.HistoryForgotten) else {}
+    apply(read.state, entry)
+    read.forgotten.update((job_id, job) for job_id, job in before.items() if job_id not in read.state.jobs)
+    read.end_s = max(read.end_s, entry.at_s)
 
 
 def _slowdown_of(starts: Iterable[MeasuredStart]) -> MeasuredSlowdown:
@@ -274,10 +320,24 @@ def _note(read: _Reading, entry: log.Entry) -> None:
         case log.JobRequeued(job_id=job_id) | log.JobEnded(job_id=job_id):
             job = state.jobs[job_id]
             _record_run_interval(read, job, is_preempted=isinstance(entry.event, log.JobRequeued))
+        case log.SchedulerTookLead():
+            read.leads_s.append(entry.at_s)
+        case log.NodesReserved() | log.ReservationCancelled():
+            _note_reserved(read, entry.at_s)
         case log.NodeJoined() | log.NodeChanged() | log.NodeLost() | log.DrainRequested() | log.UndrainRequested():
             _note_nodes(read, entry.at_s)
         case _:
             pass
+
+
+def _note_reserved(read: _Reading, now_s: float) -> None:
+    for name, one in read.state.maintenance.items():
+        known = read.closures.get(name)
+        if known is None:
+            nodes = frozenset(one.nodes)
+            read.closures[name] = Closure(nodes=nodes, begin_s=one.begin_s, end_s=one.end_s, planned_s=now_s)
+        elif one.cancelled_by and known.end_s == one.end_s:
+            read.closures[name] = replace(known, end_s=min(one.end_s, now_s))
 
 
 def _record_run_interval(read: _Reading, job: LiveJob, *, is_preempted: bool) -> None:
@@ -292,6 +352,7 @@ def _note_nodes(read: _Reading, now_s: float) -> None:
         read.lends[node.name] = max(node.lends_bytes, read.lends.get(node.name, 0))
         known = read.gpus.get(node.name)
         now = node_of(node)
+        read.asks_users = read.asks_users or bool(now.users)
         if known is not None and known.gpus >= now.gpus and known.swap_bytes >= now.swap_bytes:
             continue
         # Of memory a job may have all there is: what other programs used then, the simulator does not know.
@@ -306,22 +367,34 @@ def _note_nodes(read: _Reading, now_s: float) -> None:
 def _unfit(job: LiveJob, partitions: Partitions) -> str:
     if job.spec.colocate:
         return "co-located, without GPUs"
-    if not job.is_over:
-        return "not over yet"
-    if not job.start:
-        return "never started"
     if partitions and partition_of(job, partitions) not in partitions.by_name:
         return "of a partition that the settings do not have"
-    return ""
+    if not job.is_over:
+        return NOT_OVER
+    return "" if job.start else "never started"
+
+
+def _traced(read: _Reading, job: LiveJob, partitions: Partitions, duration_s: float) -> TraceJob:
+    """A job that has started, as it comes in the simulation."""
+    others = (read.state.jobs.get(other, read.forgotten.get(other)) for other in job.spec.after)
+    before = [other.end_s for other in others if other is not None]
+    free_s = read.ready_s[job.job_id]
+    return TraceJob(
+        job=replace(job_of(job, asks_users=read.asks_users), vc=partition_of(job, partitions)),
+        duration_s=duration_s,
+        ready_s=min(max([free_s, *before]), job.start_s),
+        # A job that waits for others waits from its submission on; one that was held, from its release on.
+        since_s=min(free_s, job.start_s),
+    )
+
+
+def _unfinished(read: _Reading, job: LiveJob, partitions: Partitions) -> TraceJob:
+    return _traced(read, job, partitions, read.end_s - job.submit_s + LONGER_S)
 
 
 def _recorded(read: _Reading, job: LiveJob, partitions: Partitions, slowdown: MeasuredSlowdown) -> Recorded:
-    jobs = read.state.jobs
-    before = [jobs[other].end_s for other in job.spec.after if other in jobs]
-    ready_s = max([read.ready_s[job.job_id], *before])
-    seen = replace(job_of(job), submit_s=min(ready_s, job.start_s), vc=partition_of(job, partitions))
-    needs_s = max(1e-3, job.held_s - read.overhead_s.get(job.job_id, 0.0)) * _mean_speed(seen, job, slowdown)
-    traced = TraceJob(job=seen, duration_s=needs_s)
+    worked_s = max(1e-3, job.held_s - read.overhead_s.get(job.job_id, 0.0))
+    traced = _traced(read, job, partitions, worked_s * _mean_speed(job_of(job), job, slowdown))
     return Recorded(traced=traced, start_s=job.start_s, end_s=job.end_s, preemptions=job.preemptions)
 
 
@@ -343,15 +416,20 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
     settings = dict(as_settings(found.preemption_times))
     cost = make_preemption_cost(settings.pop("cost", "free"), settings)
     rules = replace(rules, preemption_cost=cost, slowdown=found.slowdown)
-    jobs = [one.traced for one in found.jobs]
+    trace = found.trace
+    estimator: HeardTimes | None = None
     if times is not None:
         rules = replace(rules, order=times.primed(rules.order))
+        estimator = HeardTimes(times, found.heard, (one.job.sequence for one in trace))
+    first_s = trace[0].comes_s
     simulation = Simulation(
-        found.cluster, rules, jobs, estimator=times, is_in_whole_seconds=False, resizes=_needed(found),
-        is_lending=found.partitions.is_lending, lent=found.lent,
+        found.cluster, rules, trace, estimator=estimator, is_in_whole_seconds=False, resizes=_needed(found, first_s),
+        is_lending=found.partitions.is_lending, lent=found.lent, closures=found.closures,
         measured=found.measured if rules.placement.is_learning else (),
+        lists_made_s=[at_s for at_s in found.leads_s if at_s > first_s],
     )  # fmt: skip
-    runs = simulation.run()
+    run_of = {one.job.job_id: run for one, run in zip(trace, simulation.run(), strict=True)}
+    runs = [run_of[one.traced.job.job_id] for one in found.jobs]
     stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]
     if stuck:
         raise FarsideError(f"job {stuck[0]} never ends in the simulation", hint="were its nodes taken away?")
@@ -361,9 +439,9 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
                 job_id=one.traced.job.job_id,
                 gpus=one.traced.job.gpus,
                 jct_s=one.jct_s,
-                predicted_s=run.end_s - one.traced.job.submit_s,
+                predicted_s=run.end_s - one.traced.comes_s,
                 partition=one.traced.job.vc,
-                submit_s=one.traced.job.submit_s,
+                submit_s=one.traced.comes_s,
                 start_s=one.start_s,
                 predicted_start_s=run.start_s,
             )
@@ -375,9 +453,8 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
     )
 
 
-def _needed(found: Recording) -> Sequence[Resize]:
+def _needed(found: Recording, first_s: float) -> Sequence[Resize]:
     """Resizes after the first submission, and the size at that time."""
-    first_s = found.jobs[0].traced.job.submit_s
     before = {resize.vc: resize for resize in found.resizes if resize.at_s <= first_s}
     return [replace(resize, at_s=first_s) for resize in before.values()] + [
         resize for resize in found.resizes if resize.at_s > first_s

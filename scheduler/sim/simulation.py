@@ -21,7 +21,7 @@ from enum import IntEnum
 from farside.errors import FarsideError
 from farside.scheduler.admission.history import History
 from farside.scheduler.cycle import run_cycle
-from farside.scheduler.domain import Domain, Rules, learn_start, lenders_to
+from farside.scheduler.domain import Domain, Rules, learn_start, lenders_to, list_anew
 from farside.scheduler.lent_memory import LentMemory, lent_by
 from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.predict.estimator import Estimator
@@ -52,6 +52,7 @@ class Kind(IntEnum):
     CYCLE = 4
     MEASURED = 5
     CLOSE = 6
+    LIST = 7
 
 
 class Stuck(FarsideError):
@@ -70,7 +71,7 @@ class Run:
 
 
 class Simulation:
-    """Simulation of one trace under one set of rules. Jobs come by submit time, ties by sequence.
+    """Simulation of one trace under one set of rules. Jobs come when they are ready, ties by sequence.
 
     Args:
         cluster: Nodes by virtual cluster; each is a domain of its own.
@@ -86,6 +87,7 @@ class Simulation:
         lent: What donors lend in the whole cluster; None: what its nodes lend, all the time.
         measured: Starts that a cluster has measured, each with its virtual cluster, by which the placement learns when
             they ended there; None: it learns from the speeds of the rules' slowdown.
+        lists_made_s: When the lists of all queues are made anew, as by a scheduler process that has just started.
         observers: Called after each instant at which something happened in a domain, with what its cycle decided, if
             it ran and decided anything. One that needs the simulation itself is appended afterwards.
     """
@@ -104,6 +106,7 @@ class Simulation:
         closures: Sequence[Closure] = (),
         lent: LentMemory | None = None,
         measured: Sequence[tuple[str, MeasuredStart]] | None = None,
+        lists_made_s: Iterable[float] = (),
         observers: Iterable[Observer] = (),
     ) -> None:
         self.jobs = jobs
@@ -146,17 +149,18 @@ class Simulation:
         self._resizes = list(resizes)
         self._measured = tuple(measured or ())
         self._closures = tuple(closures)
-        self._heap = self._foreknown()
+        self._heap = self._foreknown(lists_made_s)
         for domain in self.domains.values():
             self._close(domain, -math.inf)
 
-    def _foreknown(self) -> list[tuple[float, int, int, int]]:
+    def _foreknown(self, lists_made_s: Iterable[float]) -> list[tuple[float, int, int, int]]:
         """A heap of what happens at known times, whatever jobs come."""
         heap: list[tuple[float, int, int, int]] = []
         heap += [(resize.at_s, Kind.RESIZE, at, 0) for at, resize in enumerate(self._resizes)]
         heap += [(start.at_s, Kind.MEASURED, at, 0) for at, (_, start) in enumerate(self._measured)]
         times = {at_s for one in self._closures for at_s in one.news_s if at_s > -math.inf}
         heap += [(at_s, Kind.CLOSE, at, 0) for at_s in times for at in range(len(self._names))]
+        heap += [(at_s, Kind.LIST, at, 0) for at_s in lists_made_s for at in range(len(self._names))]
         heapq.heapify(heap)
         return heap
 
@@ -180,14 +184,14 @@ class Simulation:
         jobs, heap = self.jobs, self._heap
         arrived = instants = 0
         while self.left and (heap or arrived < len(jobs)):
-            now_s = jobs[arrived].job.submit_s if arrived < len(jobs) else math.inf
+            now_s = jobs[arrived].comes_s if arrived < len(jobs) else math.inf
             if heap and heap[0][0] < now_s:
                 now_s = heap[0][0]
             # 1. All that happens now, in the order of `Kind`: GPUs that become free are there for jobs that come.
             touched: dict[str, Domain] = {}
             while heap and heap[0][0] == now_s and heap[0][1] == Kind.END:
                 self._end(now_s, touched)
-            while arrived < len(jobs) and jobs[arrived].job.submit_s == now_s:
+            while arrived < len(jobs) and jobs[arrived].comes_s == now_s:
                 self._submit(arrived, touched)
                 arrived += 1
             ticked: dict[str, Domain] = {}
@@ -280,13 +284,15 @@ class Simulation:
         touched[domain.name] = domain
         predicted_gpu_s = math.nan
         if self._estimator is not None:
-            predicted_gpu_s = self._estimator.predicted_gpu_s(trace.job, trace.job.submit_s)
+            predicted_gpu_s = self._estimator.predicted_gpu_s(trace.job, trace.comes_s)
         remaining_s = self._expected_left_s(row)
-        domain.submit(row, trace.job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
+        since_s = trace.job.submit_s if trace.since_s is None else trace.since_s
+        domain.submit(row, trace.job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s, since_s=since_s)
+        self.table.since_s[row] = since_s
         # A cycle when the job may have waited too long: nothing else need happen at that time.
-        self._wake(domain.name, trace.job.submit_s + self._rules.reserve_after_s)
+        self._wake(domain.name, max(trace.comes_s, since_s + self._rules.reserve_after_s))
         if domain.traits.is_ageing:
-            self._watch(domain, [row], trace.job.submit_s)
+            self._watch(domain, [row], trace.comes_s)
 
     def _later(self, now_s: float, touched: dict[str, Domain], ticked: dict[str, Domain]) -> None:
         _, kind, row, start = heapq.heappop(self._heap)
@@ -302,6 +308,10 @@ class Simulation:
             domain = self.domains[self._names[row]]
             self._close(domain, now_s)
             self._has_progressed = True
+            touched[domain.name] = domain
+        elif kind == Kind.LIST:
+            domain = self.domains[self._names[row]]
+            list_anew(domain)
             touched[domain.name] = domain
         elif kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]

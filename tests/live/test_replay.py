@@ -11,8 +11,17 @@ from farside.scheduler.manager.compare_simulation import (
     recording,
     simulated,
 )
-from farside.scheduler.manager.model.event import CancelRequested, DrainRequested, HoldRequested, ReleaseRequested
+from farside.scheduler.manager.model.event import (
+    CancelRequested,
+    DrainRequested,
+    HistoryForgotten,
+    HoldRequested,
+    NodesReserved,
+    ReleaseRequested,
+    ReservationCancelled,
+)
 from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.predict.learned_times import LearnedTimes
 from tests.live.world import World, rules
 
 
@@ -143,6 +152,27 @@ def test_a_job_that_was_held_is_ready_when_it_is_released() -> None:
     assert [one.jct_s for one in replayed(world).jobs] == [30.0, 5.0]
 
 
+def test_a_job_that_was_held_stands_where_its_submission_put_it_in_the_simulation_too() -> None:
+    world = World(rules(), nodes=1)
+    running, held = world.submit(4), world.submit(4)
+    world.runs(running)
+    world.does(HoldRequested(job_id=held, by="ann"))
+    world.pass_s(5.0)
+    later = world.submit(4)
+    world.pass_s(5.0)
+    world.release(held)
+    world.exits(running)
+    run_for(world, held, 20.0)
+    run_for(world, later, 5.0)
+
+    found = replayed(world)
+
+    assert [(one.job_id, one.jct_s, one.predicted_s) for one in found.jobs[1:]] == [
+        (later, 30.0, 30.0),
+        (held, 20.0, 20.0),
+    ]
+
+
 def test_nodes_that_took_no_jobs_then_take_none_in_the_simulation() -> None:
     world = World(rules())
     world.does(DrainRequested(node="n1", reason="", by="root"))
@@ -165,6 +195,125 @@ def test_jobs_that_never_ran_or_have_not_ended_are_left_out_and_counted() -> Non
 
     assert [one.traced.job.job_id for one in found.jobs] == [done]
     assert found.left_out == {"never started": 1, "not over yet": 1}
+
+
+def test_a_job_that_has_not_ended_holds_its_gpus_in_the_simulation_too() -> None:
+    world = World(rules(), nodes=1)
+    endless = world.submit(3)
+    world.runs(endless)
+    first, second = world.submit(1), world.submit(1)
+    run_for(world, first, 30.0)
+    run_for(world, second, 20.0)
+
+    found = recording(world.log)
+
+    assert [one.traced.job.job_id for one in found.jobs] == [first, second]
+    assert [one.predicted_s for one in simulated(found, world.rules).jobs] == [30.0, 50.0]
+
+
+def test_jobs_that_the_manager_has_forgotten_are_replayed_from_the_log() -> None:
+    world = World(rules(), nodes=1)
+    first = world.submit(4)
+    run_for(world, first, 10.0)
+    world.does(HistoryForgotten(before_s=world.now_s + 1.0))
+    second = world.submit(4)
+    run_for(world, second, 20.0)
+
+    assert first not in world.state.jobs
+    assert [one.traced.job.job_id for one in recording(world.log).jobs] == [first, second]
+
+
+def test_nodes_that_were_reserved_are_reserved_in_the_simulation() -> None:
+    world = World(rules(), nodes=1)
+    world.does(
+        NodesReserved(nodes=("n0",), begin_s=world.now_s + 5.0, end_s=world.now_s + 40.0, reason="disks", by="root")
+    )
+    job = world.submit(4)
+    world.pass_s(50.0)
+    run_for(world, job, 10.0)
+
+    (one,) = replayed(world).jobs
+
+    assert one.start_s - one.submit_s == pytest.approx(40.0, abs=0.1)
+    assert one.predicted_start_s == pytest.approx(one.start_s, abs=0.1)
+
+
+def test_a_reservation_that_was_cancelled_ends_then_in_the_simulation() -> None:
+    world = World(rules(), nodes=1)
+    world.does(
+        NodesReserved(nodes=("n0",), begin_s=world.now_s + 5.0, end_s=world.now_s + 4000.0, reason="disks", by="root")
+    )
+    job = world.submit(4)
+    world.pass_s(20.0)
+    world.does(ReservationCancelled(reservation_id="m1", by="root"))
+    run_for(world, job, 10.0)
+
+    (one,) = replayed(world).jobs
+
+    assert (one.start_s - one.submit_s, one.predicted_start_s) == (20.0, one.start_s)
+
+
+def test_a_job_is_expected_to_take_what_was_expected_when_it_was_submitted_though_it_was_held_then() -> None:
+    """By the time that it was ready, others of its name had shown that they run long."""
+    world = World(rules("qssf"), nodes=1, gpus=1, make_times=LearnedTimes)
+    for _ in range(2):
+        run_for(world, world.submit(name="test"), 10.0)
+    test = world.submit(name="test")
+    held = world.submit(name="train")
+    world.does(HoldRequested(job_id=held, by="ann"))
+    run_for(world, test, 10.0)
+    assert world.phase(held) is Phase.HELD
+    for _ in range(3):
+        run_for(world, world.submit(name="train"), 1000.0)
+    running = world.submit(name="other")
+    world.runs(running)
+    world.pass_s(1.0)
+    other = world.submit(name="other")
+    world.release(held)
+    world.pass_s(10.0)
+    world.exits(running)
+    run_for(world, held, 5.0)
+    run_for(world, other, 5.0)
+
+    found = simulated(recording(world.log), world.rules, LearnedTimes())
+
+    assert (found.order.pairs, found.order.swapped) == (1, 0)
+    assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs])
+
+
+def test_lists_of_queues_that_a_new_scheduler_process_made_anew_are_made_anew_in_the_simulation() -> None:
+    """The first job stood before the second, as it was preempted last; by how long they waited it is the other way."""
+    world = World(rules("las", limits_gpu_s="100"), nodes=1)
+
+    def gives_way(loser: str, winner: str) -> None:
+        assert world.phase(loser) is Phase.STOPPING
+        world.exits(loser, 143, cause="preempted")
+        world.runs(winner)
+
+    first = world.submit(4)
+    world.runs(first)
+    world.pass_s(30.0)
+    second = world.submit(4)
+    gives_way(first, second)
+    world.pass_s(25.5)  # until it is in the second queue as well
+    gives_way(second, first)
+    world.pass_s(5.0)
+    third = world.submit(4)
+    gives_way(first, third)
+    world.pass_s(10.0)
+    world.lead()
+    world.pass_s(15.5)
+    gives_way(third, second)
+    for job, seconds in ((second, 40.0), (first, 30.0), (third, 20.0)):
+        if job != second:
+            world.runs(job)
+        world.pass_s(seconds)
+        world.exits(job)
+        assert world.phase(job) is Phase.DONE
+
+    found = simulated(recording(world.log), world.rules)
+
+    assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=2.0)
 
 
 def test_a_log_without_jobs_is_one_clear_line() -> None:

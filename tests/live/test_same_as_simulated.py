@@ -4,6 +4,7 @@ The manager's decider is driven with a virtual clock, by nodes that obey at once
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,6 +18,7 @@ from farside.scheduler.manager.compare_simulation import simulated as replayed
 from farside.scheduler.manager.decider.adapter import job_of
 from farside.scheduler.manager.model.event import StopCause
 from farside.scheduler.manager.model.record import LiveJob, Phase
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.order.catalog import TIMED, needs_of
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.sim.simulation import Simulation
@@ -41,6 +43,14 @@ class Coming:
     partition: str = ""
 
 
+@dataclass(frozen=True)
+class Change:
+    """What happens to the cluster after so long."""
+
+    after_s: float
+    kind: str
+
+
 # Times are odd fractions, so that no two things happen at one instant, at which the two worlds may take another order.
 _SECONDS = st.integers(1, 4000).map(lambda tenths: tenths / 10)
 _COMING = st.builds(
@@ -55,6 +65,12 @@ _COMING = st.builds(
 _COMING_TO_ONE = st.builds(replace, _COMING, gpus=st.sampled_from((1, 1, 2, 4)), partition=st.sampled_from(("a", "b")))
 PARTITIONED = st.lists(_COMING_TO_ONE, min_size=5, max_size=25)
 DAYS = st.lists(_COMING, min_size=5, max_size=25)
+_CHANGE = st.builds(
+    Change,
+    after_s=st.integers(1, 30_000).map(lambda tenths: tenths / 10),
+    kind=st.sampled_from(("restart", "failover", "join")),
+)
+CHANGES = st.lists(_CHANGE, min_size=1, max_size=4)
 
 
 class Day:
@@ -69,17 +85,21 @@ class Day:
         self.first_s: dict[str, float] = {}
         self.end_s: dict[str, float] = {}
 
-    def run(self) -> None:
+    def run(self, changes: Sequence[Change] = ()) -> None:
         world = self.world
         coming = [(at_s, 1, index) for index, at_s in enumerate(arrivals(self.day))]
+        changing = [(BEGIN_S + one.after_s + (at + 1) * 1.3e-3, at) for at, one in enumerate(changes)]
+        heapq.heapify(changing)
         ends: list[tuple[float, int, str]] = []
         begun: dict[str, int] = {}
         while coming or ends:
             # Also when the policy wants to look: what it preempts then is gone at once.
-            at_s = min(*(heap[0][0] for heap in (coming, ends) if heap), world.decider.next_wake_s())
+            at_s = min(*(heap[0][0] for heap in (coming, ends, changing) if heap), world.decider.next_wake_s())
             world.pass_s(max(0.0, at_s - world.now_s))
             self.obey(ends, begun)
-            if ends and ends[0][0] <= at_s:
+            if changing and changing[0][0] <= at_s:
+                self.change(changes[heapq.heappop(changing)[1]].kind)
+            elif ends and ends[0][0] <= at_s:
                 _, start, job_id = heapq.heappop(ends)
                 if begun.get(job_id) == start and world.job(job_id).phase is Phase.RUNNING:
                     self.end_s[job_id] = at_s
@@ -88,6 +108,16 @@ class Day:
                 _, _, index = heapq.heappop(coming)
                 self.submit(self.day[index])
             self.obey(ends, begun)
+
+    def change(self, kind: str) -> None:
+        """Another scheduler process leads, from the log or from a snapshot of it, or a node joins."""
+        world = self.world
+        if kind == "restart":
+            world.lead()
+        elif kind == "failover":
+            world.lead(decode_state(encode_state(world.state)))
+        else:
+            world.join(f"n{len(world.state.nodes)}", gpus=GPUS)
 
     def submit(self, one: Coming) -> None:
         limit_s = 2 * one.run_s if one.is_limited else 0.0
@@ -244,3 +274,48 @@ def test_partitions_that_lend_decide_as_virtual_clusters_that_lend(
     policy: str, lenders: str, more: dict[str, str], day: list[Coming]
 ) -> None:
     check(policy, day, lending(*lenders), **more)
+
+
+LIMITS = {"limits_gpu_s": "100.0331,400.0717"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        ("fifo", {}),
+        ("sjf", {}),
+        ("srtf", {}),
+        ("srsf", {}),
+        ("las", LIMITS),
+        ("gittins", {"first_fit_jobs": "3", **LIMITS}),
+        ("qssf", {"patience_s": "2min"}),
+    ],
+)
+@settings(max_examples=12, deadline=None)
+@given(day=DAYS, changes=CHANGES)
+def test_a_replay_finds_the_order_of_a_day_with_restarts_failovers_and_nodes_that_joined(
+    policy: str, more: dict[str, str], day: list[Coming], changes: list[Change]
+) -> None:
+    live = Day(policy, day, NO_PARTITIONS, **more)
+    live.run(changes)
+
+    found = replayed(recording(live.world.log), live.world.rules, times_for(live.world.rules))
+
+    assert found.order.swapped == 0
+    assert [one.predicted_start_s for one in found.jobs] == pytest.approx([one.start_s for one in found.jobs], abs=1e-3)
+    assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
+
+
+@pytest.mark.parametrize(("policy", "more"), [("las", LIMITS), ("qssf", {"patience_s": "2min"})])
+@settings(max_examples=8, deadline=None)
+@given(day=PARTITIONED, changes=st.lists(_CHANGE.filter(lambda one: one.kind != "join"), min_size=1, max_size=3))
+def test_a_replay_of_partitions_finds_their_orders_with_restarts_and_failovers(
+    policy: str, more: dict[str, str], day: list[Coming], changes: list[Change]
+) -> None:
+    live = Day(policy, day, TWO, **more)
+    live.run(changes)
+
+    found = replayed(recording(live.world.log, partitions=TWO), live.world.rules, times_for(live.world.rules))
+
+    assert found.order.swapped == 0
+    assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)

@@ -8,11 +8,26 @@ from farside.units import CALENDAR_FROM_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """``duration_s``: how long it runs at full speed, undisturbed. ``line``: in its file; 0 where there is none."""
+    """A job, and how long it runs.
+
+    Attributes:
+        job: As it was submitted.
+        duration_s: At full speed, undisturbed.
+        line: In its file; 0 where there is none.
+        ready_s: From then on it may start, as nothing but GPUs keeps it any more; None: from its submission on.
+        since_s: From then on its wait counts; None: from its submission on.
+    """
 
     job: Job
     duration_s: float
     line: int = 0
+    ready_s: float | None = None
+    since_s: float | None = None
+
+    @property
+    def comes_s(self) -> float:
+        """When it comes into the queue."""
+        return self.job.submit_s if self.ready_s is None else self.ready_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path
     if idle_rules_of(config):
         Console(stderr=True, soft_wrap=True).print(IDLE_GPUS, highlight=False, markup=False)
     if trace is not None:
-        write_trace(Trace(jobs=tuple(one.traced for one in found.jobs)), trace)
+        # A trace knows one time of a job, when it comes.
+        jobs = (replace(one.traced, job=replace(one.traced.job, submit_s=one.traced.comes_s)) for one in found.jobs)
+        write_trace(Trace(jobs=tuple(jobs)), trace)
     with standard_output():
         if as_json:
             print(json.dumps(_json(config.policy, found, fidelity), indent=2))
@@ -103,7 +106,7 @@ def measured(preemption_times: PreemptionTimes) -> str:
 
 def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) -> None:
     gpus = sum(node.gpus for node in found.nodes)
-    first, last = found.jobs[0].traced.job.submit_s, max(one.end_s for one in found.jobs)
+    first, last = found.jobs[0].traced.comes_s, max(one.end_s for one in found.jobs)
     nodes = f"{format_count(len(found.nodes), 'node')} with {format_count(gpus, 'GPU')}"
     console.print(
         f"{format_count(len(found.jobs), 'job')} under {policy} on {nodes}, from {format_moment(first)} to "

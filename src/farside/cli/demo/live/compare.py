@@ -136,7 +136,7 @@ def delays_of(
     state = LiveState()
     for entry in entries:
         apply(state, entry)
-    ready_s = {one.traced.job.job_id: one.traced.job.submit_s for one in found.jobs}
+    ready_s = {one.traced.job.job_id: one.traced.comes_s for one in found.jobs}
     starting_s = statistics.fmean(
         [job.resume_s for job in map(state.jobs.__getitem__, ready_s) if job.start == 1 and job.resume_s >= 0] or [0.0]
     )
