@@ -87,7 +87,7 @@ def play(
         groups = groups_of(snapshot.partitions, ["gpu"])
         gain = expected_gain(
             ended.values(), groups, snapshot, rules_of(config), may_preempt=config.preempt,
-            requeue_cost_s=config.requeue_cost_s,
+            requeue_cost_s=config.requeue_cost_s, is_gating=config.gate,
         )  # fmt: skip
         return _outcome(mode, config.preempt, list(ended.values())), gain
 

@@ -1,6 +1,7 @@
 """Catalogue of order policies by name. PURE."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -67,6 +68,14 @@ def make_order(name: str, settings: Mapping[str, str]) -> OrderPolicy:
     """
     cls = chosen(name, ORDERS, "policy")
     return from_settings(cls, {**_PRESETS.get(name, {}), **settings}, of=name)
+
+
+def passing(order: OrderPolicy) -> OrderPolicy:
+    """The policy under which jobs that have room pass the first in line that has none; itself, where they do anyway."""
+    if not order.traits.is_strict:
+        return order
+    assert isinstance(order, Fifo | Qssf | Sjf | Smallest | Timeshare), f"{order.name} always blocks"
+    return replace(order, is_strict=False)
 
 
 def needs_of(order: OrderPolicy) -> Needs:

@@ -131,7 +131,8 @@ class Engine:
         self._state_files = StateFiles(config.state_dir)
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)
-        self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s)
+        is_holding = mode is Mode.RUN and config.gate
+        self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s, is_holding=is_holding)
         # None until Slurm has answered for the first time: slurmctld may start after us.
         self._traits: Traits | None = None
         self._groups: tuple[Group, ...] = ()
@@ -211,7 +212,7 @@ class Engine:
             # The decision of the turn before: what Slurm did since then answers that one.
             self._shadow_log.compare(self._memory, self._decision, snapshot)
             self._shadow_log.say((*decision.actions, *wishes))
-            self._shadow_log.expect(snapshot, self._groups)
+            self._shadow_log.expect(snapshot, self._groups, owner=ways.owner)
         else:
             # An assertion that ends the service is better than a change to a partition that was never listed.
             _guard(decision.actions, self._groups)
@@ -329,6 +330,7 @@ class Engine:
             "would_start": [one.job_id for one in decision.starting[:SHOWN_JOBS]] if decision else [],
             "ended": self._shadow_log.ended,
             "gain": self._shadow_log.gain,
+            "why_no_gain": self._shadow_log.why_no_gain,
             "sleeping": self._power.asleep,
             "saved_kwh": round(self._power.saved_kwh, 3),
             "forecast": self._power.forecast,

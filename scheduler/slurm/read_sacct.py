@@ -12,8 +12,8 @@ from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.tres import gpus_of
 
 FIELDS = (
-    "JobIDRaw", "User", "Partition", "State", "Submit", "Start", "End", "ElapsedRaw", "TimelimitRaw", "AllocTRES",
-    "JobName",
+    "JobIDRaw", "User", "Partition", "State", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw",
+    "AllocTRES", "JobName",
 )  # fmt: skip
 OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 
@@ -33,7 +33,10 @@ def _whole(intervals: list[Ended]) -> Ended | None:
     if not ran:
         return None
     held_s = sum(one.held_s for one in ran)
-    return replace(ran[-1], submit_s=intervals[0].submit_s, start_s=ran[0].start_s, held_s=held_s)
+    first = intervals[0]
+    return replace(
+        ran[-1], submit_s=first.submit_s, eligible_s=first.eligible_s, start_s=ran[0].start_s, held_s=held_s
+    )  # fmt: skip
 
 
 def _run_intervals(text: str) -> Iterator[tuple[str, Ended]]:
@@ -42,7 +45,7 @@ def _run_intervals(text: str) -> Iterator[tuple[str, Ended]]:
         parts = line.split("|", len(FIELDS) - 1)
         if len(parts) != len(FIELDS) or not parts[0].isdigit():
             continue  # a part of a heterogeneous job, or the rest of a name with a line break
-        job_id, user, partition, state, submit, start, end, elapsed, limit, tres, name = parts
+        job_id, user, partition, state, submit, eligible, start, end, elapsed, limit, tres, name = parts
         yield (
             state.partition(" ")[0],  # CANCELLED by 1000
             Ended(
@@ -52,6 +55,7 @@ def _run_intervals(text: str) -> Iterator[tuple[str, Ended]]:
                 partition=partition,
                 gpus=gpus_of(tres),
                 submit_s=_number(submit),
+                eligible_s=float(eligible) if eligible.isdigit() else 0.0,
                 start_s=_number(start),
                 end_s=_number(end),
                 held_s=_number(elapsed),

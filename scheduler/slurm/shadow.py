@@ -3,6 +3,11 @@
 The gain is expected, not measured: the jobs that ended while we looked are put through the simulator, under the policy
 in question and under first come, first served with backfill. That stands for Slurm and tells how good the simulation
 is: it should give about what Slurm really did.
+
+The policy is simulated as `farside slurm run` would follow it with the same settings: without the gate jobs that have
+room pass the first in line, as Slurm starts them; an estimator of the same class hears of each job when it is
+submitted; and a job that waits for another, or for a date, is ready when Slurm says so. No allocation slows a job down:
+Slurm and its users choose the nodes under any policy, so a job takes as long as it took.
 """
 
 import math
@@ -11,19 +16,19 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from farside.scheduler.domain import Rules
+from farside.scheduler.order.catalog import passing
 from farside.scheduler.order.fifo import Fifo
-from farside.scheduler.predict.estimator import left_s
+from farside.scheduler.predict.heard_jobs import Heard, HeardTimes
 from farside.scheduler.preemption_cost import SteppedCost
-from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group, is_managed
-from farside.scheduler.slurm.expected_time import expected_gpu_s
+from farside.scheduler.slurm.expected_time import ExpectedTimes
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
-from farside.scheduler.state import Cluster, Job, Node, VirtualCluster
+from farside.scheduler.state import Cluster, Node, VirtualCluster
 
 # Fewer jobs say nothing.
 LEAST_JOBS = 10
@@ -59,8 +64,13 @@ class Gain:
     policy: Means
 
 
-def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -> tuple[Ended, ...]:
-    """The jobs that ran at the last turn, or came after it, and have ended since."""
+def ended_between(
+    before: Memory, snapshot: Snapshot, groups: Sequence[Group], *, is_holding: bool = False
+) -> tuple[Ended, ...]:
+    """The jobs that ran at the last turn, or came after it, and have ended since.
+
+    ``is_holding``: jobs are held until it is their turn, so Slurm does not tell from when on they could have started.
+    """
     found: list[Ended] = []
     for job in snapshot.jobs:
         past = before.jobs.get(job.job_id)
@@ -72,12 +82,15 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
         if not any(is_managed(job, group) for group in groups):
             continue
         earlier_s = past.executed_s if past is not None else 0.0
+        # Of a job that was requeued Slurm tells since when it could have started again.
+        is_eligible_known = not (is_holding or job.restarts or math.isnan(job.eligible_s))
         first_s = min(job.start_s, past.first_start_s) if past is not None else job.start_s
         found.append(
             Ended(
                 job_id=job.job_id, user=job.user, name=job.name, partition=job.partitions[0], gpus=job.gpus,
                 submit_s=job.submit_s, start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s,
                 limit_s=job.limit_s if job.limit_s < math.inf else 0.0, is_requeueable=job.is_requeueable,
+                eligible_s=job.eligible_s if is_eligible_known else 0.0,
             )
         )  # fmt: skip
     return tuple(found)
@@ -107,11 +120,12 @@ def _beside(job: SlurmJob, slurm: str, farside: str, reason: str) -> Beside:
 
 def expected_gain(
     ended: Iterable[Ended], groups: Sequence[Group], snapshot: Snapshot, rules: Rules, *, may_preempt: bool,
-    requeue_cost_s: float,
+    requeue_cost_s: float, is_gating: bool = False,
 ) -> Gain | None:  # fmt: skip
     """Expected gain of the policy over the jobs that have ended; None: they are too few.
 
-    ``requeue_cost_s``: work that a requeue loses, and the time until Slurm lets the job start again.
+    ``requeue_cost_s``: work that a requeue loses, and the time until Slurm lets the job start again. ``is_gating``:
+    jobs would be held until it is their turn; otherwise Slurm backfills.
     """
     named = {str(at): group for at, group in enumerate(groups)}
     jobs = [(name, job) for job in ended for name, group in named.items() if job.partition in group.partitions]
@@ -119,22 +133,29 @@ def expected_gain(
     gpus = {name: sum(node.gpus for node in there) for name, there in nodes.items()}
     jobs = sorted(
         ((name, job) for name, job in jobs if job.gpus <= gpus[name] and job.held_s > 0),
-        key=lambda one: (one[1].submit_s, int(one[1].job_id)),
+        key=lambda one: (one[1].ready_s, int(one[1].job_id)),
     )
     if len(jobs) < LEAST_JOBS:
         return None
     cluster = Cluster(virtual_clusters=tuple(VirtualCluster(name=name, nodes=there) for name, there in nodes.items()))
     trace = [
-        TraceJob(job=job_of_ended(job, vc=name, sequence=at, may_preempt=may_preempt), duration_s=job.held_s)
-        for at, (name, job) in enumerate(jobs)
+        TraceJob(
+            job=job_of_ended(job, vc=name, sequence=int(job.job_id), may_preempt=may_preempt),
+            duration_s=job.held_s,
+            ready_s=job.ready_s,  # its wait counts from its submission, as in `run`, which sees it from then on
+        )
+        for name, job in jobs
     ]
     cost = SteppedCost(one_s=requeue_cost_s, few_s=requeue_cost_s, many_s=requeue_cost_s)
     only = [job for _, job in jobs]
+    order = rules.order if is_gating else passing(rules.order)
     return Gain(
         jobs=len(jobs),
         slurm=_means("slurm", only, [job.end_s for job in only]),
         control=_simulated(cluster, replace(rules, order=Fifo(is_strict=False), preemption_cost=cost), trace, only),
-        policy=_simulated(cluster, replace(rules, preemption_cost=cost), trace, only),
+        policy=replace(
+            _simulated(cluster, replace(rules, order=order, preemption_cost=cost), trace, only), name=rules.order.name
+        ),
     )
 
 
@@ -143,19 +164,11 @@ def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
     return tuple(Node(name=node.name, gpus=node.gpus, gpu_model=node.gpu_model) for node in seen)
 
 
-class _AsItCame(Foreknown):
-    """Estimator that knows what is known in life of a job's length when it comes: never how long it will run."""
-
-    def __init__(self, expected_gpu_s: Mapping[str, float], trace: Sequence[TraceJob]) -> None:
-        super().__init__(lambda one: expected_gpu_s[one.job.job_id], trace)
-
-    def remaining_s(self, job: Job, done_s: float) -> float:
-        """What is left of its time limit; without one, of what is expected of it."""
-        return left_s(job, done_s, expected_s=self.predicted_gpu_s(job, job.submit_s) / job.gpus)
-
-
 def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
-    runs = Simulation(cluster, rules, trace, estimator=_AsItCame(expected_gpu_s(jobs), trace)).run()
+    by_submission = sorted(trace, key=lambda one: (one.job.submit_s, one.job.sequence))
+    heard = (Heard(job=one.job, held_s=one.duration_s) for one in by_submission)
+    times = HeardTimes(ExpectedTimes(), heard, (one.job.sequence for one in trace))
+    runs = Simulation(cluster, rules, trace, estimator=times).run()
     return _means(rules.order.name, jobs, [run.end_s for run in runs])
 
 

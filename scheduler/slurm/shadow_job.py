@@ -12,7 +12,7 @@ class Ended:
     """A job that has ended.
 
     ``held_s``: it had its GPUs for so long, in all of its run intervals. ``limit_s``: 0 where it had none, as JSON has
-    no infinity.
+    no infinity. ``eligible_s``: from then on it could have started; 0 where that is not known.
     """
 
     job_id: str
@@ -26,6 +26,12 @@ class Ended:
     limit_s: float
     is_requeueable: bool
     name: str = ""
+    eligible_s: float = 0.0
+
+    @property
+    def ready_s(self) -> float:
+        """From when on it waited for GPUs alone, as far as is known: not for another job, a date or a release."""
+        return min(max(self.submit_s, self.eligible_s), self.start_s)
 
 
 def job_of_ended(one: Ended, *, vc: str = "", sequence: int = 0, may_preempt: bool = False) -> Job:

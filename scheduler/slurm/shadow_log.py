@@ -11,7 +11,7 @@ from farside.scheduler.order.catalog import Needs, needs_of
 from farside.scheduler.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group, is_managed, job_of
-from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s
+from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s, hear
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
 from farside.scheduler.slurm.shadow_job import Ended, fact_of
@@ -21,25 +21,41 @@ from farside.units import format_count
 
 # Between two simulations of the expected gain.
 GAIN_EVERY_S = 300.0
+# A job that was submitted so long before the last turn was hidden until then, or nobody looked: clocks differ, and a
+# turn takes its time.
+LATE_S = 60.0
 
 _log = get_log("slurm")
 
 
 class ShadowLog:
-    """The log of what Slurm does. ``now_s``: seconds since 1970."""
+    """The log of what Slurm does.
 
-    def __init__(self, config: SlurmConfig, rules: Rules, state_files: StateFiles, now_s: Callable[[], float]) -> None:
+    ``now_s``: seconds since 1970. ``is_holding``: jobs are really held until it is their turn.
+
+    Attributes:
+        estimator: What jobs are expected to take, by what was known when each was submitted.
+        gain: The expected gain; None: it is not known yet, or is not to be had, and then ``why_no_gain`` says why.
+    """
+
+    def __init__(
+        self, config: SlurmConfig, rules: Rules, state_files: StateFiles, now_s: Callable[[], float], *,
+        is_holding: bool = False,
+    ) -> None:  # fmt: skip
         self._config = config
         self._rules = rules
         self._state_files = state_files
         self._now_s = now_s
+        self._is_holding = is_holding
         self._ended = state_files.ended()
         self._histories: dict[frozenset[str], History] = {}  # by the partitions of a group
-        self._expected_gpu_s: dict[str, float] = {}  # of each job that has not ended, when it was seen first
-        self._relearn(self._ended.values())
+        self._expected_gpu_s: dict[str, float] = {}  # of each job that has not ended, when it was submitted
+        self._looked_s = math.inf  # the last turn; infinite: there was none since other jobs were learned from
+        self._relearn()
         self._said: set[str] = set()
         self._gain_at_s = 0.0
         self.gain: Gain | None = None
+        self.why_no_gain = ""
 
     @property
     def ended(self) -> int:
@@ -48,42 +64,55 @@ class ShadowLog:
 
     def note(self, before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -> None:
         """Keeps the jobs that have ended since the turn before."""
-        new = [one for one in ended_between(before, snapshot, groups) if one.job_id not in self._ended]
+        found = ended_between(before, snapshot, groups, is_holding=self._is_holding)
+        new = [one for one in found if one.job_id not in self._ended]
         self._ended = kept(self._ended, new, MOST_ENDED)
         self._state_files.add(ENDED, new)
+        expected_gpu_s = self._hear(new, snapshot, groups)
         for one in new:
-            expected_gpu_s = self._expected_gpu_s.get(one.job_id, math.nan)
-            self.estimator.learn(fact_of(one))
             for partitions, history in self._histories.items():
                 if one.partition in partitions:
-                    history.add(one.held_s * one.gpus, expected_gpu_s)
-        self._note_expectations(snapshot, groups)
+                    history.add(one.held_s * one.gpus, expected_gpu_s.get(one.job_id, math.nan))
 
-    def _note_expectations(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
-        """Keeps what is expected of each job when it is seen first; policies learn how good that was at its end."""
-        known, self._expected_gpu_s = self._expected_gpu_s, {}
-        for job in snapshot.jobs:
-            if job.phase is JobPhase.OVER or not any(is_managed(job, group) for group in groups):
-                continue
-            expected_gpu_s = known.get(job.job_id)
-            if expected_gpu_s is None:
-                seen = job_of(job, may_preempt=False, is_counting_memory=False)
-                expected_gpu_s = self.estimator.predicted_gpu_s(seen, snapshot.at_s)
-            self._expected_gpu_s[job.job_id] = expected_gpu_s
+    def _hear(self, new: Sequence[Ended], snapshot: Snapshot, groups: Sequence[Group]) -> dict[str, float]:
+        """Tells the estimator of what has ended and come.
+
+        Returns what it expected of these, and of all jobs that are there, when they came. Policies learn at a job's end
+        how good that was.
+        """
+        there = [
+            job_of(job, may_preempt=False, is_counting_memory=False)
+            for job in snapshot.jobs
+            if job.phase is not JobPhase.OVER and any(is_managed(job, group) for group in groups)
+        ]
+        known = self._expected_gpu_s
+        coming = [job for job in there if job.job_id not in known]
+        if any(job.submit_s < self._looked_s - LATE_S for job in coming):
+            # It came before anybody looked: all anew, in order, so that it is expected to take what was known then.
+            self.estimator, coming = ExpectedTimes(), there
+            found = {**known, **hear(self.estimator, self._ended.values(), coming)}
+        else:
+            found = {**known, **hear(self.estimator, new, coming)}
+        self._looked_s = snapshot.at_s
+        self._expected_gpu_s = {job.job_id: found[job.job_id] for job in there}
+        self.estimator.forget_others(self._expected_gpu_s.keys())
+        return found
 
     def learn(self, history: Iterable[Ended]) -> int:
         """Takes jobs that ended before anybody looked, the first to end first; how many of them are new."""
         new = [one for one in history if one.job_id not in self._ended]
-        self._ended = kept({one.job_id: one for one in new}, self._ended.values(), MOST_ENDED)
-        # All anew: estimates depend on the order in which jobs ended, and these ended before the others.
-        self._relearn(sorted(self._ended.values(), key=lambda one: one.end_s))
+        # In the order of their ends, on which estimates depend: these ended before the others.
+        every = sorted([*new, *self._ended.values()], key=lambda one: one.end_s)
+        self._ended = kept({}, every, MOST_ENDED)
+        self._relearn()
         return len(new)
 
-    def _relearn(self, ended: Iterable[Ended]) -> None:
+    def _relearn(self) -> None:
         self.estimator = ExpectedTimes()
-        for one in ended:
+        for one in sorted(self._ended.values(), key=lambda one: one.end_s):
             self.estimator.learn(fact_of(one))
         self._histories.clear()
+        self._expected_gpu_s, self._looked_s = {}, math.inf
 
     def history(self, group: Group) -> History:
         """History of a group's ended jobs; it outlives the group's domains, one a turn."""
@@ -111,15 +140,23 @@ class ShadowLog:
             )
         self._state_files.add(DONE, beside)
 
-    def expect(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
-        """Simulates the expected gain now and then. It may take seconds: nobody waits for a shadow."""
+    def expect(self, snapshot: Snapshot, groups: Sequence[Group], *, owner: str = "") -> None:
+        """Simulates the expected gain now and then. It may take seconds: nobody waits for a shadow.
+
+        ``owner``: whose jobs alone would be ordered; empty: everybody's.
+        """
+        if owner and self._config.order_by == "nice":
+            if not self.why_no_gain:
+                self.why_no_gain = f"order_by = nice would order the jobs of {owner} alone, which is not simulated"
+                _log.info("no gain is expected", reason=self.why_no_gain)
+            return
         # Without a result it is tried each turn, which is quick as long as there are too few jobs.
         if self._now_s() - self._gain_at_s < GAIN_EVERY_S and self.gain is not None:
             return
         self._gain_at_s = self._now_s()
         gain = expected_gain(
             self._ended.values(), groups, snapshot, self._rules, may_preempt=self._config.preempt,
-            requeue_cost_s=self._config.requeue_cost_s,
+            requeue_cost_s=self._config.requeue_cost_s, is_gating=self._config.gate,
         )  # fmt: skip
         if gain is not None and gain != self.gain:
             _log.info(told_gain(gain))

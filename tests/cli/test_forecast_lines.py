@@ -24,3 +24,9 @@ def test_power_says_what_the_forecast_is_worth_where_there_is_one() -> None:
 
 def test_slurm_status_says_what_the_forecast_is_worth_where_there_is_one() -> None:
     assert _lines({**SLURM, "forecast": TOLD}) == [*_lines({**SLURM, "forecast": ""}), TOLD]
+
+
+def test_slurm_status_says_why_no_gain_is_expected() -> None:
+    lines = _lines({**SLURM, "mode": "shadow", "ended": 20, "why_no_gain": "order_by = nice would order ann's alone"})
+
+    assert lines[-1] == "expected gain: none, as order_by = nice would order ann's alone"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.domain import Rules
-from farside.scheduler.order.catalog import ORDERS, make_order
+from farside.scheduler.order.catalog import ORDERS, make_order, passing
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.gittins import Gittins
@@ -223,6 +223,17 @@ def test_of_two_jobs_with_equally_much_left_srsf_takes_the_narrower() -> None:
     rows = [(0.0, 8.0, 4), (0.0, 12.0, 2), (4.0, 1.0, 2)]
 
     assert ends(Srsf(), rows, gpus=6) == [9, 12, 5]
+
+
+@pytest.mark.parametrize("name", [name for name in ORDERS if name != "yarn-cs"])
+def test_under_a_policy_that_lets_others_pass_nobody_blocks(name: str) -> None:
+    order = make_order(name, {})
+
+    found = passing(order)
+
+    assert not found.traits.is_strict
+    assert type(found) is type(order)
+    assert (found is order) == (not order.traits.is_strict)
 
 
 def test_a_slice_of_no_length_is_refused() -> None:

@@ -16,7 +16,7 @@ from farside.config import SlurmConfig, load_config
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.qssf import Cut, Qssf
-from farside.scheduler.slurm.domain import SlurmDomain
+from farside.scheduler.slurm.domain import SlurmDomain, job_of
 from farside.scheduler.slurm.engine import Engine, Mode
 from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s
 from farside.scheduler.slurm.job_memory import Memory, Past, recall
@@ -24,19 +24,19 @@ from farside.scheduler.slurm.read_sacct import FIELDS, ended_of
 from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.slurm.shadow_log import ShadowLog
 from farside.scheduler.slurm.snapshot import Snapshot
-from farside.scheduler.slurm.state_file import MEMORY, StateFiles
+from farside.scheduler.slurm.state_file import ENDED, MEMORY, StateFiles
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, over, running, snapshot, waiting
 
 # As Debian's 22.05 prints it.
 TOLD = """\
-1|ann|gpu|COMPLETED|1795319386|1795319387|1795319391|4|5|billing=1,cpu=1,gres/gpu=2,mem=10M,node=1|one|two words
-4|bob|gpu|REQUEUED|1795319387|1795319392|1795319401|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,mem=10M,node=1|wrap
-5|bob|gpu|RUNNING|1795319387|1795319393|Unknown|6|UNLIMITED|billing=1,cpu=1,gres/gpu=4,mem=10M,node=1|wrap
-6|bob|gpu|PENDING|1795319387|Unknown|Unknown|0|Partition_Limit||wrap
-7|bob|gpu|COMPLETED|1795319387|1795319387|1795319390|3|525600|billing=1,cpu=1,mem=10M,node=1|no GPU
-8|bob|gpu|CANCELLED by 0|1795319387|None|1795319390|0|10||never ran
-4|bob|gpu|CANCELLED by 0|1795319401|1795319501|1795319510|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,node=1|wrap
-9+0|bob|gpu|COMPLETED|1795319387|1795319387|1795319390|3|10|gres/gpu=1|a part of another
+1|ann|gpu|COMPLETED|1795319386|1795319386|1795319387|1795319391|4|5|billing=1,cpu=1,gres/gpu=2,node=1|one|two words
+4|bob|gpu|REQUEUED|1795319387|1795319390|1795319392|1795319401|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,mem=10M,node=1|wrap
+5|bob|gpu|RUNNING|1795319387|1795319387|1795319393|Unknown|6|UNLIMITED|billing=1,cpu=1,gres/gpu=4,mem=10M,node=1|wrap
+6|bob|gpu|PENDING|1795319387|Unknown|Unknown|Unknown|0|Partition_Limit||wrap
+7|bob|gpu|COMPLETED|1795319387|1795319387|1795319387|1795319390|3|525600|billing=1,cpu=1,mem=10M,node=1|no GPU
+8|bob|gpu|CANCELLED by 0|1795319387|None|None|1795319390|0|10||never ran
+4|bob|gpu|CANCELLED by 0|1795319401|1795319390|1795319501|1795319510|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,node=1|wrap
+9+0|bob|gpu|COMPLETED|1795319387|1795319387|1795319387|1795319390|3|10|gres/gpu=1|a part of another
 """
 
 
@@ -53,6 +53,7 @@ def test_jobs_with_gpus_that_are_over_are_told_with_all_of_their_stints() -> Non
     assert (first.job_id, first.user, first.name, first.gpus, first.limit_s) == ("1", "ann", "one|two words", 2, 300.0)
     assert (second.job_id, second.limit_s, second.held_s) == ("4", 0.0, 18.0)
     assert (second.submit_s, second.start_s, second.end_s) == (1795319387.0, 1795319392.0, 1795319510.0)
+    assert (first.ready_s, second.ready_s) == (1795319386.0, 1795319390.0)
 
 
 @given(st.text(alphabet="|\n0123456789abgpu/=,.:+ é", max_size=400))
@@ -66,18 +67,18 @@ def test_whatever_stands_there_is_read_or_left_out(text: str) -> None:
 
 def test_a_job_is_expected_to_take_what_its_like_took_and_never_more_than_its_limit() -> None:
     expected = ExpectedTimes()
-    unknown = job_of_ended(ended(1, 1.0, limit_s=600.0))
-    endless = job_of_ended(ended(1, 1.0))
 
-    before = expected.predicted_gpu_s(unknown, 0.0), expected.predicted_gpu_s(endless, 0.0)
+    def of(job_id: int, limit_s: float = 0.0) -> float:
+        return expected.predicted_gpu_s(job_of_ended(ended(job_id, 1.0, limit_s=limit_s)), 0.0)
+
+    before = of(30, 600.0), of(31)
     for at in range(20):
         expected.learn(fact_of(ended(at, 100.0)))
-    short = job_of_ended(ended(30, 1.0, limit_s=10.0))
 
     assert before == (600.0, math.inf)
-    assert expected.predicted_gpu_s(unknown, 0.0) == pytest.approx(100.0, rel=0.01)
-    assert expected.predicted_gpu_s(endless, 0.0) == pytest.approx(100.0, rel=0.01)
-    assert expected.predicted_gpu_s(short, 0.0) == 10.0
+    assert (of(32, 600.0), of(33)) == pytest.approx((100.0, 100.0), rel=0.01)
+    assert of(34, 10.0) == 10.0
+    assert (of(30, 600.0), of(31)) == before, "an estimate is that of the submission"
 
 
 def test_what_was_expected_of_a_job_rests_on_those_that_had_ended_when_it_came() -> None:
@@ -86,6 +87,40 @@ def test_what_was_expected_of_a_job_rests_on_those_that_had_ended_when_it_came()
 
     assert (found["1"], found["2"]) == (5000.0, 5000.0)
     assert found["3"] == pytest.approx(100.0, rel=0.01)
+
+
+def test_an_estimate_is_that_of_the_submission_also_after_a_restart(config: Callable[..., SlurmConfig]) -> None:
+    """Nobody looked while jobs like it ended: what they say was not known when it came."""
+    settings = config()
+    early = [ended(at, 10.0, submit_s=NOW_S - 9000.0) for at in range(1, 6)]
+    late = [ended(at, 5000.0, submit_s=NOW_S - 6000.0) for at in range(6, 11)]
+    StateFiles(settings.state_dir).add(ENDED, [*early, *late])
+    job = waiting(50, 1, submit_s=NOW_S - 8000.0)
+    seen = snapshot(job)
+    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+
+    watcher.note(Memory(), seen, groups(seen))
+
+    came = job_of(job, may_preempt=False, is_counting_memory=False)
+    assert watcher.estimator.predicted_gpu_s(came, NOW_S) == pytest.approx(10.0, rel=0.01)
+
+
+def test_a_job_that_was_never_seen_is_learned_from_with_what_was_expected_when_it_came(
+    config: Callable[..., SlurmConfig],
+) -> None:
+    settings = config()
+    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher.learn(ended(at, 30.0, submit_s=NOW_S - 9000.0) for at in range(1, 6))
+    first = snapshot(waiting(50))
+    (group,) = groups(first)
+    watcher.note(Memory(), first, (group,))
+    watcher.history(group)
+    short = waiting(60, submit_s=NOW_S + 1.0, start_s=NOW_S + 1.0)
+
+    then = snapshot(waiting(50), over(short, NOW_S + 9.0), at_s=NOW_S + 10.0)
+    watcher.note(recall(Memory(), first.jobs, NOW_S), then, (group,))
+
+    assert watcher.history(group).expected_gpu_s[-1] == pytest.approx(30.0, rel=0.01)
 
 
 @pytest.fixture
@@ -154,6 +189,24 @@ def test_a_shadow_has_its_expected_gain_at_once_and_keeps_no_second_copy_of_hist
     assert told["ended"] == 40  # that of three months ago is left out
     assert told["gain"].jobs == 40
     assert StateFiles(config().state_dir).ended() == {}
+
+
+def test_no_gain_is_promised_where_run_would_order_one_users_jobs_alone(
+    config: Callable[..., SlurmConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = config(order_by="nice")
+    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher.learn(ended(at, 10.0) for at in range(20))
+    seen = snapshot(*FULL)
+
+    watcher.expect(seen, groups(seen), owner="ann")
+
+    assert watcher.gain is None
+    assert watcher.why_no_gain == "order_by = nice would order the jobs of ann alone, which is not simulated"
+    assert "no gain is expected" in caplog.messages
+    watcher.expect(seen, groups(seen))
+    assert watcher.gain is not None, "root and SlurmUser order all jobs"
 
 
 def test_gittins_keeps_from_turn_to_turn_what_it_learned_of_the_partition(config: Callable[..., SlurmConfig]) -> None:

@@ -11,6 +11,7 @@ from farside.scheduler.slurm.decide import decide
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow import (
     LEAST_JOBS,
+    Gain,
     compared,
     ended_between,
     expected_gain,
@@ -107,6 +108,51 @@ def test_no_gain_is_promised_by_run_times_that_nobody_knew() -> None:
 
     assert gain is not None
     assert gain.policy.wait_s == gain.control.wait_s
+
+
+def test_without_the_gate_jobs_pass_the_first_in_line_as_slurm_starts_them() -> None:
+    """Strict FIFO was promised, which `run` brings with the gate alone."""
+    seen = snapshot()
+    jobs = [ended(1, NOW_S, 1000.0, gpus=1), ended(2, NOW_S + 1, 10.0, gpus=8)]
+    jobs += [ended(at, NOW_S + at, 10.0, gpus=1) for at in range(3, 13)]
+    strict = replace(SRSF, order=make_order("fifo", {}))
+
+    def gain(*, is_gating: bool) -> Gain:
+        found = expected_gain(
+            jobs, groups(seen), seen, strict, may_preempt=False, requeue_cost_s=0.0, is_gating=is_gating
+        )
+        assert found is not None
+        return found
+
+    assert gain(is_gating=False).policy.wait_s == gain(is_gating=False).control.wait_s
+    assert gain(is_gating=True).policy.wait_s > 10 * gain(is_gating=True).control.wait_s
+    assert gain(is_gating=False).policy.name == "fifo"
+
+
+def test_a_job_that_waited_for_another_is_promised_no_start_before_that() -> None:
+    seen = snapshot()
+    jobs = [ended(at, NOW_S, 10.0, start_s=NOW_S + 500, gpus=1) for at in range(12)]
+    after = [replace(one, eligible_s=NOW_S + 500.0) for one in jobs]
+
+    gain = expected_gain(after, groups(seen), seen, SRSF, may_preempt=False, requeue_cost_s=0.0)
+
+    assert gain is not None
+    assert gain.policy.wait_s >= 500.0
+
+
+@pytest.mark.parametrize(("is_holding", "restarts", "ready_s"), [(False, 0, 40.0), (True, 0, 0.0), (False, 1, 0.0)])
+def test_when_a_job_could_have_started_is_kept_where_slurm_tells_it(
+    is_holding: bool, restarts: int, ready_s: float
+) -> None:
+    job = running(1, ("gn1", 1), since_s=10.0, submit_s=NOW_S - 100, eligible_s=NOW_S - 60, restarts=restarts)
+    seen = snapshot(job)
+    memory = decide(seen, Memory(), TRAITS, ways(seen)).memory
+
+    (one,) = ended_between(
+        memory, snapshot(over(job, NOW_S + 5), at_s=NOW_S + 6), groups(seen), is_holding=is_holding
+    )  # fmt: skip
+
+    assert one.ready_s - one.submit_s == ready_s
 
 
 def test_a_requeue_costs_what_it_is_said_to_cost() -> None:

@@ -88,6 +88,8 @@ def _lines(told: Mapping[str, Any]) -> list[str]:
         lines.append(told["forecast"])
     if told["gain"]:
         lines += _gain_lines(told["gain"])
+    elif told.get("why_no_gain"):
+        lines.append(f"expected gain: none, as {told['why_no_gain']}")
     elif told["mode"] == "shadow":
         lines.append(f"expected gain: not known yet, {told['ended']} jobs have ended")
     return lines

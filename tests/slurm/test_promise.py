@@ -1,0 +1,149 @@
+"""What the shadow promises is what `run` brings: the engine orders jobs of a Slurm that obeys, and is simulated."""
+
+import asyncio
+import heapq
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.config import SlurmConfig, load_config
+from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.slurm.engine import Engine, Mode
+from farside.scheduler.slurm.shadow import Gain, expected_gain
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
+from farside.scheduler.slurm.state_file import StateFiles
+from tests.slurm.made import NOW_S, FakeSlurm, groups, node, over, snapshot, waiting
+
+GPUS = 8
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A job: after so long, for so long; ``delay_s``: it waits so long for another job, as far as Slurm says."""
+
+    after_s: float
+    run_s: float
+    gpus: int
+    user: str
+    name: str
+    is_limited: bool
+    delay_s: float
+
+
+_SECONDS = st.integers(1, 4000).map(lambda tenths: tenths / 10)
+DAYS = st.lists(
+    st.builds(
+        Coming, after_s=_SECONDS, run_s=_SECONDS, gpus=st.sampled_from((1, 2, 4, 8)), is_limited=st.booleans(),
+        user=st.sampled_from(("ann", "bob")), name=st.sampled_from(("train", "test", "sweep-1")),
+        delay_s=st.sampled_from((0.0, 0.0, 333.3)),
+    ),
+    min_size=12, max_size=20,
+)  # fmt: skip
+
+
+class Day:
+    """A Slurm with one node, of which the engine is asked whenever anything happens, before Slurm starts jobs."""
+
+    def __init__(self, config: SlurmConfig) -> None:
+        self.config = config
+        self.jobs: dict[str, SlurmJob] = {}
+        self.slurm = FakeSlurm(self.seen(NOW_S))
+        self.engine = Engine(config, Mode.RUN, self.slurm, now_s=lambda: self.slurm.seen.at_s)
+
+    def seen(self, now_s: float) -> Snapshot:
+        used = sum(gpus for job in self.jobs.values() for _, gpus in job.held)
+        return snapshot(*self.jobs.values(), nodes=[node("gn1", gpus=GPUS, used=used, cpus=64)], at_s=now_s)
+
+    def run(self, day: list[Coming]) -> None:
+        events: list[tuple[float, int, str]] = []
+        run_s: dict[str, float] = {}
+        at_s = NOW_S
+        for number, one in enumerate(day, 1):
+            at_s += one.after_s + 1e-3
+            delay_s = 0.0 if self.config.gate else one.delay_s
+            run_s[str(number)] = one.run_s
+            self.jobs[str(number)] = waiting(
+                number, one.gpus, submit_s=at_s, eligible_s=math.nan, name=one.name, user=one.user,
+                limit_s=2 * one.run_s if one.is_limited else math.inf, reason="Dependency" if delay_s else "Priority",
+            )  # fmt: skip
+            heapq.heappush(events, (at_s, 1, str(number)))
+            if delay_s:
+                heapq.heappush(events, (at_s + delay_s, 2, str(number)))
+        coming, self.jobs = self.jobs, {}
+        while events:
+            at_s, kind, job_id = heapq.heappop(events)
+            if kind == 1:
+                self.jobs[job_id] = coming[job_id]
+            elif kind == 0:
+                self.jobs[job_id] = over(self.jobs[job_id], at_s)
+            if kind and not (kind == 1 and self.jobs[job_id].reason == "Dependency"):
+                self.jobs[job_id] = replace(self.jobs[job_id], reason="Priority", eligible_s=at_s)
+            self.slurm.seen = self.seen(at_s)
+            asyncio.run(self.engine.turn())
+            self.jobs = {job.job_id: job for job in self.slurm.seen.jobs}
+            for started in self.start(at_s):
+                heapq.heappush(events, (at_s + run_s[started], 0, started))
+
+    def start(self, now_s: float) -> list[str]:
+        """Starts by priority whatever has room, as Slurm's backfill does."""
+        free = GPUS - sum(gpus for job in self.jobs.values() for _, gpus in job.held)
+        found = []
+        for job in sorted(self.jobs.values(), key=lambda job: -job.priority):
+            if job.phase is not JobPhase.WAITING or not job.priority or not job.is_ready or job.gpus > free:
+                continue
+            self.jobs[job.job_id] = replace(
+                job, phase=JobPhase.RUNNING, reason="None", held=(("gn1", job.gpus),), start_s=now_s
+            )
+            free -= job.gpus
+            found.append(job.job_id)
+        return found
+
+    def promised(self) -> Gain:
+        seen = self.slurm.seen
+        gain = expected_gain(
+            StateFiles(self.config.state_dir).ended().values(), groups(seen), seen, rules_of(self.config),
+            may_preempt=self.config.preempt, requeue_cost_s=0.0, is_gating=self.config.gate,
+        )  # fmt: skip
+        assert gain is not None
+        return gain
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["backfill", "gate"])
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("fifo", ""),
+        ("best-effort", ""),
+        ("sf", ""),
+        ("sjf", ""),
+        ("srtf", ""),
+        ("srsf", ""),
+        ("las", ""),
+        ("gittins", "first_fit_jobs=3"),
+        ("qssf", ""),
+    ],
+)
+@settings(max_examples=4, deadline=None)
+@given(day=DAYS)
+def test_the_gain_that_is_promised_is_what_a_slurm_that_obeys_brings(
+    tmp_path_factory: pytest.TempPathFactory, policy: str, told: str, gate: bool, day: list[Coming]
+) -> None:
+    folder = tmp_path_factory.mktemp("slurm")
+    live = Day(
+        load_config(
+            SlurmConfig, (),
+            {"partitions": "gpu", "state_dir": str(folder), "admin_socket": str(folder / "s"), "policy": policy,
+             "policy_settings": told, "gate": gate},
+        )
+    )  # fmt: skip
+    live.run(day)
+
+    gain = live.promised()
+
+    assert gain.jobs == len(day)
+    assert gain.policy.name == live.config.policy
+    assert gain.policy.completion_s == pytest.approx(gain.slurm.completion_s, abs=1e-3)
+    assert gain.policy.wait_s == pytest.approx(gain.slurm.wait_s, abs=1e-3)
