@@ -22,6 +22,8 @@ from farside.scheduler.settings import named_settings
 from farside.scheduler.tenancy import Account, Qos, Tenancy
 
 EMPTY = ManagerConfig().policy_history
+# What they plan with is that a job has room, on few nodes or on any: that holds whichever nodes Slurm takes.
+OVER_SLURM = ("consolidate", "fragments")
 
 
 def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
@@ -74,6 +76,11 @@ def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolic
                 hint='set placement = "yarn", or take fifo, which goes with any placement',
             )
         return
+    if config.placement not in OVER_SLURM:
+        raise ConfigError(
+            f"placement: {config.placement} chooses the nodes of jobs, and Slurm itself does that",
+            hint="take consolidate, which plans with as few nodes as can hold a job, or fragments, with any",
+        )
     if isinstance(order, YarnCs):
         raise ConfigError("policy: yarn-cs includes a placement, and Slurm itself chooses the nodes", hint="take fifo")
     if isinstance(order, Timeshare) and not config.preempt:

@@ -36,8 +36,8 @@ def groups_of(partitions: Mapping[str, tuple[str, ...]], listed: Iterable[str]) 
     """The listed partitions by the nodes that they share.
 
     Raises:
-        ConfigError: There is no such partition, or two share some of their nodes and not all: nobody could say whose
-            GPUs a preempted job would free.
+        ConfigError: There is no such partition, or it has no nodes, or two share some of their nodes and not all:
+            nobody could say whose GPUs a preempted job would free.
     """
     found: dict[frozenset[str], set[str]] = {}
     for name in listed:
@@ -45,6 +45,10 @@ def groups_of(partitions: Mapping[str, tuple[str, ...]], listed: Iterable[str]) 
             hint = suggestion(name, partitions, "those there are")
             raise ConfigError(f"partitions: Slurm has no partition '{name}'", hint=hint)
         nodes = frozenset(partitions[name])
+        if not nodes:
+            raise ConfigError(
+                f"partitions: '{name}' has no nodes in Slurm", hint="give it some in slurm.conf, or leave it out"
+            )
         for others, names in found.items():
             if nodes != others and nodes & others:
                 shared = ", ".join(sorted(nodes & others)[:3])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from farside.config import ManagerConfig, SlurmConfig
+from farside.config import ManagerConfig, SlurmConfig, load_config
+from farside.config.load import ConfigProblems
 from farside.errors import ConfigError
 from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
 from farside.scheduler.order.catalog import ORDERS
@@ -75,6 +76,38 @@ def test_the_documents_have_every_placement_with_its_settings() -> None:
     assert {row[1][0]: set(row[3]) for row in rows} == {
         name: set(settings_of(kind)) for name, kind in PLACEMENTS.items()
     }
+
+
+def table_of_placements() -> dict[str, list[str]]:
+    """By placement the cells of its row in the documents."""
+    manual = (Path(__file__).parents[2] / "docs" / "manager.md").read_text()
+    table = manual.partition("| placement | a job's nodes |")[2].partition("\n\n")[0]
+    rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:])
+    return {row[1].strip("`"): row for row in rows}
+
+
+PLACES = table_of_placements()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(("config", "column"), [(ManagerConfig, 4), (SlurmConfig, 5)])
+def test_placements_are_taken_and_refused_as_the_documents_say(
+    config: type[ManagerConfig] | type[SlurmConfig], column: int, placement: str
+) -> None:
+    why = ""
+    try:
+        rules_of(config(placement=placement))
+    except ConfigError as error:
+        why = str(error)
+
+    assert bool(why) == PLACES[placement][column].startswith("refused")
+    assert not why or (why.startswith("placement: ") and "\n" not in why)
+
+
+def test_the_limit_of_skew_can_not_be_set_over_slurm() -> None:
+    """Slurm's jobs tell neither their models nor their iterations, and nobody there would go by the limit."""
+    with pytest.raises(ConfigProblems, match="placement_settings"):
+        load_config(SlurmConfig, (), {"partitions": "gpu", "placement_settings": "relearn_jobs=100"})
 
 
 def test_yarn_cs_without_its_placement_is_refused() -> None:

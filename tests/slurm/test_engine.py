@@ -248,6 +248,14 @@ def test_a_partition_that_was_never_there_ends_it_and_one_that_goes_does_not(
     assert not told(one)["answers"]
 
 
+def test_a_partition_without_nodes_is_one_line(config: Callable[..., SlurmConfig]) -> None:
+    """It would be scheduled for ever, and nothing would happen."""
+    slurm = FakeSlurm(snapshot(partitions={"gpu": ()}))
+
+    with pytest.raises(ConfigError, match=r"^partitions: 'gpu' has no nodes in Slurm; give it some in slurm.conf"):
+        turn(engine(config(), slurm))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -255,6 +263,7 @@ def test_a_partition_that_was_never_there_ends_it_and_one_that_goes_does_not(
         ({"policy": "lass"}, "no policy 'lass'; did you mean 'las'"),
         ({"power": "rule", "power_settings": "buffer"}, "power_settings: 'buffer' is not NAME=VALUE"),
         ({"placement": "count"}, "does not say on which nodes"),
+        ({"placement": "skew"}, "placement: skew chooses the nodes of jobs, and Slurm itself does that"),
     ],
 )
 def test_settings_that_cannot_be_used_are_one_line(

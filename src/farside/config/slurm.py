@@ -18,7 +18,8 @@ class SlurmConfig(PolicySettings, PowerSettings, LogSettings):
     partitions: str = text("",
         "Slurm partitions whose GPU jobs are scheduled, separated by commas; other jobs are left alone")
     slurm_conf: Path = path("", "File slurm.conf; empty: SLURM_CONF, or where Slurm looks for it")
-    placement: str = text("consolidate", "Placement used to plan; Slurm itself chooses the nodes")
+    placement: str = text("consolidate",
+        "Placement used to plan, consolidate or fragments; Slurm itself chooses the nodes")
     order_by: str = choice("priority", "priority nice",
         "How to give Slurm the order. priority: as an operator; nice: any user may raise it for their own jobs")
     preempt: bool = flag(False, "Requeue running jobs, if Slurm may, for jobs that come before them; they start again")
