@@ -40,6 +40,11 @@ class RunningTask:
     watched_bytes: int = 0  # above which the log says so; 0: it does not
 
 
+def reserve_of(total_bytes: int, reserve_bytes: int) -> int:
+    """Memory that jobs do not get: as the settings say, where 0 stands for a share of all."""
+    return reserve_bytes or total_bytes // RESERVE_SHARE
+
+
 class NodeSense:
     """Reads the node.
 
@@ -76,7 +81,7 @@ class NodeSense:
         self._tasks = tasks
         self._warned: frozenset[int] = frozenset()  # supervisors of tasks whose memory was warned of
         self.total_bytes = total_bytes or self._memory.read().total_bytes
-        self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE
+        self._reserve_bytes = reserve_of(self.total_bytes, reserve_bytes)
         self.jobs_bytes = max(0, self.total_bytes - self._reserve_bytes)
         self.latest = self._read((), NOTHING_LENT)
 

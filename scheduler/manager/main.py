@@ -9,6 +9,7 @@ import os
 from farside.config import ManagerConfig
 from farside.config.check import names_in
 from farside.ending import leave_no_core_dump
+from farside.errors import ConfigError
 from farside.log import get_log, start_logging
 from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of
 from farside.scheduler.manager.aggregation.decide import AggregationRules
@@ -44,7 +45,10 @@ def run(config: ManagerConfig) -> int:
     learned_before(config, rules_of(config))
     power_setup(config)
     tls_of(config)
-    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+    try:
+        config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+    except OSError as error:
+        raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}", hint="name another folder") from error
     store = EventStore(config.store_url)
     upgrade(store)
     # Closed before the parts are forked: each opens connections of its own.

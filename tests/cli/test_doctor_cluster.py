@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def test_an_agent_that_would_not_start_is_named_setting_by_setting(tmp_path: Pat
     assert "others may read it" in failed["manager"]
     assert "tasks would end for a report that is late" in failed["fence"]
     assert "there is no user nobody-of-this-name" in failed["hooks"]
-    assert "no cgroup v2 that limits memory" in failed["cgroups"]
+    assert "no cgroup v2 that limits memory" in failed["task memory"]
     assert "names files of 1 GPUs" in failed["gpus"]
     assert "key" not in found  # a node that only runs jobs needs none
 
@@ -49,6 +51,94 @@ def test_an_agent_that_starts_without_something_gets_notes(tmp_path: Path) -> No
     assert "the agent waits until it answers" in found["manager"]["found"]
     assert found["gpus"]["found"] == "3 GPUs declared: h100"
     assert "tasks can open GPUs that are not theirs" in found["gpu fence"]["found"]
+
+
+@pytest.fixture
+def busy() -> Iterator[str]:
+    """An address at which a strange program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as strange:
+        yield f"127.0.0.1:{strange.getsockname()[1]}"
+
+
+def refused(program: tuple[str, ...], config: Path) -> str:
+    """The line with which a program refuses to start."""
+    argv = farside(*program, f"--config={config}")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode, "it started"
+    return done.stderr
+
+
+def failed_in(found: dict[str, Any]) -> dict[str, str]:
+    return {name: check["found"] for name, check in found.items() if check["outcome"] == "failed"}
+
+
+@pytest.mark.parametrize("setting", ["state_dir", "admin_socket", "metrics_listen", "proc_root"])
+def test_what_an_agent_refuses_to_start_over_is_found_before(tmp_path: Path, busy: str, setting: str) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    told = {
+        "state_dir": plain / "state", "admin_socket": plain, "metrics_listen": busy, "proc_root": tmp_path / "nowhere",
+    }  # fmt: skip
+    config = write_config(tmp_path, "ws://127.0.0.1:1", **{setting: str(told[setting])})
+
+    said, failed = refused(("agent",), config), failed_in(checks(config))
+
+    name = {"state_dir": "state", "proc_root": "proc"}.get(setting, setting)
+    assert str(told[setting]) in failed[name]
+    assert str(told[setting]).removesuffix("/state") in said
+
+
+@pytest.mark.parametrize("setting", ["state_dir", "listen", "metrics_listen"])
+def test_what_a_manager_refuses_to_start_over_is_found_before(tmp_path: Path, busy: str, setting: str) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    given = {
+        "state_dir": f'"{tmp_path}/m"', "listen": f'["unix:{tmp_path}/m.sock"]', "metrics_listen": '""',
+        "store_url": f'"sqlite:///{tmp_path}/m.db"', "tokens_file": f'"{tmp_path}/none"',
+    }  # fmt: skip
+    wrong = {"state_dir": f'"{plain}/m"', "listen": f'["tcp:{busy}"]', "metrics_listen": f'"{busy}"'}
+    given[setting] = wrong[setting]
+    config = tmp_path / "manager.toml"
+    config.write_text("".join(f"{name} = {value}\n" for name, value in given.items()))
+
+    failed = failed_in(checks(config))
+    said = refused(("manager",), config)
+
+    assert failed.keys() - {"memlock", "io_uring", "engine"} == {"state" if setting == "state_dir" else setting}
+    assert (busy if "listen" in setting else str(plain)) in said
+
+
+@pytest.mark.parametrize("setting", ["state_dir", "admin_socket"])
+def test_what_the_engine_over_slurm_refuses_to_start_over_is_found_before(tmp_path: Path, setting: str) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    told = {"state_dir": f"{tmp_path}/state", "admin_socket": f"{tmp_path}/s.sock"}
+    told[setting] = f"{plain}/state" if setting == "state_dir" else str(plain)
+    config = tmp_path / "slurm.toml"
+    config.write_text('partitions = "gpu"\n' + "".join(f'{name} = "{value}"\n' for name, value in told.items()))
+
+    said, failed = refused(("slurm", "run"), config), failed_in(checks(config))
+
+    assert told[setting] in failed["state" if setting == "state_dir" else setting]
+    assert str(plain) in said
+
+
+def test_what_a_running_agent_uses_itself_is_no_fault(tmp_path: Path, busy: str) -> None:
+    config = write_config(tmp_path, "ws://127.0.0.1:1", admin_socket=str(tmp_path / "own.sock"), metrics_listen=busy)
+    with socket.socket(socket.AF_UNIX) as own:
+        own.bind(str(tmp_path / "own.sock"))
+        own.listen()
+
+        found = checks(config)
+
+    assert not {"admin_socket", "metrics_listen"} & failed_in(found).keys()
+    assert found["agent"]["found"] == f"one runs already, at {tmp_path}/own.sock"
+
+
+def test_an_address_that_this_machine_lacks_is_named(tmp_path: Path) -> None:
+    found = checks(write_config(tmp_path, "ws://127.0.0.1:1", metrics_listen="192.0.2.1:9000"))
+
+    assert failed_in(found)["metrics_listen"].startswith("metrics_listen tcp:192.0.2.1:9000: Cannot assign")
 
 
 def test_a_hook_that_cannot_be_executed_is_found_before_it_drains_the_node(tmp_path: Path) -> None:

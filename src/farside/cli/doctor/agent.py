@@ -4,19 +4,22 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from farside.agent.run.account import users_here
 from farside.agent.run.containment import CgroupRoot, cgroup_root
 from farside.agent.run.hook import hooks_of
+from farside.agent.run.task_memory import TaskMemory
 from farside.agent.sense.gpu import GpuSense
+from farside.agent.sense.node import reserve_of
 from farside.agent.session import near_path
 from farside.agent.startup import check_fence, gpus_of, manager_address, spill_dir_of, why_unfenced
 from farside.cli.doctor.attempt import tried
+from farside.cli.doctor.places import folder_checks, is_served, listen_checks
 from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.kmod_shim.preflight import Check, Outcome
+from farside.memory_sense import MemorySense
 from farside.units import format_count
 
 LIMIT_S = 3.0
@@ -30,17 +33,19 @@ def agent_checks(config: AgentConfig) -> Iterator[Check]:
     yield from _fence(config)
     yield from _spill_dir(config)
     yield from _people(config)
-    yield from _state(config.state_dir)
+    yield from _places(config)
     cgroup = cgroup_root(config.cgroup)
     yield _cgroup(config, cgroup)
     gpus, wrong = tried("gpus", lambda: gpus_of(config))
     if gpus is None:
         assert wrong is not None
         yield wrong
+        yield from _memory(config, cgroup, 1)
         return
     with closing(gpus):
         yield _gpus(config, gpus)
         yield from _gpu_fence(config, cgroup, gpus)
+        yield from _memory(config, cgroup, sum(len(gpu.devices) for gpu in gpus.read()))
 
 
 def _manager(url: str) -> Check:
@@ -92,26 +97,44 @@ def _people(config: AgentConfig) -> Iterator[Check]:
             )
 
 
-def _state(folder: Path) -> Iterator[Check]:
-    """The folder can be made and written: without, no task starts."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "can't be written by this user" if there.is_dir() else "is no folder"
-        advice = "run `farside doctor` as the agent's user, or name another folder"
-        yield Check(name="state", outcome=Outcome.FAILED, found=f"state_dir {folder}: {there} {why}", advice=advice)
+def _places(config: AgentConfig) -> Iterator[Check]:
+    """Folder, sockets and ports: without the folder no task starts."""
+    yield from folder_checks("state_dir", config.state_dir)
+    is_running = is_served(config.admin_socket)
+    if is_running:
+        yield Check(name="agent", outcome=Outcome.OK, found=f"one runs already, at {config.admin_socket}")
+    yield from listen_checks("admin_socket", [f"unix:{config.admin_socket}"], is_running=is_running)
+    ports = [f"tcp:{config.metrics_listen}"] if config.metrics_listen else []
+    yield from listen_checks("metrics_listen", ports, is_running=is_running)
+
+
+def _memory(config: AgentConfig, cgroup: CgroupRoot | None, devices: int) -> Iterator[Check]:
+    """Whether memory can be read, and leaves tasks any where each is to have a share."""
+    total_bytes = config.memory_total_bytes
+    if not total_bytes:
+        found, wrong = tried("proc", lambda: MemorySense(proc_root=config.proc_root).read())
+        if found is None:
+            yield from [wrong] if wrong else []
+            return
+        total_bytes = found.total_bytes
+    reserve_bytes = reserve_of(total_bytes, config.memory_reserve_bytes)
+    memory = TaskMemory(
+        mode=config.task_memory, bytes_per_device=config.task_memory_bytes,
+        jobs_bytes=max(0, total_bytes - reserve_bytes), devices=devices,
+    )  # fmt: skip
+    problem = memory.problem(is_limited=cgroup is not None and cgroup.limits_memory)
+    if problem:
+        found_text = f"task_memory: is limit; {problem}"
+        yield Check(name="task memory", outcome=Outcome.FAILED, found=found_text, advice='task_memory = "warn"')
 
 
 def _cgroup(config: AgentConfig, cgroup: CgroupRoot | None) -> Check:
-    limits_memory = cgroup is not None and cgroup.limits_memory
-    if config.task_memory == "limit" and not limits_memory:
-        found = 'task_memory is "limit", and no cgroup v2 that limits memory is here'
-        return Check(name="cgroups", outcome=Outcome.FAILED, found=found, advice='task_memory = "warn"')
     if cgroup is None:
         advice = "mount cgroup v2, and run the agent by its unit" if config.cgroup != "off" else 'cgroup = "auto"'
         found = "no cgroup v2 for tasks: they have no limits on memory and CPUs, and can open all GPUs"
         return Check(name="cgroups", outcome=Outcome.WARNING, found=found, advice=advice)
     kept = f"{cgroup.folder}, by systemd" if cgroup.by_systemd else str(cgroup.folder)
-    if not limits_memory:
+    if not cgroup.limits_memory:
         found = f"{kept}: it limits no memory"
         return Check(name="cgroups", outcome=Outcome.WARNING, found=found, advice="boot with cgroup v2 alone")
     return Check(name="cgroups", outcome=Outcome.OK, found=kept)

@@ -1,5 +1,6 @@
 """Checks of `farside doctor` on what a manager would refuse to start over."""
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -8,15 +9,18 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from farside.cli.doctor.attempt import checked, tried
+from farside.cli.doctor.places import folder_checks, is_served, listen_checks
 from farside.config import ManagerConfig
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.auth.token_file import read_tokens
-from farside.scheduler.manager.learned_before import learned_before
+from farside.scheduler.manager.decider.scheduler_process import ASK
+from farside.scheduler.manager.learned_before import has_lightgbm, learned_before
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import check_readable
+from farside.scheduler.order.catalog import TIMED, needs_of
 from farside.units import format_count
 
 
@@ -32,7 +36,29 @@ def manager_checks(config: ManagerConfig) -> Iterator[Check]:
     )
     yield checked("tls", lambda: tls_of(config), tls)
     yield from _tokens(config)
+    yield from folder_checks("state_dir", config.state_dir)
+    is_running = is_served(config.state_dir / ASK)
+    yield from listen_checks("listen", config.listen, is_running=is_running)
+    ports = [f"tcp:{config.metrics_listen}"] if config.metrics_listen else []
+    yield from listen_checks("metrics_listen", ports, is_running=is_running)
     yield _store(config)
+    yield from _trees(config)
+    yield from _munge(config)
+
+
+def _trees(config: ManagerConfig) -> Iterator[Check]:
+    """What the manager starts without, and says at its start."""
+    rules, _ = tried("policy", lambda: rules_of(config))
+    if rules is not None and needs_of(rules.order) in TIMED and not has_lightgbm():
+        found = "LightGBM is not installed: run times are expected by the rolling estimate alone, without trees"
+        yield Check(name="trees", outcome=Outcome.WARNING, found=found, advice="pip install lightgbm")
+
+
+def _munge(config: ManagerConfig) -> Iterator[Check]:
+    """The manager starts without munged, and answers those who come by it with 503."""
+    if config.auth == "munge" and not is_served(config.munge_socket):
+        found = f"munge_socket {config.munge_socket}: no munged listens there, so no user of another machine gets in"
+        yield Check(name="munge", outcome=Outcome.WARNING, found=found, advice="systemctl enable --now munge")
 
 
 def _learned(config: ManagerConfig) -> object:
@@ -58,10 +84,23 @@ def _store(config: ManagerConfig) -> Check:
         if not folder.is_dir():
             found = f"store_url: {folder}: no such folder"
             return Check(name="store", outcome=Outcome.FAILED, found=found, advice="make it")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            found = f"store_url: {folder} can't be written by this user"
+            advice = "run `farside doctor` as the manager's user; chown it to that user"
+            return Check(name="store", outcome=Outcome.FAILED, found=found, advice=advice)
         return Check(name="store", outcome=Outcome.OK, found=f"{url.database}: not there yet; the manager makes it")
     has_tables, wrong = tried("store", partial(_has_tables, config.store_url))
     where = url.render_as_string(hide_password=True)
+    if wrong is None and url.get_backend_name() == "sqlite" and not _is_writable(Path(url.database or "")):
+        found = f"store_url: {url.database} can't be written by this user, or its folder can't"
+        advice = "run `farside doctor` as the manager's user; chown it to that user"
+        return Check(name="store", outcome=Outcome.FAILED, found=found, advice=advice)
     return wrong or Check(name="store", outcome=Outcome.OK, found=where if has_tables else f"{where}: empty")
+
+
+def _is_writable(database: Path) -> bool:
+    # SQLite writes its journal beside the file.
+    return os.access(database, os.W_OK) and os.access(database.parent, os.W_OK | os.X_OK)
 
 
 def _has_tables(url: str) -> bool:

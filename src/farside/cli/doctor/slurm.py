@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from farside.cli.doctor.attempt import checked, tried
+from farside.cli.doctor.places import folder_checks, is_served, listen_checks
 from farside.config import SlurmConfig
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
@@ -19,6 +20,9 @@ from farside.units import format_count
 def slurm_checks(config: SlurmConfig) -> Iterator[Check]:
     """One line for each thing that the engine needs, with what it found."""
     yield checked("policy", partial(_check_settings, config), f"{config.policy}, power {config.power}")
+    yield from folder_checks("state_dir", config.state_dir)
+    is_running = is_served(config.admin_socket)
+    yield from listen_checks("admin_socket", [f"unix:{config.admin_socket}"], is_running=is_running)
     found, wrong = tried("slurm", lambda: asyncio.run(_asked(config)))
     yield from [wrong] if wrong else found or ()
 
@@ -42,5 +46,10 @@ async def _asked(config: SlurmConfig) -> list[Check]:
     groups, wrong = tried("partitions", lambda: groups_of(snapshot.partitions, listed(config)))
     names = ", ".join(name for group in groups or () for name in group.partitions)
     found.append(wrong or Check(name="partitions", outcome=Outcome.OK, found=names))
+    if config.history_days and not traits.has_accounting:
+        told = "Slurm keeps no accounts in slurmdbd: only jobs that end while the engine runs are known"
+        found.append(
+            Check(name="history", outcome=Outcome.WARNING, found=told, advice="run slurmdbd, or set history_days = 0")
+        )
     _, wrong = tried("power", lambda: check_power_saving(config, traits))
     return [*found, wrong] if wrong else found
