@@ -266,7 +266,8 @@ def _number_of(path: str) -> DeviceRange:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise ConfigError(f"declared_gpu_files: {path}: {error.strerror}") from error
+        hint = "name files that are there, and lower declared_gpus where a device is gone"
+        raise ConfigError(f"declared_gpu_files: {path}: {error.strerror}", hint=hint) from error
     if not stat.S_ISCHR(found.st_mode):
         raise ConfigError(f"declared_gpu_files: {path} is no character device", hint="/dev/dri/renderD128 is one")
     major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)

@@ -1,5 +1,7 @@
 """What a manager's policy knows before the first job: past jobs and a model from files, as its settings name them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,13 +62,15 @@ def learned_before(config: ManagerConfig, rules: Rules) -> LearnedBefore:
     if config.policy_history == Path():
         return LearnedBefore(rules=rules, record=_record(config))
     if needs is Needs.ENDED_JOBS:
-        return LearnedBefore(rules=replace(rules, order=with_prior(rules.order, config.policy_history)))
+        with _named("policy_history", "name a file of GPU times, or leave it out"):
+            return LearnedBefore(rules=replace(rules, order=with_prior(rules.order, config.policy_history)))
     if needs not in TIMED:
         raise ConfigError(
             f"policy_history: {config.policy} learns nothing from past jobs",
             hint="leave it out; gittins, qssf, sjf, srtf and srsf learn from them",
         )
-    history = past_of(read_trace(config.policy_history).jobs)
+    with _named("policy_history", "name a job log in a format of `farside sim`, or leave it out"):
+        history = past_of(read_trace(config.policy_history).jobs)
     return LearnedBefore(rules=rules, history=history, record=_record(config))
 
 
@@ -78,6 +82,16 @@ def has_lightgbm() -> bool:
 def _record(config: ManagerConfig) -> ModelRecord | None:
     if config.policy_models == Path():
         return None
-    record = ModelStore(config.policy_models).load(NAME)
-    LearnedTimes(record=record)  # a model that can't be used is refused now, and not by the scheduler process
+    with _named("policy_models", "name the folder of `farside predict fit`, or leave it out"):
+        record = ModelStore(config.policy_models).load(NAME)
+        LearnedTimes(record=record)  # a model that can't be used is refused now, and not by the scheduler process
     return record
+
+
+@contextmanager
+def _named(setting: str, hint: str) -> Iterator[None]:
+    """Errors about a file say which setting named it, and what to do where they do not say that."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error.args[0]}", hint=error.hint or hint) from error

@@ -219,7 +219,10 @@ def test_an_agent_fences_the_declared_gpus_whose_files_it_is_told(tmp_path: Path
     [
         ({"cgroup": "off"}, "gpu_fence: is on; tasks have no cgroup v2 here"),
         ({"declared_gpu_files": "/dev/full"}, "declared_gpu_files: names files of 1 GPUs, and declared_gpus is 2"),
-        ({"declared_gpu_files": "/dev/full,/nowhere"}, "declared_gpu_files: /nowhere: No such file or directory"),
+        (
+            {"declared_gpu_files": "/dev/full,/nowhere"},
+            "declared_gpu_files: /nowhere: No such file or directory; name files that are there",
+        ),
         ({"declared_gpu_files": "/dev/full,/etc/passwd"}, "declared_gpu_files: /etc/passwd is no character device"),
         ({"declared_gpus": -1, "declared_gpu_files": "/dev/full"}, "declared_gpu_files: names files of GPUs"),
     ],
