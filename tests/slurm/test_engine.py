@@ -248,6 +248,13 @@ def test_a_partition_that_was_never_there_ends_it_and_one_that_goes_does_not(
     assert not told(one)["answers"]
 
 
+def test_a_node_in_two_partitions_that_differ_is_one_line(config: Callable[..., SlurmConfig]) -> None:
+    slurm = FakeSlurm(snapshot(partitions={"gpu": ("gn1", "gn2"), "big": ("gn2",)}))
+
+    with pytest.raises(ConfigError, match=r"^partitions: 'big' and 'gpu' share gn2, but not all of their nodes; list"):
+        turn(engine(config(partitions="gpu,big"), slurm))
+
+
 def test_a_partition_without_nodes_is_one_line(config: Callable[..., SlurmConfig]) -> None:
     """It would be scheduled for ever, and nothing would happen."""
     slurm = FakeSlurm(snapshot(partitions={"gpu": ()}))
