@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import slab_timing
-from benchmarks.load import BUILD, BenchmarkError, build_program, fill, run_fio, run_load
+from benchmarks.load import BUILD, BenchmarkError, build_program, run_fio, run_load
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.plan import Plan, alternate, full_plan, quick_plan
 from benchmarks.render import render
 from benchmarks.result import RecallShare, Run, Sample, SecondOpinion, SlabTiming, load_run, save_run
 from benchmarks.server import OPENERS, Server
+from benchmarks.settle import fill_and_settle, wait_until_quiet
 from benchmarks.target import verdicts
 from farside.errors import FarsideError
 
@@ -23,9 +24,6 @@ RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 REMARKS = Path(__file__).parent / "remarks.md"  # written by people, about the newest committed run
 DEVICE_BYTES = 256 << 20
-SETTLE_S = 60.0
-QUIET_S = 5.0
-SETTLE_PAUSE_S = 1.0  # the activity average moves once a second
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,7 +117,7 @@ def _measure_loads(
                 repetition=repetition,
             )
             samples.append(sample)
-            _wait_until_quiet(server)
+            wait_until_quiet(server)
             if number % len(servers) == len(servers) - 1:
                 _tell(number + 1, len(turns), time.monotonic() - started_s, samples[-len(servers) :])
         opinions = [
@@ -137,7 +135,7 @@ def _open_all(
     for name in names:
         try:
             server = stack.enter_context(OPENERS[name](folder, DEVICE_BYTES))
-            _fill_and_settle(server, program)
+            fill_and_settle(server, program)
         except (BenchmarkError, FileNotFoundError) as error:
             skipped[name] = str(error)
             print(f"{name}: left out: {error}", file=sys.stderr)
@@ -146,24 +144,6 @@ def _open_all(
     if not servers:
         raise BenchmarkError("no server could be started")
     return servers
-
-
-def _fill_and_settle(server: Server, program: Path) -> None:
-    deadline_s = time.monotonic() + SETTLE_S
-    fill(program, server.socket, export=server.export)
-    while not server.is_settled():
-        # What was written before its slab was leased stays where it was until it is written again, as in the paper.
-        if time.monotonic() > deadline_s:
-            raise BenchmarkError(f"{server.name}: not all pages are in remote memory after {SETTLE_S:.0f} s")
-        time.sleep(SETTLE_PAUSE_S)
-        fill(program, server.socket, export=server.export)
-
-
-def _wait_until_quiet(server: Server) -> None:
-    # What a server still has to do would be done at the expense of the one that is measured next.
-    deadline_s = time.monotonic() + QUIET_S
-    while not server.is_quiet() and time.monotonic() < deadline_s:
-        time.sleep(0.02)
 
 
 def _tell(done: int, total: int, elapsed_s: float, latest: list[Sample]) -> None:

@@ -21,6 +21,7 @@ class Layout:
     encrypts: bool = True
     donors: int = 1
     donor_memory_bytes: int = 0  # each; 0 is four times the device
+    package: Path | None = None  # a folder with another build of the package; None: this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,5 +66,7 @@ def sandbox(layout: Layout, room: Path, device_bytes: int) -> Iterator[Sandbox]:
     command += ["--donor-memory", str(memory_bytes), "--size", str(device_bytes), "--listen", f"unix:{path}"]
     command += ["--disk", str(room / "disk")] if layout.disk else ["--no-protection"]
     command += ([] if layout.encrypts else ["--clear-pages"]) + ["--state", str(state)]
+    if layout.package is not None:
+        command = ["env", f"PYTHONPATH={layout.package}", *command]
     with process(command, log, lambda: "ready " in log.read_text(errors="replace")):
         yield Sandbox(socket=path, state=state)

@@ -106,7 +106,9 @@ LAYOUTS = (
 )
 
 
-def _ours(layout: Layout) -> Opener:
+def ours(layout: Layout) -> Opener:
+    """Farside in this layout."""
+
     @contextmanager
     def opener(room: Path, device_bytes: int) -> Iterator[Server]:
         with sandbox(layout, room / layout.name, device_bytes) as box:
@@ -122,7 +124,7 @@ def _ours(layout: Layout) -> Opener:
 
 
 OPENERS: Mapping[str, Opener] = {
-    **{layout.name: _ours(layout) for layout in LAYOUTS},
+    **{layout.name: ours(layout) for layout in LAYOUTS},
     "nbdkit-memory": nbdkit_memory,
     "nbd-server": nbd_server,
     "qemu-nbd": qemu_nbd,

@@ -93,12 +93,17 @@ def test_without_rdma_core_the_engine_is_built_and_says_that_it_has_none(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"), [("on", "apt-get install libibverbs-dev librdmacm-dev"), ("yes", "must be auto, on or off")]
+    ("wanted", "said"),
+    [
+        ({"FARSIDE_RDMA": "on"}, "apt-get install libibverbs-dev librdmacm-dev"),
+        ({"FARSIDE_RDMA": "yes"}, "must be auto, on or off"),
+        ({"FARSIDE_HARDENED": "no"}, "FARSIDE_HARDENED=no: must be 0 or 1"),
+    ],
 )
 def test_a_wish_that_cannot_be_met_ends_the_build_with_the_way_out(
-    bare_machine: dict[str, str], tmp_path: Path, wanted: str, said: str
+    bare_machine: dict[str, str], tmp_path: Path, wanted: dict[str, str], said: str
 ) -> None:
-    built = build(tmp_path, bare_machine | {"FARSIDE_RDMA": wanted})
+    built = build(tmp_path, bare_machine | wanted)
 
     assert built.returncode != 0
     assert said in built.stderr
