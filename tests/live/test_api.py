@@ -92,6 +92,7 @@ async def an_api(
     takes_unproved: bool = True,
     partitions: Partitions = NO_PARTITIONS,
     cpus_in_proportion: bool = False,
+    paces_users: bool = False,
 ) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
@@ -107,7 +108,7 @@ async def an_api(
         Context(
             log=log, callers=callers, folder=folder, sessions=sessions, power=power, may_tokens_submit=False,
             gpu_power_w=700.0, only_uid=only_uid, tenancy=tenancy, queue_limits=queue_limits,
-            partitions=partitions, cpus_in_proportion=cpus_in_proportion,
+            partitions=partitions, cpus_in_proportion=cpus_in_proportion, paces_users=paces_users,
         )
     )  # fmt: skip
     ready = asyncio.Event()

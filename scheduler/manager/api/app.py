@@ -119,8 +119,9 @@ async def _mistaken(request: Request, error: Any) -> Response:
 
 
 async def _too_many(request: Request, error: Any) -> Response:
+    await context_of(request).writes.before_refusal()
     # The note has no times, so it is always the same, and written down once in ten minutes.
-    response = await _no(request, 429, str(error), noted="more than max_hourly_jobs_per_user")
+    response = await _no(request, 429, str(error), noted=error.noted)
     response.headers["Retry-After"] = str(math.ceil(error.after_s))
     return response
 

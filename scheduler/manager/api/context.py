@@ -9,6 +9,7 @@ from msgspec import structs
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.manager.api.access_log import AccessLog
 from farside.scheduler.manager.api.idempotency import Idempotency
+from farside.scheduler.manager.api.limit.user_writes import UserWrites
 from farside.scheduler.manager.api.overview_stream import OverviewStreams
 from farside.scheduler.manager.auth.caller import Callers
 from farside.scheduler.manager.log_follower import LiveLog
@@ -39,6 +40,7 @@ class Context:
         goes_by_run_times: The policy asks how long jobs will run, so the scheduler process can say what it expects.
         cpus_in_proportion: A job that names no CPUs gets them by its GPUs.
         queue_limits: What one who is no operator may have in the queue, and submit within an hour.
+        paces_users: Whether such a one writes into the log no faster than `UserWrites` lets them.
     """
 
     log: LiveLog
@@ -51,6 +53,7 @@ class Context:
     only_uid: int | None = None
     tenancy: Tenancy | None = None
     queue_limits: QueueLimits = NO_LIMITS
+    paces_users: bool = False
     colocation_nodes: frozenset[str] = frozenset()
     partitions: Partitions = NO_PARTITIONS
     goes_by_run_times: bool = False
@@ -60,6 +63,7 @@ class Context:
     overviews: OverviewStreams = field(init=False)
     deployments: Deployments = field(init=False, default_factory=Deployments)
     gate: QueueGate = field(init=False)
+    writes: UserWrites = field(init=False)
     idempotency: Idempotency = field(init=False)
     jobs: JobListings = field(init=False, default_factory=JobListings)
     nodes: NodeListing = field(init=False, default_factory=NodeListing)
@@ -101,4 +105,5 @@ class Context:
             self.owners.of,
         )  # fmt: skip
         self.gate = QueueGate(self.queue_limits)
+        self.writes = UserWrites(self.log.clock.now_s, is_on=self.paces_users)
         self.idempotency = Idempotency(self.log)

@@ -108,9 +108,10 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     if problems:
         raise HTTPException(422, "; ".join(problems))
     event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key)
-    rates, is_free = log.state.submit_rates, caller.is_operator
-    with shared.gate.passing(event, log.state.queued, rates, log.now_s(), is_free=is_free):
-        place = await shared.idempotency.write(event, asked, caller.told)
+    async with shared.writes.turn(caller, spec.size_bytes):
+        rates, is_free = log.state.submit_rates, caller.is_operator
+        with shared.gate.passing(event, log.state.queued, rates, log.now_s(), is_free=is_free):
+            place = await shared.idempotency.write(event, asked, caller.told)
     return answer(Submitted(ids=log.state.submitted[place]), 201)
 
 
@@ -206,38 +207,61 @@ async def explain(job: OwnJob, shared: Shared) -> Response:
 async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
     """End a job."""
     _refuse_over(job)
-    if job.cancelled_by:  # the log has it already
-        return answer(show_job(job))
-    await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
-    return answer(show_job(shared.log.state.jobs[job.job_id]))
+    if not job.cancelled_by:  # otherwise, the log has it already
+        async with shared.writes.cancelling(caller):
+            job = _after_wait(job, shared)
+            _refuse_over(job)
+            if not job.cancelled_by:
+                await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(_after_wait(job, shared)))
 
 
 @router.post("/{job_id}/hold", responses=says(Job, 404, 409, 429))
 async def hold(job: OwnJob, caller: Person, shared: Shared) -> Response:
     """Keep a job from starting."""
+    if _is_to_hold(job):
+        async with shared.writes.turn(caller):
+            if _is_to_hold(_after_wait(job, shared)):
+                await _write_counted(HoldRequested(job_id=job.job_id, by=caller.name), caller, shared)
+    return answer(show_job(_after_wait(job, shared)))
+
+
+def _is_to_hold(job: LiveJob) -> bool:
     _refuse_over(job)
     if job.phase in ACTIVE:
         raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
-    if not job.held_by:
-        await _write_counted(HoldRequested(job_id=job.job_id, by=caller.name), caller, shared)
-    return answer(show_job(shared.log.state.jobs[job.job_id]))
+    return not job.held_by
 
 
 @router.post("/{job_id}/release", responses=says(Job, 404, 409, 429))
 async def release(job: OwnJob, caller: Person, shared: Shared) -> Response:
     """Let a held job start."""
+    if _is_to_release(job, caller):
+        async with shared.writes.turn(caller):
+            if _is_to_release(_after_wait(job, shared), caller):
+                await _write_counted(ReleaseRequested(job_id=job.job_id, by=caller.name), caller, shared)
+    return answer(show_job(_after_wait(job, shared)))
+
+
+def _is_to_release(job: LiveJob, caller: Caller) -> bool:
     _refuse_over(job)
     if job.held_by and job.held_by != caller.name and not caller.is_operator:
         raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")
-    if job.held_by:
-        await _write_counted(ReleaseRequested(job_id=job.job_id, by=caller.name), caller, shared)
-    return answer(show_job(shared.log.state.jobs[job.job_id]))
+    return bool(job.held_by)
 
 
 async def _write_counted(event: HoldRequested | ReleaseRequested, caller: Caller, shared: Context) -> None:
     log = shared.log
     with shared.gate.asking(caller.name, log.state.submit_rates, log.now_s(), is_free=caller.is_operator):
         await log.write([event], caller.told)
+
+
+def _after_wait(job: LiveJob, shared: Context) -> LiveJob:
+    """The job as the log has it now: meanwhile it may have started, ended, or been forgotten."""
+    found = shared.log.state.jobs.get(job.job_id)
+    if found is None:
+        raise HTTPException(404, f"job {job.job_id}: you have no such job")
+    return found
 
 
 def _refuse_over(job: LiveJob) -> None:

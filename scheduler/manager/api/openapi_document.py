@@ -23,7 +23,7 @@ _WHY: Mapping[int, str] = {
     409: "Not in the state that it is in",
     413: "The body is larger than this route, or this caller, may have it",
     422: "The request is wrong, or asks for what can never be",
-    429: "Too many jobs of the caller's within the hour, or too many deployments; Retry-After says when there is room",
+    429: "Too much at a time or within an hour, or too many deployments; Retry-After says when to come again",
     503: "The store or the scheduler process does not answer, or too many ask; come again",
 }
 

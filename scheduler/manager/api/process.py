@@ -139,6 +139,7 @@ def _context(config: ManagerConfig) -> Context:
             size_bytes=config.max_queued_bytes_per_user,
             hourly_jobs=config.max_hourly_jobs_per_user,
         ),
+        paces_users=True,
     )
 
 

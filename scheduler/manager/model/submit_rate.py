@@ -23,11 +23,13 @@ Step = tuple[float, int]
 
 
 class TooMany(FarsideError):
-    """More than one may submit within an hour; in ``after_s`` there is room."""
+    """More than one may ask for now; in ``after_s`` there is room. ``noted``: the audit's words, without times."""
 
-    def __init__(self, message: str, *, hint: str, after_s: float) -> None:
+    def __init__(
+        self, message: str, *, hint: str, after_s: float, noted: str = "more than max_hourly_jobs_per_user"
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.after_s = after_s
+        self.after_s, self.noted = after_s, noted
 
 
 def jobs_of(count: int, size_bytes: int) -> int:

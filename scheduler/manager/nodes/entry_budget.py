@@ -4,20 +4,25 @@ A node whose facts flap has the first changes written at once, and then one in `
 comes with a later report, as each report is a whole state. All else that it causes is written, and paid for: who is in
 debt waits for a moment after each report that was written, and is heard meanwhile, so that it is not called lost and no
 fence ends its tasks. Who owes more than `OVERDRAFT_BYTES`, which no honest node does, is not read from until it owes
-less. So no node fills the store. [M5]
+less. So no node fills the store. Reports of which nothing is written cost time alone: those that come faster than a
+node has a reason for are read a moment later. [M5]
 """
 
-BURST_BYTES = 1 << 20
-"""A node of 512 tasks that all end at once causes a fifth of it."""
+BURST_BYTES = 1 << 19
+"""A node of 512 tasks that all end at once causes two fifths of it."""
 BYTES_PER_S = 16384.0
 """A gigabyte and a half a day, where a node does nothing else; an honest one causes some hundred bytes a minute."""
-OVERDRAFT_BYTES = 4 << 20
-"""The most that a node owes and is still heard; it is paid off in four minutes."""
+OVERDRAFT_BYTES = 1 << 20
+"""The most that a node owes and is still heard; it is paid off in a minute. With the burst and what a minute gives that
+is half of the 5 MB that a node and a user may write within one."""
 PAUSE_S = 0.1
 """Between two reports of a node in debt. All that it may have under way, 16, wait for less than the shortest fence of a
 node that reports once a second."""
 CHANGES_BURST = 30
 CHANGE_PERIOD_S = 10.0
+IDLE_BURST = 120
+IDLE_PER_S = 10.0
+"""Reports of which nothing is written; an agent sends one in five seconds, by its settings ten a second at most."""
 
 
 class EntryBudget:
@@ -25,6 +30,7 @@ class EntryBudget:
 
     def __init__(self, now_s: float) -> None:
         self._bytes, self._changes, self._at_s = float(BURST_BYTES), float(CHANGES_BURST), now_s
+        self._idle = float(IDLE_BURST)
 
     def takes_change(self, now_s: float) -> bool:
         """Whether one more change of the node's facts is written now; then it counts."""
@@ -52,8 +58,15 @@ class EntryBudget:
         """How long not to read from it after what was just written; 0: it has no debt."""
         return min(self.debt_s(now_s), max(PAUSE_S, self.excess_s(now_s)))
 
+    def idle_rest_s(self, now_s: float) -> float:
+        """How long not to read from it after one more report of which nothing was written."""
+        self._refill(now_s)
+        self._idle -= 1.0
+        return max(0.0, -self._idle / IDLE_PER_S)
+
     def _refill(self, now_s: float) -> None:
         passed_s = max(0.0, now_s - self._at_s)
         self._at_s = max(now_s, self._at_s)
         self._bytes = min(float(BURST_BYTES), self._bytes + passed_s * BYTES_PER_S)
         self._changes = min(float(CHANGES_BURST), self._changes + passed_s / CHANGE_PERIOD_S)
+        self._idle = min(float(IDLE_BURST), self._idle + passed_s * IDLE_PER_S)

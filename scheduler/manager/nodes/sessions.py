@@ -41,6 +41,7 @@ LEAD_LIMIT_S = 30.0
 WATCH_PERIOD_S = 1.0
 # So often in a node's timeout a manager says which nodes it hears: one may come late, or be lost.
 BEATS = 4
+REFUSAL_S = 1.0  # before a node hears that it has written too much
 # Made anew for each of a thousand nodes that join at a time, the list of donors would take all of the processor. Each
 # agent looks at it after its next report at the latest.
 RING_PERIOD_S = 1.0
@@ -267,6 +268,7 @@ class AgentSessions:
         assert isinstance(hello, m.Hello)
         # Asked for now and not before: a proof over ws:// is complete with the code of this frame.
         self._admit(hello, self._caller_of(connection), connection)
+        await self._refuse_debtor(hello.node)
         if connection.lasting_key:
             # In the log before anything else: two connections by one invitation cannot both come here.
             await self._log.write([NodeKeyed(node=hello.node, key=connection.lasting_key)], f"node {hello.node}")
@@ -321,12 +323,17 @@ class AgentSessions:
             refusal = f"{hello.node:.40} is not known here: `farside node accept {hello.node:.40}` lets it in"
         if refusal:
             raise RemoteProtocolError(refusal, code=protocol.CloseCode.FORBIDDEN)
-        excess_s = self._budget(hello.node).excess_s(self._log.clock.now_s())
-        if excess_s:  # each connection writes before it pays
-            raise RemoteProtocolError(f"it wrote too much; come again in {excess_s:.0f} s", code=GOING_AWAY)
         rival = self._rival_of(hello)
         if rival:
             raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
+
+    async def _refuse_debtor(self, node: str) -> None:
+        """Refuses a node that owes too much: each connection writes before it pays."""
+        excess_s = self._budget(node).excess_s(self._log.clock.now_s())
+        if excess_s:
+            # One that comes again at once would cost more than one that is let in.
+            await asyncio.sleep(min(excess_s, REFUSAL_S))
+            raise RemoteProtocolError(f"it wrote too much; come again in {excess_s:.0f} s", code=GOING_AWAY)
 
     def _may_not_speak(self, hello: m.Hello, caller: Caller) -> str:
         admission = self._log.state.admissions.get(hello.node)
@@ -408,8 +415,7 @@ class AgentSessions:
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
             await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
-            if events:
-                await self._pay(line.node, events)
+            await self._pay(line.node, events)
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
 
@@ -422,8 +428,14 @@ class AgentSessions:
         return [event for event in events if not isinstance(event, NodeChanged) or budget.takes_change(now_s)]
 
     async def _pay(self, node: str, events: Sequence[Event]) -> None:
-        """Slows a node that wrote too much into the log; one that goes on without end waits until it owes less."""
+        """Slows a node that wrote too much into the log; one that goes on without end waits until it owes less.
+
+        So does one that reports without end what is not worth an entry.
+        """
         budget, now_s = self._budget(node), self._log.clock.now_s()
+        if not events:
+            await asyncio.sleep(budget.idle_rest_s(now_s))
+            return
         budget.spend(sum(len(encode_event(event)[1]) for event in events), now_s)
         rest_s = budget.rest_s(now_s)
         if rest_s:
