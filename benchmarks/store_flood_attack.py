@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -106,7 +106,7 @@ class _User:
     def close(self) -> None:
         self._http.close()
 
-    def submit(self, body: dict[str, object], counts: str = ENTRIES) -> str:
+    def submit(self, body: Mapping[str, object], counts: str = ENTRIES) -> str:
         """Its id; empty: it was refused."""
         told = self.ask("jobs", json.dumps(body), counts)
         return str(json.loads(told)["ids"][0]) if told else ""
