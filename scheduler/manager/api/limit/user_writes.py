@@ -114,7 +114,7 @@ class UserWrites:
             yield
 
     async def before_refusal(self) -> None:
-        """Returns when a request that asked for too much may be told so."""
+        """Waits until a request that asked for too much may be refused."""
         await self._wait(REFUSAL_S if self._is_on else 0.0)
 
     async def _wait(self, wait_s: float) -> None:
