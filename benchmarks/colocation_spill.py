@@ -59,10 +59,10 @@ class Effort:
     climb: int = WINDOWS * (WINDOW + DROPPED)
     judged: int = 10
     judged_short: int = 60
-    death: int = 24
+    death: int = 160
 
 
-QUICK = Effort(memory_rows=4096, memory=10, fixed=10, chooser=30, judged=4, judged_short=8, death=16)
+QUICK = Effort(memory_rows=4096, memory=10, fixed=10, chooser=30, judged=4, judged_short=8, death=80)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

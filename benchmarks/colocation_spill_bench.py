@@ -187,13 +187,17 @@ class SpillBench(Bench):
         until_answers(folder / "donor.admin")
 
     def kill_donor_after(self, iteration: int, jobs: Sequence[str], killed_ns: list[int]) -> None:
-        """Kills the donor once these jobs have come so far, and notes when."""
+        """Kills the donor once these jobs have come so far and have read from it, and notes when."""
         assert self._donor is not None
         deadline_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline_s:
             told = admin.call(self._shown_by, "status", timeout_s=5)["jobs"]
-            places = {job.partition(":")[2]: one["position"] // 3 for job, one in told.items()}
-            if all(places.get(job, -1) >= iteration for job in jobs):
+            there = {
+                job.partition(":")[2]
+                for job, one in told.items()
+                if one["position"] // 3 >= iteration and one["spill"] and one["spill"]["peer_bytes"]
+            }
+            if there.issuperset(jobs):
                 break
             time.sleep(LOOK_EVERY_S)
         killed_ns.append(time.monotonic_ns())
