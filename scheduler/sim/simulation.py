@@ -87,6 +87,8 @@ class Simulation:
         lent: What donors lend in the whole cluster; None: what its nodes lend, all the time.
         measured: Starts that a cluster has measured, each with its virtual cluster, by which the placement learns when
             they ended there; None: it learns from the speeds of the rules' slowdown.
+        is_knowing_progress: A job that lost its GPUs is expected to need what it lacks; otherwise all of its time, as
+            where it is started from the beginning as far as anybody knows.
         lists_made_s: When the lists of all queues are made anew, as by a scheduler process that has just started.
         observers: Called after each instant at which something happened in a domain, with what its cycle decided, if
             it ran and decided anything. One that needs the simulation itself is appended afterwards.
@@ -106,6 +108,7 @@ class Simulation:
         closures: Sequence[Closure] = (),
         lent: LentMemory | None = None,
         measured: Sequence[tuple[str, MeasuredStart]] | None = None,
+        is_knowing_progress: bool = True,
         lists_made_s: Iterable[float] = (),
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -131,6 +134,7 @@ class Simulation:
         self._estimator = estimator
         self._tick_s = tick_s
         self._is_in_whole_seconds = is_in_whole_seconds
+        self._is_knowing_progress = is_knowing_progress
         self.observers = list(observers)
         self._starts = [0] * len(jobs)
         self._segment_s = [0.0] * len(jobs)
@@ -361,6 +365,8 @@ class Simulation:
                 unpaid_s = self._progress_from_s[row] - now_s
                 self.runs[row].cost_s -= max(0.0, unpaid_s)
                 self._has_progressed = self._has_progressed or unpaid_s < -EDGE_S
+                if not self._is_knowing_progress and self._estimator is not None:
+                    self._begin_again(self._estimator, row)
                 self._wake(domain.name, now_s + self._rules.reserve_after_s)
                 if self._hosts.pop(row, None) is not None or self._is_lending:
                     # A guest waits again in its own domain, whose cycle may have run already; and whoever lost GPUs at
@@ -369,6 +375,12 @@ class Simulation:
         if changed:
             self._watch(domain, list(dict.fromkeys(changed)), now_s)
         self._tell(now_s, domain, actions)
+
+    def _begin_again(self, estimator: Estimator, row: int) -> None:
+        """A job that lost its GPUs is ranked as one that has all of its time before it."""
+        job = self.jobs[row].job
+        self.table.remaining_s[row] = estimator.remaining_s(job, 0.0)
+        self.domains[job.vc].queue.rank_anew(row)
 
     def _tell(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
         for observe in self.observers:

@@ -131,8 +131,7 @@ class Engine:
         self._state_files = StateFiles(config.state_dir)
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)
-        is_holding = mode is Mode.RUN and config.gate
-        self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s, is_holding=is_holding)
+        self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s)
         # None until Slurm has answered for the first time: slurmctld may start after us.
         self._traits: Traits | None = None
         self._groups: tuple[Group, ...] = ()

@@ -23,6 +23,8 @@ class Past:
         since_s: Since when it waits or runs as it does now; a promotion counts as a new wait.
         is_running: Whether that is a run interval.
         first_start_s: When it was started first; infinite before that.
+        eligible_s: From then on it could have started first, as Slurm said before anybody held or requeued it; 0: that
+            is not known.
         restarts: How often Slurm had requeued it when it was seen last.
         place: In the order of the last turn; infinite for one that has just come.
         change_at_s: When its policy wants it to be looked at again.
@@ -34,6 +36,7 @@ class Past:
     since_s: float
     is_running: bool = False
     first_start_s: float = math.inf
+    eligible_s: float = 0.0
     restarts: int = 0
     place: float = math.inf
     change_at_s: float = math.inf
@@ -54,14 +57,28 @@ def recall(memory: Memory, jobs: Iterable[SlurmJob], now_s: float) -> Memory:
     return Memory(at_s=now_s, jobs=found)
 
 
+def eligible_s_of(past: Past | None, job: SlurmJob) -> float:
+    """Return when a job could have started first, 0 where that is not known: after a requeue Slurm says another time."""
+    if past is not None and past.eligible_s:
+        return past.eligible_s
+    return 0.0 if job.restarts or math.isnan(job.eligible_s) else job.eligible_s
+
+
 def _first_seen(job: SlurmJob, now_s: float) -> Past:
     # Slurm's clock may be ahead of ours.
     submit_s = min(now_s, job.submit_s)
     if not job.is_holding:
-        return Past(since_s=_latest(submit_s, job.eligible_s, now_s), restarts=job.restarts)
+        return Past(
+            since_s=_latest(submit_s, job.eligible_s, now_s), restarts=job.restarts, eligible_s=eligible_s_of(None, job)
+        )
     start_s = _latest(submit_s, job.start_s, now_s)
     return Past(
-        waited_s=start_s - submit_s, since_s=start_s, is_running=True, first_start_s=start_s, restarts=job.restarts
+        waited_s=start_s - submit_s,
+        since_s=start_s,
+        is_running=True,
+        first_start_s=start_s,
+        restarts=job.restarts,
+        eligible_s=eligible_s_of(None, job),
     )
 
 
@@ -94,4 +111,4 @@ def _moved_on(past: Past | None, job: SlurmJob, before_s: float, now_s: float) -
             first_start_s=min(past.first_start_s, start_s),
             change_at_s=math.inf,
         )
-    return replace(past, restarts=job.restarts)
+    return replace(past, restarts=job.restarts, eligible_s=eligible_s_of(past, job))

@@ -25,7 +25,7 @@ from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group, is_managed
 from farside.scheduler.slurm.expected_time import ExpectedTimes
-from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.job_memory import Memory, eligible_s_of
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.state import Cluster, Node, VirtualCluster
@@ -64,13 +64,8 @@ class Gain:
     policy: Means
 
 
-def ended_between(
-    before: Memory, snapshot: Snapshot, groups: Sequence[Group], *, is_holding: bool = False
-) -> tuple[Ended, ...]:
-    """The jobs that ran at the last turn, or came after it, and have ended since.
-
-    ``is_holding``: jobs are held until it is their turn, so Slurm does not tell from when on they could have started.
-    """
+def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -> tuple[Ended, ...]:
+    """The jobs that ran at the last turn, or came after it, and have ended since."""
     found: list[Ended] = []
     for job in snapshot.jobs:
         past = before.jobs.get(job.job_id)
@@ -82,15 +77,13 @@ def ended_between(
         if not any(is_managed(job, group) for group in groups):
             continue
         earlier_s = past.executed_s if past is not None else 0.0
-        # Of a job that was requeued Slurm tells since when it could have started again.
-        is_eligible_known = not (is_holding or job.restarts or math.isnan(job.eligible_s))
         first_s = min(job.start_s, past.first_start_s) if past is not None else job.start_s
         found.append(
             Ended(
                 job_id=job.job_id, user=job.user, name=job.name, partition=job.partitions[0], gpus=job.gpus,
                 submit_s=job.submit_s, start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s,
                 limit_s=job.limit_s if job.limit_s < math.inf else 0.0, is_requeueable=job.is_requeueable,
-                eligible_s=job.eligible_s if is_eligible_known else 0.0,
+                eligible_s=eligible_s_of(past, job),
             )
         )  # fmt: skip
     return tuple(found)
@@ -168,7 +161,9 @@ def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: 
     by_submission = sorted(trace, key=lambda one: (one.job.submit_s, one.job.sequence))
     heard = (Heard(job=one.job, held_s=one.duration_s) for one in by_submission)
     times = HeardTimes(ExpectedTimes(), heard, (one.job.sequence for one in trace))
-    runs = Simulation(cluster, rules, trace, estimator=times).run()
+    runs = Simulation(
+        cluster, rules, trace, estimator=times, is_in_whole_seconds=False, is_knowing_progress=False
+    ).run()  # fmt: skip
     return _means(rules.order.name, jobs, [run.end_s for run in runs])
 
 

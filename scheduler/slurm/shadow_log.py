@@ -31,22 +31,18 @@ _log = get_log("slurm")
 class ShadowLog:
     """The log of what Slurm does.
 
-    ``now_s``: seconds since 1970. ``is_holding``: jobs are really held until it is their turn.
+    ``now_s``: seconds since 1970.
 
     Attributes:
         estimator: What jobs are expected to take, by what was known when each was submitted.
         gain: The expected gain; None: it is not known yet, or is not to be had, and then ``why_no_gain`` says why.
     """
 
-    def __init__(
-        self, config: SlurmConfig, rules: Rules, state_files: StateFiles, now_s: Callable[[], float], *,
-        is_holding: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: SlurmConfig, rules: Rules, state_files: StateFiles, now_s: Callable[[], float]) -> None:
         self._config = config
         self._rules = rules
         self._state_files = state_files
         self._now_s = now_s
-        self._is_holding = is_holding
         self._ended = state_files.ended()
         self._histories: dict[frozenset[str], History] = {}  # by the partitions of a group
         self._expected_gpu_s: dict[str, float] = {}  # of each job that has not ended, when it was submitted
@@ -64,7 +60,7 @@ class ShadowLog:
 
     def note(self, before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -> None:
         """Keeps the jobs that have ended since the turn before."""
-        found = ended_between(before, snapshot, groups, is_holding=self._is_holding)
+        found = ended_between(before, snapshot, groups)
         new = [one for one in found if one.job_id not in self._ended]
         self._ended = kept(self._ended, new, MOST_ENDED)
         self._state_files.add(ENDED, new)

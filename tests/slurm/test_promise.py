@@ -18,6 +18,8 @@ from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.made import NOW_S, FakeSlurm, groups, node, over, snapshot, waiting
 
 GPUS = 8
+SOON_S = 1e-5
+LIMITS = "limits_gpu_s=100.0331,400.0717"
 
 
 @dataclass(frozen=True)
@@ -58,34 +60,51 @@ class Day:
         return snapshot(*self.jobs.values(), nodes=[node("gn1", gpus=GPUS, used=used, cpus=64)], at_s=now_s)
 
     def run(self, day: list[Coming]) -> None:
-        events: list[tuple[float, int, str]] = []
-        run_s: dict[str, float] = {}
+        """Jobs that are requeued have saved their work, and wait for nothing but GPUs."""
+        events: list[tuple[float, int, str, int]] = []
+        left_s: dict[str, float] = {}
         at_s = NOW_S
         for number, one in enumerate(day, 1):
             at_s += one.after_s + 1e-3
-            delay_s = 0.0 if self.config.gate else one.delay_s
-            run_s[str(number)] = one.run_s
+            delay_s = one.delay_s
+            left_s[str(number)] = one.run_s
             self.jobs[str(number)] = waiting(
                 number, one.gpus, submit_s=at_s, eligible_s=math.nan, name=one.name, user=one.user,
                 limit_s=2 * one.run_s if one.is_limited else math.inf, reason="Dependency" if delay_s else "Priority",
             )  # fmt: skip
-            heapq.heappush(events, (at_s, 1, str(number)))
+            heapq.heappush(events, (at_s, 1, str(number), 0))
             if delay_s:
-                heapq.heappush(events, (at_s + delay_s, 2, str(number)))
+                heapq.heappush(events, (at_s + delay_s, 2, str(number), 0))
         coming, self.jobs = self.jobs, {}
         while events:
-            at_s, kind, job_id = heapq.heappop(events)
+            at_s, kind, job_id, restarts = heapq.heappop(events)
+            if kind == 0 and self.jobs[job_id].restarts > restarts:
+                continue  # it was requeued before that end
+            if kind == 3 and at_s < self.change_s() - 1e-6:
+                continue  # something has happened before, and it is another time now
             if kind == 1:
                 self.jobs[job_id] = coming[job_id]
             elif kind == 0:
                 self.jobs[job_id] = over(self.jobs[job_id], at_s)
-            if kind and not (kind == 1 and self.jobs[job_id].reason == "Dependency"):
+            if kind in (1, 2) and not (kind == 1 and self.jobs[job_id].reason == "Dependency"):
                 self.jobs[job_id] = replace(self.jobs[job_id], reason="Priority", eligible_s=at_s)
             self.slurm.seen = self.seen(at_s)
             asyncio.run(self.engine.turn())
-            self.jobs = {job.job_id: job for job in self.slurm.seen.jobs}
+            for job in self.slurm.seen.jobs:
+                if job.restarts > self.jobs[job.job_id].restarts:
+                    left_s[job.job_id] -= at_s - self.jobs[job.job_id].start_s
+                    job = replace(job, reason="Priority")
+                self.jobs[job.job_id] = job
             for started in self.start(at_s):
-                heapq.heappush(events, (at_s + run_s[started], 0, started))
+                heapq.heappush(events, (at_s + left_s[started], 0, started, self.jobs[started].restarts))
+                heapq.heappush(events, (at_s + SOON_S, 4, "", 0))  # a turn that sees what has started
+            if at_s < self.change_s() < math.inf:
+                heapq.heappush(events, (self.change_s(), 3, "", 0))
+
+    def change_s(self) -> float:
+        """When the policy wants to look again though nothing has happened; infinite: never."""
+        jobs = StateFiles(self.config.state_dir).memory().jobs.values()
+        return min((past.change_at_s for past in jobs), default=math.inf)
 
     def start(self, now_s: float) -> list[str]:
         """Starts by priority whatever has room, as Slurm's backfill does."""
@@ -147,3 +166,35 @@ def test_the_gain_that_is_promised_is_what_a_slurm_that_obeys_brings(
     assert gain.policy.name == live.config.policy
     assert gain.policy.completion_s == pytest.approx(gain.slurm.completion_s, abs=1e-3)
     assert gain.policy.wait_s == pytest.approx(gain.slurm.wait_s, abs=1e-3)
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["backfill", "gate"])
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("sf", ""),
+        ("srtf", ""),
+        ("srsf", ""),
+        ("las", LIMITS),
+        ("gittins", f"first_fit_jobs=3; {LIMITS}"),
+    ],
+)
+@settings(max_examples=6, deadline=None)
+@given(day=DAYS)
+def test_the_gain_that_is_promised_by_requeues_is_what_a_slurm_that_obeys_brings(
+    tmp_path_factory: pytest.TempPathFactory, policy: str, told: str, gate: bool, day: list[Coming]
+) -> None:
+    folder = tmp_path_factory.mktemp("slurm")
+    live = Day(
+        load_config(
+            SlurmConfig, (),
+            {"partitions": "gpu", "state_dir": str(folder), "admin_socket": str(folder / "s"), "policy": policy,
+             "policy_settings": told, "preempt": True, "gate": gate, "min_run_s": 0},
+        )
+    )  # fmt: skip
+    live.run(day)
+
+    gain = live.promised()
+
+    assert gain.jobs == len(day)
+    assert gain.policy.completion_s == pytest.approx(gain.slurm.completion_s, abs=1e-3)

@@ -8,7 +8,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.slurm.decide import decide
-from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.job_memory import Memory, recall
 from farside.scheduler.slurm.shadow import (
     LEAST_JOBS,
     Gain,
@@ -140,19 +140,31 @@ def test_a_job_that_waited_for_another_is_promised_no_start_before_that() -> Non
     assert gain.policy.wait_s >= 500.0
 
 
-@pytest.mark.parametrize(("is_holding", "restarts", "ready_s"), [(False, 0, 40.0), (True, 0, 0.0), (False, 1, 0.0)])
-def test_when_a_job_could_have_started_is_kept_where_slurm_tells_it(
-    is_holding: bool, restarts: int, ready_s: float
+def test_when_a_job_could_have_started_first_is_kept_over_holds_and_requeues() -> None:
+    comes = waiting(1, 1, submit_s=NOW_S - 100, eligible_s=float("nan"), reason="Dependency")
+    ready = replace(comes, eligible_s=NOW_S - 60, reason="Priority")
+    again = replace(
+        running(1, ("gn1", 1), since_s=10.0, submit_s=NOW_S - 100, eligible_s=NOW_S - 20), restarts=1
+    )  # fmt: skip
+    memory = Memory()
+    for at_s, job in ((NOW_S - 90, comes), (NOW_S - 55, ready), (NOW_S, again)):
+        memory = recall(memory, [job], at_s)
+
+    (one,) = ended_between(memory, snapshot(over(again, NOW_S + 5), at_s=NOW_S + 6), groups(snapshot()))
+
+    assert one.ready_s == NOW_S - 60
+
+
+@pytest.mark.parametrize(("restarts", "ready_s"), [(0, NOW_S - 60), (1, NOW_S - 100)])
+def test_of_a_job_that_nobody_saw_before_slurm_tells_when_it_could_start_unless_it_was_requeued(
+    restarts: int, ready_s: float
 ) -> None:
     job = running(1, ("gn1", 1), since_s=10.0, submit_s=NOW_S - 100, eligible_s=NOW_S - 60, restarts=restarts)
-    seen = snapshot(job)
-    memory = decide(seen, Memory(), TRAITS, ways(seen)).memory
+    memory = recall(Memory(), [job], NOW_S)
 
-    (one,) = ended_between(
-        memory, snapshot(over(job, NOW_S + 5), at_s=NOW_S + 6), groups(seen), is_holding=is_holding
-    )  # fmt: skip
+    (one,) = ended_between(memory, snapshot(over(job, NOW_S + 5), at_s=NOW_S + 6), groups(snapshot()))
 
-    assert one.ready_s - one.submit_s == ready_s
+    assert one.ready_s == ready_s
 
 
 def test_a_requeue_costs_what_it_is_said_to_cost() -> None:
