@@ -20,6 +20,7 @@ from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
 from farside.cli.executor import executor
 from farside.cli.groups import group_commands
+from farside.cli.imports import without_garbage_collection
 from farside.cli.manager import manager_commands
 from farside.cli.node import node_commands
 from farside.cli.power import power_app
@@ -178,11 +179,13 @@ def blockdev(
     # run_as_service reads the settings itself: a device that goes on keeps those that it was started with, also where
     # their files have become unusable since.
     if fd_store:
-        from farside.blockdev.main import run_as_service
+        with without_garbage_collection():
+            from farside.blockdev.main import run_as_service
 
         raise typer.Exit(run_as_service(lambda: load_config(BlockdevConfig, config or (), told)))
     loaded = load_config(BlockdevConfig, config or (), told)
-    from farside.blockdev.main import run
+    with without_garbage_collection():
+        from farside.blockdev.main import run
 
     raise typer.Exit(run(loaded, stdio=stdio))
 
@@ -208,7 +211,8 @@ def agent(
 
         put_back(loaded)
         return
-    from farside.agent.main import run
+    with without_garbage_collection():
+        from farside.agent.main import run
 
     raise typer.Exit(run(loaded))
 
@@ -222,7 +226,8 @@ def aggregator(config: options.ConfigFiles = None, settings: options.Overrides =
     from farside.config import AggregatorConfig, load_config
 
     loaded = load_config(AggregatorConfig, config or (), options.overrides(settings))
-    from farside.agent.aggregator.main import run
+    with without_garbage_collection():
+        from farside.agent.aggregator.main import run
 
     raise typer.Exit(run(loaded))
 
@@ -262,7 +267,8 @@ def sandbox(
 
     Starts real, separate processes. Runs until SIGTERM or Ctrl-C. Prints `ready URI` when clients may connect.
     """
-    from farside.sandbox.main import run
+    with without_garbage_collection():
+        from farside.sandbox.main import run
 
     given: dict[str, Any] = {} if workers is None else {"workers": workers}
     raise typer.Exit(

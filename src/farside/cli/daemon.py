@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from farside.cli import options
+from farside.cli.imports import without_garbage_collection
 from farside.cli.terminal import note
 
 POLL_S = 1.0
@@ -29,7 +30,8 @@ def daemon(context: typer.Context, config: options.ConfigFiles = None, settings:
     from farside.config import DaemonConfig, load_config
 
     loaded = load_config(DaemonConfig, config or (), options.overrides(settings))
-    from farside.daemon.main import run
+    with without_garbage_collection():
+        from farside.daemon.main import run
 
     raise typer.Exit(run(loaded))
 

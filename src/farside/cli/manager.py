@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farside.cli import options
+from farside.cli.imports import without_garbage_collection
 
 if TYPE_CHECKING:
     from farside.config import ManagerConfig
@@ -36,7 +37,8 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
     from farside.config import ManagerConfig, load_config
 
     loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
-    from farside.scheduler.manager.main import run
+    with without_garbage_collection():
+        from farside.scheduler.manager.main import run
 
     raise typer.Exit(run(loaded))
 
