@@ -58,7 +58,7 @@ def recall(memory: Memory, jobs: Iterable[SlurmJob], now_s: float) -> Memory:
 
 
 def eligible_s_of(past: Past | None, job: SlurmJob) -> float:
-    """Return when a job could have started first, 0 where that is not known: after a requeue Slurm says another time."""
+    """Return when a job could have started first, 0 where nobody knows: after a requeue Slurm says another time."""
     if past is not None and past.eligible_s:
         return past.eligible_s
     return 0.0 if job.restarts or math.isnan(job.eligible_s) else job.eligible_s
