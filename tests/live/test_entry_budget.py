@@ -10,6 +10,7 @@ from farside.scheduler.manager.nodes.entry_budget import (
     CHANGE_PERIOD_S,
     CHANGES_BURST,
     IDLE_BURST,
+    IDLE_BYTES,
     IDLE_PER_S,
     OVERDRAFT_BYTES,
     PAUSE_S,
@@ -59,12 +60,20 @@ def test_facts_that_flap_are_written_at_once_at_first_and_then_now_and_then() ->
 def test_reports_of_which_nothing_is_written_are_read_no_faster_than_a_node_has_a_reason_for() -> None:
     budget, now_s, read = EntryBudget(0.0), 0.0, 0
     while now_s < 60.0:
-        now_s += budget.idle_rest_s(now_s) + 1e-4
+        now_s += budget.idle_rest_s(2000, now_s) + 1e-4
         read += 1
 
     assert read <= IDLE_BURST + 60.0 * IDLE_PER_S + 1
     honest = EntryBudget(0.0)
-    assert not any(honest.idle_rest_s(at / IDLE_PER_S) for at in range(3000))
+    assert not any(honest.idle_rest_s(2000, at / IDLE_PER_S) for at in range(3000))
+
+
+def test_a_long_report_of_which_nothing_is_written_counts_as_several() -> None:
+    budget = EntryBudget(0.0)
+
+    rests_s = [budget.idle_rest_s(40 * IDLE_BYTES, 0.0) for _ in range(4)]
+
+    assert rests_s == [0.0, 0.0, 0.0, 40 / IDLE_PER_S]
 
 
 def test_what_is_left_out_is_counted_and_told_with_the_next_line() -> None:

@@ -1,6 +1,7 @@
 """What a user may write into the log at a time, and that others do not wait for it [M5]."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -165,6 +166,27 @@ def test_a_user_who_fills_the_store_is_told_to_come_again_and_others_are_served(
     assert "more than the manager writes down at a time; come again in " in refused[0].json()["detail"]
     assert int(refused[0].headers["retry-after"]) > 0
     assert {answer.status_code for answer in others} == {200, 201}
+
+
+def test_a_body_that_would_be_refused_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[M5] Half a MiB that is taken apart and then refused kept others waiting as long as one that was written."""
+    monkeypatch.setattr(user_writes, "REFUSAL_S", 0.0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x" * 1_500_000
+
+    async def live() -> list[httpx.Response]:
+        async with an_api(tmp_path, paces_users=True) as api:
+            http = api.as_uid(OTHER.pw_uid)
+            return [
+                await http.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+                for content in (b"x" * 1_500_000, pieces(), b"x" * 1000)
+            ]
+
+    whole, in_pieces, short = asyncio.run(live())
+
+    assert (whole.status_code, in_pieces.status_code) == (429, 429)
+    assert short.status_code == 422  # it is no JSON, which is noticed by looking
 
 
 def test_a_job_that_ended_while_its_hold_waited_is_not_held(tmp_path: Path) -> None:

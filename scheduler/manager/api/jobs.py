@@ -95,10 +95,12 @@ class Explanation(Struct, frozen=True, kw_only=True):
 )
 async def submit(request: Request, caller: Person, shared: Shared, key: Key = "") -> Response:
     """Submit a job, or several alike."""
-    told, body = await read_body(request, JobBody)
-    _refuse_submitter(caller, shared)
     log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
     known = shared.idempotency.seq_of(asked)
+    if known is None:
+        shared.writes.expect(caller, await _size_of_body(request))
+    told, body = await read_body(request, JobBody)
+    _refuse_submitter(caller, shared)
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
     spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy, shared.partitions)
@@ -113,6 +115,12 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
         with shared.gate.passing(event, log.state.queued, rates, log.now_s(), is_free=is_free):
             place = await shared.idempotency.write(event, asked, caller.told)
     return answer(Submitted(ids=log.state.submitted[place]), 201)
+
+
+async def _size_of_body(request: Request) -> int:
+    """Bytes of a body, as it declares or, where it comes in chunks, as it is."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() else len(await request.body())
 
 
 def _refuse_submitter(caller: Caller, shared: Context) -> None:

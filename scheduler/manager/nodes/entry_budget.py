@@ -23,6 +23,8 @@ CHANGE_PERIOD_S = 10.0
 IDLE_BURST = 120
 IDLE_PER_S = 10.0
 """Reports of which nothing is written; an agent sends one in five seconds, by its settings ten a second at most."""
+IDLE_BYTES = 8192
+"""A longer one counts as several, as it takes longer to read. That of a node of eight GPUs has two thousand."""
 
 
 class EntryBudget:
@@ -58,10 +60,10 @@ class EntryBudget:
         """How long not to read from it after what was just written; 0: it has no debt."""
         return min(self.debt_s(now_s), max(PAUSE_S, self.excess_s(now_s)))
 
-    def idle_rest_s(self, now_s: float) -> float:
-        """How long not to read from it after one more report of which nothing was written."""
+    def idle_rest_s(self, size_bytes: int, now_s: float) -> float:
+        """How long not to read from it after one more report, of this size, of which nothing was written."""
         self._refill(now_s)
-        self._idle -= 1.0
+        self._idle -= max(1.0, size_bytes / IDLE_BYTES)
         return max(0.0, -self._idle / IDLE_PER_S)
 
     def _refill(self, now_s: float) -> None:

@@ -287,7 +287,7 @@ class AgentSessions:
             # In the log and in the state before WELCOME: the first commands rest on what the agent has just said.
             events = line.joined(self._log.state)
             await self._log.write(events, f"node {line.node}")
-            await self._pay(line.node, events)
+            await self._pay(line.node, events, 0)
             await self._wait_for_lead()
             await connection.send(side.send(m.Welcome(generation=self._log.state.generation)))
             _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
@@ -398,7 +398,8 @@ class AgentSessions:
     async def _receive(self, session: _Session) -> None:
         line = session.line
         while True:
-            report = session.side.receive(await session.connection.receive())
+            frame = await session.connection.receive()
+            report = session.side.receive(frame)
             session.heard_s = self._log.clock.now_s()
             if isinstance(report, m.Probed):
                 session.asker.answered(report)
@@ -415,7 +416,7 @@ class AgentSessions:
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
             await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
-            await self._pay(line.node, events)
+            await self._pay(line.node, events, len(frame))
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
 
@@ -427,14 +428,14 @@ class AgentSessions:
         budget, now_s = self._budget(node), self._log.clock.now_s()
         return [event for event in events if not isinstance(event, NodeChanged) or budget.takes_change(now_s)]
 
-    async def _pay(self, node: str, events: Sequence[Event]) -> None:
+    async def _pay(self, node: str, events: Sequence[Event], size_bytes: int) -> None:
         """Slows a node that wrote too much into the log; one that goes on without end waits until it owes less.
 
-        So does one that reports without end what is not worth an entry.
+        So does one that reports without end what is not worth an entry. ``size_bytes``: of the frame.
         """
         budget, now_s = self._budget(node), self._log.clock.now_s()
         if not events:
-            await asyncio.sleep(budget.idle_rest_s(now_s))
+            await asyncio.sleep(budget.idle_rest_s(size_bytes, now_s))
             return
         budget.spend(sum(len(encode_event(event)[1]) for event in events), now_s)
         rest_s = budget.rest_s(now_s)

@@ -3,8 +3,8 @@
 How it works
   What a request writes takes its place when the request comes. The first of a user's are written at once, the others at
   a steady rate, and their answers wait for that. A request that would wait for longer than `PATIENCE_S` is refused, and
-  is told so a moment later, as a client that asks again at once would cost the manager more than one that is served. At
-  most `WRITERS` of one user's requests write at the same time: those of others do not queue behind all of them. [M5]
+  is told so a moment later, as a client that asks again at once would cost the manager more than one that is served. Of
+  one user's requests at most `WRITERS` write at the same time: those of others do not queue behind all of them. [M5]
 
   This bounds a minute. The queue and an hour have limits of their own, which follow the log (queue_quota.py).
 """
@@ -21,15 +21,16 @@ from farside.units import format_seconds
 BURST_BYTES = 1 << 20
 """Two submissions with the longest arguments, or two hundred with a usual environment."""
 BYTES_PER_S = 16384.0
-BURST_ENTRIES = 256
-ENTRIES_PER_S = 50.0
-"""More than a user submits within an hour (`max_hourly_jobs_per_user`), if that goes on."""
+BURST_ENTRIES = 100
+ENTRIES_PER_S = 20.0
+"""Three times what a user submits within an hour (`max_hourly_jobs_per_user`), if that goes on. Each costs a cycle of
+the scheduler process and a commit of the database, for which others wait."""
 ENTRY_BYTES = 512
 """What an entry takes in the database beside what was asked: its cause, checksum, index and what follows."""
 PATIENCE_S = 20.0
 """A third of the time that a client waits for an answer."""
 REFUSAL_S = 1.0
-WRITERS = 2
+WRITERS = 1
 
 
 class WriteBudget:
@@ -88,14 +89,25 @@ class UserWrites:
         if not self._is_on or caller.is_operator:
             yield
             return
+        self.expect(caller, size_bytes)
         user = self._user(caller)
         wait_s = user.budget.wait_s(1, ENTRY_BYTES + size_bytes, self._now_s())
-        if wait_s > PATIENCE_S:
-            raise too_much(caller.name, wait_s - PATIENCE_S)
         user.budget.take(1, ENTRY_BYTES + size_bytes, self._now_s())
         await self._wait(wait_s)
         async with user.writing:
             yield
+
+    def expect(self, caller: Caller, size_bytes: int) -> None:
+        """Refuses a request that `turn` would refuse, before its body is looked into, which costs most.
+
+        Raises:
+            TooMany: What it would write would take too long; nothing was counted.
+        """
+        if not self._is_on or caller.is_operator:
+            return
+        wait_s = self._user(caller).budget.wait_s(1, ENTRY_BYTES + size_bytes, self._now_s())
+        if wait_s > PATIENCE_S:
+            raise too_much(caller.name, wait_s - PATIENCE_S)
 
     @asynccontextmanager
     async def cancelling(self, caller: Caller) -> AsyncIterator[None]:
