@@ -92,6 +92,20 @@ def test_no_bytes_raise_or_leave_anything_behind(pieces: list[bytes], cut: int) 
     assert one.late_s == math.inf
 
 
+def test_a_body_takes_no_turn_of_others_and_what_is_no_body_does() -> None:
+    wide = Bounds(head_bytes=300, wire_bytes=100_000, idle_s=75.0)
+    one = Http1Connection(wide, lambda head: Seen(head, body_bytes_max=50_000), 0.0, Share(100_000))
+    one.receive(request(b"x" * 40_000), 1.0)
+    whole = one.take()
+    assert whole is not None
+    assert bytes(whole.body) == b"x" * 40_000
+    assert not one.has_more
+
+    two = Http1Connection(wide, lambda head: Seen(head, body_bytes_max=50_000), 0.0, Share(100_000))
+    two.receive(b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000, 1.0)
+    assert two.has_more
+
+
 def test_what_is_no_http_gets_400_behind_the_answers_before_it() -> None:
     one = connection()
     assert told(one, [b"\x16\x03\x01junk"]) == []

@@ -109,7 +109,7 @@ class Http1Connection:
         self._message: _Message | None = None  # None: its head is not whole
         self._under_way: _Message | None = None
         self._target, self._fields = b"", dict[bytes, bytes]()
-        self._bytes = self._shared = 0
+        self._bytes = self._shared = self._bulk = 0
         self._is_idle, self._is_deaf = True, False
 
     @property
@@ -150,9 +150,9 @@ class Http1Connection:
                 self._waiting.appendleft(data[size:])
             self._waiting_bytes -= size
             self._bytes += size
-            if size > bulk:
-                spent += size
+            self._bulk = 0
             self._feed(data[:size])
+            spent += size - self._bulk
 
     def take(self) -> Whole | None:
         """The next request; the connection is busy with it until `answered`."""
@@ -278,6 +278,7 @@ class Http1Connection:
         size = len(part)
         if message.left >= 0:
             message.left -= size
+            self._bulk += size
         if not message.head.wants_body or message.why:
             return
         if message.left == 0 and not message.body:
