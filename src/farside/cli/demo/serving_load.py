@@ -28,6 +28,7 @@ ANSWER_LIMIT_S = 15.0
 # A server may close a connection that nobody uses, just when a request is sent on it: those that lie so long are left.
 KEPT_S = 30.0
 CLIENT_NICE = -15
+_LOOK_EVERY_S = 1.0
 _BY_STATUS: Mapping[int, Outcome] = {504: "dropped", 500: "failed"}
 
 
@@ -95,52 +96,60 @@ def poisson(rates: Mapping[str, float], seconds: float, seed: int, start_s: floa
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP connection with at most one request under way."""
+    """One HTTP connection with at most one request under way, whose end it tells the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: "_Run") -> None:
+        self._run = run
         self.transport: asyncio.Transport | None = None
-        self.answer: asyncio.Future[tuple[int, bytes]] | None = None
-        self.free_since_s = 0.0
+        self.ended: Ended | None = None  # of the request under way, or the last one
+        self.number = 0
+        self.is_busy = self.is_doubled = False
+        self.since_s = 0.0  # since then it is under way, or free
         self._buffer = b""
-        self.extra = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Is ready."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def ask(self, request: bytes) -> "asyncio.Future[tuple[int, bytes]]":
-        """Sends a request; its status and body come."""
-        assert self.transport is not None
-        self.answer = asyncio.get_running_loop().create_future()
-        self.transport.write(request)
-        return self.answer
-
     def data_received(self, data: bytes) -> None:
         """Takes answers apart."""
-        self._buffer += data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            head = self._buffer[:end].lower()
+        self._buffer = data = self._buffer + data if self._buffer else data
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            head = data[:end].lower()
             at = head.find(b"\r\ncontent-length:")
             length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-            if len(self._buffer) < end + 4 + length:
+            whole = end + 4 + length
+            if len(data) < whole:
                 return
-            body = self._buffer[end + 4 : end + 4 + length]
-            self._buffer = self._buffer[end + 4 + length :]
-            if self.answer is None or self.answer.done():
-                self.extra += 1
-            else:
-                self.answer.set_result((int(head[9:12]), body))
+            body, self._buffer = data[end + 4 : whole], data[whole:]
+            data = self._buffer
+            if self.is_busy:
+                self._run.answered(self, int(head[9:12]), body)
+            elif self.ended is not None:
+                self.ended.outcome, self.is_doubled = "doubled", True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes."""
         self.transport = None
-        if self.answer is not None and not self.answer.done():
-            self.answer.set_exception(ConnectionResetError("the server hung up"))
+        if self.is_busy:
+            self._run.lost(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A model's request but for its number, which stands between ``before`` and ``after`` in nine digits."""
+
+    slo_s: float
+    before: bytes
+    after: bytes
 
 
 class OpenLoop:
     """The client.
+
+    A request costs it no task and no timer of its own, and only its number is written anew: what the client takes of a
+    machine's cores, servers on it lose.
 
     Args:
         host: Of the HTTP door.
@@ -149,83 +158,169 @@ class OpenLoop:
     """
 
     def __init__(self, host: str, port: int, targets: Mapping[str, Target]) -> None:
-        self._host, self._port, self._targets = host, port, targets
-        self._free: list[_Connection] = []
+        self._host, self._port = host, port
         rng = np.random.default_rng(1)
-        self._tails = {name: rng.random(one.shape, dtype=np.float32).tobytes() for name, one in targets.items()}
+        self._prepared = {
+            name: _prepared(one, rng.random(one.shape, dtype=np.float32).tobytes()) for name, one in targets.items()
+        }
 
     async def run(self, times: Sequence[tuple[float, str]]) -> Result:
         """Sends requests at seconds from now; returns when each has ended. This thread goes first meanwhile."""
         before = os.getpriority(os.PRIO_PROCESS, 0)
         go_first(CLIENT_NICE)
         try:
-            return await self._run(times)
+            return await _Run(self._host, self._port, self._prepared, times).over()
         finally:
             os.setpriority(os.PRIO_PROCESS, 0, before)
 
-    async def _run(self, times: Sequence[tuple[float, str]]) -> Result:
-        loop = asyncio.get_running_loop()
-        result, began_s = Result(), loop.time() + 0.05
-        async with asyncio.TaskGroup() as group:
-            for number, (at_s, model) in enumerate(times):
-                if (left_s := began_s + at_s - loop.time()) > 0:
-                    await asyncio.sleep(left_s)
-                else:
-                    result.behind_s = max(result.behind_s, -left_s)
+
+class _Run:
+    """Requests of one run: a timer sends them, connections tell of their answers."""
+
+    def __init__(
+        self, host: str, port: int, prepared: Mapping[str, _Prepared], times: Sequence[tuple[float, str]]
+    ) -> None:
+        self._host, self._port, self._prepared, self._times = host, port, prepared, times
+        self._loop = asyncio.get_running_loop()
+        self._result = Result()
+        self._began_s = self._loop.time() + 0.05
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._next = self._open = 0  # the next request's number, and how many have not ended
+        self._free: list[_Connection] = []
+        self._busy: dict[_Connection, None] = {}  # those that have waited longest first
+        self._opening: set[asyncio.Task[None]] = set()
+        self._timer = self._loop.call_at(self._began_s, self._send_due)
+        self._limit = self._loop.call_later(_LOOK_EVERY_S, self._end_late)
+
+    async def over(self) -> Result:
+        """All of it."""
+        try:
+            await self._over
+        finally:
+            self._timer.cancel()
+            self._limit.cancel()
+            for task in self._opening:
+                task.cancel()
+            for connection in (*self._free, *self._busy):
+                connection.is_busy = False
+                if connection.transport is not None:
+                    connection.transport.close()
+        return self._result
+
+    # ---- sending
+
+    def _send_due(self) -> None:
+        """Sends what is due, and looks again when the next one is."""
+        try:
+            times, result = self._times, self._result
+            while self._next < len(times):
+                at_s, model = times[self._next]
+                left_s = self._began_s + at_s - self._loop.time()
+                if left_s > 0:
+                    self._timer = self._loop.call_at(self._began_s + at_s, self._send_due)
+                    return
+                result.behind_s = max(result.behind_s, -left_s)
                 ended = Ended(model, at_s)
                 result.ended.append(ended)
-                group.create_task(self._send(number, ended, began_s + at_s))
-        for connection in self._free:
-            if connection.transport is not None:
-                connection.transport.close()
-        self._free.clear()
-        return result
+                self._open += 1
+                self._next += 1
+                self._send(self._next - 1, ended)
+            self._look_over()
+        except Exception as error:  # a timer has nobody to raise to
+            self._fail(error)
 
-    async def _send(self, number: int, ended: Ended, intended_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        target = self._targets[ended.model]
+    def _send(self, number: int, ended: Ended) -> None:
+        kept_s, one = self._loop.time() - KEPT_S, self._prepared[ended.model]
+        request = b"%b%09d%b" % (one.before, number, one.after)
+        while self._free:
+            connection = self._free.pop()
+            if connection.transport is None:
+                continue
+            if connection.since_s >= kept_s:
+                self._ask(connection, request, number, ended)
+                return
+            connection.transport.close()
+        task = self._loop.create_task(self._send_on_new(request, number, ended))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _send_on_new(self, request: bytes, number: int, ended: Ended) -> None:
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                connection = await self._connection()
-                status, body = await connection.ask(self._request(number, target))
+                _, made = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
         except (OSError, TimeoutError):
+            self._ended()
+        else:
+            self._ask(made, request, number, ended)
+
+    def _ask(self, connection: _Connection, request: bytes, number: int, ended: Ended) -> None:
+        if connection.transport is None:  # the server has hung up at once
+            self._ended()
             return
-        ended.latency_s = loop.time() - intended_s
+        connection.number, connection.ended, connection.is_busy = number, ended, True
+        connection.since_s = self._loop.time()
+        self._busy[connection] = None
+        connection.transport.write(request)
+
+    # ---- what became of them
+
+    def answered(self, connection: _Connection, status: int, body: bytes) -> None:
+        """The request under way on a connection has its answer; another one may be sent on it."""
+        ended, now_s = connection.ended, self._loop.time()
+        assert ended is not None, "a request is under way"
+        ended.latency_s = now_s - self._began_s - ended.at_s
         if status == 200:
-            is_met = ended.latency_s <= target.slo_ms / 1000
-            ended.outcome = ("met" if is_met else "late") if b'"id":"%d"' % number in body else "wrong"
+            is_met = ended.latency_s <= self._prepared[ended.model].slo_s
+            ended.outcome = ("met" if is_met else "late") if b'"id":"%09d"' % connection.number in body else "wrong"
         elif status == 503:
             ended.outcome = "failed" if b"died" in body else "rejected"
         else:
             ended.outcome = _BY_STATUS.get(status, "refused")
-        if connection.extra:
-            ended.outcome = "doubled"
-        elif connection.transport is not None:
-            connection.free_since_s = loop.time()
+        connection.is_busy, connection.since_s = False, now_s
+        del self._busy[connection]
+        if not connection.is_doubled:
             self._free.append(connection)
+        self._ended()
 
-    async def _connection(self) -> _Connection:
-        kept_s = asyncio.get_running_loop().time() - KEPT_S
-        while self._free:
-            connection = self._free.pop()
-            if connection.transport is not None and connection.free_since_s >= kept_s:
-                return connection
+    def lost(self, connection: _Connection) -> None:
+        """A connection is gone with a request under way."""
+        connection.is_busy = False
+        del self._busy[connection]
+        self._ended()
+
+    def _end_late(self) -> None:
+        late_s = self._loop.time() - ANSWER_LIMIT_S
+        for connection in list(self._busy):
+            if connection.since_s > late_s:
+                break
             if connection.transport is not None:
-                connection.transport.close()
-        _, made = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
-        return made
+                connection.transport.abort()
+        self._limit = self._loop.call_later(_LOOK_EVERY_S, self._end_late)
 
-    def _request(self, number: int, target: Target) -> bytes:
-        tail = self._tails[target.model]
-        one = {
-            "name": target.input, "shape": [1, *target.shape], "datatype": "FP32",
-            "parameters": {"binary_data_size": len(tail)},
-        }  # fmt: skip
-        head = msgspec.json.encode({"id": str(number), "inputs": [one], "parameters": {"binary_data_output": True}})
-        return b"".join(
-            (
-                b"POST /v2/models/", target.model.encode(), b"/infer HTTP/1.1\r\nHost: f\r\nContent-Length: ",
-                str(len(head) + len(tail)).encode(), b"\r\nInference-Header-Content-Length: ", str(len(head)).encode(),
-                b"\r\n\r\n", head, tail,
-            )
-        )  # fmt: skip
+    def _ended(self) -> None:
+        self._open -= 1
+        self._look_over()
+
+    def _look_over(self) -> None:
+        if not self._open and self._next == len(self._times) and not self._over.done():
+            self._over.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+
+def _prepared(target: Target, tail: bytes) -> _Prepared:
+    one = {
+        "name": target.input, "shape": [1, *target.shape], "datatype": "FP32",
+        "parameters": {"binary_data_size": len(tail)},
+    }  # fmt: skip
+    number = b"%09d" % 0
+    head = msgspec.json.encode({"id": number.decode(), "inputs": [one], "parameters": {"binary_data_output": True}})
+    before, _, after = head.partition(number)
+    told = (
+        b"POST /v2/models/", target.model.encode(), b"/infer HTTP/1.1\r\nHost: f\r\nContent-Length: ",
+        str(len(head) + len(tail)).encode(), b"\r\nInference-Header-Content-Length: ", str(len(head)).encode(),
+        b"\r\n\r\n", before,
+    )  # fmt: skip
+    return _Prepared(target.slo_ms / 1000, b"".join(told), after + tail)
