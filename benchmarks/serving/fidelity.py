@@ -16,7 +16,7 @@ from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.plan import Plan
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.size import Sizes
-from farside.scheduler.sim.serving.arrivals import ArrivedQueue, Outcome, outcome
+from farside.scheduler.sim.serving.arrivals import GatedQueue, Outcome, outcome
 from farside.scheduler.sim.serving.executors import Executors
 from farside.serve.table import read_tables
 
@@ -102,7 +102,7 @@ def write_plan(folder: Path, plan: Plan) -> Path:
 def simulate(plan: Plan, sizes: Sizes, times: Sequence[tuple[float, str]], seconds: float) -> Mapping[str, Outcome]:
     """What becomes of requests at these times under a plan, by model."""
     queues = {
-        name: ArrivedQueue([at_s for at_s, model in times if model == name], one.slo_ms / 1000)
+        name: GatedQueue([at_s for at_s, model in times if model == name], one.slo_ms / 1000)
         for name, one in sizes.models.items()
     }
     executors = Executors(sizes, sizes, queues)

@@ -131,6 +131,17 @@ def pool_of(models: Sequence[ModelFile], slo_s: float = 60.0) -> Pool:
     return Pool(asyncio.get_running_loop(), named, dict.fromkeys(named, slo_s), lambda: 1)
 
 
+def close_gate(pool: Pool, model: str) -> None:
+    """As where requests were given up for a while and others came beyond what was served: none is let in for now."""
+    gate, now_s = pool.queues[model].gate, asyncio.get_running_loop().time()
+    gate.plan(0.0)
+    for back in range(50, -1, -1):
+        gate.gave_up(now_s - back * gate.slo_s)
+    assert gate.rate < 1000
+    gate.is_open(now_s)
+    gate.enter(1000)
+
+
 @asynccontextmanager
 async def http_front(
     models: Sequence[ModelFile], port: int, *, tokens: Sequence[str] = (), slo_s: float = 60.0,

@@ -18,7 +18,7 @@ from farside.serve import door_server
 from farside.serve.http1 import connection
 from farside.serve.service import Service
 from farside.tls import TlsFiles, client_tls
-from tests.serving.front import grpc_front, http_front, in_loop, model_file, pool_of
+from tests.serving.front import close_gate, grpc_front, http_front, in_loop, model_file, pool_of
 from tests.support.certificates import SERVER, Authority
 from tests.support.ports import free_port
 
@@ -98,6 +98,38 @@ async def test_each_error_has_its_status_and_one_line() -> None:
         counts = pool.counts["twice"]
         assert (counts.dropped, counts.failed, counts.rejected) == (1, 1, 1)
         assert counts.refused == 6
+
+
+@in_loop
+async def test_under_overload_requests_are_refused_by_http_before_they_are_read() -> None:
+    port = free_port()
+    async with http_front([MODEL], port, slo_s=0.2) as (pool, executor):
+        close_gate(pool, "twice")
+
+        status, headers, body = await ask(port, "/v2/models/twice/infer", b"never parsed")
+
+        assert (status, headers["content-type"]) == (504, "application/json")
+        assert msgspec.json.decode(body) == {"error": "twice can not answer within 200 ms now"}
+        assert (pool.counts["twice"].dropped, pool.counts["twice"].refused, executor.ran) == (1, 0, [])
+        pool.queues["twice"].gate.plan(0.0)
+        assert (await ask(port, "/v2/models/twice/infer", b"never parsed"))[0] == 400
+        assert (await ask(port, "/v2/models/twice/infer", msgspec.json.encode(ONE)))[0] == 200
+
+
+@in_loop
+async def test_under_overload_requests_are_refused_by_grpc() -> None:
+    async with grpc_front([MODEL]) as (address, pool, _):
+        grpc, client = import_module("grpc"), import_module("tritonclient.grpc.service_pb2_grpc")
+        messages = import_module("tritonclient.grpc.service_pb2")
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = client.GRPCInferenceServiceStub(channel)
+            await stub.ServerLive(messages.ServerLiveRequest())
+            close_gate(pool, "twice")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.ModelInfer(messages.ModelInferRequest(model_name="twice"))
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (pool.counts["twice"].dropped, pool.counts["twice"].refused) == (1, 0)
 
 
 @in_loop

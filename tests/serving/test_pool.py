@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farside.serve.inference import Array, InferenceError, Kind
 from farside.serve.pool import QUEUE_ROWS_MIN, Pool, Turns
 from farside.serve.queues import Waiting
-from tests.serving.front import glet_turns, in_loop, model_file, pool_of
+from tests.serving.front import close_gate, glet_turns, in_loop, model_file, pool_of
 
 MODEL = model_file()
 
@@ -247,6 +247,49 @@ async def test_a_client_that_has_gone_is_not_answered_and_its_row_is_left() -> N
     assert client.ends == []
     assert executor.ran == [("twice", 1)]
     assert pool.counts["twice"].cancelled == 2
+
+
+@in_loop
+async def test_a_request_that_is_turned_away_unread_counts_as_dropped_with_as_many_rows_as_others_have() -> None:
+    pool = pool_of([MODEL], 0.2)
+    turns, _ = glet_turns(pool, [MODEL])
+    pool.switch([turns], {})
+    client = Client(pool)
+    for number in range(100):
+        client.send(number, rows=4, within_s=0.1)
+    await client.all(100)
+    pool.take_counts()
+    assert pool.turned_away("twice") is None
+
+    close_gate(pool, "twice")
+    before = pool.counts["twice"].dropped
+    errors = [pool.turned_away("twice") for _ in range(5)]
+
+    assert [str(one) for one in errors] == ["twice can not answer within 200 ms now"] * 5
+    assert pool.counts["twice"].dropped == before + 5
+    assert pool.take_counts() == ({"twice": 20}, {"twice": 20})
+    assert pool.take_counts() == ({"twice": 0}, {"twice": 0})
+    pool.switch([turns], {})
+    assert pool.turned_away("twice") is None, "with a new plan all are let in"
+
+
+@in_loop
+async def test_a_full_queue_turns_requests_away_unread() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL], latency_s=1.0)
+    executor.is_hung = True
+    pool.switch([turns], {})
+    client = Client(pool)
+    for number in range(QUEUE_ROWS_MIN + 1):
+        client.send(number)
+    pool.take_counts()
+
+    error = pool.turned_away("twice")
+
+    assert error is not None
+    assert error.kind is Kind.FULL
+    assert pool.counts["twice"].rejected == 1
+    assert pool.take_counts() == ({"twice": 1}, {"twice": 0})
 
 
 STEPS = st.lists(st.sampled_from(["send", "large", "answer", "die", "raise", "cancel", "switch"]), max_size=60)

@@ -2,10 +2,13 @@
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from farside.scheduler.sharing.glet.gate import Gate
 
 WAITING, MET, LATE, DROPPED = range(4)
 
@@ -89,6 +92,58 @@ class ArrivedQueue:
         """Requests that came in a time, and those of them that were dropped by now."""
         low, high = bisect_right(self.times_s, start_s), bisect_right(self.times_s, end_s)
         return high - low, self.became.count(DROPPED, low, high)
+
+
+class GatedQueue(ArrivedQueue):
+    """A queue with a gate, as the front has it: what that refuses is dropped as it comes."""
+
+    def __init__(self, times_s: list[float], slo_s: float) -> None:
+        super().__init__(times_s, slo_s)
+        self.gate = Gate(slo_s=slo_s)
+        self._inside: deque[int] = deque()
+        self.refused = 0
+
+    def waiting(self, now_s: float) -> int:
+        """How many have come, were let in, and wait."""
+        times, tail = self.times_s, self._tail
+        while tail < len(times) and times[tail] <= now_s:
+            if self.gate.is_open(times[tail]):
+                self.gate.enter(1)
+                self._inside.append(tail)
+            else:
+                self.became[tail] = DROPPED
+                self.refused += 1
+            tail += 1
+        self._tail = tail
+        return len(self._inside)
+
+    def deadline_s(self) -> float:
+        """When the oldest must be answered."""
+        return self.times_s[self._inside[0]] + self.slo_s
+
+    def full_s(self, count: int) -> float:
+        """When ``count`` wait if all are let in; infinity if never."""
+        at = self._tail + count - len(self._inside) - 1
+        return self.times_s[at] if at < len(self.times_s) else math.inf
+
+    def drop(self, now_s: float) -> None:
+        """Gives the oldest up."""
+        self.became[self._inside.popleft()] = DROPPED
+        self.gate.gave_up(now_s)
+
+    def take(self, count: int, answered_s: float) -> None:
+        """Answers the oldest at a time."""
+        self.gate.took(count)
+        for _ in range(count):
+            at = self._inside.popleft()
+            self.became[at] = MET if self.times_s[at] > answered_s - self.slo_s - 1e-9 else LATE
+
+    def end(self) -> None:
+        """What still waits, or has not come, is never answered."""
+        for at in (*self._inside, *range(self._tail, len(self.became))):
+            self.became[at] = DROPPED
+        self._inside.clear()
+        self._tail = len(self.became)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from farside.scheduler.sharing.glet.plan import Glet, Plan
 from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Slot, look
 from farside.scheduler.sharing.glet.size import Sizes
-from farside.scheduler.sim.serving.arrivals import ArrivedQueue
+from farside.scheduler.sim.serving.arrivals import ArrivedQueue, GatedQueue
 
 
 @dataclass(slots=True)
@@ -66,6 +66,9 @@ class Executors:
         for executor in kept.values():
             for slot in executor.round.slots:
                 self._beside.setdefault(slot.model, []).append(executor.round)
+        for name, queue in self._queues.items():
+            if isinstance(queue, GatedQueue):
+                queue.gate.plan(sum(p.rate for glet in kept for p in glet.models if p.model == name))
         by_gpu: dict[int, list[_Executor]] = {}
         for executor in kept.values():
             by_gpu.setdefault(executor.glet.gpu, []).append(executor)

@@ -10,17 +10,16 @@ from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import Scale, decide
 from farside.scheduler.sharing.glet.size import Sizes
-from farside.scheduler.sim.serving.arrivals import ArrivedQueue, Course, Outcome, drawn, outcome
+from farside.scheduler.sim.serving.arrivals import ArrivedQueue, Course, GatedQueue, Outcome, drawn, outcome
 from farside.scheduler.sim.serving.executors import Executors
 
 Planner = Callable[[Mapping[str, float], int], Plan | Refusal]
 
 
-def queues_of(course: Course, sizes: Sizes, rng: np.random.Generator) -> dict[str, ArrivedQueue]:
-    """Drawn arrivals as queues with the models' SLOs."""
-    return {
-        name: ArrivedQueue(times_s, sizes.models[name].slo_ms / 1000) for name, times_s in drawn(course, rng).items()
-    }
+def queues_of(course: Course, sizes: Sizes, rng: np.random.Generator, *, gated: bool) -> dict[str, ArrivedQueue]:
+    """Drawn arrivals as queues with the models' SLOs; ``gated``: with the gate that the paper does not have."""
+    kind = GatedQueue if gated else ArrivedQueue
+    return {name: kind(times_s, sizes.models[name].slo_ms / 1000) for name, times_s in drawn(course, rng).items()}
 
 
 def play_plan(
@@ -28,7 +27,7 @@ def play_plan(
     learns: bool = True,
 ) -> Mapping[str, Outcome]:  # fmt: skip
     """What becomes of requests under one plan, by model. ``early`` and ``learns`` are those of `Executors`."""
-    queues = queues_of(course, real, rng)
+    queues = queues_of(course, real, rng, gated=learns)
     executors = Executors(planned_sizes, real, queues, early=early, learns=learns)
     executors.switch(plan, 0.0)
     executors.run(course.until_s)
@@ -82,7 +81,7 @@ class Epochs:
     ) -> None:  # fmt: skip
         self._plan, self._course, self._settings = plan, course, settings
         self._rates = RateSettings()
-        self.queues = queues_of(course, real, rng)
+        self.queues = queues_of(course, real, rng, gated=learns)
         self.executors = Executors(planned_sizes, real, self.queues, early=early, learns=learns)
         self._current = Plan(glets=())
         self._next: tuple[float, Plan, str] | None = None

@@ -107,7 +107,7 @@ class SimulateRequest:
         bool,
         typer.Option(
             "--learn/--no-learn",
-            help="Glets learn how much later than planned their batches end, as live; those of the paper do not.",
+            help="Learn how late batches end, and drop requests unread under overload, as live; the paper does not.",
         ),
     ] = True
     reorganise_s: Annotated[

@@ -91,8 +91,12 @@ class GrpcDoor:
 
         return serve
 
-    def _infer(self, call: Call, request: Any, reply: Reply) -> Cancel:
+    def _infer(self, call: Call, request: Any, reply: Reply) -> Cancel | None:
         model = self._service.model(request.model_name, request.model_version)
+        late = self._service.pool.turned_away(model.name)
+        if late is not None:
+            _fail(reply, late)
+            return None
         return self._submit(reply, self._loop.time(), call.within_s, model, read_message(model, request))
 
     def large(self, call: Call, body: bytes | bytearray, reply: Reply) -> Cancel | None:

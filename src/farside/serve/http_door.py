@@ -160,7 +160,7 @@ class HttpDoor:
             return _said(self._service.config(model))
         return _said(self._service.statistics([model]) if what else model_metadata(model))
 
-    def _infer(self, asked: Asked, model: ModelFile, whole: Whole, reply: Reply) -> Cancel:
+    def _infer(self, asked: Asked, model: ModelFile, whole: Whole, reply: Reply) -> Cancel | None:
         arrived_s = self._loop.time()
         if whole.why == "large":
             raise InferenceError(
@@ -168,6 +168,10 @@ class HttpDoor:
             )
         if whole.why:
             raise InferenceError(Kind.FULL, "the bodies that are under way are too large together", hint="try later")
+        late = self._service.pool.turned_away(model.name)
+        if late is not None:
+            self._fail(reply, model.name, late)
+            return None
         body = whole.body
         length = asked.fields.get(b"inference-header-content-length")
         head = head_bytes(length.decode("latin-1") if length is not None else None, len(body))

@@ -11,13 +11,14 @@ How it works
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from farside.agent.serving.model_file import ModelFile
 from farside.log import get_log
+from farside.scheduler.sharing.glet.gate import Gate
 from farside.scheduler.sharing.glet.plan import Glet
 from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Pace, look
 from farside.serve.description import Duration, ModelCounts
@@ -30,6 +31,7 @@ KEPT_LATENCIES = 4096
 KEPT_RATIOS = 200
 SLOTS = 2
 LAG_S_MAX = 0.05
+ROWS_GAIN = 1 / 16  # of the last request in the mean of their rows
 
 _log = get_log("serve.pool")
 
@@ -115,7 +117,7 @@ class Pool:
         self._loop, self._models, self._slo_s, self._wall_ms = loop, models, slo_s, wall_ms
         self.counts = {name: ModelCounts() for name in models}
         self.latencies_s = {name: deque[float](maxlen=KEPT_LATENCIES) for name in models}
-        self.queues = {name: RequestQueue(self._drop) for name in models}
+        self.queues = {name: RequestQueue(self._drop, Gate(slo_s=slo_s[name])) for name in models}
         self.turns: tuple[Turns, ...] = ()
         self.stray = 0
         self.on_dead: Callable[[Turns, str], None] = lambda turns, line: None
@@ -126,6 +128,9 @@ class Pool:
         self._bounds: dict[str, int] = dict.fromkeys(models, QUEUE_ROWS_MIN)
         self._came: dict[str, int] = dict.fromkeys(models, 0)
         self._violated: dict[str, int] = dict.fromkeys(models, 0)
+        # Requests that were turned away unread, whose rows are reckoned to be as many as those of others.
+        self._unread, self._unread_late = Counter[str](), Counter[str]()
+        self._rows_mean: dict[str, float] = dict.fromkeys(models, 1.0)
         self._number = 0
         # How late this process gets to what it is to do at a time, and so to requests that have come.
         self._lag = Pace()
@@ -177,6 +182,7 @@ class Pool:
         """These glets serve a model. Without any its last latencies stay, by which requests that wait are judged."""
         self._by_model[name] = tuple(serving)
         self._beside[name] = [one.round for one in serving]
+        self.queues[name].gate.plan(sum(p.rate for one in serving for p in one.glet.models if p.model == name))
         if serving:
             self._least_s[name] = _least_of(serving, name)
 
@@ -189,6 +195,25 @@ class Pool:
 
     # ---- requests
 
+    def turned_away(self, model: str) -> InferenceError | None:
+        """Why a request of a model that has just come is not read: its queue is full or would give it up.
+
+        It is counted then. None: it is read, and comes to `submit`.
+        """
+        queue, counts = self.queues[model], self.counts[model]
+        if queue.rows >= self._bounds[model]:
+            counts.rejected += 1
+            error = self._full(model)
+        elif not queue.gate.is_open(self._loop.time()):
+            counts.dropped += 1
+            self._unread_late[model] += 1
+            error = self._late(model, self._slo_s[model])
+        else:
+            return None
+        self._unread[model] += 1
+        counts.fail.add(0.0)
+        return error
+
     def submit(self, one: Waiting) -> None:
         """Takes a request in; it may be answered at once by an error.
 
@@ -196,6 +221,7 @@ class Pool:
         """
         name, now_s = one.model, self._loop.time()
         self._came[name] += one.rows
+        self._rows_mean[name] += ROWS_GAIN * (one.rows - self._rows_mean[name])
         serving = self._by_model[name]
         # A model that was never routed has no latency yet by which to judge.
         if not serving and (name not in self._awaited or name not in self._least_s):
@@ -210,9 +236,7 @@ class Pool:
         one.lain_s = lag_s
         queue = self.queues[name]
         if queue.rows >= self._bounds[name]:
-            self._fail(
-                one, InferenceError(Kind.FULL, f"{queue.rows} requests of {name} wait already", hint="try again later")
-            )
+            self._fail(one, self._full(name))
             return
         queue.add(one)
         for turns in serving:
@@ -242,6 +266,11 @@ class Pool:
         for queue in self.queues.values():
             queue.drop_late(now_s)
         came, violated = self._came, self._violated
+        for name, rows in self._rows_mean.items():
+            came[name] += round(rows * self._unread[name])
+            violated[name] += round(rows * self._unread_late[name])
+        self._unread.clear()
+        self._unread_late.clear()
         self._came, self._violated = dict.fromkeys(came, 0), dict.fromkeys(violated, 0)
         return came, violated
 
@@ -395,8 +424,14 @@ class Pool:
 
     def _drop(self, one: Waiting) -> None:
         self._violated[one.model] += one.rows
-        within_ms = 1000 * (one.deadline_s - one.arrived_s)
-        self._fail(one, InferenceError(Kind.LATE, f"{one.model} can not answer within {within_ms:.0f} ms now"))
+        self._fail(one, self._late(one.model, one.deadline_s - one.arrived_s))
+
+    def _full(self, model: str) -> InferenceError:
+        line = f"{self.queues[model].rows} requests of {model} wait already"
+        return InferenceError(Kind.FULL, line, hint="try again later")
+
+    def _late(self, model: str, within_s: float) -> InferenceError:
+        return InferenceError(Kind.LATE, f"{model} can not answer within {1000 * within_s:.0f} ms now")
 
     def _fail(self, one: Waiting, error: InferenceError) -> None:
         counts = self.counts[one.model]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from farside.scheduler.sharing.glet.gate import Gate
 from farside.serve.inference import Array, InferenceError
 
 # Makes what a client is sent of the outputs' rows, which are views that it may not keep.
 Encode = Callable[[Sequence[Array]], Any]
+_ROUNDING_S = 1e-6
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -43,10 +45,11 @@ class Waiting:
 class RequestQueue:
     """One model's requests that wait, by deadline: those that ask for less than the SLO go before older ones.
 
-    ``on_drop`` is called with each that is given up.
+    ``on_drop`` is called with each that is given up. ``gate`` decides what is let in; whoever adds a request asks it.
     """
 
     on_drop: Callable[[Waiting], None]
+    gate: Gate
     rows: int = 0
     _requests: deque[Waiting] = field(default_factory=deque[Waiting])
 
@@ -71,11 +74,12 @@ class RequestQueue:
 
     def drop(self, now_s: float) -> None:
         """Gives the first up."""
-        self.on_drop(self._popped())
+        self._give_up(self._popped(), now_s)
 
     def add(self, one: Waiting) -> None:
         """Puts one in its place, behind those of the same deadline."""
         self.rows += one.rows
+        self.gate.enter(one.rows)
         requests = self._requests
         at = len(requests)
         while at and requests[at - 1].due_s > one.due_s and not requests[at - 1].is_again:
@@ -100,6 +104,7 @@ class RequestQueue:
                 break
             left -= first.rows
             taken.append(self._popped())
+        self.gate.took(sum(one.rows for one in taken))
         return taken
 
     def remove(self, one: Waiting) -> bool:
@@ -109,14 +114,24 @@ class RequestQueue:
         except ValueError:
             return False
         self.rows -= one.rows
+        self.gate.took(one.rows)
         return True
 
     def drop_late(self, now_s: float) -> None:
         """Gives those up whose deadline is past, wherever they are."""
         late = [one for one in self._requests if one.deadline_s < now_s]
         for one in late:
-            self.remove(one)
-            self.on_drop(one)
+            self._requests.remove(one)
+            self.rows -= one.rows
+            self._give_up(one, now_s)
+
+    def _give_up(self, one: Waiting, now_s: float) -> None:
+        # A client that wants its answer sooner than the SLO says nothing of what the glets can serve.
+        if one.deadline_s - one.arrived_s < self.gate.slo_s - _ROUNDING_S:
+            self.gate.took(one.rows)
+        else:
+            self.gate.gave_up(now_s)
+        self.on_drop(one)
 
     def _popped(self) -> Waiting:
         one = self._requests.popleft()
