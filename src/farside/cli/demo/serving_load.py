@@ -96,7 +96,7 @@ def poisson(rates: Mapping[str, float], seconds: float, seed: int, start_s: floa
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP connection with at most one request under way, whose end it tells the run."""
+    """One HTTP connection with at most one request under way; it reports the answer to the run."""
 
     def __init__(self, run: "_Run") -> None:
         self._run = run
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A model's request but for its number, which stands between ``before`` and ``after`` in nine digits."""
+    """A model's request without its number, which has nine digits and comes between ``before`` and ``after``."""
 
     slo_s: float
     before: bytes
@@ -175,7 +175,7 @@ class OpenLoop:
 
 
 class _Run:
-    """Requests of one run: a timer sends them, connections tell of their answers."""
+    """Requests of one run: a timer sends them, and connections report their answers."""
 
     def __init__(
         self, host: str, port: int, prepared: Mapping[str, _Prepared], times: Sequence[tuple[float, str]]
