@@ -100,6 +100,22 @@ async def test_a_change_under_load_loses_nothing_and_keeps_what_stays(tmp_path: 
 
 
 @in_loop
+async def test_equal_glets_on_a_device_have_an_executor_each(tmp_path: Path) -> None:
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp",)))
+
+    phases = await fleet.change(Plan(glets=(glet(0, "mlp"), glet(0, "mlp"))), {})
+    both = [executor for _, executor in fleet.executors]
+    kept = await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    left = [executor for _, executor in fleet.executors]
+    await fleet.close()
+
+    assert (phases.prepared, len({id(one) for one in both})) == (2, 2)
+    assert (kept.prepared, kept.closed) == (0, 1)
+    assert len(left) == 1
+    assert left[0] in both
+
+
+@in_loop
 async def test_a_change_that_can_not_be_prepared_leaves_the_old_plan(tmp_path: Path) -> None:
     (good,) = small_models(tmp_path, ("mlp",))
     bad = msgspec.structs.replace(good, name="bad", path=str(tmp_path / "gone.onnx"))

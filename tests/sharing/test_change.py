@@ -23,8 +23,20 @@ def test_gpus_get_the_numbers_under_which_most_stays() -> None:
     assert change.close == (glet(0, 40, "b"),)
 
 
+def test_two_equal_halves_of_a_gpu_are_two() -> None:
+    half = glet(0, 50, "a")
+    nothing, one, both = Plan(glets=()), Plan(glets=(half,)), Plan(glets=(half, glet(0, 50, "a")))
+
+    assert changes(nothing, both).prepare == (half, half)
+    assert (changes(one, both).stay, changes(one, both).prepare) == ((half,), (half,))
+    assert (changes(both, one).stay, changes(both, one).close) == ((half,), (half,))
+    later = Plan(glets=(glet(0, 50, "a", batch=2), glet(0, 50, "a", batch=2)))
+    assert changes(both, later).retime == later.glets
+
+
 plans = st.lists(
-    st.tuples(st.sampled_from([(100,), (60, 40), (80, 20)]), st.sampled_from("abc"), st.sampled_from("abc")), max_size=4
+    st.tuples(st.sampled_from([(100,), (60, 40), (80, 20), (50, 50)]), st.sampled_from("abc"), st.sampled_from("abc")),
+    max_size=4,
 ).map(
     lambda gpus: Plan(
         glets=tuple(
@@ -44,7 +56,7 @@ def test_numbers_change_and_nothing_else_does(old: Plan, new: Plan) -> None:
         gpus: dict[int, list[object]] = {}
         for one in plan.glets:
             gpus.setdefault(one.gpu, []).append((one.part_pct, one.models))
-        return sorted(map(repr, gpus.values()))
+        return sorted(repr(sorted(map(repr, one))) for one in gpus.values())
 
     assert without_numbers(found) == without_numbers(new)
     change = changes(old, found)

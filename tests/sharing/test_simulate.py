@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from farside.cli.serve import SimulateRequest
 from farside.cli.serving.simulate import run
 from farside.errors import ConfigError
-from farside.scheduler.sharing.glet.plan import Plan
+from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
 from farside.scheduler.sharing.glet.portfolio import plan
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.scaling import fewest
@@ -67,6 +68,18 @@ def test_under_overload_requests_are_dropped_and_those_served_are_in_time() -> N
         assert twice[name].late < 0.01 * twice[name].requests
         # Nobody starves, and goodput does not collapse.
         assert twice[name].met > 0.85 * full[name].met
+
+
+def test_two_equal_halves_of_a_gpu_serve_twice_as_much_as_one() -> None:
+    half = Glet(gpu=0, part_pct=50, cycle_ms=40.0, models=(Portion(model="a", batch=4, rate=100.0),))
+    flood = Course(from_s=(0.0,), rates=({"a": 2000.0},), until_s=10.0)
+
+    one, both = (
+        play_plan(Plan(glets=glets), flood, SIZES, Sizes(MODELS, device()), np.random.default_rng(1))["a"].met
+        for glets in ((half,), (half, msgspec.structs.replace(half)))
+    )
+
+    assert both > 1.8 * one
 
 
 def test_every_request_ends_once() -> None:

@@ -51,18 +51,26 @@ def placed(old: Plan, new: Plan, usable: Collection[int]) -> Plan | None:
 
 def changes(old: Plan, new: Plan) -> Change:
     """What leads from one plan to the other. Equal size and models on the same GPU: nothing is started anew."""
-    before = {_place(glet): glet for glet in old.glets}
-    after = {_place(glet): glet for glet in new.glets}
-    return Change(
-        stay=tuple(glet for glet in new.glets if before.get(_place(glet)) == glet),
-        retime=tuple(glet for key, glet in after.items() if key in before and before[key] != glet),
-        prepare=tuple(glet for key, glet in after.items() if key not in before),
-        close=tuple(glet for key, glet in before.items() if key not in after),
-    )
+    left, other = list(old.glets), list[Glet]()
+    stay, retime, prepare = list[Glet](), list[Glet](), list[Glet]()
+    for glet in new.glets:
+        if glet in left:
+            left.remove(glet)
+            stay.append(glet)
+        else:
+            other.append(glet)
+    for glet in other:
+        found = next((one for one in left if _place(one) == _place(glet)), None)
+        if found is None:
+            prepare.append(glet)
+        else:
+            left.remove(found)
+            retime.append(glet)
+    return Change(stay=tuple(stay), retime=tuple(retime), prepare=tuple(prepare), close=tuple(left))
 
 
 def _place(glet: Glet) -> tuple[object, ...]:
-    # Two equal halves with the same models are told apart by nothing, and need not be.
+    # Of two equal halves with the same models either may be which, but there are two.
     return (glet.gpu, glet.part_pct, tuple(sorted(one.model for one in glet.models)))
 
 

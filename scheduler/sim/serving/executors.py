@@ -11,7 +11,7 @@ from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.serving.arrivals import ArrivedQueue, GatedQueue
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Executor:
     glet: Glet
     round: GletRound
@@ -47,7 +47,7 @@ class Executors:
     ) -> None:  # fmt: skip
         self._planned, self._real, self._queues, self._early = planned, real, queues, early
         self._learns = learns
-        self._executors: dict[Glet, _Executor] = {}
+        self._executors: list[_Executor] = []
         self._events: list[tuple[float, int, _Executor]] = []
         self._beside: dict[str, list[GletRound]] = {}
         self._number = 0
@@ -55,27 +55,30 @@ class Executors:
 
     def switch(self, plan: Plan, now_s: float) -> None:
         """The routes of a plan from now on: glets that leave end their batch and have no further turn."""
-        kept: dict[Glet, _Executor] = {}
-        for glet in plan.glets:
-            found = self._executors.pop(glet, None)
-            kept[glet] = found if found is not None else self._opened(plan, glet)
-        for executor in self._executors.values():
+        # A plan may have equal glets: the same model on both halves of a GPU.
+        before, kept = self._executors, list[_Executor]()
+        for at, glet in enumerate(plan.glets):
+            found = next((one for one in before if one.glet == glet), None)
+            if found is not None:
+                before.remove(found)
+            kept.append(found if found is not None else self._opened(plan, at))
+        for executor in before:
             executor.is_closed = True
         self._executors = kept
         self._beside = {}
-        for executor in kept.values():
+        for executor in kept:
             for slot in executor.round.slots:
                 self._beside.setdefault(slot.model, []).append(executor.round)
         for name, queue in self._queues.items():
             if isinstance(queue, GatedQueue):
-                queue.gate.plan(sum(p.rate for glet in kept for p in glet.models if p.model == name))
+                queue.gate.plan(sum(p.rate for glet in plan.glets for p in glet.models if p.model == name))
         by_gpu: dict[int, list[_Executor]] = {}
-        for executor in kept.values():
+        for executor in kept:
             by_gpu.setdefault(executor.glet.gpu, []).append(executor)
         for executors in by_gpu.values():
             for at, executor in enumerate(executors):
                 executor.neighbour = executors[1 - at] if len(executors) > 1 else None
-        for executor in kept.values():
+        for executor in kept:
             if executor.runs is None:
                 self._push(now_s, executor)
 
@@ -112,8 +115,9 @@ class Executors:
             pressure = self._real.pressure(neighbour.glet.part_pct, [neighbour.runs])
         return self._real.latencies(found.model, executor.glet.part_pct, pressure)[found.requests - 1] / 1000
 
-    def _opened(self, plan: Plan, glet: Glet) -> _Executor:
-        others = [other for other in plan.glets if other.gpu == glet.gpu and other is not glet]
+    def _opened(self, plan: Plan, at: int) -> _Executor:
+        glet = plan.glets[at]
+        others = [other for place, other in enumerate(plan.glets) if other.gpu == glet.gpu and place != at]
         pressure = None
         if others:
             loads = [(one.model, one.batch) for one in others[0].models]
