@@ -79,6 +79,10 @@ class WorkProfile:
         machines_least, machines_most: On how many machines it can run.
         kept_bytes: What of its input each machine was seen to keep in memory; the rest is read back in each iteration.
         reloading: Where from, as was measured; None: it was not seen to read anything back.
+        net_cpu_s: Seconds in which its pulls and pushes would take all processors of a machine, with two or more of
+            them: CPU seconds over processors.
+        net_cpu_alone_s: The same with one machine.
+        leaves_processor: Whether a processor of each machine is idle while it computes.
     """
 
     job: str
@@ -92,6 +96,9 @@ class WorkProfile:
     machines_most: int = 1 << 30
     kept_bytes: float = math.inf
     reloading: Reloading | None = None
+    net_cpu_s: float = 0.0
+    net_cpu_alone_s: float = 0.0
+    leaves_processor: bool = False
 
     def comp_s(self, machines: int) -> float:
         """Seconds of computing in an iteration, falling with the number of machines [harmony §IV-B2 eq. 2]."""
@@ -100,6 +107,10 @@ class WorkProfile:
     def comm_s(self, machines: int) -> float:
         """Seconds on the network in an iteration."""
         return self.net_s if machines > 1 else self.net_alone_s
+
+    def comm_cpu_s(self, machines: int) -> float:
+        """Seconds in which communicating in an iteration would take all processors of a machine."""
+        return self.net_cpu_s if machines > 1 else self.net_cpu_alone_s
 
     def iteration_s(self, machines: int) -> float:
         """Seconds of an iteration of the job alone."""
@@ -121,7 +132,8 @@ class GroupTime:
     Attributes:
         comp_s: Seconds in which some job computes.
         comm_s: Seconds in which some job uses the network.
-        longest_s: Seconds of the job that takes longest by itself.
+        longest_s: Seconds of the job that takes longest by itself, with the processor time of the others' updates.
+        net_cpu_s: Seconds in which updates take all processors; 0 where computing leaves one to them.
         read_cpu_s: Seconds that processors work on input that is read back.
         read_net_s: Seconds in which it is on the network.
         disk_s, peer_s: Seconds in which the disk, and peers' memory, are read.
@@ -130,6 +142,7 @@ class GroupTime:
     comp_s: float
     comm_s: float
     longest_s: float
+    net_cpu_s: float = 0.0
     read_cpu_s: float = 0.0
     read_net_s: float = 0.0
     disk_s: float = 0.0
@@ -139,16 +152,20 @@ class GroupTime:
     def iteration_s(self) -> float:
         """Seconds until all jobs have done an iteration [harmony §IV-B2 eq. 1].
 
-        Ours are the terms of input that is read back: the paper's model has none [harmony §IV-C].
+        Ours are the processor time of updates, and the terms of input that is read back: the paper's model has none
+        [harmony §IV-C].
         """
-        return max(
-            self.comp_s + self.read_cpu_s, self.comm_s + self.read_net_s, self.longest_s, self.disk_s, self.peer_s
-        )
+        return max(self.cpu_s, self.comm_s + self.read_net_s, self.longest_s, self.disk_s, self.peer_s)
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of an iteration in which processors work: for jobs, for their updates, and for reading back."""
+        return self.comp_s + self.net_cpu_s + self.read_cpu_s
 
     @property
     def bound(self) -> Bound:
         """What a shorter iteration would need more of."""
-        cpu_s, net_s = self.comp_s + self.read_cpu_s, self.comm_s + self.read_net_s
+        cpu_s, net_s = self.cpu_s, self.comm_s + self.read_net_s
         if max(self.disk_s, self.peer_s) > max(cpu_s, net_s, self.longest_s):
             return "disk" if self.disk_s >= self.peer_s else "peer"
         if self.longest_s > max(cpu_s, net_s):
@@ -157,7 +174,7 @@ class GroupTime:
 
     @property
     def busy_cpu(self) -> float:
-        """Share of the time in which the processors compute, without reading back [harmony §IV-B2 eq. 3]."""
+        """Share of the time in which the processors compute, and nothing else [harmony §IV-B2 eq. 3]."""
         return self.comp_s / self.iteration_s if self.iteration_s else 0.0
 
     @property
@@ -167,18 +184,40 @@ class GroupTime:
 
 
 def group_time(jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
-    """The terms of a group's iteration on some machines, at least one; with what its jobs were seen to read back."""
+    """The terms of a group's iteration on some machines, at least one; with what its jobs were seen to read back.
+
+    The processors do what all jobs compute and what their updates take. One job is on the network at a time, so while
+    others are, a job computes more slowly or waits: its iteration has the processor time of their updates besides.
+    """
+    updates_s = _updates_s(jobs, machines)
+    all_updates_s = sum(updates_s)
     time = GroupTime(
         comp_s=sum(job.comp_s(machines) for job in jobs),
         comm_s=sum(job.comm_s(machines) for job in jobs),
-        longest_s=max((job.iteration_s(machines) for job in jobs), default=0.0),
+        longest_s=max(
+            (
+                job.iteration_s(machines) + max(0.0, all_updates_s - own_s)
+                for job, own_s in zip(jobs, updates_s, strict=True)
+            ),
+            default=0.0,
+        ),
+        net_cpu_s=all_updates_s,
     )
     reads = [(job.reload_bytes(machines), job.reloading) for job in jobs if job.reloading is not None]
     return read_together(time, [(read_bytes, way) for read_bytes, way in reads if read_bytes])
 
 
+def _updates_s(jobs: Sequence[WorkProfile], machines: int) -> list[float]:
+    """By job, seconds in which its updates take all processors; none where all leave a processor to them."""
+    if all(job.leaves_processor for job in jobs):
+        return [0.0] * len(jobs)
+    return [job.comm_cpu_s(machines) for job in jobs]
+
+
 _PLAYED, _FIRST = 16, 6
 _PULL, _PUSH = 0, 2
+_NET, _CPU = 0, 1
+_MOST_SLOWED = 0.99
 
 
 def iteration_in_turns_s(jobs: Sequence[WorkProfile], machines: int) -> float:
@@ -188,33 +227,71 @@ def iteration_in_turns_s(jobs: Sequence[WorkProfile], machines: int) -> float:
     from the few moments of computing between its pull and its push, so both wait. This is longer then, never shorter.
     On the network pulls go before pushes, and where a job has one worker its pull follows its push
     (`agent/training/node_queue.py`); with several it is ready once all have pushed, and another job may be first.
+    While a job is on the network, one that computes is slowed by the processor time which that takes.
     """
-    times = [(half := 0.5 * job.comm_s(machines), job.comp_s(machines), half) for job in jobs]
-    done: list[list[float]] = [[] for _ in jobs]
-    numbers = itertools.count(len(jobs))
-    # For the network, and for the processors.
-    waiting: list[list[tuple[bool, int, int, int]]] = [[(False, job, job, _PULL) for job in range(len(jobs))], []]
-    is_free, running, now_s = [True, True], list[tuple[float, int, int, int]](), 0.0
+    return max(_Turns(jobs, machines).slowest_s() if jobs else 0.0, group_time(jobs, machines).iteration_s)
 
-    def fill() -> None:
-        for resource in (0, 1):
-            if is_free[resource] and waiting[resource]:
-                _, number, job, phase = heapq.heappop(waiting[resource])
-                is_free[resource] = False
-                heapq.heappush(running, (now_s + times[job][phase], number, job, phase))
 
-    while done and min(map(len, done)) < _PLAYED:
-        fill()
-        now_s, _, job, phase = heapq.heappop(running)
-        is_free[phase % 2] = True
-        if phase == _PUSH:
-            done[job].append(now_s)
-            if machines > 1:
-                fill()
-        after = (phase + 1) % len(times[job])
-        heapq.heappush(waiting[after % 2], (after == _PUSH, next(numbers), job, after))
-    slowest_s = max(((ends[-1] - ends[_FIRST]) / (len(ends) - 1 - _FIRST) for ends in done), default=0.0)
-    return max(slowest_s, group_time(jobs, machines).iteration_s)
+@dataclass(slots=True)
+class _Turn:
+    ends_s: float
+    number: int
+    job: int
+    phase: int
+
+
+class _Turns:
+    """Turns of a group, played."""
+
+    def __init__(self, jobs: Sequence[WorkProfile], machines: int) -> None:
+        self._times = [(half := 0.5 * job.comm_s(machines), job.comp_s(machines), half) for job in jobs]
+        self._slowed = [
+            min(_MOST_SLOWED, cpu_s / net_s) if (net_s := job.comm_s(machines)) else 0.0
+            for job, cpu_s in zip(jobs, _updates_s(jobs, machines), strict=True)
+        ]
+        self._has_several = machines > 1
+        self._numbers = itertools.count(len(jobs))
+        self._done: list[list[float]] = [[] for _ in jobs]
+        # Both for the network, and for the processors.
+        self._waiting: list[list[tuple[bool, int, int, int]]] = [
+            [(False, job, job, _PULL) for job in range(len(jobs))], [],
+        ]  # fmt: skip
+        self._on: list[_Turn | None] = [None, None]
+        self._now_s = 0.0
+
+    def slowest_s(self) -> float:
+        """Seconds of an iteration of the job that takes longest."""
+        while min(map(len, self._done)) < _PLAYED:
+            self._fill()
+            turn = min((one for one in self._on if one is not None), key=lambda one: (one.ends_s, one.number))
+            self._end(turn)
+        return max((ends[-1] - ends[_FIRST]) / (len(ends) - 1 - _FIRST) for ends in self._done)
+
+    def _fill(self) -> None:
+        for resource in (_NET, _CPU):
+            if self._on[resource] is None and self._waiting[resource]:
+                _, number, job, phase = heapq.heappop(self._waiting[resource])
+                self._begin(resource, _Turn(self._now_s + self._times[job][phase], number, job, phase))
+
+    def _begin(self, resource: int, turn: _Turn) -> None:
+        self._on[resource] = turn
+        computing, talking = self._on[_CPU], self._on[_NET]
+        # Whichever of the two begins, from now on the one that computes is slowed.
+        if computing is not None and talking is not None and (slowed := self._slowed[talking.job]):
+            computing.ends_s = self._now_s + (computing.ends_s - self._now_s) / (1 - slowed)
+
+    def _end(self, turn: _Turn) -> None:
+        self._now_s, resource = turn.ends_s, turn.phase % 2
+        self._on[resource] = None
+        computing = self._on[_CPU]
+        if resource == _NET and computing is not None and (slowed := self._slowed[turn.job]):
+            computing.ends_s = self._now_s + (computing.ends_s - self._now_s) * (1 - slowed)
+        if turn.phase == _PUSH:
+            self._done[turn.job].append(self._now_s)
+            if self._has_several:
+                self._fill()
+        after = (turn.phase + 1) % len(self._times[turn.job])
+        heapq.heappush(self._waiting[after % 2], (after == _PUSH, next(self._numbers), turn.job, after))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +388,7 @@ def _terms(time: GroupTime, spilled_bytes: float, way: Reloading) -> list[tuple[
     """Each term of the iteration as seconds without a peer, and seconds more for each byte that comes from one."""
     disk, peer = way.disk, way.peer or ReadCost(bytes_s=math.inf)
     return [
-        (time.comp_s + time.read_cpu_s + disk.cpu_s_byte * spilled_bytes, peer.cpu_s_byte - disk.cpu_s_byte),
+        (time.cpu_s + disk.cpu_s_byte * spilled_bytes, peer.cpu_s_byte - disk.cpu_s_byte),
         (time.comm_s + time.read_net_s, 1 / way.net_bytes_s),
         (time.disk_s + spilled_bytes / disk.bytes_s, -1 / disk.bytes_s),
         (time.peer_s, 1 / peer.bytes_s),

@@ -23,6 +23,19 @@ def _named(found: list[WorkProfile]) -> list[WorkProfile]:
 profiles = st.lists(_ONE, min_size=1, max_size=8).map(_named)
 
 
+def _with_updates(job: WorkProfile, share: float, leaves_processor: bool) -> WorkProfile:
+    """A job that takes this share of a machine's processors while it is on the network."""
+    return replace(
+        job, net_cpu_s=share * job.net_s, net_cpu_alone_s=share * job.net_alone_s, leaves_processor=leaves_processor
+    )  # fmt: skip
+
+
+updating = st.lists(
+    st.builds(_with_updates, _ONE, st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=8
+).map(_named)  # fmt: skip
+"""Jobs whose updates take processor time."""
+
+
 def drawn(jobs: int, seed: int, *, net_sigma: float = 0.8) -> list[WorkProfile]:
     """Jobs as the reproduction draws them."""
     rng = random.Random(seed)

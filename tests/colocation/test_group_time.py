@@ -21,7 +21,7 @@ from farside.group_time import (
 )
 from farside.scheduler.sharing.colocation.grouping import busy_shares
 from farside.scheduler.sim.colocation.subtasks import played_iterations_s
-from tests.colocation.draws import drawn, on_one_machine, profiles
+from tests.colocation.draws import drawn, on_one_machine, profiles, updating
 
 
 def job(name: str, work_machine_s: float, net_s: float, **more: float) -> WorkProfile:
@@ -110,6 +110,67 @@ def test_turns_are_as_long_as_the_nodes_queues_play_them(seed: int, machines: in
     played_s = max(played_iterations_s(jobs, machines, random.Random(seed), spread=0.0).values())
 
     assert iteration_in_turns_s(jobs, machines) == pytest.approx(played_s, rel=0.02)
+
+
+def test_processors_do_what_jobs_compute_and_what_their_updates_take() -> None:
+    pair = [job(name, 28.0, 24.0, net_alone_s=24.0, net_cpu_s=4.0, net_cpu_alone_s=4.0) for name in "ab"]
+    twice = [replace(one, work_machine_s=56.0) for one in pair]
+
+    for found in (group_time(pair, 1), group_time(twice, 2)):
+        assert (found.iteration_s, found.bound) == (64.0, "cpu")
+    assert iteration_in_turns_s(pair, 1) == pytest.approx(64.0)
+    assert group_time(pair, 1).busy_cpu == 56 / 64
+
+
+def test_the_longest_job_waits_for_the_updates_of_the_others_and_not_for_its_own() -> None:
+    longest = job("a", 30.0, 30.0, net_alone_s=30.0, net_cpu_alone_s=2.0)
+    other = job("b", 5.0, 5.0, net_alone_s=5.0, net_cpu_alone_s=1.0)
+
+    found = group_time([longest, other], 1)
+
+    assert (found.iteration_s, found.bound) == (61.0, "job")
+    assert iteration_in_turns_s([longest, other], 1) == pytest.approx(61.0)
+    assert iteration_in_turns_s([longest], 1) == pytest.approx(60.0)
+
+
+@given(updating, st.integers(1, 50), st.data())
+def test_more_processor_time_of_updates_never_makes_an_iteration_shorter(
+    jobs: list[WorkProfile], machines: int, data: st.DataObject
+) -> None:
+    at, more_s = data.draw(st.integers(0, len(jobs) - 1)), data.draw(st.floats(0.0, 50.0))
+    one = jobs[at]
+    busier = replace(one, net_cpu_s=one.net_cpu_s + more_s, net_cpu_alone_s=one.net_cpu_alone_s + more_s)
+
+    before, after = (group_time([*jobs[:at], it, *jobs[at + 1 :]], machines) for it in (one, busier))
+
+    assert after.iteration_s >= before.iteration_s * (1 - 1e-12)
+    assert after.busy_cpu <= before.busy_cpu * (1 + 1e-12)
+    assert iteration_in_turns_s(jobs, machines) >= group_time(jobs, machines).iteration_s
+
+
+@given(updating, st.integers(1, 50))
+def test_updates_that_take_no_processor_time_or_have_a_processor_of_their_own_leave_equation_1(
+    jobs: list[WorkProfile], machines: int
+) -> None:
+    without = [replace(one, net_cpu_s=0.0, net_cpu_alone_s=0.0, leaves_processor=False) for one in jobs]
+    beside = [replace(one, leaves_processor=True) for one in jobs]
+
+    equation_1_s = max(
+        sum(one.comp_s(machines) for one in jobs), sum(one.comm_s(machines) for one in jobs),
+        *(one.iteration_s(machines) for one in jobs),
+    )  # fmt: skip
+
+    assert group_time(without, machines).iteration_s == group_time(beside, machines).iteration_s == equation_1_s
+    assert iteration_in_turns_s(without, machines) == iteration_in_turns_s(beside, machines)
+
+
+def test_one_that_computes_is_slowed_only_while_another_is_on_the_network() -> None:
+    # Each computes for 10 s and talks for 2 s, 1 s of which its processors work: 1 s of each computing is beside that.
+    pair = [job(name, 10.0, 2.0, net_alone_s=2.0, net_cpu_alone_s=1.0) for name in "ab"]
+
+    assert iteration_in_turns_s(pair, 1) == pytest.approx(22.0)
+    alone = [replace(pair[0], leaves_processor=True), pair[1]]
+    assert iteration_in_turns_s(alone, 1) == pytest.approx(22.0)  # the other one leaves none
 
 
 GB = 10.0**9

@@ -14,7 +14,7 @@ from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRule
 from farside.scheduler.sharing.colocation.machines import GroupNeeds, by_gain, by_ratio
 from farside.scheduler.sharing.colocation.printed import decide_printed
 from farside.scheduler.sim.colocation.exhaustive import exhaustive
-from tests.colocation.draws import drawn, profiles
+from tests.colocation.draws import drawn, profiles, updating
 
 
 def check(jobs: list[WorkProfile], machines: int, rules: GroupingRules, found: Grouping) -> None:
@@ -225,6 +225,21 @@ def test_who_may_not_be_left_out_is_in() -> None:
 
     assert sum(len(group.jobs) for group in few.groups) < 50
     assert not set(more.left_out) & {job.job for job in jobs[:50]}
+
+
+@given(updating, st.integers(1, 60))
+def test_needs_have_the_processor_time_of_updates_as_the_equation(jobs: list[WorkProfile], machines: int) -> None:
+    time = group_time(jobs, machines)
+
+    assert GroupNeeds(jobs).terms_s(machines) == pytest.approx((time.comp_s, time.comm_s, time.iteration_s))
+
+
+def test_algorithm_1_as_printed_knows_nothing_of_the_processor_time_of_updates() -> None:
+    jobs = drawn(12, 3)
+    busy = [replace(job, net_cpu_s=job.net_s) for job in jobs]
+
+    assert decide_printed(busy, 40, GroupingRules()) == decide_printed(jobs, 40, GroupingRules())
+    assert decide(busy, 40, GroupingRules()).busy_cpu < decide(jobs, 40, GroupingRules()).busy_cpu
 
 
 SLOW = Reloading(disk=ReadCost(bytes_s=1e8))

@@ -183,3 +183,11 @@ def test_a_job_that_reads_back_is_not_like_one_that_computes_as_long_and_reads_n
 
     assert change.why == "c is like a"
     assert other.why == "b is like a"
+
+
+def test_a_job_whose_updates_take_processors_is_not_like_one_that_only_computes_as_long() -> None:
+    a, b, c = (job(name, 100, 10) for name in "abc")
+    before = cluster({1: (10, "x"), 2: (10, "")}, "b c", [job("x", 10, 10), replace(b, net_cpu_s=5.0), c])
+
+    assert RULES.ended(before, 2, a).why == "c is like a"
+    assert RULES.ended(before, 2, replace(a, net_cpu_s=5.0)).why == "b is like a"

@@ -18,9 +18,12 @@ class GroupNeeds:
         """``time``: how long an iteration is where jobs read input back; None: none does."""
         self.jobs, self._time = jobs, time
         works = [job.work_machine_s for job in jobs]
-        rests = [job.update_s + job.net_s for job in jobs]
+        # Where computing leaves a processor to updates, they hold nobody up.
+        has_free = all(job.leaves_processor for job in jobs)
+        self._rests = [job.update_s + job.net_s - (0.0 if has_free else job.net_cpu_s) for job in jobs]
+        self._net_cpu_s = 0.0 if has_free else sum([job.net_cpu_s for job in jobs])
         self.work_machine_s, self._most_work = sum(works), max(works)
-        self.net_s, self._most_rest = sum([job.net_s for job in jobs]), max(rests)
+        self.net_s, self._most_rest = sum([job.net_s for job in jobs]), max(self._rests) + self._net_cpu_s
         self.update_s = sum([job.update_s for job in jobs])
         self.least = max([job.machines_least for job in jobs])
         self.most = min([job.machines_most for job in jobs])
@@ -32,20 +35,22 @@ class GroupNeeds:
             time = (self._time or group_time)(self.jobs, machines)
             return time.comp_s, time.comm_s, time.iteration_s
         comp_s = self.work_machine_s / machines + self.update_s
-        iteration_s = max(comp_s, self.net_s)
+        iteration_s = max(comp_s + self._net_cpu_s, self.net_s)
         if self._most_work / machines + self._most_rest > iteration_s:
             iteration_s = max([iteration_s, *[work / machines + rest for work, rest in self._candidates()]])
         return comp_s, self.net_s, iteration_s
 
     def _candidates(self) -> list[tuple[float, float]]:
-        """Work and rest of those jobs that may be the longest: of the others each is shorter than one of them."""
+        """Work and rest of those jobs that may be the longest: of the others each is shorter than one of them.
+
+        The rest has the processor time of the other jobs' updates.
+        """
         if self._longest is None:
             self._longest, most = [], -math.inf
-            for work, rest in sorted(
-                [(job.work_machine_s, job.update_s + job.net_s) for job in self.jobs], reverse=True
-            ):
+            works = [job.work_machine_s for job in self.jobs]
+            for work, rest in sorted(zip(works, self._rests, strict=True), reverse=True):
                 if rest > most:
-                    self._longest.append((work, rest))
+                    self._longest.append((work, rest + self._net_cpu_s))
                     most = rest
         return self._longest
 

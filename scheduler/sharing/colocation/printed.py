@@ -1,6 +1,7 @@
 """The paper's Algorithm 1 to the letter, to compare with. PURE."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,9 +21,11 @@ def decide_printed(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRu
     """Stops at the first job that makes nothing busier, and returns that grouping [harmony §IV-B3 Algorithm 1].
 
     Its utilisation has two parts, and the text does not say how two such are compared: by the rules' weight here. Where
-    its loop does not begin, as with a single job, the answer is that job's. Nothing in it looks at memory.
+    its loop does not begin, as with a single job, the answer is that job's. Nothing in it looks at memory,
+    and its equation 1 has no term for the processor time of updates.
     """
     del required  # the text has no such thing
+    jobs = [replace(job, net_cpu_s=0.0, net_cpu_alone_s=0.0) for job in jobs]
     best, found = 0.0, Grouping(free=machines)
     for size in range(min(2, len(jobs)), len(jobs) + 1):
         found = _grouping(jobs[:size], machines, rules) if size else found

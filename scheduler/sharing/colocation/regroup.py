@@ -126,11 +126,15 @@ class Regrouping:
         return machines * (weight * time.busy_cpu + (1 - weight) * time.busy_net)
 
     def _alike(self, cluster: Cluster, group: RunningGroup, job: WorkProfile) -> tuple[str, ...]:
-        """Waiting jobs that together need nearly what the ended one needed, in time, in ratio and of the disk."""
+        """Waiting jobs that together need nearly what the ended one needed.
+
+        In time, in ratio, of the disk, and of the processors for updates.
+        """
         oldest = cluster.waiting[:OLDEST_TRIED]
         comp_s = np.array([one.comp_s(group.machines) for one in cluster.of(cluster.waiting)])
         net_s = np.array([one.comm_s(group.machines) for one in cluster.of(cluster.waiting)])
         disk_s = np.array([one.disk_s(group.machines) for one in cluster.of(cluster.waiting)])
+        updates_s = np.array([one.comm_cpu_s(group.machines) for one in cluster.of(cluster.waiting)])
         others = cluster.of(group.jobs)
         for count in range(1, self._events.alike_max + 1):
             many = len(cluster.waiting) if count == 1 else len(oldest)
@@ -138,8 +142,10 @@ class Regrouping:
             comp, net = comp_s[sets].sum(axis=1), net_s[sets].sum(axis=1)
             was_comp, was_net = job.comp_s(group.machines), job.comm_s(group.machines)
             reads_more = np.abs(disk_s[sets].sum(axis=1) - job.disk_s(group.machines))
+            talks_more = np.abs(updates_s[sets].sum(axis=1) - job.comm_cpu_s(group.machines))
             near_s = self._events.like * (was_comp + was_net)
-            is_as_long = (np.abs(comp + net - was_comp - was_net) <= near_s) & (reads_more <= near_s)
+            is_as_long = np.abs(comp + net - was_comp - was_net) <= near_s
+            is_as_long &= (reads_more <= near_s) & (talks_more <= near_s)
             is_like = is_as_long & (np.abs(comp * was_net - was_comp * net) <= self._events.like * was_comp * net)
             for found in sets[is_like].tolist():
                 takers = tuple(cluster.waiting[place] for place in found)
