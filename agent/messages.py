@@ -619,12 +619,52 @@ class SpilledInput(Part, frozen=True, kw_only=True):
         return max(comp_s - self.wait_s, LEAST_WORK * comp_s)
 
 
+FREE_PROCESSOR = 0.75
+"""What computing leaves of the processors at least where one of them is free: others' updates take a bit of it, too."""
+
+
+class ProcessorUse(Part, frozen=True, kw_only=True):
+    """Processor time of a task in an iteration, as its node's kernel counts it: one record, moving averages.
+
+    Attributes:
+        comp_s: CPU seconds of its process, with all threads, while it computes.
+        rest_s: CPU seconds of its process in the rest: while it pulls and pushes, and between.
+        others_s: CPU seconds that other jobs' workers took on the node while it computed.
+        processors: How many it may run on.
+    """
+
+    comp_s: Duration = 0.0
+    rest_s: Duration = 0.0
+    others_s: Duration = 0.0
+    processors: Annotated[int, Meta(ge=1, le=65536)] = 1
+
+    @property
+    def updates_s(self) -> float:
+        """Seconds in which all but computing would take all its processors."""
+        return self.rest_s / self.processors
+
+    def leaves_processor(self, comp_s: float) -> bool:
+        """Whether a processor is idle while it computes, in turns of so many seconds."""
+        return self.comp_s <= (self.processors - FREE_PROCESSOR) * comp_s
+
+    def held_up_s(self, comp_s: float) -> float:
+        """In how much of its turns of computing others had its processors: none where one was idle for them."""
+        return 0.0 if self.leaves_processor(comp_s) else self.others_s / self.processors
+
+
+def work_s(comp_s: float, spill: SpilledInput | None, processor: ProcessorUse | None) -> float:
+    """What of an average turn of computing was the job's own work: it neither waited for input nor for processors."""
+    own_s = comp_s if spill is None else spill.work_s(comp_s)
+    held_up_s = 0.0 if processor is None else processor.held_up_s(comp_s)
+    return max(own_s - held_up_s, LEAST_WORK * comp_s)
+
+
 class TurnTaker(Part, frozen=True, kw_only=True):
     """A task that takes turns with others of its node: moving averages of an iteration, 0 while nothing is known.
 
     ``comp_s``, ``net_s``: from each turn to its end. ``iteration_s``: with all waiting. ``let_through``: steps that
     began without a turn; ``overdue``: turns that were over before the step. ``spill``: None: all of its input is in
-    memory, and stays there.
+    memory, and stays there. ``processor``: None: not known yet, or its executor is of the version before.
     """
 
     job: JobId
@@ -637,6 +677,7 @@ class TurnTaker(Part, frozen=True, kw_only=True):
     let_through: U63 = 0
     overdue: U63 = 0
     spill: SpilledInput | None = None
+    processor: ProcessorUse | None = None
 
 
 GROUP_NODES_MAX = 64

@@ -147,7 +147,7 @@ class ExecutorService(NodeService):
         by_pid = {pid: task for task, pid in self._supervisors().items()}
         workers = list(told["jobs"].values())
         tasks = [(self._task_of(int(one["pid"]), by_pid), one) for one in workers]
-        takers = tuple(_taker(task, one) for task, one in tasks if task is not None)[: m.TURN_TAKERS_MAX]
+        takers = tuple(taker_of(task, one) for task, one in tasks if task is not None)[: m.TURN_TAKERS_MAX]
         facts = m.ExecutorFacts(
             is_there=True,
             listen=str(told.get("listen", "")),
@@ -177,17 +177,22 @@ class ExecutorService(NodeService):
 
 
 def _fitting(facts: m.ExecutorFacts) -> m.ExecutorFacts:
-    """What a service may say: where that is too much, its last tasks say nothing of their input."""
+    """What a service may say: where that is too much, its last tasks say nothing of their input and processors."""
     takers = list(facts.takers)
     for at in reversed(range(len(takers))):
         if len(_ENCODER.encode(facts)) <= m.SERVICE_BYTES_MAX:
             break
-        takers[at] = replace(takers[at], spill=None)
+        takers[at] = replace(takers[at], spill=None, processor=None)
         facts = replace(facts, takers=tuple(takers))
     return facts
 
 
-def _taker(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
+def taker_of(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
+    """What the manager is told of a task, by what its executor's status says of it.
+
+    Raises:
+        KeyError, TypeError, ValueError, msgspec.ValidationError: That is no executor's status.
+    """
     job, rank, start = task
     steps = told["step_s"]
     known = "COMP" in steps and "PUSH" in steps
@@ -203,4 +208,5 @@ def _taker(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
         overdue=int(told["overdue"]),
         # One of the version before says nothing of it.
         spill=msgspec.convert(told.get("spill"), m.SpilledInput | None),
+        processor=msgspec.convert(told.get("processor"), m.ProcessorUse | None),
     )

@@ -20,7 +20,7 @@ import msgspec
 from farside import admin
 from farside.agent.messages import GroupOrder
 from farside.agent.training.group import GroupHost, GroupMember
-from farside.agent.training.subtask import phase_of
+from farside.agent.training.turn_record import JobRecord, row_of
 from farside.agent.training.turn_server import Group, TurnServer
 from farside.daemon.control.keys import read_keys
 from farside.ending import ENDING, on_end_signals, run_forked
@@ -33,7 +33,7 @@ _log = get_log("executor")
 
 SHORT_LIFE_S = 1.0
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
-TRACE_ROWS_MAX = 4000
+TRACE_ROWS_MAX = 3000
 """Turns in one answer; its line is at most 1 MiB."""
 
 
@@ -246,18 +246,12 @@ class _Executor:
         queue, record = self._server.queue, self._server.record
         jobs = {}
         for job, worker in queue.workers.items():
-            counts = record.jobs.get(job)
             jobs[job] = {
                 "pid": self._server.pid_of(job),
                 "worker": worker.worker,
                 "place": worker.place,
                 "position": worker.position,
-                "turns": counts.with_lease if counts else 0,
-                "let_through": counts.let_through if counts else 0,
-                "overdue": counts.overdue if counts else 0,
-                "step_s": dict(counts.step_s) if counts else {},
-                "iteration_s": counts.iteration_s if counts else 0.0,
-                "spill": counts.spill if counts else None,
+                **record.jobs.get(job, JobRecord()).status,
             }
             climber = self._server.spilling.jobs.get(job)
             if climber is not None:
@@ -282,19 +276,7 @@ class _Executor:
         if not isinstance(first, int) or first < 0:
             raise ConfigError(f"first: is {first!r}; the number of a turn, from 0")
         start, rows = self._server.record.trace(first, TRACE_ROWS_MAX)
-        told = [
-            [
-                turn.job,
-                turn.position,
-                phase_of(turn.position),
-                turn.asked_ns,
-                turn.granted_ns,
-                turn.done_ns,
-                turn.has_lease,
-            ]
-            for turn in rows
-        ]
-        return {"first": start, "rows": told}
+        return {"first": start, "rows": [row_of(turn) for turn in rows]}
 
 
 def _listening(path: Path) -> socket.socket:

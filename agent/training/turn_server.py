@@ -51,9 +51,10 @@ from farside.agent.training.node_queue import (
     Yield,
 )
 from farside.agent.training.subtask import Apart, Progress, ToNode
-from farside.agent.training.turn_record import TurnRecord
+from farside.agent.training.turn_record import Clocks, TurnRecord
 from farside.errors import RemoteProtocolError
 from farside.group_time import GroupTime
+from farside.kmod_shim.process_time import processor_time_ns, processors_of
 from farside.log import get_log
 
 _log = get_log("executor")
@@ -144,6 +145,14 @@ class TurnServer:
         line = self._by_job.get(job)
         return 0 if line is None else line.pid
 
+    def _clocks(self, job: str) -> Clocks:
+        """What the processors have done until now."""
+        spent_ns = {name: processor_time_ns(line.pid) for name, line in self._by_job.items()}
+        return Clocks(
+            spent_ns={name: ns for name, ns in spent_ns.items() if ns is not None},
+            processors=processors_of(self.pid_of(job)) or 0,
+        )
+
     async def beat(self) -> None:
         """Lets those that wait know that somebody is here; never returns."""
         while True:
@@ -168,7 +177,8 @@ class TurnServer:
         if isinstance(output, Progress):
             self._group.progress(output)
         elif isinstance(output, Grant):
-            self.record.granted(output.job, output.position, now_ns, has_lease=output.lease is not None)
+            clocks, has_lease = self._clocks(output.job), output.lease is not None
+            self.record.granted(output.job, output.position, now_ns, clocks, has_lease=has_lease)
             if output.lease is not None and output.lease_s is not None:
                 before = self._deadlines.pop(output.job, None)
                 if before is not None:
@@ -246,10 +256,10 @@ class TurnServer:
         if not line.job:
             raise RemoteProtocolError(f"{type(message).__name__} came before Here")
         if isinstance(message, Wants):
-            self.record.asked(line.job, message.position, now_ns)
+            self.record.asked(line.job, message.position, now_ns, self._clocks(line.job))
             self.take(Want(job=line.job, position=message.position))
         elif isinstance(message, HasDone):
-            self.record.done(line.job, message.position, now_ns)
+            self.record.done(line.job, message.position, now_ns, self._clocks(line.job))
             self.take(Done(job=line.job, position=message.position))
         elif isinstance(message, Yields):
             self.take(Yield(job=line.job, position=message.position))

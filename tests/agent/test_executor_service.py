@@ -60,6 +60,9 @@ def test_a_worker_is_the_task_whose_supervisor_is_its_parent(tmp_path: Path) -> 
 
     assert [(one.job, one.rank, one.start, one.turns) for one in ours.takers] == [("7", 2, 3, 29)]
     assert 0 < ours.takers[0].comp_s < ours.takers[0].iteration_s
+    used = ours.takers[0].processor
+    assert used is not None
+    assert (used.rest_s > 0, used.others_s, used.processors) == (True, 0, len(os.sched_getaffinity(0)))
     assert (nobodys.takers, nobodys.others) == ((), 1)
 
 
@@ -186,7 +189,7 @@ def test_an_executor_of_the_version_before_has_no_place_for_input(tmp_path: Path
     found = service(tmp_path, {("7", 0, 1): os.getpid()}, spill_dir=tmp_path)._facts_of({"jobs": jobs})
 
     assert not found.spills
-    assert [one.spill for one in found.takers] == [None]
+    assert [(one.spill, one.processor) for one in found.takers] == [(None, None)]
 
 
 def test_many_tasks_with_long_records_say_no_more_than_a_service_may(tmp_path: Path) -> None:
@@ -198,6 +201,7 @@ def test_many_tasks_with_long_records_say_no_more_than_a_service_may(tmp_path: P
     one = {
         "pid": os.getpid(), "step_s": {"COMP": 1 / 3, "PUSH": 1 / 3}, "iteration_s": 1 / 3, "turns": 10**6,
         "let_through": 10**6, "overdue": 10**6, "spill": spill,
+        "processor": {"comp_s": 1 / 3, "rest_s": 1 / 7, "others_s": 1 / 9, "processors": 64},
     }  # fmt: skip
 
     facts = service(tmp_path, {("7", 0, 1): os.getpid()})._facts_of({"jobs": {f"0:{n}": one for n in range(64)}})
@@ -205,4 +209,5 @@ def test_many_tasks_with_long_records_say_no_more_than_a_service_may(tmp_path: P
     assert len(facts.takers) == 64
     assert len(msgspec.json.encode(facts)) <= m.SERVICE_BYTES_MAX
     assert facts.takers[0].spill is not None
-    assert facts.takers[-1].spill is None
+    assert facts.takers[0].processor is not None
+    assert (facts.takers[-1].spill, facts.takers[-1].processor) == (None, None)

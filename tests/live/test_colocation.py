@@ -68,23 +68,32 @@ def submit(world: World, **more: Any) -> str:
     return world.submit(0, colocate=True, checkpoint_dir="/scratch/run", retries=3, **more)
 
 
-def timed(world: World, job: str, comp_s: float, net_s: float, spill: m.SpilledInput | None = None) -> None:
+def timed(
+    world: World,
+    job: str,
+    comp_s: float,
+    net_s: float,
+    spill: m.SpilledInput | None = None,
+    processor: m.ProcessorUse | None = None,
+) -> None:
     """The node's executor says what an iteration of a job takes."""
     place = world.job(job)
     machines = len(place.nodes)
     world.does(
         TaskTimed(
             node=place.nodes[0], job_id=job, start=place.start, comp_s=comp_s, net_s=net_s, machines=machines,
-            spill=spill,
+            spill=spill, processor=processor,
         )
     )  # fmt: skip
 
 
-def runs_measured(world: World, comp_s: float, net_s: float, **more: Any) -> str:
+def runs_measured(
+    world: World, comp_s: float, net_s: float, processor: m.ProcessorUse | None = None, **more: Any
+) -> str:  # fmt: skip
     job = submit(world, **more)
     if world.phase(job) in ACTIVE:
         world.runs(job)
-        timed(world, job, comp_s, net_s)
+        timed(world, job, comp_s, net_s, processor=processor)
     return job
 
 

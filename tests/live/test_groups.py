@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ from tests.train.executors import executor
 
 def taker(job: str, comp_s: float, net_s: float, iteration_s: float = 0.0) -> m.TurnTaker:
     return m.TurnTaker(job=job, start=1, rank=0, comp_s=comp_s, net_s=net_s, iteration_s=iteration_s, turns=30)
+
+
+def facts_of(takers: Sequence[m.TurnTaker]) -> dict[str, m.ExecutorFacts]:
+    return {"n2": m.ExecutorFacts(is_there=True, takers=tuple(takers))}
 
 
 def test_a_group_has_its_bound_and_its_iteration_as_predicted_and_measured() -> None:

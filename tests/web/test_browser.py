@@ -431,6 +431,11 @@ def test_jobs_that_take_turns_on_a_node_are_seen_with_what_bounds_them_as_it_cha
     told = "job 2: 25 % of 1 GiB not in memory, 3 MiB read from disk, 1 MiB from peers, 1.50 s waited for it"
     until(lambda: texts(page, "#groups li") == [f"{words} · {told}"], what="input that is read back")
 
+    used = replace(taker, processor=m.ProcessorUse(comp_s=0.3, rest_s=0.0125, processors=2))
+    takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(used,)))
+    told = "job 2: 0.0125 CPU s for updates, of 2 processors"
+    until(lambda: texts(page, "#groups li") == [f"{words} · {told}"], what="processor time")
+
     takes_turns(scene, m.ExecutorFacts(is_there=True))
     until(lambda: not page.locator("#groups-part").is_visible(), what="a page without groups")
 

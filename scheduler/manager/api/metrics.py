@@ -62,6 +62,7 @@ class ManagerCollector:
         yield _gpus(state.nodes.values())
         turns = self._context.overviews.turns()
         yield _groups(turns, self._context.log.state.colocation)
+        yield _processor_times(turns)
         yield from _spills(turns)
         if scheduler is not None:
             yield from _packlimits(scheduler.get("packlimits", ()))
@@ -195,6 +196,17 @@ def _packlimits(limits: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     places += [((one["partition"], "consolidated"), one["measured_starts"] - one["spread_starts"]) for one in told]
     text = "Starts of jobs of several GPUs that told how long their iterations took."
     yield family(gauge, PREFIX, "measured_starts", text, places, ("partition", "place"))
+
+
+def _processor_times(facts: Mapping[str, ExecutorFacts]) -> Metric:
+    """Processor time of jobs that take turns on a node."""
+    rows = list[tuple[tuple[str, ...], float]]()
+    for node, said in facts.items():
+        for one in said.takers:
+            if (used := one.processor) is not None:
+                rows += [((node, one.job, "computing"), used.comp_s), ((node, one.job, "updates"), used.rest_s)]
+    text = "CPU seconds of an iteration of a job: computing, and for its updates."
+    return family(GaugeMetricFamily, PREFIX, "job_iteration_cpu_seconds", text, rows, ("node", "job", "part"))
 
 
 def _spills(facts: Mapping[str, ExecutorFacts]) -> Iterator[Metric]:

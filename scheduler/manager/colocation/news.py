@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from farside.agent.messages import SpilledInput, TurnTaker
+from farside.agent.messages import ProcessorUse, SpilledInput, TurnTaker
 from farside.scheduler.manager.colocation.plan import STEP
 from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
 
@@ -61,7 +61,7 @@ def timed(
         written[one.job] = Written(start=one.start, group=here[one.job], at_s=at_s, period_s=period_s)
         yield TaskTimed(
             node=node, job_id=one.job, start=one.start, comp_s=one.comp_s, net_s=one.net_s, iteration_s=one.iteration_s,
-            machines=count, spill=one.spill,
+            machines=count, spill=one.spill, processor=one.processor,
         )  # fmt: skip
 
 
@@ -69,7 +69,8 @@ def _is_near(now: TurnTaker, then: JobTimes) -> bool:
     """Whether no time has changed by more than a share of all: a small one may be noise alone."""
     step_s = STEP * (then.comp_s + then.net_s)
     reads_s = abs(_reading_s(now.spill) - _reading_s(then.spill))
-    is_near = max(abs(now.comp_s - then.comp_s), abs(now.net_s - then.net_s), reads_s) <= step_s
+    updates_s = abs(_updates_s(now.processor) - _updates_s(then.processor))
+    is_near = max(abs(now.comp_s - then.comp_s), abs(now.net_s - then.net_s), reads_s, updates_s) <= step_s
     return is_near and abs(_spilled(now.spill) - _spilled(then.spill)) <= STEP
 
 
@@ -77,6 +78,10 @@ def _reading_s(spill: SpilledInput | None) -> float:
     """Seconds in which the disk is read in an iteration, if all comes from there."""
     way = None if spill is None else spill.reloading
     return 0.0 if spill is None or way is None else spill.spilled * spill.input_bytes / way.disk.bytes_s
+
+
+def _updates_s(processor: ProcessorUse | None) -> float:
+    return 0.0 if processor is None else processor.updates_s
 
 
 def _spilled(spill: SpilledInput | None) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from msgspec import Struct, field, structs
 
-from farside.agent.messages import SpilledInput
+from farside.agent.messages import ProcessorUse, SpilledInput, work_s
 from farside.group_time import Bound, TimeInTurns, WorkProfile, time_in_turns
 
 
@@ -50,7 +50,8 @@ class TaskTimed(Struct, frozen=True, kw_only=True):
     """Told: a node says what an iteration of a job takes there, in seconds without waiting for turns.
 
     ``iteration_s``: with all waiting; 0: not known. ``machines``: nodes of that start. ``spill``: null: its input is in
-    memory; ``comp_s`` has the waiting for what is not in it.
+    memory; ``comp_s`` has the waiting for what is not in it. ``processor``: null: not known, or the version before
+    has written this; ``comp_s`` has in it what others' updates took of the processors.
     """
 
     node: str
@@ -61,6 +62,7 @@ class TaskTimed(Struct, frozen=True, kw_only=True):
     iteration_s: float = 0.0
     machines: int = 1
     spill: SpilledInput | None = None
+    processor: ProcessorUse | None = None
 
 
 Event = GroupsPlanned | TaskTimed
@@ -69,7 +71,8 @@ Event = GroupsPlanned | TaskTimed
 class JobTimes(Struct, frozen=True, kw_only=True):
     """What is known of an iteration of a job, and of which start.
 
-    ``machines``: nodes of that start; ``others``: the last times on other numbers. ``spill``: as in `TaskTimed`.
+    ``machines``: nodes of that start; ``others``: the last times on other numbers. ``spill``, ``processor``: as in
+    `TaskTimed`.
     """
 
     start: int
@@ -79,6 +82,7 @@ class JobTimes(Struct, frozen=True, kw_only=True):
     machines: int = 1
     spill: SpilledInput | None = None
     others: "tuple[JobTimes, ...]" = ()
+    processor: ProcessorUse | None = None
 
     @property
     def all(self) -> "tuple[JobTimes, ...]":
@@ -100,8 +104,18 @@ class JobTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def work_s(self) -> float:
-        """Computing without waiting for input."""
-        return self.comp_s if self.spill is None else self.spill.work_s(self.comp_s)
+        """Computing without waiting, for input or for processors."""
+        return work_s(self.comp_s, self.spill, self.processor)
+
+    @property
+    def updates_s(self) -> float:
+        """Seconds in which its updates would take all processors of a node; 0 where that is not known."""
+        return 0.0 if self.processor is None else self.processor.updates_s
+
+    @property
+    def leaves_processor(self) -> bool:
+        """Whether a processor is known to be idle while it computes."""
+        return self.processor is not None and self.processor.leaves_processor(self.comp_s)
 
     def shares(self) -> tuple[float, float]:
         """Machine seconds that nodes share among them, and seconds that each repeats [harmony §IV-B2 eq. 2].
@@ -181,7 +195,7 @@ class Colocation(Struct, kw_only=True):
         (work_machine_s, update_s), (least, most) = times.shares(), self.workers_of(job_id)
         alone = times.on(1)
         several = next((one for one in times.all if one.machines > 1), None)
-        net_alone_s = alone.net_s if alone is not None else 0.0
+        net_alone_s, net_cpu_alone_s = (alone.net_s, alone.updates_s) if alone is not None else (0.0, 0.0)
         profile = WorkProfile(
             job=job_id,
             work_machine_s=work_machine_s,
@@ -189,6 +203,9 @@ class Colocation(Struct, kw_only=True):
             # On one node: Aggregators that are elsewhere, which its program has named.
             net_s=several.net_s if several is not None else net_alone_s,
             net_alone_s=net_alone_s,
+            net_cpu_s=several.updates_s if several is not None else net_cpu_alone_s,
+            net_cpu_alone_s=net_cpu_alone_s,
+            leaves_processor=times.leaves_processor,
             floor_bytes=self.jobs.get(job_id, 0),
             machines_least=least,
             machines_most=most if several is not None else 1,
@@ -233,7 +250,7 @@ class Colocation(Struct, kw_only=True):
             if event.job_id in self.jobs and event.start == starts.get(event.job_id):
                 newest = JobTimes(
                     start=event.start, comp_s=event.comp_s, net_s=event.net_s, iteration_s=event.iteration_s,
-                    machines=event.machines, spill=event.spill,
+                    machines=event.machines, spill=event.spill, processor=event.processor,
                 )  # fmt: skip
                 known = self.times.get(event.job_id)
                 self.times[event.job_id] = newest if known is None else known.then(newest)

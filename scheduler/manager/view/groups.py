@@ -1,10 +1,11 @@
 """Groups of jobs that take turns on nodes, as people see them: what bounds each, and its iteration. PURE."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from msgspec import Struct, field, structs
 
-from farside.agent.messages import ExecutorFacts, SpilledInput, TurnTaker
+from farside.agent.messages import ExecutorFacts, ProcessorUse, SpilledInput, TurnTaker, work_s
 from farside.group_time import BOUND_WORDS, Bound, TimeInTurns, WorkProfile, time_in_turns
 from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup, with_reading
 from farside.units import format_bytes, format_seconds
@@ -15,7 +16,8 @@ class GroupJob(Struct, frozen=True, kw_only=True):
 
     ``comp_s`` and ``net_s`` without waiting for turns, ``iteration_s`` with it. ``let_through``: steps that began
     without a turn; ``overdue``: turns that ended before the step. ``spill``: what of its input is not in memory, was
-    read back, and is waited for, which ``comp_s`` has in it; null: all of it is and stays in memory.
+    read back, and is waited for, which ``comp_s`` has in it; null: all of it is and stays in memory. ``processor``:
+    CPU seconds of an iteration; null: not known.
     """
 
     job: str
@@ -26,6 +28,7 @@ class GroupJob(Struct, frozen=True, kw_only=True):
     let_through: int
     overdue: int
     spill: SpilledInput | None = None
+    processor: ProcessorUse | None = None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -143,8 +146,13 @@ def _time(said: ExecutorFacts) -> TimeInTurns | None:
 
 def _profile(one: TurnTaker) -> WorkProfile:
     """What an iteration needs there: what was measured on a node is that node's, and nothing of it is shared."""
-    work_s = one.comp_s if one.spill is None else one.spill.work_s(one.comp_s)
-    profile = WorkProfile(job=one.job, work_machine_s=work_s, net_s=one.net_s, net_alone_s=one.net_s)
+    own_s, used = work_s(one.comp_s, one.spill, one.processor), one.processor
+    profile = WorkProfile(job=one.job, work_machine_s=own_s, net_s=one.net_s, net_alone_s=one.net_s)
+    if used is not None:
+        profile = replace(
+            profile, net_cpu_s=used.updates_s, net_cpu_alone_s=used.updates_s,
+            leaves_processor=used.leaves_processor(one.comp_s),
+        )  # fmt: skip
     return with_reading(profile, one.spill, 1)
 
 
@@ -158,6 +166,7 @@ def _job(one: TurnTaker) -> GroupJob:
         let_through=one.let_through,
         overdue=one.overdue,
         spill=one.spill,
+        processor=one.processor,
     )
 
 
@@ -177,8 +186,16 @@ def explain(facts: Mapping[str, ExecutorFacts], job_id: str) -> Iterator[str]:
         if measured:
             line += f"; its own takes {measured[0]:.3g} s"
         yield line
+        used = [one.processor for one in said.takers if one.job == job_id and one.processor is not None]
+        yield from (_processor_line(node, one) for one in used)
         spills = [one.spill for one in said.takers if one.job == job_id and one.spill is not None]
         yield from (_spill_line(node, one) for one in spills if one.spilled or one.disk_bytes or one.peer_bytes)
+
+
+def _processor_line(node: str, used: ProcessorUse) -> str:
+    many = "a processor" if used.processors == 1 else f"{used.processors} processors"
+    times = f"{used.comp_s:.3g} CPU seconds for computing and {used.rest_s:.3g} for its updates"
+    return f"processors: on {node} an iteration takes {times}, of {many}"
 
 
 def _spill_line(node: str, spill: SpilledInput) -> str:

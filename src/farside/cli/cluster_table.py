@@ -124,10 +124,14 @@ def group_table(rows: Iterable[Row]) -> Table:
 
 def group_job_table(rows: Iterable[Row]) -> Table:
     """A line a job on a node where it takes turns."""
-    table = _table("job", "on", "computes", "communicates", "iteration", "turns", "let through", "overdue")
+    names = ("computes", "communicates", "CPU for updates", "iteration", "turns", "let through", "overdue")
+    table = _table("job", "on", *names)
     for row in rows:
         for one in row["jobs"]:
-            times = ("" if one[key] is None else f"{one[key]:.4g} s" for key in ("comp_s", "net_s", "iteration_s"))
+            # A manager of the version before does not say it.
+            updates_s = None if (used := one.get("processor")) is None else used["rest_s"]
+            seconds = (one["comp_s"], one["net_s"], updates_s, one["iteration_s"])
+            times = ("" if value is None else f"{value:.4g} s" for value in seconds)
             _add(table, one["job"], row["node"], *times, one["turns"], one["let_through"], one["overdue"])
     return table
 

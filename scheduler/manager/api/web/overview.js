@@ -199,9 +199,14 @@ function groupWords(group) {
   if (group.bound !== null) words.push(`bound by ${BOUND[group.bound]}`);
   if (group.predicted_s !== null) words.push(`${group.predicted_s.toPrecision(3)} s predicted`);
   if (group.measured_s !== null) words.push(`${group.measured_s.toPrecision(3)} s measured`);
+  for (const one of group.jobs) if (one.processor) words.push(processorWords(one.job, one.processor));
   for (const one of group.jobs) if (one.spill && one.spill.spilled) words.push(spillWords(one.job, one.spill));
   if (group.plan !== null) words.push(planWords(group.plan));
   return words.join(" · ");
+}
+
+function processorWords(job, used) {
+  return `job ${job}: ${used.rest_s.toPrecision(3)} CPU s for updates, of ${many(used.processors, "processor")}`;
 }
 
 function spillWords(job, spill) {

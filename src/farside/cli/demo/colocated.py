@@ -245,7 +245,7 @@ def _profile(name: str, comp_s: float, net_s: float) -> WorkProfile:
 def steps_s(rows: Sequence[Sequence[Any]], start: str, phases: Sequence[str]) -> list[float]:
     """Seconds of these phases together in each iteration of a start but its first ones, from an executor's trace."""
     found: dict[int, list[float]] = {}
-    for name, position, phase, _asked, granted_ns, done_ns, _lease in rows:
+    for name, position, phase, _asked, granted_ns, done_ns, *_ in rows:
         if name == start and phase in phases and position // 3 >= DROPPED_ITERATIONS:
             found.setdefault(position // 3, []).append((done_ns - granted_ns) / 1e9)
     return [sum(parts) for parts in found.values() if len(parts) == len(phases)]
