@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,10 @@ class GroupBench(Bench):
         for node in self._nodes:
             until_answers(self._folder / f"{node.name}-a.sock")
             until_answers(self._admin(node), lambda told: not told["is_apart"])
+
+    def _services(self) -> Mapping[str, Sequence[Path]]:
+        aggregators = [self._folder / f"{node.name}-a.sock" for node in self._nodes]
+        return {"Aggregator": aggregators, "executor": [self._admin(node) for node in self._nodes]}
 
     def _run(self, stack: ExitStack, node: Node, *words: object) -> None:
         log = self._folder / f"{node.name}-{words[0]}.log"

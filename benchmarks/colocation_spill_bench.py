@@ -240,7 +240,7 @@ class SpillBench(Bench):
         for name in ran:
             ours: dict[str, dict[int, float]] = {"comp": {}, "net": {}}
             pushes[name] = {}
-            for _job, position, phase, _asked, granted_ns, done_ns, has_lease in self._trace(f"{label}-{name}"):
+            for _job, position, phase, _asked, granted_ns, done_ns, has_lease, *_ in self._trace(f"{label}-{name}"):
                 number = position // 3
                 if number < 0:
                     continue

@@ -1,0 +1,45 @@
+"""How the benchmark of jobs in turns predicts an iteration, and what it compares that with."""
+
+from msgspec.structs import replace
+
+from benchmarks.colocation import median_size, predicted_s, windows_s
+from farside.agent.messages import ProcessorUse, TurnTaker
+from farside.scheduler.manager.view import groups as view
+from tests.live.test_colocation import a_world, runs_measured
+from tests.live.test_groups import facts_of
+
+JOBS = [TurnTaker(job=name, start=1, rank=0, comp_s=0.028, net_s=0.024, iteration_s=0.052) for name in ("1", "2")]
+USED = ProcessorUse(comp_s=0.028, rest_s=0.004, processors=1)
+
+
+def test_a_prediction_is_the_one_that_a_manager_writes_and_shows() -> None:
+    world = a_world(nodes=1)
+    for _ in JOBS:
+        runs_measured(world, 0.028, 0.024, processor=USED)
+    (planned,) = world.state.colocation.groups
+    (shown,) = view.report(facts_of([replace(one, processor=USED) for one in JOBS]), lambda _: True).groups
+
+    found_s = predicted_s([replace(one, processor=USED) for one in JOBS], 1)
+
+    assert found_s == planned.predicted_s == shown.predicted_s
+    assert abs(found_s - 0.064) < 1e-9
+    assert abs(predicted_s(JOBS, 1) - 0.056) < 1e-9
+
+
+def test_jobs_of_two_nodes_are_predicted_by_what_each_takes_on_two() -> None:
+    used = [replace(one, processor=USED) for one in JOBS]
+
+    assert predicted_s(used, 2) >= predicted_s(JOBS, 2) >= 0.056
+
+
+def test_a_window_has_the_iterations_of_the_slowest_job_while_all_are_there() -> None:
+    second = 10**9
+    quick, slow = [second * at for at in range(9)], [2 * second * at for at in range(9)]
+
+    assert windows_s({"a": quick}, 2) == [1.0] * 4
+    # The quick one has ended after 8 s, when the other one has made four iterations.
+    assert windows_s({"a": quick, "b": slow}, 2) == [2.0, 2.0]
+
+
+def test_an_error_counts_to_either_side() -> None:
+    assert median_size([-0.08, 0.02, 0.06]) == 0.06
