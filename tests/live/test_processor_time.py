@@ -106,7 +106,8 @@ def test_a_group_shows_what_updates_take_and_predicts_with_it() -> None:
     lines = [*view.explain(facts_of(takers), "1")]
 
     assert [one.processor for one in group.jobs] == [used, used]
-    assert (group.bound, group.predicted_s) == ("cpu", pytest.approx(0.7))
+    assert group.bound == "cpu"
+    assert group.predicted_s == pytest.approx(0.7)
     assert lines[1:] == [
         "processors: on n2 an iteration takes 0.3 CPU seconds for computing and 0.05 for its updates, of a processor"
     ]
