@@ -279,6 +279,29 @@ def test_an_answer_is_whole_and_as_long_as_its_groups_read_where_jobs_read_back(
         assert group.time.iteration_s >= group.time.disk_s
 
 
+_disks = st.builds(
+    lambda bytes_s, cpu_s_byte: Reloading(disk=ReadCost(bytes_s=bytes_s, cpu_s_byte=cpu_s_byte)),
+    st.floats(1e6, 1e9), st.floats(0.0, 1e-8),
+)  # fmt: skip
+_inputs = st.lists(
+    st.none() | st.tuples(st.integers(0, 10**11), st.floats(0.0, 1e11), _disks), min_size=8, max_size=8
+)  # fmt: skip
+
+
+@given(profiles, st.integers(1, 60), _inputs)
+def test_needs_have_what_disks_are_read_as_the_equation_has_it(
+    jobs: list[WorkProfile], machines: int, inputs: list[tuple[int, float, Reloading] | None]
+) -> None:
+    reading = [
+        job if one is None else replace(job, input_bytes=one[0], kept_bytes=one[1], reloading=one[2])
+        for job, one in zip(jobs, inputs, strict=False)
+    ]
+    time = group_time(reading, machines)
+
+    assert not GroupingRules().chooses_reads(reading)
+    assert GroupNeeds(reading).terms_s(machines) == pytest.approx((time.comp_s, time.comm_s, time.iteration_s))
+
+
 def test_what_does_not_fit_costs_time_in_decisions_too() -> None:
     # Two machines: beside each other on one, the jobs' input does not fit, and comes from a slow disk.
     jobs = [

@@ -68,9 +68,10 @@ class GroupingRules:
         floors, inputs = sum([job.floor_bytes for job in jobs]), sum([job.input_bytes for job in jobs]) / machines
         return min(inputs, max(0.0, floors + inputs - self.memory_bytes)) if self.spills else 0.0
 
-    def reads_back(self, jobs: Sequence[WorkProfile]) -> bool:
-        """Whether reading input back may take time in some group of these jobs."""
-        return self.reloading is not None or any(job.reloading is not None for job in jobs)
+    def chooses_reads(self, jobs: Sequence[WorkProfile]) -> bool:
+        """Whether it has to be found for each group of these jobs what is read back, or what of that from peers."""
+        has_peers = any(job.reloading is not None and job.reloading.peer is not None for job in jobs)
+        return self.reloading is not None or has_peers
 
     def time(self, jobs: Sequence[WorkProfile], machines: int) -> GroupTime:
         """An iteration of a group, with what it reads back of its input [harmony §IV-B2 eq. 1, §IV-C]."""
@@ -171,7 +172,7 @@ class _Search:
         self._net = np.array([job.net_s for job in jobs])
         self._floors = np.cumsum([float(job.floor_bytes) for job in jobs])
         self._first = dict[int, float]()
-        self._time = rules.time if rules.reads_back(jobs) else None
+        self._time = rules.time if rules.chooses_reads(jobs) else None
 
     def best(self) -> Grouping | None:
         for size in self._sizes():

@@ -1,7 +1,9 @@
 """Machines given to groups one by one, by two rules of who needs the next one most. PURE."""
 
 import heapq
+import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from farside.group_time import GroupTime, WorkProfile, group_time
@@ -15,7 +17,7 @@ class GroupNeeds:
     """What a group needs, summed up so that its iteration on any number of machines is found at once."""
 
     def __init__(self, jobs: Sequence[WorkProfile], time: Time | None = None) -> None:
-        """``time``: how long an iteration is where jobs read input back; None: none does."""
+        """``time``: how long an iteration is where jobs read input back; None: none does, or from disks alone."""
         self.jobs, self._time = jobs, time
         works = [job.work_machine_s for job in jobs]
         # Where computing leaves a processor to updates, they hold nobody up.
@@ -28,6 +30,7 @@ class GroupNeeds:
         self.least = max([job.machines_least for job in jobs])
         self.most = min([job.machines_most for job in jobs])
         self._longest: list[tuple[float, float]] | None = None
+        self._reads = _DiskReads(jobs) if any(job.reloading is not None for job in jobs) else None
 
     def terms_s(self, machines: int) -> tuple[float, float, float]:
         """Seconds of computing, of communicating, and of an iteration of the group."""
@@ -35,7 +38,8 @@ class GroupNeeds:
             time = (self._time or group_time)(self.jobs, machines)
             return time.comp_s, time.comm_s, time.iteration_s
         comp_s = self.work_machine_s / machines + self.update_s
-        iteration_s = max(comp_s + self._net_cpu_s, self.net_s)
+        disk_s, read_cpu_s = self._reads.seconds(machines) if self._reads is not None else (0.0, 0.0)
+        iteration_s = max(comp_s + self._net_cpu_s + read_cpu_s, self.net_s, disk_s)
         if self._most_work / machines + self._most_rest > iteration_s:
             iteration_s = max([iteration_s, *[work / machines + rest for work, rest in self._candidates()]])
         return comp_s, self.net_s, iteration_s
@@ -58,6 +62,36 @@ class GroupNeeds:
         """Machines of the group that are busy, by the weight of processors beside the network."""
         comp_s, net_s, iteration_s = self.terms_s(machines)
         return machines * (cpu_weight * comp_s + (1 - cpu_weight) * net_s) / iteration_s
+
+
+class _DiskReads:
+    """What the jobs of a group read back from their disks, summed up for any number of machines."""
+
+    def __init__(self, jobs: Sequence[WorkProfile]) -> None:
+        # A job whose input fits into the memory of so many machines reads nothing on more of them.
+        reads = [
+            (-job.input_bytes / job.kept_bytes if job.kept_bytes else -math.inf, job, job.reloading.disk)
+            for job in jobs
+            if job.reloading is not None
+        ]
+        reads.sort(key=lambda one: one[0])
+        self._fits = [fit for fit, _, _ in reads]
+        # For each number of first jobs: seconds of all their input and of what is kept, of disk and processors.
+        costs = [(1 / disk.bytes_s, disk.cpu_s_byte) for _, _, disk in reads]
+        self._sums = [
+            list(itertools.accumulate(values, initial=0.0))
+            for at in (0, 1)
+            for values in (
+                [job.input_bytes * cost[at] for (_, job, _), cost in zip(reads, costs, strict=True)],
+                [job.kept_bytes * cost[at] for (_, job, _), cost in zip(reads, costs, strict=True)],
+            )
+        ]
+
+    def seconds(self, machines: int) -> tuple[float, float]:
+        """Seconds in which the disk of each machine is read, and in which its processors work on that."""
+        count = bisect_right(self._fits, -machines)
+        disk, kept_disk, cpu, kept_cpu = (sums[count] for sums in self._sums)
+        return max(0.0, disk / machines - kept_disk), max(0.0, cpu / machines - kept_cpu)
 
 
 def by_ratio(groups: Sequence[GroupNeeds], machines: int) -> list[int]:

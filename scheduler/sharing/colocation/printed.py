@@ -42,5 +42,5 @@ def _grouping(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules) 
     comp = work * count / machines + update
     groups = swap(cut(comp + net, count), comp - net, exchanges=4 * len(jobs))
     chosen = [[jobs[job] for job in group] for group in groups]
-    time = rules.time if rules.reads_back(jobs) else None
+    time = rules.time if rules.chooses_reads(jobs) else None
     return grouping_of(chosen, by_ratio([GroupNeeds(group, time) for group in chosen], machines), machines, rules)
