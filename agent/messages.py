@@ -644,7 +644,7 @@ class ProcessorUse(Part, frozen=True, kw_only=True):
         return self.rest_s / self.processors
 
     def leaves_processor(self, comp_s: float) -> bool:
-        """Whether a processor is idle while it computes, in turns of so many seconds."""
+        """Whether a processor is idle while it computes, in turns of `comp_s` seconds."""
         return self.comp_s <= (self.processors - FREE_PROCESSOR) * comp_s
 
     def held_up_s(self, comp_s: float) -> float:

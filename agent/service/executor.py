@@ -188,7 +188,7 @@ def _fitting(facts: m.ExecutorFacts) -> m.ExecutorFacts:
 
 
 def taker_of(task: TaskName, told: Mapping[str, Any]) -> m.TurnTaker:
-    """What the manager is told of a task, by what its executor's status says of it.
+    """Report of a task to the manager, by its executor's status.
 
     Raises:
         KeyError, TypeError, ValueError, msgspec.ValidationError: That is no executor's status.

@@ -252,7 +252,7 @@ class TurnRecord:
 
 
 def row_of(turn: Turn) -> list[Any]:
-    """A turn as others are told it: job, position, step, when asked, granted and done, lease, processor time."""
+    """Make a row of the trace: job, position, step, when asked, granted and done, lease, processor time."""
     spent, told = turn.processor, None
     if spent is not None:
         told = [spent.own_ns, spent.before_ns, spent.others_ns, spent.processors]
