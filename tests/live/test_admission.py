@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,29 @@ def test_of_two_agents_that_use_an_invitation_at_the_same_moment_one_joins(tmp_p
         assert "welcome" in first.answer
         assert refused["code"] == protocol.CloseCode.FORBIDDEN
         await first.end()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "garble",
+    [lambda told: told[:-1], lambda told: told.swapcase(), lambda told: told + told, lambda _: "invite-"],
+    ids=["cut short", "other letters", "twice", "its beginning alone"],
+)
+def test_a_garbled_invitation_lets_nobody_in_and_says_how_to_get_another(
+    garble: Callable[[str], str], tmp_path: Path
+) -> None:
+    """[H3]"""
+
+    async def test(api: Api) -> None:
+        invitation = await invited(api)
+
+        refused, joined = await attempt(api, garble(invitation)), await attempt(api, invitation)
+
+        assert refused.answer["status"] == 401
+        assert "an invitation counts once, `farside node invite` makes one" in refused.answer["detail"]
+        assert "welcome" in joined.answer  # it was not used up
+        await joined.end()
 
     run(tmp_path, test)
 
