@@ -63,6 +63,12 @@ def _placement_of(config: ManagerConfig | SlurmConfig) -> PlacementPolicy:
 def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolicy) -> None:
     """Refuse a policy that would do something else than its name says, with what to do instead."""
     has_prior = isinstance(config, ManagerConfig) and config.policy_history != EMPTY
+    if order.traits.is_counting_first:
+        raise ConfigError(
+            f"policy_settings: {config.policy} with preempts_by=count stops jobs for others that may find no place;"
+            " it is for comparing simulations with published ones",
+            hint="leave preempts_by out: a running job then stops only if another one starts",
+        )
     if isinstance(order, Gittins) and not (order.is_learning or has_prior):
         raise ConfigError(
             "policy: gittins has no distribution of past jobs, as is_learning is off and nothing else tells it one",

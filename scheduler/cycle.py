@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from farside.scheduler.admission.counting import count_gpus
 from farside.scheduler.domain import NOTHING_BUT_GPUS, Domain, Held
 from farside.scheduler.reservation import Claim, may_backfill, plan_reservation
 from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote, Start
@@ -49,7 +50,10 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         heapq.heapify(heads)
 
     # 4. Admit, the best first.
-    _admit(domain, plan, heads)
+    if domain.traits.is_counting_first:
+        plan.count()
+    else:
+        _admit(domain, plan, heads)
 
     # 5. Lend: jobs that still wait may be guests on idle nodes of others.
     plan.borrow(lenders)
@@ -265,6 +269,21 @@ class _Plan:
             domain.ledger.give(demand, allocation)
         return allocation
 
+    def count(self) -> None:
+        """Stop running jobs by a count of GPUs, then place the waiting jobs to which some are counted.
+
+        One of these that finds no place waits on, and what is counted to it stays free.
+        """
+        domain = self._domain
+        count = count_gpus(domain.roster, domain.queue, domain.book, self._now_s)
+        for rank, row, winner in count.stopping:
+            held = domain.running[row]
+            domain.ledger.give(held.demand, held.allocation)
+            self._displace([_Victim(row, rank, held, domain)], winner)
+        self._is_nobody_behind = True  # nobody makes room for one that finds no place
+        for rank, row in count.starting:
+            self.start(row, rank, domain.roster.demand(row))
+
     def is_over(self) -> bool:
         """Whether no further job can start in this cycle."""
         if self._domain.ledger.free_gpus or self._holds:
@@ -290,6 +309,8 @@ class _Plan:
         for victim in self._victims.values():
             victim.home.stop(victim.row, now_s)
             reason = "its GPUs go to a job ahead of it"
+            if domain.traits.is_counting_first:
+                reason = "all GPUs are counted to jobs ahead of it"
             if victim.home is not domain:
                 reason = "its GPUs go back to their owner"
             actions.append(Preempt(row=victim.row, winner=victim.winner, reason=reason))

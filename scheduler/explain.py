@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from farside.scheduler.admission.counting import count_gpus
 from farside.scheduler.domain import Domain, Held
 from farside.scheduler.lent_memory import promise_of
 from farside.scheduler.maintenance_window import closed_gpus
@@ -29,6 +30,7 @@ class Cause(Enum):
     RESERVED = "reserved for it, while others still run there"
     IN_LINE = "behind the first in line"
     HELD = "enough GPUs free or to be taken, but held for a reservation"
+    COUNTED = "too few GPUs left to it once they are counted to jobs before it"
     SCATTERED = "enough GPUs free, but not where it could use them"
     FEW = "too few GPUs free"
     LENT = "too little memory that donors lend"
@@ -123,6 +125,9 @@ class _Wait:
         ahead = self._first_in_line()
         if ahead >= 0:
             return self._told(Cause.IN_LINE, ahead, f"the first in line is {self._before(ahead)}", self._waiters())
+        if domain.traits.is_counting_first and not self._is_counted():
+            because = f"{domain.ledger.total_gpus} in all are counted to jobs in order, and too few are left to it"
+            return self._told(Cause.COUNTED, -1, because, self._waiters())
         has_room = domain.book.place(self.row, self.now_s) is not None
         # Room without the maintenance windows, which `Book.place` takes away: then these are the cause.
         if not has_room and domain.rules.placement.place(domain.ledger, self.demand) is not None:
@@ -135,6 +140,11 @@ class _Wait:
         if why := self._why_not_lent():
             return self._told(Cause.LENT, -1, why, (*self._chosen(), *self._waiters()))
         return self._full()
+
+    def _is_counted(self) -> bool:
+        domain = self.domain
+        count = count_gpus(domain.roster, domain.queue, domain.book, self.now_s)
+        return any(row == self.row for _, row in count.starting)
 
     def _why_not_lent(self) -> str:
         """What donors lack for it, if that keeps it waiting wherever there are GPUs; empty: it does not."""

@@ -33,6 +33,8 @@ class OrderTraits:
     Attributes:
         is_preemptive: A job may take the GPUs of running jobs that stand behind it.
         is_sparing_equals: It takes them from lower priorities only, whatever its rank.
+        is_counting_first: Running jobs stop by a count of GPUs, before anybody is placed: in the order of all jobs each
+            is counted to the cluster's GPUs if as many are left, and a running one for which too few are left stops.
         is_strict: The first job that has no room blocks all behind it.
         is_steady: A running job's keys never grow but at the times that ``next_change_s`` tells.
         has_thresholds: ``next_change_s`` tells of times at all, and is asked for them.
@@ -43,6 +45,7 @@ class OrderTraits:
 
     is_preemptive: bool = False
     is_sparing_equals: bool = False
+    is_counting_first: bool = False
     is_strict: bool = False
     is_steady: bool = True
     has_thresholds: bool = False

@@ -1,6 +1,7 @@
 """SRTF and SRSF order policies: shortest remaining time or service first, by what is known of run times. PURE."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -12,10 +13,22 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Srtf(PlainOrder):
-    """Order by remaining run time. One dimension: a wide job with little left keeps many GPUs. [tiresias §3.3.2.1]"""
+    """Order by remaining run time. One dimension: a wide job with little left keeps many GPUs. [tiresias §3.3.2.1]
+
+    Attributes:
+        preempts_by: How running jobs are found that have to stop. By ``placement`` one stops only if another job starts
+            in its place. By ``count`` GPUs are counted to all jobs in order, and a running job for which too few are
+            left stops, whether or not the one before it finds them on nodes that it may use: what the published
+            simulator behind [helios §4.2] does, for comparison with its results, in the simulator alone.
+    """
 
     name = "srtf"
-    traits = OrderTraits(is_preemptive=True)
+    preempts_by: Literal["placement", "count"] = "placement"
+
+    @property
+    def traits(self) -> OrderTraits:
+        """Preempts."""
+        return OrderTraits(is_preemptive=True, is_counting_first=self.preempts_by == "count")
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Remaining seconds."""

@@ -93,6 +93,22 @@ class Experiment:
     options: Options
     tenancy: Tenancy | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what a count of GPUs knows nothing of, as the published simulator does not."""
+        if not self.order.traits.is_counting_first:
+            return
+        others = {
+            "is_lending": self.options.is_lending,
+            "reserve_after_s": self.rules.reserve_after_s < math.inf,
+            "accounts, quotas or fair share": self.rules.tenancy is not None,
+        }
+        for other, is_asked in others.items():
+            if is_asked:
+                raise ConfigError(
+                    f"{self.name}: preempts_by=count does not go with {other}",
+                    hint="take preempts_by=placement, the default, or leave the other out",
+                )
+
     @property
     def rules(self) -> Rules:
         """Scheduling rules for the domains."""

@@ -1,6 +1,7 @@
 """Published results on real clusters, to the second. Skips where the traces are not there."""
 
 import json
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -43,6 +44,29 @@ def test_helios_results_of_a_virtual_cluster_come_out_within_two_seconds(vc: str
     queue_s = [jct - run.held_s for jct, run in zip(jct_s, runs, strict=True)]
     assert sum(jct_s) / len(jobs) == pytest.approx(expected["vc"][vc][policy][0], abs=2)
     assert sum(queue_s) / len(jobs) == pytest.approx(expected["vc"][vc][policy][1], abs=2)
+
+
+@pytest.mark.parametrize("vc", ["2869ce", "7f04ca"])
+def test_srtf_by_count_gives_helios_results_within_a_second(vc: str) -> None:
+    path = CLUSTER_DATA / "expected.json"
+    if not path.exists():
+        pytest.skip("no real traces on this machine")
+    expected = json.loads(path.read_text())
+    # Under SRTF the published simulator ends each job a second late.
+    jobs = [replace(job, duration_s=job.duration_s + 1) for job in philly(vc, tuple(expected["window"]))]
+    rules = Rules(
+        order=Srtf(preempts_by="count"),
+        placement=Consolidate(remainder_on_fullest=True),
+        preemption_cost=SteppedCost(),
+    )
+
+    runs = Simulation(flat_cluster(expected["vc"][vc]["nodes"], 8, vc), rules, jobs).run()
+
+    jct_s = [run.end_s - job.job.submit_s for run, job in zip(runs, jobs, strict=True)]
+    queue_s = [jct - run.held_s for jct, run in zip(jct_s, runs, strict=True)]
+    # The published averages are cut to whole seconds.
+    assert sum(jct_s) / len(jobs) == pytest.approx(expected["vc"][vc]["srtf"][0], abs=1)
+    assert sum(queue_s) / len(jobs) == pytest.approx(expected["vc"][vc]["srtf"][1], abs=1)
 
 
 @pytest.mark.parametrize(
