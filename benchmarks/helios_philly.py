@@ -8,11 +8,11 @@ import msgspec
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.policy_runs import Play, missing, over, philly, philly_file, results_of
 
-_CONSOLIDATED = ("remainder_on_fullest", "true")
+CONSOLIDATED = ("remainder_on_fullest", "true")
 PLAYS = {
-    "fifo": Play(label="FIFO", policy="fifo", placement="consolidate", settings=(_CONSOLIDATED,)),
-    "sjf": Play(label="SJF", policy="sjf", placement="consolidate", settings=(_CONSOLIDATED,)),
-    "srtf": Play(label="SRTF", policy="srtf", placement="consolidate", settings=(_CONSOLIDATED, ("cost", "helios"))),
+    "fifo": Play(label="FIFO", policy="fifo", placement="consolidate", settings=(CONSOLIDATED,)),
+    "sjf": Play(label="SJF", policy="sjf", placement="consolidate", settings=(CONSOLIDATED,)),
+    "srtf": Play(label="SRTF", policy="srtf", placement="consolidate", settings=(CONSOLIDATED, ("cost", "helios"))),
 }
 # How wrong the estimates are: 68 of 100 within this factor.
 FACTORS = ("1", "2", "4", "8")
@@ -74,5 +74,5 @@ def _table(data: Path, vc: str, expected: Expected) -> Table:
 
 
 def _qssf(factor: str, seed: int) -> Play:
-    settings = (_CONSOLIDATED, ("patience_s", "inf"), ("error_factor", factor), ("oracle.seed", str(seed)))
+    settings = (CONSOLIDATED, ("patience_s", "inf"), ("error_factor", factor), ("oracle.seed", str(seed)))
     return Play(label=f"QSSF {factor} {seed}", policy="qssf", placement="consolidate", settings=settings)

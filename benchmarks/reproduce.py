@@ -36,6 +36,7 @@ from benchmarks import (
     harmony_memory,
     headroom_trace,
     helios_philly,
+    helios_preemption,
     ilp_growth,
     qssf_estimates,
     qssf_guard,
@@ -122,6 +123,7 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
         tiresias_sensitivity.GITTINS, seeds=effort.draws, data=effort.data
     ),
     "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
+    "helios-preemption": lambda effort: helios_preemption.figure(data=effort.data),
     "energy-table-5": lambda effort: energy_saving.table_5(effort.data),
     "energy-risk": lambda effort: energy_saving.risk(effort.data),
     "energy-wake-ahead": lambda effort: energy_saving.wake_ahead(effort.data),

@@ -1,18 +1,26 @@
 """Tables of chapter III and of Helios: ours beside the papers', with the real traces and without them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import helios_philly, policy_runs, reproduce, tiresias_dimensions, tiresias_example, tiresias_queueing
+from benchmarks import (
+    helios_philly,
+    helios_preemption,
+    policy_runs,
+    reproduce,
+    tiresias_dimensions,
+    tiresias_example,
+    tiresias_queueing,
+)
 from benchmarks.figure import Figure, Table, as_text
 from benchmarks.policy_runs import Play, outcomes, the_testbed
 from tests.support.traces import CLUSTER_DATA
 
 SCHEDULING = (
     "two-dimensional", "dimensions", "testbed", "queueing", "fidelity", "placement-gain", "simulation",
-    "sensitivity-las", "sensitivity-gittins", "helios-philly",
+    "sensitivity-las", "sensitivity-gittins", "helios-philly", "helios-preemption",
 )  # fmt: skip
 
 
@@ -45,8 +53,9 @@ def test_a_table_without_the_real_traces_says_what_is_skipped(tmp_path: Path) ->
     assert f"skipped: there is no {tmp_path}" in as_text(figure)
 
 
-def test_a_figure_that_only_rests_on_real_traces_says_so_too(tmp_path: Path) -> None:
-    figure = helios_philly.figure(data=tmp_path)
+@pytest.mark.parametrize("make", [helios_philly.figure, helios_preemption.figure])
+def test_a_figure_that_only_rests_on_real_traces_says_so_too(make: Callable[..., Figure], tmp_path: Path) -> None:
+    figure = make(data=tmp_path)
 
     assert figure.tables == ()
     assert "are skipped" in as_text(figure)
@@ -62,6 +71,19 @@ def test_helios_results_stand_beside_the_published_ones() -> None:
     for table in figure.tables:
         for ours, paper in zip(column(table, "average JCT s")[:3], column(table, "paper")[:3], strict=True):
             assert float(ours) == pytest.approx(float(paper), abs=2)
+
+
+@pytest.mark.long
+def test_srtf_by_count_meets_the_published_averages_and_is_never_the_better_one() -> None:
+    if not (CLUSTER_DATA / "expected.json").exists():
+        pytest.skip("no real traces on this machine")
+
+    published, busy, _ = helios_preemption.figure(data=CLUSTER_DATA.parent).tables
+
+    rows = zip(column(published, ""), column(published, "average JCT s"), column(published, "paper"), strict=True)
+    for label, ours, paper in rows:
+        assert float(ours) == pytest.approx(float(paper), abs=1 if label.endswith("by count") else 2)
+    assert [column(busy, "")[at] for at, share in enumerate(column(busy, "of it")) if float(share) > 1] == []
 
 
 def test_queueing_delays_are_told_of_all_jobs_and_of_gangs() -> None:
