@@ -73,7 +73,7 @@ def limit_problems(told: msgspec.Struct) -> Iterator[str]:
         if "minimum" in limits and not limits["minimum"] <= value <= limits["maximum"]:
             said = f"{value:g}" if isinstance(value, float) else f"{value!s:.20}"
             advice = limits[_ADVICE_BELOW if value < limits["minimum"] else _ADVICE]
-            yield f"{key}: must be {_range(key, limits)}, is {said}{advice and f'; {advice}'}"
+            yield f"{key}: must be {_range(key, limits, value)}, is {said}{advice and f'; {advice}'}"
         elif limits.get("format") == "line" and (len(value) > limits["maxLength"] or not value.isprintable()):
             yield f"{key}: must be one line of at most {limits['maxLength']} printable characters"
         elif limits.get("format") == "path" and len(value.encode(errors="replace")) > limits["maxLength"]:
@@ -82,7 +82,7 @@ def limit_problems(told: msgspec.Struct) -> Iterator[str]:
             yield f"{key}: must be {limits[_ADVICE]}, is {value:.40}"
 
 
-def _range(key: str, limits: Mapping[str, Any]) -> str:
+def _range(key: str, limits: Mapping[str, Any], value: float) -> str:
     low, high = limits["minimum"], limits["maximum"]
     unit = " seconds" if key.endswith("_s") else ""
-    return f"{low:g} or more" if high == UNLIMITED else f"{low:g} to {high:g}{unit}"
+    return f"{low:g} or more" if value < low and high == UNLIMITED else f"{low:g} to {high:g}{unit}"

@@ -235,6 +235,15 @@ def roles(**counts: int) -> dict[str, object]:
         (roles(ps=512), "roles: 513 processes would stand on one node, which takes 512; lower their count"),
         (roles(ps=100_000, worker=100_000), "roles: 200,000 processes in all"),
         ({"roles": [{"name": "ps", "argv": ["s"], "gpus": 0}]}, "roles: none has GPUs"),
+        (
+            {
+                "roles": [
+                    {"name": name, "argv": ["true"], "memory_bytes": 1e308, "swap_bytes": 1e308, "gpus": gpus}
+                    for name, gpus in (("worker", 1), ("ps", 0))
+                ]
+            },
+            "swap_bytes_per_gpu: must be 0 to 1e+18, is inf",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )

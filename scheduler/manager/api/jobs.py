@@ -137,11 +137,11 @@ def _refuse_submitter(caller: Caller, shared: Context) -> None:
 
 
 async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) -> list[str]:
-    """Errors of a submission; expensive checks run only if the others find nothing."""
+    """Errors of a submission; what the cluster has is compared only with numbers that make sense by themselves."""
     state = shared.log.state
+    if wrong := [*spec_problems(spec), *array_problems(spec, count)]:
+        return wrong
     found = [
-        *spec_problems(spec),
-        *array_problems(spec, count),
         *cluster_problems(
             spec, state, user=caller.name, set_aside=shared.colocation_nodes, partitions=shared.partitions
         ),
