@@ -81,6 +81,8 @@ class Simulation:
         estimator: Asked what to expect of each job that comes, and told of each that has ended, with the seconds that
             it ran, not counting what preemptions cost; None: nothing is expected.
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
+        pauses: Begin and end of times in which nobody decides. Jobs come and end then as ever; the cycle runs at the
+            end, if anything has happened.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
         closures: Planned maintenance.
@@ -103,6 +105,7 @@ class Simulation:
         estimator: Estimator | None = None,
         is_lending: bool = False,
         tick_s: float = 0.0,
+        pauses: Sequence[tuple[float, float]] = (),
         is_in_whole_seconds: bool = True,
         resizes: Sequence[Resize] = (),
         closures: Sequence[Closure] = (),
@@ -132,7 +135,7 @@ class Simulation:
         self.left = len(jobs)  # jobs that have not ended
         self._rules = rules
         self._estimator = estimator
-        self._tick_s = tick_s
+        self._tick_s, self._pauses = tick_s, tuple(pauses)
         self._is_in_whole_seconds = is_in_whole_seconds
         self._is_knowing_progress = is_knowing_progress
         self.observers = list(observers)
@@ -202,7 +205,7 @@ class Simulation:
             while heap and heap[0][0] == now_s:
                 self._later(now_s, touched, ticked)
             # 2. The domains whose cycle runs now.
-            due = self._at_ticks(touched, ticked, now_s) if self._tick_s else touched
+            due = self._at_ticks(touched, ticked, now_s) if self._tick_s or self._pauses else touched
             if (self._is_lending or self._has_shared_quotas) and due:
                 due = dict(self.domains)  # idle nodes of one, or what a quota leaves, may be of use to jobs of any
             # 3. One cycle for each of them; the others only tell their observers.
@@ -329,17 +332,22 @@ class Simulation:
             self._watch(domain, [row], now_s)
 
     def _at_ticks(self, touched: dict[str, Domain], ticked: dict[str, Domain], now_s: float) -> dict[str, Domain]:
-        """Domains with a tick now; the other touched domains get a tick."""
+        """Domains whose cycle runs now; the other touched domains get a tick at its next time."""
         for domain in ticked.values():
             self._ticking.discard(domain.name)
         for domain in touched.values():
-            at_s = math.ceil(now_s / self._tick_s) * self._tick_s
+            at_s = self._next_cycle_s(now_s)
             if at_s <= now_s:  # a multiple that is rounded may lie below: the clock never goes back
                 ticked[domain.name] = domain
             elif domain.name not in self._ticking:
                 self._ticking.add(domain.name)
                 self._wake(domain.name, at_s, TICK)
         return ticked
+
+    def _next_cycle_s(self, now_s: float) -> float:
+        """When the cycle runs for what happens now: at the next multiple of the tick, and in no pause."""
+        at_s = math.ceil(now_s / self._tick_s) * self._tick_s if self._tick_s else now_s
+        return next((end_s for begin_s, end_s in self._pauses if begin_s <= at_s < end_s), at_s)
 
     def _wake(self, name: str, at_s: float, start: int = 0) -> None:
         if at_s < math.inf:
