@@ -20,7 +20,7 @@ import math
 import statistics
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -36,6 +36,7 @@ from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.restarted_times import RestartedTimes
 from farside.scheduler.manager.view.view import Packlimit
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.placement.measured_speed import MeasuredSpeeds, MeasuredStart, slowed
@@ -405,8 +406,21 @@ def _mean_speed(seen: Job, job: LiveJob, slowdown: MeasuredSlowdown) -> float:
     return sum(length_s * speed for length_s, speed in held) / total_s if total_s > 0 else 1.0
 
 
-def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None) -> Fidelity:
-    """Simulates the recorded jobs by the rules that the manager had, and by ``times`` as it was before the first job.
+def simulated(
+    found: Recording,
+    rules: Rules,
+    make_times: Callable[[], LearnedTimes | None] = lambda: None,
+    *,
+    pauses: Sequence[tuple[float, float]] = (),
+) -> Fidelity:
+    """Simulates the recorded jobs by the rules that the manager had.
+
+    Args:
+        found: The jobs.
+        rules: Of the manager.
+        make_times: An estimator as a scheduler process has it that has not read the log yet. Where one took the lead,
+            the simulation begins with another one.
+        pauses: Begin and end of times in which no scheduler process decided.
 
     Raises:
         FarsideError: There are none, or some never end there.
@@ -417,16 +431,21 @@ def simulated(found: Recording, rules: Rules, times: LearnedTimes | None = None)
     cost = make_preemption_cost(settings.pop("cost", "free"), settings)
     rules = replace(rules, preemption_cost=cost, slowdown=found.slowdown)
     trace = found.trace
+    first_s = trace[0].comes_s
+    leads_s = [at_s for at_s in found.leads_s if at_s > first_s]
     estimator: HeardTimes | None = None
-    if times is not None:
+    first = make_times()
+    if first is not None:
+        # Where nobody decided until one took the lead, what it learned is there when decisions go on.
+        restarts_s = [next((begin_s for begin_s, end_s in pauses if begin_s <= at_s <= end_s), at_s) for at_s in leads_s]
+        times = RestartedTimes(first, make_times, restarts_s)
         rules = replace(rules, order=times.primed(rules.order))
         estimator = HeardTimes(times, found.heard, (one.job.sequence for one in trace))
-    first_s = trace[0].comes_s
     simulation = Simulation(
         found.cluster, rules, trace, estimator=estimator, is_in_whole_seconds=False, resizes=_needed(found, first_s),
-        is_lending=found.partitions.is_lending, lent=found.lent, closures=found.closures,
+        is_lending=found.partitions.is_lending, lent=found.lent, closures=found.closures, pauses=pauses,
         measured=found.measured if rules.placement.is_learning else (),
-        lists_made_s=[at_s for at_s in found.leads_s if at_s > first_s],
+        lists_made_s=leads_s,
     )  # fmt: skip
     run_of = {one.job.job_id: run for one, run in zip(trace, simulation.run(), strict=True)}
     runs = [run_of[one.traced.job.job_id] for one in found.jobs]

@@ -25,7 +25,8 @@ def run(
 ) -> Run:
     return Run(
         policy=policy, jct_s=jct_s, predicted_jct_s=said_s, wait_s=jct_s - 5, predicted_wait_s=said_s - 5, pairs=10,
-        swapped=swapped, deciding_s=0.01, starting_s=0.02, stopping_s=0.03, guests=guests, recalls=1,
+        swapped=swapped, decisions=40, different=1, deciding_s=0.01, longest_s=0.2, recovery_s=1.5, starting_s=0.02,
+        stopping_s=0.03, guests=guests, recalls=1,
         longest_recall_s=recall_s, late_s=0.0, faults=(),
     )  # fmt: skip
 
@@ -38,13 +39,29 @@ def test_the_median_run_decides_whether_live_equals_simulated() -> None:
     assert [bar.is_met for bar in judge_equal([run(10, 11, swapped=0.06)])] == [False, False]
 
 
-def test_the_slowest_decisions_and_the_latest_submission_of_all_runs_count() -> None:
-    good, slow, late = run(10, 10), replace(run(10, 10), deciding_s=1.1), replace(run(10, 10), late_s=36.0)
+@pytest.mark.parametrize(
+    ("of_one_run", "missed"),
+    [
+        ({}, []),
+        ({"deciding_s": 1.1}, [0]),
+        ({"longest_s": 1.1}, [1]),
+        ({"recovery_s": 4.1}, [2]),
+        ({"late_s": 36.0}, [3]),
+    ],
+)
+def test_the_slowest_decisions_and_the_latest_submission_of_all_runs_count(
+    of_one_run: dict[str, float], missed: list[int]
+) -> None:
+    bars = judge_delays([run(10, 10), replace(run(10, 10), **of_one_run)])  # type: ignore[arg-type]
 
-    assert [bar.is_met for bar in judge_delays([good, good])] == [True, True]
-    assert [bar.is_met for bar in judge_delays([good, slow])] == [False, True]
-    assert [bar.is_met for bar in judge_delays([late, good])] == [True, False]
-    assert table_of([late])["rows"][0][-2:] == ["10 ms", "36.00 s"]
+    assert [at for at, bar in enumerate(bars) if not bar.is_met] == missed
+
+
+def test_a_run_s_decisions_and_how_late_it_was_are_in_the_table() -> None:
+    (row,) = table_of([replace(run(10, 10), late_s=36.0)])["rows"]
+
+    assert row[5] == "1 of 40"
+    assert row[-3:] == ["0.20 s", "1.50 s", "36.00 s"]
 
 
 def test_the_gain_is_what_the_average_falls_by_beside_the_simulated_fall() -> None:

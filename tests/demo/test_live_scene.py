@@ -1,10 +1,15 @@
 """The demo's live scene: which day it plays, what it measures, its verdict, and a small day played for real."""
 
+import http.server
 import io
+import json
 import math
 import tempfile
+import threading
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -21,15 +26,18 @@ from farside.cli.demo.live.day import (
     generated_log,
 )
 from farside.cli.demo.live.report import lines, print_scene
-from farside.cli.demo.live.rig import GRACE_S, Estimate, Played, play_day
+from farside.cli.demo.live.rig import Estimate, Played, play_day
 from farside.cli.demo.live.scene import LiveScene, chosen_day, scene_faults
+from farside.cli.demo.live.senders import GRACE_S, Senders
 from farside.cli.demo.main import run
 from farside.cli.demo.show import Show
+from farside.client.manager_client import ManagerAddress
 from farside.config import ManagerConfig
-from farside.errors import ConfigError
+from farside.errors import ConfigError, PeerError
+from farside.scheduler.manager.compare_decisions import DecisionCount
 from farside.scheduler.manager.compare_simulation import Compared, Fidelity, recording
 from farside.scheduler.manager.model.check_log import violations
-from farside.scheduler.manager.model.event import DrainRequested, Entry, JobAllocated, JobSubmitted
+from farside.scheduler.manager.model.event import Entry, JobAllocated, JobSubmitted
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
@@ -168,21 +176,56 @@ def test_delays_of_deciding_starting_and_stopping_are_read_from_the_log() -> Non
     assert (delays.deciding_s, delays.starting_s, delays.stopping_s) == pytest.approx((0.5, 0.2, 0.1))
 
 
-def test_what_came_while_no_scheduler_process_lived_has_waited_for_a_decision() -> None:
-    world = World(rules())
+def killed_world() -> tuple[World, float, list[str]]:
+    """Two jobs come while no scheduler process lives, the long one first: a log, the time of the kill, the jobs."""
+    world = World(rules("sf"), nodes=1)
+    world.pass_s(5.0)
     killed_s = world.now_s
-    world.now_s += 0.5
-    world.tell(JobSubmitted(spec=JobSpec(argv=("true",)), user="ann"))
+    for gpus, after_s in ((4, 0.5), (1, 0.5)):
+        world.now_s += after_s
+        world.tell(JobSubmitted(spec=JobSpec(argv=("true",), gpus=gpus), user="ann"))
     world.now_s += 2.0
-    world.tell(DrainRequested(node="n1", reason="", by="root"))
     world.lead()
-    world.runs("1")
-    world.pass_s(10.0)
-    world.exits("1")
+    for job in ("2", "1"):
+        world.runs(job)
+        world.pass_s(10.0)
+        world.exits(job)
+    return world, killed_s, ["1", "2"]
 
-    delays = delays_of(world.log, recording(world.log), {"1": 10.0}, killed_s=killed_s)
 
-    assert delays.deciding_s == pytest.approx(2.0)
+def test_while_no_scheduler_process_lived_nobody_decided_and_no_job_is_charged_for_it() -> None:
+    world, killed_s, jobs = killed_world()
+
+    delays = delays_of(world.log, recording(world.log), dict.fromkeys(jobs, 10.0), killed_s=killed_s)
+
+    assert delays.pause == pytest.approx((killed_s, killed_s + 3.0))
+    assert delays.recovery_s == pytest.approx(3.0)
+    assert (delays.deciding_s, delays.longest_s) == pytest.approx((0.0, 0.0))
+
+
+def test_the_simulation_decides_nothing_while_no_scheduler_process_lived() -> None:
+    world, killed_s, jobs = killed_world()
+    config = ManagerConfig(node="m", policy="sf")
+    needs_s = dict.fromkeys(jobs, 10.0)
+
+    found = compare(world.log, config, needs_s, killed_s=killed_s)
+    otherwise = compare(world.log, config, needs_s)
+
+    # The short one had come when decisions went on, and went first. Without the pause the other starts when it comes.
+    assert [one.predicted_s for one in found.fidelity.jobs] == pytest.approx([one.jct_s for one in found.fidelity.jobs])
+    assert found.fidelity.jobs[0].predicted_s == pytest.approx(22.5)
+    assert otherwise.fidelity.jobs[0].predicted_s < 15.0
+
+
+def test_the_longest_decision_is_that_of_one_start() -> None:
+    world = World(rules())
+    jobs = [a_job(world, starts_s=0.0, runs_s=10.0, stops_s=0.0) for _ in range(2)]
+    *_, slow = (entry.seq for entry in world.log if isinstance(entry.event, JobAllocated))
+    entries = [msgspec.structs.replace(one, at_s=one.at_s + 0.8 * (one.seq >= slow)) for one in world.log]
+
+    delays = delays_of(entries, recording(entries), dict.fromkeys(jobs, 10.0))
+
+    assert (delays.deciding_s, delays.longest_s) == pytest.approx((0.4, 0.8))
 
 
 def test_the_simulation_is_charged_with_the_delays_and_has_each_job_s_own_time() -> None:
@@ -250,6 +293,7 @@ def compared(*, said_s: float = 10.0, swapped: bool = False, recall_s: float = 0
         delays=Delays(deciding_s=0.01, starting_s=0.02, stopping_s=0.03, deciding_of_s={}),
         fifo_jct_s=20.0,
         mean_need_s=5.0,
+        decided=DecisionCount(decisions=2, different=0, elsewhere=0),
         recalls=(Recall(borrower="1", owner="2", waited_s=recall_s),),
         guests=guests,
         leads=1,
@@ -322,6 +366,52 @@ def test_what_is_out_of_bounds_is_named_and_fails_the_demo(bad: LiveScene, said:
     assert fault.startswith(said)
     assert print_scene(Console(file=page, width=160), bad) == 1
     assert "FAIL" in page.getvalue()
+
+
+# ---- submissions
+
+
+class SlowManager(http.server.BaseHTTPRequestHandler):
+    """Answers two submissions at a time, and none by itself."""
+
+    meeting = threading.Barrier(2, timeout=10)
+    bodies: ClassVar[list[dict[str, object]]] = []
+
+    def do_POST(self) -> None:
+        """Answers when another one is asked for as well."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        self.meeting.wait()
+        answer = json.dumps({"ids": [body["argv"][-1]]}).encode()
+        self.send_response(201)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_a_job_is_submitted_while_the_one_before_waits_for_its_answer(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowManager) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = ManagerAddress(endpoint=f"http://127.0.0.1:{server.server_port}")
+        with Senders(tmp_path) as senders:
+            answers = [senders.send(address, traced(at, 0.0, at / 1000)) for at in (1, 2, 3, 4)]
+            ids = [answer.result()[0] for answer in answers]
+        server.shutdown()
+
+    assert ids == ["1", "2", "3", "4"]
+    assert [body["partition"] for body in SlowManager.bodies] == ["a"] * 4
+
+
+def test_a_refused_job_ends_the_day_at_the_next_one(tmp_path: Path) -> None:
+    nobody = ManagerAddress(endpoint=f"unix:{tmp_path}/none.sock")
+
+    with Senders(tmp_path) as senders:
+        wait([senders.send(nobody, traced(0, 0.0, 1.0))])
+        with pytest.raises(PeerError, match="no manager answers there"):
+            senders.send(nobody, traced(1, 0.0, 1.0))
 
 
 # ---- for real

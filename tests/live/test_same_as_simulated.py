@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partition, Partitions
 from farside.scheduler.admission.rules import Rules
+from farside.scheduler.manager.compare_decisions import decided_again
 from farside.scheduler.manager.compare_simulation import recording
 from farside.scheduler.manager.compare_simulation import simulated as replayed
 from farside.scheduler.manager.decider.adapter import job_of
@@ -202,8 +203,12 @@ def check(policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS
     assert live.first_s == pytest.approx(started_s, abs=1e-5)
     assert live.end_s == pytest.approx(ended_s, abs=1e-5)
     # And so it is from the log alone.
-    found = replayed(recording(live.world.log, partitions=partitions), live.world.rules, times_for(live.world.rules))
+    by = live.world.rules
+    found = replayed(recording(live.world.log, partitions=partitions), by, lambda: times_for(by))
     assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
+    again = decided_again(live.world.log, by, lambda: times_for(by), partitions=partitions, quiet_s=0.0)
+    assert again.decisions >= len(day)
+    assert (again.different, again.elsewhere) == (0, 0)
 
 
 @settings(max_examples=20, deadline=None)

@@ -104,11 +104,11 @@ class Planner:
             self._learn_of_end(self._state.jobs[event.job_id], entry.at_s)
         self._pending.arrive(event)
         if isinstance(event, _NodeFacts) and not self._is_stale and self._domains.is_other_size(event.node):
-            self._spoil()
+            self.spoil()
         if isinstance(event, log.PoolSized) and self._domains.is_any_of_other_size():
-            self._spoil()
+            self.spoil()
         if touched and not self._is_stale and self._domains.are_other_for(touched):
-            self._spoil()
+            self.spoil()
         if self._is_stale:
             return
         # One that is over, of a partition that is gone, is in no domain.
@@ -200,7 +200,7 @@ class Planner:
         """Runs cycles if there is reason to. The domains have what they answer at once; the log must get it next."""
         if self._is_to_be_built():
             self._build(now_s)
-        self._wake_up(now_s)
+        self.wake_up(now_s)
         drafts = [Draft(event=event, cause=self._heard) for event in self._pending.take_ready(self._state)]
         if self._woken_by:
             cause, self._woken_by = self._woken_by, ""
@@ -212,12 +212,13 @@ class Planner:
         """What was heard last may let jobs start, or lose their GPUs: the cycle is run."""
         self._woken_by = self._heard
 
-    def _spoil(self) -> None:
+    def spoil(self) -> None:
         """The domains are not as the log is, and are built anew before they are asked next."""
         self._is_stale = True
         self._touch()
 
-    def _wake_up(self, now_s: float) -> None:
+    def wake_up(self, now_s: float) -> None:
+        """Notes what time alone has changed by now; the cycle that follows goes by that."""
         for timer, row in self._timers.take_due(now_s):
             if row == NO_ROW:
                 for domain in self.domains.values():
@@ -315,7 +316,7 @@ class Planner:
         self._pending.deferred.pop(job.job_id, None)
         if adapter.is_holding(job):
             if holder is None:
-                self._spoil()
+                self.spoil()
             elif job.phase is Phase.STOPPING:
                 holder.leave_alone(row, math.inf)  # its processes go already: nobody is helped by preempting it
             return

@@ -14,7 +14,9 @@ from rich.table import Table
 
 from farside.cli.terminal import standard_output
 from farside.config import ManagerConfig, load_config
+from farside.config.check import names_in
 from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of
+from farside.scheduler.manager.compare_decisions import DecisionCount, decided_again
 from farside.scheduler.manager.compare_simulation import (
     PAPER_APART_PCT,
     PAPER_SIMULATOR,
@@ -54,13 +56,29 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Re
     with closing(EventStore(config.store_url)) as store:
         entries = whole_log(store, archive_of(config.store_url, config.archive_dir))
         found = recording(entries, only, partitions_of(config))
-    return found, simulated(found, before.rules, before.times(fits_at_once=True))
+    return found, simulated(found, before.rules, before.times)
+
+
+def replay_decisions(config: ManagerConfig) -> DecisionCount:
+    """Reads the log of a manager's store, and makes its cycle's decisions again, each on the state that it was made on.
+
+    Raises:
+        FarsideError: The store can't be read.
+    """
+    before = learned_before(config, rules_of(config))
+    with closing(EventStore(config.store_url)) as store:
+        entries = whole_log(store, archive_of(config.store_url, config.archive_dir))
+        return decided_again(
+            entries, before.rules, before.times, partitions=partitions_of(config),
+            set_aside=frozenset(names_in(config.colocation_nodes)),
+        )  # fmt: skip
 
 
 def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> None:
     """Prints it, and writes the trace where one was asked for."""
     config = load_config(ManagerConfig, configs, overrides)
     found, fidelity = replay(config)
+    decided = replay_decisions(config)
     if idle_rules_of(config):
         Console(stderr=True, soft_wrap=True).print(IDLE_GPUS, highlight=False, markup=False)
     if trace is not None:
@@ -69,9 +87,9 @@ def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path
         write_trace(Trace(jobs=tuple(jobs)), trace)
     with standard_output():
         if as_json:
-            print(json.dumps(_json(config.policy, found, fidelity), indent=2))
+            print(json.dumps(_json(config.policy, found, fidelity, decided), indent=2))
         else:
-            _print(Console(soft_wrap=True), config.policy, found, fidelity)
+            _print(Console(soft_wrap=True), config.policy, found, fidelity, decided)
 
 
 def fidelity_table(fidelity: Fidelity) -> Table:
@@ -104,7 +122,7 @@ def measured(preemption_times: PreemptionTimes) -> str:
     return ", ".join(parts)
 
 
-def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) -> None:
+def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity, decided: DecisionCount) -> None:
     gpus = sum(node.gpus for node in found.nodes)
     first, last = found.jobs[0].traced.comes_s, max(one.end_s for one in found.jobs)
     nodes = f"{format_count(len(found.nodes), 'node')} with {format_count(gpus, 'GPU')}"
@@ -128,6 +146,10 @@ def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) 
     if (order := fidelity.order).pairs:
         waited = f"of {format_count(order.pairs, 'pair')} of jobs that waited together"
         console.print(f"{waited}, {100 * order.error:.1f} % started in the other order", highlight=False)
+    if decided.decisions:
+        made = f"of {format_count(decided.decisions, 'decision')}, each made again on the state of that time"
+        elsewhere = format_count(decided.elsewhere, "start")
+        console.print(f"{made}, {100 * decided.error:.1f} % differ, and {elsewhere} on other nodes", highlight=False)
     console.print(PAPER, highlight=False, markup=False)
 
 
@@ -153,7 +175,7 @@ def _limit_words(limit: Packlimit) -> str:
     return f"placement by skew{where}: its limit comes to {limit.packlimit:.1%}, {since}; {seen}"
 
 
-def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
+def _json(policy: str, found: Recording, fidelity: Fidelity, decided: DecisionCount) -> dict[str, Any]:
     return {
         "policy": policy,
         "jobs": [
@@ -166,6 +188,9 @@ def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
         "median_error": fidelity.median_error,
         "pairs_that_waited": fidelity.order.pairs,
         "pairs_that_swapped": fidelity.order.swapped,
+        "decisions": decided.decisions,
+        "decisions_that_differ": decided.different,
+        "decisions_elsewhere": decided.elsewhere,
         "preemptions": fidelity.preemptions,
         "predicted_preemptions": fidelity.predicted_preemptions,
         "packlimits": msgspec.to_builtins(fidelity.packlimits),

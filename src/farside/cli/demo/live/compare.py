@@ -1,8 +1,9 @@
 """What a live log says of its delays and of nodes that were lent, and the same jobs simulated with these delays.
 
 Each job needs its run time and, charged to it, what deciding, starting and stopping took in its case: where hundreds of
-jobs start within seconds, each takes longer than elsewhere, and all behind them wait for it. Everything else the
-simulation decides itself, with an estimator that begins as the manager's did.
+jobs start within seconds, each takes longer than elsewhere, and all behind them wait for it. While no scheduler process
+lived, nobody decides in the simulation either. Everything else it decides itself, with an estimator that begins as the
+manager's did. Jobs come when the manager had them, as its log says, and not when they were to be submitted.
 """
 
 import math
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from farside.config import ManagerConfig
 from farside.scheduler.configured_rules import partitions_of, rules_of
+from farside.scheduler.manager.compare_decisions import DecisionCount, decided_again
 from farside.scheduler.manager.compare_simulation import Fidelity, Recording, recording, simulated
 from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model import event as log
@@ -26,15 +28,25 @@ class Delays:
 
     Attributes:
         deciding_s: From what made a start possible (it came, or GPUs became free) until it was decided; all its starts.
+            While no scheduler process lived, no time counts: `pause` has that.
         starting_s: From that decision until the job works.
         stopping_s: From its last work until its GPUs are free.
-        deciding_of_s: The first of each job, by its id; those that are missing took none.
+        deciding_of_s: Of each job, by its id; those that are missing took none.
+        longest_s: The longest that deciding one start took.
+        pause: When the scheduler process was killed, and when the next one decided; empty: none was.
     """
 
     deciding_s: float
     starting_s: float
     stopping_s: float
     deciding_of_s: Mapping[str, float]
+    longest_s: float = 0.0
+    pause: tuple[float, float] | None = None
+
+    @property
+    def recovery_s(self) -> float:
+        """How long nobody decided because the scheduler process was killed; 0: it was not."""
+        return 0.0 if self.pause is None else self.pause[1] - self.pause[0]
 
     @property
     def total_s(self) -> float:
@@ -66,6 +78,7 @@ class LiveCompared:
         delays: As measured, and charged to the simulation.
         fifo_jct_s: Average JCT of the same jobs under FIFO, simulated.
         mean_need_s: Average run time, without any delay.
+        decided: How many decisions are others when they are made again on the state that the log had then.
         recalls: Nodes that came back to their owners.
         guests: Starts on nodes of another partition.
         leads: How often a scheduler process took the lead.
@@ -75,6 +88,7 @@ class LiveCompared:
     delays: Delays
     fifo_jct_s: float
     mean_need_s: float
+    decided: DecisionCount
     recalls: tuple[Recall, ...]
     guests: int
     leads: int
@@ -109,12 +123,14 @@ def compare(
     jobs = charged(found, delays)
     before = learned_before(config, rules_of(config))
     no_policy = replace(config, policy="fifo", policy_settings="")
+    pauses = () if delays.pause is None else (delays.pause,)
     return LiveCompared(
-        fidelity=simulated(jobs, before.rules, before.times(fits_at_once=True)),
+        fidelity=simulated(jobs, before.rules, before.times, pauses=pauses),
         delays=delays,
-        fifo_jct_s=simulated(jobs, rules_of(no_policy)).predicted_mean_s,
+        fifo_jct_s=simulated(jobs, rules_of(no_policy), pauses=pauses).predicted_mean_s,
         mean_need_s=statistics.fmean(needs_s[one.traced.job.job_id] for one in found.jobs),
         recalls=recalls_of(entries),
+        decided=decided_again(entries, before.rules, before.times, partitions=partitions_of(config)),
         guests=sum(isinstance(one.event, log.JobAllocated) and bool(one.event.host) for one in entries),
         leads=sum(isinstance(one.event, log.SchedulerTookLead) for one in entries),
     )
@@ -140,42 +156,56 @@ def delays_of(
     starting_s = statistics.fmean(
         [job.resume_s for job in map(state.jobs.__getitem__, ready_s) if job.start == 1 and job.resume_s >= 0] or [0.0]
     )
-    deciding_of_s = _deciding_s(entries, ready_s, killed_s)
+    pause = _pause_of(entries, killed_s)
+    decisions = _deciding_s(entries, ready_s, pause)
+    deciding_of_s = {job_id: sum(took_s) for job_id, took_s in decisions.items()}
     around_s = statistics.fmean(one.traced.duration_s - needs_s[one.traced.job.job_id] for one in found.jobs)
     return Delays(
         deciding_s=sum(deciding_of_s.values()) / len(ready_s),
         starting_s=starting_s,
         stopping_s=around_s - starting_s,
         deciding_of_s=deciding_of_s,
+        longest_s=max((max(took_s) for took_s in decisions.values()), default=0.0),
+        pause=pause,
     )
 
 
-def _deciding_s(entries: Sequence[log.Entry], ready_s: Mapping[str, float], killed_s: float) -> dict[str, float]:
-    """Seconds that deciding took, by job, all its starts together. ``ready_s``: when each was ready to run."""
+def _pause_of(entries: Sequence[log.Entry], killed_s: float) -> tuple[float, float] | None:
+    """From the kill until the next scheduler process had decided on what waited for it, or led if nothing did."""
+    after = [entry for entry in entries if entry.at_s >= killed_s]
+    lead = next((entry for entry in after if isinstance(entry.event, log.SchedulerTookLead)), None)
+    if lead is None:
+        return None
+    decided = (entry for entry in after if entry.seq > lead.seq and entry.generation == lead.generation)
+    first = next(decided, lead)
+    return killed_s, first.at_s if _cause_of(first) <= lead.seq else lead.at_s
+
+
+def _deciding_s(
+    entries: Sequence[log.Entry], ready_s: Mapping[str, float], pause: tuple[float, float] | None
+) -> dict[str, list[float]]:
+    """Seconds that deciding took, by job, each of its starts. ``ready_s``: when each was ready to run."""
     by_seq: dict[float, log.Entry] = {entry.seq: entry for entry in entries}
     allocated: dict[str, tuple[float, float]] = {}  # by job when that was decided, and how long it took
     winners: set[str] = set()  # jobs whose GPUs others had to leave first: that time is no deciding
-    total_s, lead = dict[str, float](), 0
+    found = dict[str, list[float]]()
     for entry in entries:
         match entry.event:
-            case log.SchedulerTookLead():
-                lead = entry.seq
             case log.JobAllocated(job_id=job_id) if job_id in ready_s:
                 since_s = _caused_s(entry, by_seq)
-                # What the new scheduler process found when it took the lead has waited since the old one died.
-                if _cause_of(entry) <= lead:
-                    since_s = max(ready_s[job_id], min(since_s, killed_s))
+                # What the new scheduler process found has waited for a decision since that one could make any.
+                if pause is not None and since_s < pause[1] <= entry.at_s:
+                    since_s = pause[1]
                 allocated[job_id] = entry.at_s, entry.at_s - since_s
                 winners.discard(job_id)
             case log.JobStopping(winner=winner):
                 winners.add(winner)
             case log.JobStarted(job_id=job_id) if job_id in allocated:
                 at_s, took_s = allocated.pop(job_id)
-                took_s += 0.0 if job_id in winners else entry.at_s - at_s
-                total_s[job_id] = total_s.get(job_id, 0.0) + took_s
+                found.setdefault(job_id, []).append(took_s + (0.0 if job_id in winners else entry.at_s - at_s))
             case _:
                 pass
-    return total_s
+    return found
 
 
 def _cause_of(entry: log.Entry) -> float:

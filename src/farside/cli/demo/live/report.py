@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from farside.cli.demo.live.rig import GRACE_S
 from farside.cli.demo.live.scene import LiveScene, scene_faults
+from farside.cli.demo.live.senders import GRACE_S
 from farside.cli.figure_table import figure_table
 from farside.units import format_count
 

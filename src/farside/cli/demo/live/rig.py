@@ -6,13 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from farside.cli.demo import cluster_jobs
 from farside.cli.demo.live.day import ALL, GPUS_PER_NODE, LiveDay
+from farside.cli.demo.live.senders import GRACE_S, Senders
 from farside.client.manager_client import ManagerAddress, ManagerClient, find_manager
 from farside.client.state_folder import sandbox_config
 from farside.config import ManagerConfig, load_config
@@ -26,8 +26,6 @@ from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.trace.write import write_trace
 
-GRACE_S = 5.0
-"""Time that borrowers have to leave; jobs of a day leave in milliseconds."""
 PATIENCE_LOG_S = 14 * 86400.0  # QSSF's guard, divided as all times are
 MIN_RUN_S = 1.0
 LOOK_EVERY_S = 1.0
@@ -59,7 +57,7 @@ class Played:
         states: What became of each.
         estimates: What was expected of each, where anything was.
         killed_s: When the scheduler process was killed; infinite: it was not.
-        late_s: The longest time after its own that a job was submitted.
+        late_s: The longest time from a job's own submit time until the manager had it.
     """
 
     config: ManagerConfig
@@ -93,24 +91,12 @@ def play_day(
         FarsideError: The sandbox did not start, or jobs do not end in time.
     """
     words = _sandbox_words(day, folder, policy=policy, lends=lends)
-    places = folder / "places"
-    places.mkdir(parents=True)
+    (folder / "places").mkdir(parents=True)
     with open_sandbox(words, state=folder / "cluster") as sandbox, ExitStack() as stack:
         state = sandbox.state
         config = load_config(ManagerConfig, (sandbox_config(state),))
         client = stack.enter_context(ManagerClient(find_manager(state=state)))
-        tokens = _tokens(day, config)
-        begun_s = time.monotonic()
-        jobs, late_s, killed_s = dict[str, TraceJob](), 0.0, math.inf
-        half_s = day.jobs[-1].job.submit_s / 2
-        for at, one in enumerate(day.jobs):
-            if kills and killed_s == math.inf and one.job.submit_s >= half_s:
-                killed_s = _kill_scheduler(state)
-            # From the first submission on, so that what the requests take does not add up.
-            time.sleep(max(0.0, begun_s + one.job.submit_s - time.monotonic()))
-            late_s = max(late_s, time.monotonic() - begun_s - one.job.submit_s)
-            jobs[_submit(client, tokens.get(one.job.user), one, places)] = one
-            tell(f"{at + 1} of {len(day.jobs)} jobs submitted")
+        jobs, late_s, killed_s = _submit_all(day, config, state, folder / "places", tell, kills=kills)
         _until_over(client, tell)
         states = {job["id"]: job["state"] for job in client.get("jobs", all="true")["jobs"]}
         estimates = _estimates(client, jobs) if policy == "qssf" else {}
@@ -156,32 +142,25 @@ def _tokens(day: LiveDay, config: ManagerConfig) -> Mapping[str, ManagerAddress]
     }
 
 
-def _submit(client: ManagerClient, address: ManagerAddress | None, one: TraceJob, places: Path) -> str:
-    """Submits a job as its user; returns its id."""
-    body = _body(one, places)
-    if address is None:
-        (job_id,) = client.post("jobs", body=body)["ids"]
-    else:
-        with ManagerClient(address) as own:
-            (job_id,) = own.post("jobs", body=body)["ids"]
-    return str(job_id)
-
-
-def _body(one: TraceJob, places: Path) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "argv": ["/bin/sh", "-c", cluster_jobs.SCRIPT, "job", str(round(1000 * one.duration_s))],
-        "gpus": one.job.gpus,
-        "env": {"PLACE": os.fspath(places)},
-        "cwd": "/",
-        "output": "/dev/null",
-        "preemptible": True,
-        "grace_s": GRACE_S,
-    }
-    if one.job.name:
-        body["name"] = one.job.name
-    if one.job.vc != ALL:
-        body["partition"] = one.job.vc
-    return body
+def _submit_all(
+    day: LiveDay, config: ManagerConfig, state: Path, places: Path, tell: Tell, *, kills: bool
+) -> tuple[dict[str, TraceJob], float, float]:
+    """Submits each job at its time: what each was, by its id, the most that one came late, and the time of the kill."""
+    near, tokens = find_manager(state=state), _tokens(day, config)
+    killed_s, half_s = math.inf, day.jobs[-1].job.submit_s / 2
+    sent: list[tuple[TraceJob, Future[tuple[str, float]]]] = []
+    with Senders(places) as senders:
+        # From the first submission on, so that what the requests take does not add up.
+        begun_s = time.monotonic()
+        for at, one in enumerate(day.jobs):
+            if kills and killed_s == math.inf and one.job.submit_s >= half_s:
+                killed_s = _kill_scheduler(state)
+            time.sleep(max(0.0, begun_s + one.job.submit_s - time.monotonic()))
+            sent.append((one, senders.send(tokens.get(one.job.user, near), one)))
+            tell(f"{at + 1} of {len(day.jobs)} jobs submitted")
+        had = [(one, *answer.result()) for one, answer in sent]
+    late_s = max(at_s - begun_s - one.job.submit_s for one, _, at_s in had)
+    return {job_id: one for one, job_id, _ in had}, late_s, killed_s
 
 
 def _kill_scheduler(state: Path) -> float:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from farside.cli.demo.live.compare import LiveCompared, compare
 from farside.cli.demo.live.day import LiveDay, day_of, generated_log
-from farside.cli.demo.live.rig import GRACE_S, Played, Tell, play_day
+from farside.cli.demo.live.rig import Played, Tell, play_day
+from farside.cli.demo.live.senders import GRACE_S
 from farside.cli.demo.show import Show
 from farside.scheduler.manager.learned_before import has_lightgbm
 from farside.scheduler.manager.model.check_log import violations
