@@ -1,4 +1,7 @@
-"""Cycle of the donor: in each sample period it reads memory, decides, and acts."""
+"""Cycle of the donor: in each sample period it reads memory, decides, and acts.
+
+A new limit of what is lent is kept at once: a job may wait for that memory.
+"""
 
 from collections.abc import Sequence
 
@@ -11,6 +14,7 @@ from farside.daemon.tasks import Tasks
 from farside.errors import Unavailable
 from farside.log import get_log
 from farside.memory_sense import MemorySense
+from farside.own_task import wait_first
 
 _log = get_log("daemon.cycle")
 
@@ -49,14 +53,27 @@ class Cycle:
             next_s = max(next_s + self._period_s, self._clock.now_s())
             # A slab that came or went within the last half of a period makes the sample doubtful: /proc/meminfo and our
             # own count may be of different moments.
-            await self._clock.sleep_until_s(next_s - self._period_s / 2)
+            await self._wait_until_s(next_s - self._period_s / 2)
             before = self._lender.pool.changes
-            await self._clock.sleep_until_s(next_s)
+            await self._wait_until_s(next_s)
             try:
                 await self.step(is_settled=before == self._lender.pool.changes)
             # Whatever goes wrong in one round, the next must come: it is what gives programs their memory back.
             except Exception as error:
                 _log.error("unexpected fault", cause=error, work="memory")
+
+    async def _wait_until_s(self, at_s: float) -> None:
+        """Keeps a limit that is set meanwhile. In this task, so that no two rounds choose slabs for one limit."""
+        is_over = False
+        while not is_over:
+            await wait_first(self._lender.limit_set.wait(), self._clock.sleep_until_s(at_s))
+            is_over = self._clock.now_s() >= at_s
+            if self._lender.limit_set.is_set():
+                self._lender.limit_set.clear()
+                try:
+                    await self._keep_limit()
+                except Exception as error:
+                    _log.error("unexpected fault", cause=error, work="limit")
 
     async def step(self, *, is_settled: bool = True) -> None:
         """Do one round. ``is_settled``: no slab came or went just before, so that meminfo and our own count agree."""
@@ -109,6 +126,8 @@ class Cycle:
 
     async def _keep_limit(self) -> None:
         lender = self._lender
+        if lender.is_closing:
+            return
         ready = lender.pool.ready
         if (spare := ready - lender.within_limit(ready)) > 0:
             await lender.pool.release_ready(spare)

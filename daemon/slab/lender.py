@@ -77,6 +77,7 @@ class Lender:
             that are here stay.
         limit_bytes: At most so much is lent, whatever memory there is; None: as much as that allows.
         limit_deadline_s: Time that borrowers get to move what was lent beyond it.
+        limit_set: Set whenever the limit is; the cycle clears it.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Lender:
         self.drained_by: tuple[str, ...] = ()
         self.limit_bytes: int | None = None
         self.limit_deadline_s = 0.0
+        self.limit_set = asyncio.Event()
         self._tasks = tasks
         self._token = token
 

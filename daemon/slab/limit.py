@@ -47,6 +47,7 @@ class Limit:
             shown = "none" if limit_bytes is None else format_bytes(limit_bytes)
             _log.info("limit of what is lent", limit=shown, lent=len(self._lender.ledger.loans), deadline_s=deadline_s)
         self._lender.limit_bytes, self._lender.limit_deadline_s = limit_bytes, deadline_s
+        self._lender.limit_set.set()
 
     async def _on_limit(self, arguments: Mapping[str, object]) -> object:
         limit_bytes, deadline_s = arguments.get("bytes"), arguments.get("deadline_s", _DEADLINE_S)

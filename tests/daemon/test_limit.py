@@ -66,6 +66,21 @@ def test_what_is_lent_beyond_the_limit_goes_back_and_no_more_is_lent(plane: Plan
     scenario(plane, body)
 
 
+def test_a_limit_is_kept_at_once_and_not_at_the_next_look_at_memory(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await borrower.map(2)
+
+        await admin.ask(plane.folder / "admin.sock", "limit", bytes=0, deadline_s=DEADLINE_S)
+
+        async with asyncio.timeout(30):
+            recalled = (await borrower.notice()).message
+        assert isinstance(recalled, m.Migrate)
+        assert len(recalled.leases) == 2
+
+    scenario(plane, body)
+
+
 def test_off_gives_everything_back_with_its_memory_and_on_lends_again(plane: Plane) -> None:
     async def body(plane: Plane) -> None:
         borrower = await plane.borrower()
