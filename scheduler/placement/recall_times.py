@@ -2,7 +2,11 @@
 
 A recall has a part that is the same for all, until the order has reached the donor and its end has been told of, and
 one that grows with its size: pages move to other donors, or to disks. So a line is fitted to what was measured, and
-raised as far as the slowest of those was above it: whoever waits is to know by when the memory is there.
+raised as far as the slowest of those was above it: whoever waits is to know by when the memory is there. Of eight, the
+slowest is the quantile of 8/9: so many of the next ones are no slower, if nothing else changes.
+
+The end is seen when the agent looks, four times a second, so what was measured may have ended up to one look before,
+and the next one may be seen a look later: that is added.
 """
 
 from collections.abc import Sequence
@@ -10,6 +14,9 @@ from dataclasses import dataclass, field
 
 KEPT = 8
 """The newest recalls of a node, by which the next one is judged: rates follow the load, so older ones say little."""
+
+LOOK_S = 0.25
+"""Between two looks of an agent whose donor takes memory back (`HURRY_S` of agent/session.py)."""
 
 Sample = tuple[int, float]
 """Bytes, and the seconds that they took."""
@@ -33,21 +40,31 @@ class RecallTimes:
     def expected_s(self, node: str, recalled_bytes: int) -> float | None:
         """In how long so much comes back to a node; None: nothing was measured yet."""
         samples = self.samples(node)
-        return line_at(samples, recalled_bytes) if samples else None
+        return time_at(samples, recalled_bytes) + LOOK_S if samples else None
+
+
+def time_at(samples: Sequence[Sample], size_bytes: int) -> float:
+    """Seconds of a size by the samples, at least one.
+
+    By `line_at`, as far as recalls of that size or larger were measured. A larger one takes in proportion to the
+    largest of them, as if no part were the same for all: nobody knows from where on the size counts.
+    """
+    largest = max(size for size, _ in samples)
+    if size_bytes <= largest or not largest:
+        return line_at(samples, size_bytes)
+    return line_at(samples, largest) * size_bytes / largest
 
 
 def line_at(samples: Sequence[Sample], size_bytes: int) -> float:
     """Seconds of a size by the line nearest to the samples, at least one, raised to the slowest of them.
 
-    It neither begins nor falls below zero. Where all samples are of one size they say nothing of the part that is the
-    same for all: a larger one takes in proportion then, and a smaller one as long.
+    It neither begins nor falls below zero. Where all samples are of one size it is flat: they say nothing of the part
+    that is the same for all.
     """
     mean_bytes = sum(size for size, _ in samples) / len(samples)
     mean_s = sum(took_s for _, took_s in samples) / len(samples)
     spread = sum((size - mean_bytes) ** 2 for size, _ in samples)
     together = sum((size - mean_bytes) * (took_s - mean_s) for size, took_s in samples)
-    each_s = together / spread if spread else mean_s / mean_bytes if mean_bytes else 0.0
-    each_s = max(0.0, min(each_s, mean_s / mean_bytes if mean_bytes else 0.0))
+    each_s = max(0.0, min(together / spread, mean_s / mean_bytes)) if spread else 0.0
     slowest_s = max(took_s - mean_s - each_s * (size - mean_bytes) for size, took_s in samples)
-    more_bytes = size_bytes - mean_bytes if spread else max(0.0, size_bytes - mean_bytes)
-    return mean_s + each_s * more_bytes + slowest_s
+    return mean_s + each_s * (size_bytes - mean_bytes) + slowest_s

@@ -263,14 +263,14 @@ def test_what_is_expected_is_in_the_log_in_explain_and_in_what_is_shown() -> Non
         "it waits for that 1.17 min more at most",
     )
     assert known[-1] == "20 GiB that the donor of n0 had lent came back in 4 s; no recall was measured yet"
-    assert (recalls(world)[1].expected_s, recalls(world)[1].samples) == (4.0, 1)
+    assert (recalls(world)[1].expected_s, recalls(world)[1].samples) == (4.25, 1)
     assert why(world, second)[1] == (
-        "10 GiB that the donor of n0 had lent have been recalled for 1 s so far; expected to take 4 s, "
+        "10 GiB that the donor of n0 had lent have been recalled for 1 s so far; expected to take 4.25 s, "
         "by one recall before; it waits for that 1.15 min more at most"
     )
     (shown,) = show_job_in_full(world.job(second), world.now_s).recalls
     assert (shown.node, shown.recalled_bytes, shown.expected_s, shown.expected_from, shown.back_s) == (
-        "n0", 10 * GIB, 4.0, 1, None,
+        "n0", 10 * GIB, 4.25, 1, None,
     )  # fmt: skip
 
 

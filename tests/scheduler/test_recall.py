@@ -11,7 +11,7 @@ from farside.scheduler.lent_memory import to_recall
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.placement.recall import least_recall
-from farside.scheduler.placement.recall_times import KEPT, RecallTimes, line_at
+from farside.scheduler.placement.recall_times import KEPT, LOOK_S, RecallTimes, line_at, time_at
 from farside.scheduler.state import Demand, Job, Node
 from farside.scheduler.table import JobTable
 
@@ -158,10 +158,23 @@ def test_nothing_is_expected_before_anything_was_measured() -> None:
 def test_what_is_expected_goes_by_the_nodes_own_recalls_and_by_all_while_it_has_none() -> None:
     times = RecallTimes()
     times.add("n0", 100, 10.0)
-    assert (times.expected_s("n0", 200), times.expected_s("n1", 200)) == (20.0, 20.0)
+    assert (times.expected_s("n0", 200), times.expected_s("n1", 200)) == (20.0 + LOOK_S, 20.0 + LOOK_S)
     times.add("n1", 100, 3.0)
 
-    assert (times.expected_s("n0", 100), times.expected_s("n1", 100)) == (10.0, 3.0)
+    assert (times.expected_s("n0", 100), times.expected_s("n1", 100)) == (10.0 + LOOK_S, 3.0 + LOOK_S)
+
+
+def test_an_end_may_be_seen_a_look_later_than_those_before() -> None:
+    times = RecallTimes()
+    times.add("n0", 100, 0.25)
+
+    assert times.expected_s("n0", 100) == pytest.approx(0.5)
+
+
+def test_a_recall_larger_than_all_that_were_measured_takes_in_proportion_to_the_largest() -> None:
+    assert time_at([(100, 6.0), (300, 8.0)], 300) == pytest.approx(8.0)
+    assert time_at([(100, 6.0), (300, 8.0)], 600) == pytest.approx(16.0)
+    assert time_at([(40, 0.3), (96, 0.3)], 256) == pytest.approx(0.8)
 
 
 def test_the_way_of_the_order_is_told_from_what_goes_by_size() -> None:
@@ -185,7 +198,8 @@ def test_a_recall_smaller_than_all_that_were_measured_alike_may_take_as_long() -
 def test_a_larger_recall_is_never_expected_to_take_less_and_none_takes_no_time(
     samples: list[tuple[int, float]], size: int
 ) -> None:
-    assert 0.0 <= line_at(samples, size) <= line_at(samples, 2 * size) + 1e-6
+    assert 0.0 <= line_at(samples, size) <= time_at(samples, size) + 1e-6
+    assert time_at(samples, size) <= time_at(samples, 2 * size) + 1e-6
 
 
 def test_only_the_newest_recalls_of_a_node_count() -> None:
@@ -195,5 +209,5 @@ def test_only_the_newest_recalls_of_a_node_count() -> None:
     for _ in range(KEPT):
         times.add("n0", 100, 1.0)
 
-    assert times.expected_s("n0", 100) == pytest.approx(1.0)
+    assert times.expected_s("n0", 100) == pytest.approx(1.0 + LOOK_S)
     assert len(times.samples("n0")) == KEPT
