@@ -437,7 +437,9 @@ def simulated(
     first = make_times()
     if first is not None:
         # Where nobody decided until one took the lead, what it learned is there when decisions go on.
-        restarts_s = [next((begin_s for begin_s, end_s in pauses if begin_s <= at_s <= end_s), at_s) for at_s in leads_s]
+        restarts_s = [
+            next((begin_s for begin_s, end_s in pauses if begin_s <= at_s <= end_s), at_s) for at_s in leads_s
+        ]
         times = RestartedTimes(first, make_times, restarts_s)
         rules = replace(rules, order=times.primed(rules.order))
         estimator = HeardTimes(times, found.heard, (one.job.sequence for one in trace))

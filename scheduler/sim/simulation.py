@@ -154,8 +154,7 @@ class Simulation:
         self._row_of: dict[int, int] = {}  # by sequence; made when it is needed
         self._has_progressed = True  # since that was asked the last time: a job, or what comes from outside
         self._resizes = list(resizes)
-        self._measured = tuple(measured or ())
-        self._closures = tuple(closures)
+        self._measured, self._closures = tuple(measured or ()), tuple(closures)
         self._heap = self._foreknown(lists_made_s)
         for domain in self.domains.values():
             self._close(domain, -math.inf)

@@ -275,7 +275,7 @@ def test_a_job_is_expected_to_take_what_was_expected_when_it_was_submitted_thoug
     run_for(world, held, 5.0)
     run_for(world, other, 5.0)
 
-    found = simulated(recording(world.log), world.rules, LearnedTimes())
+    found = simulated(recording(world.log), world.rules, LearnedTimes)
 
     assert (found.order.pairs, found.order.swapped) == (1, 0)
     assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs])

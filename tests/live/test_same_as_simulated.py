@@ -304,7 +304,7 @@ def test_a_replay_finds_the_order_of_a_day_with_restarts_failovers_and_nodes_tha
     live = Day(policy, day, NO_PARTITIONS, **more)
     live.run(changes)
 
-    found = replayed(recording(live.world.log), live.world.rules, times_for(live.world.rules))
+    found = replayed(recording(live.world.log), live.world.rules, lambda: times_for(live.world.rules))
 
     assert found.order.swapped == 0
     assert [one.predicted_start_s for one in found.jobs] == pytest.approx([one.start_s for one in found.jobs], abs=1e-3)
@@ -320,7 +320,7 @@ def test_a_replay_of_partitions_finds_their_orders_with_restarts_and_failovers(
     live = Day(policy, day, TWO, **more)
     live.run(changes)
 
-    found = replayed(recording(live.world.log, partitions=TWO), live.world.rules, times_for(live.world.rules))
+    found = replayed(recording(live.world.log, partitions=TWO), live.world.rules, lambda: times_for(live.world.rules))
 
     assert found.order.swapped == 0
     assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
