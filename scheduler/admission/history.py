@@ -7,7 +7,7 @@ ends: whoever adds the same jobs in the same order has the same policies.
 
 import math
 
-from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.policy import KEPT_JOBS, OrderPolicy
 from farside.scheduler.placement.measured_speed import MeasuredSpeeds, MeasuredStart
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.slowdown_sample import Sample, SampleWindow
@@ -20,8 +20,10 @@ class History:
         order: The order policy as these jobs have made it.
         placement: The placement policy, likewise.
         is_measured: Speeds are those that starts were measured to have (`add_start`), and a slowdown model's are none.
-        ended_gpu_s: The whole service of each job, GPU seconds.
+        ended_gpu_s: The whole service of each job, GPU seconds, in the order of their ends: the newest `KEPT_JOBS` at
+            least, and an eighth more at most.
         expected_gpu_s: What was expected of each when it came; NaN where nothing was.
+        ended_jobs: How many have ended in all.
         samples: The newest speeds of jobs on their last allocation, or of starts that were measured and compared.
         measured_starts: Starts that told how long their iterations took; ``spread_starts``: those of them that were on
             more machines than they needed.
@@ -35,6 +37,7 @@ class History:
         self.is_measured = is_measured
         self.ended_gpu_s: list[float] = []
         self.expected_gpu_s: list[float] = []
+        self.ended_jobs = 0
         self.samples = SampleWindow()
         self.measured_starts = self.spread_starts = 0
         self.learned_at_s = math.nan
@@ -43,9 +46,12 @@ class History:
 
     def add(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
         """Add a job that has ended, by the GPU seconds that it held in all."""
-        self.ended_gpu_s.append(service_gpu_s)
-        self.expected_gpu_s.append(expected_gpu_s)
-        self.order = self.order.learn(self.ended_gpu_s, self.expected_gpu_s)
+        self.ended_jobs += 1
+        for values, value in ((self.ended_gpu_s, service_gpu_s), (self.expected_gpu_s, expected_gpu_s)):
+            values.append(value)
+            if len(values) > KEPT_JOBS + KEPT_JOBS // 8:  # not one by one: the rest moves each time
+                del values[:-KEPT_JOBS]
+        self.order = self.order.learn(self.ended_gpu_s, self.expected_gpu_s, seen=self.ended_jobs)
 
     def add_sample(self, sample: Sample, at_s: float = math.nan) -> None:
         """Add the speed of an ended job on its last allocation."""

@@ -26,6 +26,6 @@ class PlainOrder:
         """No job is promoted."""
         return np.zeros(len(jobs.gpus))
 
-    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> Self:
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = (), *, seen: int = 0) -> Self:
         """The policy itself: it learns nothing."""
         return self

@@ -6,7 +6,8 @@ is FIFO. Without limits there is a single queue, ordered by the index alone: 2D-
 
 The distribution comes from jobs that have ended: from a ``prior`` that the operator gives, from the domain's own
 history, or both. `learn` makes a new policy when the history has grown by a tenth, so that all fits together cost no
-more than a few of the last. As long as there is no distribution this is 2D-LAS, as Pseudocode 1 has it.
+more than a few of the last; of the history the newest `KEPT_JOBS` count. As long as there is no distribution this is
+2D-LAS, as Pseudocode 1 has it.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,18 @@ import numpy as np
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.format_pair import apart
 from farside.scheduler.order.las import Las, edges_and_uppers, gpu_time
-from farside.scheduler.order.policy import INNER, Motions
+from farside.scheduler.order.policy import INNER, KEPT_JOBS, Motions
 from farside.scheduler.table import Floats, JobColumns
 
 UNKNOWN = Distribution()
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A distribution of the prior and of ended jobs, and how many had ended by then."""
+
+    distribution: Distribution
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +44,9 @@ class Gittins(Las):
         delta_gpu_s: See there.
         is_learning: Ended jobs of the domain count. Otherwise only ``prior`` does.
         first_fit_jobs: So many jobs must have ended before the first fit.
-        refit_share: By how much the history has grown when it is fitted again.
+        refit_share: By how much the history has grown when it is fitted again, of what counts of it.
         prior: Services of jobs before the first.
+        fitted: What was learned; None: nothing yet.
     """
 
     name = "gittins"
@@ -46,7 +56,7 @@ class Gittins(Las):
     first_fit_jobs: int = 20
     refit_share: float = 0.1
     prior: Distribution = UNKNOWN
-    fitted: Distribution | None = field(default=None, repr=False)
+    fitted: Fit | None = field(default=None, repr=False)
 
     @property
     def is_steady(self) -> bool:
@@ -56,16 +66,16 @@ class Gittins(Las):
     @property
     def distribution(self) -> Distribution:
         """Current distribution of services."""
-        return self.prior if self.fitted is None else self.fitted
+        return self.prior if self.fitted is None else self.fitted.distribution
 
-    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Gittins":
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = (), *, seen: int = 0) -> "Gittins":
         """The policy with a new distribution of the prior and these jobs, if there are enough new ones."""
-        # How many ended jobs the present fit has; the prior does not count as growth.
-        known = len(self.distribution) - len(self.prior)
-        enough = max(self.first_fit_jobs, known + 1, known * (1 + self.refit_share))
-        if not self.is_learning or len(ended_gpu_s) < enough:
+        jobs, known = seen or len(ended_gpu_s), 0 if self.fitted is None else self.fitted.jobs
+        grown = known * (1 + self.refit_share) if known <= KEPT_JOBS else known + KEPT_JOBS * self.refit_share
+        if not self.is_learning or jobs < max(self.first_fit_jobs, known + 1, grown):
             return self
-        return replace(self, fitted=Distribution(chain(self.prior.samples.tolist(), ended_gpu_s)))
+        samples = chain(self.prior.samples.tolist(), ended_gpu_s[-KEPT_JOBS:])
+        return replace(self, fitted=Fit(Distribution(samples), jobs))
 
     def index(self, attained_gpu_s: Floats, queue: Floats) -> Floats:
         """Gittins index of jobs in these queues, 0 the first, for their attained service; per GPU second."""

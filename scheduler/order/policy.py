@@ -25,6 +25,10 @@ FALLING = 1  # they may fall, never grow
 FREE = 2  # any way; or a key is NaN, which compares with nothing
 INNER = 3  # any way, but for the first key, which stands still; the others are finite
 
+KEPT_JOBS = 100_000
+"""So many ended jobs count, the newest. The share of them that took less than any time is off by less than half a
+percent, with 95 % confidence (the inequality of Dvoretzky, Kiefer and Wolfowitz): more would tell nothing new."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderTraits:
@@ -87,10 +91,14 @@ class OrderPolicy(Protocol):
         """1.0 for each starved job that goes back to the first queue with its figures at zero, 0.0 for the others."""
         ...
 
-    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "OrderPolicy":
+    def learn(
+        self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = (), *, seen: int = 0
+    ) -> "OrderPolicy":
         """The policy once all these jobs have ended: their services in GPU seconds, in the order of their ends.
 
         ``expected_gpu_s`` is what was expected of the same jobs, NaN where nothing was; empty where nobody kept it.
+        ``seen``: how many jobs have ended in all, where these are only the newest of them, at least `KEPT_JOBS`; 0: no
+        more than these.
         Itself, the same object, as long as they change nothing for it. Asked whenever a job has ended, so it must
         answer that at once.
         """

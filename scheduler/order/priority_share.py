@@ -48,9 +48,11 @@ class TenantOrder:
         """The policy's."""
         return self.inner.promotes(jobs)
 
-    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "TenantOrder":
+    def learn(
+        self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = (), *, seen: int = 0
+    ) -> "TenantOrder":
         """Itself, or with the policy as it is now."""
-        inner = self.inner.learn(ended_gpu_s, expected_gpu_s)
+        inner = self.inner.learn(ended_gpu_s, expected_gpu_s, seen=seen)
         return self if inner is self.inner else replace(self, inner=inner)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:

@@ -113,13 +113,13 @@ class Qssf(PlainOrder):
         """Jobs whose patience has ended. Their wait starts again then, which marks them later."""
         return np.where(~self._is_aged(jobs) & (jobs.waited_s >= self.patience_s - _EDGE_S), 1.0, 0.0)
 
-    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Qssf":
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = (), *, seen: int = 0) -> "Qssf":
         """With the cut that these jobs give, if they are enough more than at the last time."""
-        enough = max(_FIRST_JOBS, self.cut.jobs * _GROWTH)
-        if self.patience_s == math.inf or len(expected_gpu_s) < enough:
+        enough, jobs = max(_FIRST_JOBS, self.cut.jobs * _GROWTH), seen or len(expected_gpu_s)
+        if self.patience_s == math.inf or not len(expected_gpu_s) or jobs < enough:
             return self
         expected, true = (np.array(values[-_NEWEST:]) for values in (expected_gpu_s, ended_gpu_s))
-        return replace(self, cut=Cut(short_up_to_gpu_s(expected, true, self.overtaking_share), len(expected_gpu_s)))
+        return replace(self, cut=Cut(short_up_to_gpu_s(expected, true, self.overtaking_share), jobs))
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their tiers, or what is expected of each."""

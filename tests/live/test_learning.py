@@ -108,6 +108,22 @@ def test_gittins_of_another_leader_knows_the_same(world: World) -> None:
     assert other.domain.history.ended_gpu_s == world.decider.domain.history.ended_gpu_s
 
 
+def test_of_more_jobs_than_count_a_restart_finds_the_same_newest_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("order.gittins", "admission.history"):
+        monkeypatch.setattr(f"farside.scheduler.{module}.KEPT_JOBS", 4)
+    run_to_their_ends(world, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)
+    before, history = samples(world), world.decider.domain.history
+
+    world.lead()
+
+    assert before == samples(world) == [80.0, 100.0, 120.0, 140.0]
+    again = world.decider.domain.history
+    assert (again.ended_gpu_s, again.ended_jobs) == (history.ended_gpu_s, 7)
+    assert len(again.ended_gpu_s) == 4
+
+
 def test_a_co_located_job_is_no_sample_after_a_restart_either() -> None:
     state = LiveState()
     for at, is_colocated in enumerate((True, False)):

@@ -107,6 +107,15 @@ def test_the_cut_is_learned_from_ended_jobs() -> None:
     assert learned.learn([*ended, 1.0], [*expected, 2.0]) is learned
 
 
+def test_the_cut_is_learned_again_from_the_newest_jobs_when_all_are_a_tenth_more() -> None:
+    ended, expected = [1.0] * 90 + [100.0] * 10, [2.0] * 90 + [50.0] * 10
+    learned = Qssf().learn(ended, expected, seen=1000)
+
+    assert learned.cut == Cut(2.0, 1000)
+    assert learned.learn(ended, expected, seen=1099) is learned
+    assert learned.learn(ended, expected, seen=1100).cut == Cut(2.0, 1100)
+
+
 def test_without_patience_nothing_is_learned() -> None:
     order = Qssf(patience_s=math.inf)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.order.distribution import FEW, Distribution
 from farside.scheduler.order.gittins import Gittins
@@ -173,6 +174,26 @@ def test_it_fits_again_when_its_history_has_grown_by_a_tenth() -> None:
     assert fits[:4] == [20, 22, 25, 28]
     assert all(later >= 1.1 * earlier for earlier, later in pairwise(fits))
     assert len(order.distribution) == fits[-1]
+
+
+def test_of_a_long_history_the_newest_jobs_count_and_a_tenth_of_them_is_new_at_each_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("order.gittins", "admission.history"):
+        monkeypatch.setattr(f"farside.scheduler.{module}.KEPT_JOBS", 40)
+    history, fits = History(Gittins(first_fit_jobs=20), CountOnly()), list[int]()
+
+    for service in range(200):
+        before = history.order
+        history.add(float(service))
+        if history.order is not before:
+            fits.append(history.ended_jobs)
+
+    assert isinstance(history.order, Gittins)
+    newest = [float(service) for service in range(fits[-1] - 40, fits[-1])]
+    assert history.order.distribution.samples.tolist() == newest
+    assert {later - earlier for earlier, later in pairwise(fits) if earlier > 40} == {4}
+    assert 40 <= len(history.ended_gpu_s) == len(history.expected_gpu_s) <= 45
 
 
 def test_what_it_learns_adds_to_what_it_was_given() -> None:
