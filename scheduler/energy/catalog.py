@@ -92,6 +92,29 @@ def prepare(name: str, settings: Mapping[str, str], question: Question) -> Prepa
         raise ConfigError(f"{name}: {error}") from error
 
 
+def check_replayed_holidays(name: str, settings: Mapping[str, str]) -> None:
+    """Refuse holidays, of ``--holidays`` or ``--holiday``, for a replay in which no forecast would know them.
+
+    Raises:
+        ConfigError: It is such a policy, or the name or a setting is wrong.
+    """
+    chosen(name, POLICIES, "energy policy")
+    if name == "ces":
+        knows = from_settings(CesSettings, settings, of=name).forecast
+    else:
+        knows = name == "paper" and from_settings(PaperSettings, settings, of=name).features == "causal"
+    if not knows:
+        # The published code's features have no holidays.
+        policy = f"paper with features={settings['features']}" if name == "paper" else name
+        raise holidays_refused(policy, of="--holidays, --holiday", settings="with --set")
+
+
+def holidays_refused(policy: str, *, of: str, settings: str = "") -> ConfigError:
+    """Refusal of holidays that no forecast would know. ``of``: what gave them; ``settings``: where the policy's go."""
+    hint = f"set forecast=true {settings}, or leave it out" if policy == "ces" else "leave it out"
+    return ConfigError(f"{of}: is for forecasts, and {policy} makes none", hint=hint)
+
+
 def _none(settings: Mapping[str, str], question: Question) -> Prepared:
     from_settings(_NoSettings, settings, of="none")
     return Prepared(policy=AllOn(), judge=partial(_unused, question))

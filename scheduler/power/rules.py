@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from farside.config.check import names_in
 from farside.config.shared import PowerSettings
-from farside.errors import ConfigError
-from farside.scheduler.energy.catalog import make_online
+from farside.scheduler.energy.catalog import holidays_refused, make_online
 from farside.scheduler.energy.holidays import read_holidays
 from farside.scheduler.energy.learning_policy import LearningPolicy
 from farside.scheduler.energy.policy import EnergyPolicy
@@ -40,8 +39,7 @@ def check_holidays(make_policy: Callable[[int], EnergyPolicy], policy: str, *, o
         ConfigError: The policy makes no forecast.
     """
     if not isinstance(make_policy(1), LearningPolicy):
-        hint = f"set forecast=true {settings}, or leave it out" if policy == "ces" else "leave it out"
-        raise ConfigError(f"{of}: is for forecasts, and {policy} makes none", hint=hint)
+        raise holidays_refused(policy, of=of, settings=settings)
 
 
 def fleet_rules(config: PowerSettings) -> FleetRules:

@@ -307,6 +307,39 @@ def test_holidays_for_jobs_without_a_forecast_are_refused(policy: str, hint: str
     assert f"--holidays, --holiday: is for forecasts, and {policy} makes none; {hint}" in told
 
 
+@pytest.mark.parametrize(
+    ("asked", "policy", "hint"),
+    [
+        (("--policy", "ces"), "ces", "set forecast=true with --set, or leave it out"),
+        (("--policy", "rule", "--set", "wakeups_per_day=1"), "rule", "leave it out"),
+        (("--policy", "vanilla"), "vanilla", "leave it out"),
+        (("--policy", "none"), "none", "leave it out"),
+        (("--policy", "paper", "--set", "features=lags"), "paper with features=lags", "leave it out"),
+    ],
+)
+def test_holidays_in_a_replay_without_a_forecast_are_refused(
+    nodes: Path, tmp_path: Path, asked: tuple[str, ...], policy: str, hint: str
+) -> None:
+    days = tmp_path / "days"
+    days.write_text("2020-05-04\n")
+    said = f"--holidays, --holiday: is for forecasts, and {policy} makes none; {hint}"
+
+    assert said in refusal("replay", nodes, *asked, "--holidays", days)
+    assert said in refusal("replay", nodes, *asked, "--holiday", "2020-05-04")
+
+
+def test_holidays_in_a_replay_with_a_forecast_are_taken(nodes: Path) -> None:
+    asked = ("--set", "forecast=true", "--set", "forecast_s=3h", "--from", "2020-05-06", "--holiday", "2020-05-04")
+
+    assert run("replay", nodes, *asked).exit_code == 0
+
+
+def test_a_sweep_of_policies_without_a_forecast_takes_no_holidays(nodes: Path) -> None:
+    said = refusal("pareto", nodes, "--policy", "vanilla", "--holiday", "2020-05-04")
+
+    assert "--holidays, --holiday: is for paper's forecast, which is not swept; leave it out" in said
+
+
 def test_a_fleet_with_a_node_that_there_is_not_is_one_line(tmp_path: Path) -> None:
     manager = tmp_path / "manager.toml"
     manager.write_text('always_on = "login1"\n')

@@ -141,12 +141,14 @@ def replay(
     risk; `--policy rule --set wakeups_per_day=0.5` is the two-line rule, tuned on the past to that risk.
     """
     from farside.cli.energy_report import give, print_report, report_of
-    from farside.scheduler.energy.catalog import prepare
+    from farside.scheduler.energy.catalog import check_replayed_holidays, prepare
     from farside.scheduler.sim.energy.replay import figures, play
     from farside.scheduler.sim.energy.saving import Power
 
     _check_places({"--json": json_to, "--plot": plot}, files)
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
+    if question.holidays:
+        check_replayed_holidays(policy, told)
     prepared = prepare(policy, told, question)
     played = play(prepared.policy, question.series, question.begin, question.end, boot_s=boot_s)
     power = Power(idle_w=idle_w, cooling_share=cooling, kg_co2_per_kwh=co2)
@@ -179,6 +181,8 @@ def pareto(
     from farside.scheduler.sim.energy.sweep import sweep
 
     _check_places({"--json": json_to, "--plot": plot}, files)
+    if question.holidays and policies and "paper" not in policies:  # the others are swept without a forecast
+        raise ConfigError("--holidays, --holiday: is for paper's forecast, which is not swept", hint="leave it out")
     points = sweep(question, tuple(policies or ()), boot_s=boot_s)
     if plot:
         from farside.cli.energy_plot import plot_points
