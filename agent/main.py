@@ -274,7 +274,8 @@ class Agent:
     async def _read(self) -> m.Reading:
         reading, _ = await asyncio.gather(self.sense.read(), self._borrower.look())
         facts, holding = self.services.facts(), self.services.holding()
-        return replace(reading, services=facts, holding=holding, loads=self._loads.read())
+        unfit = reading.unfit or self.services.unfit()[: m.CAUSE_CHARS_MAX]
+        return replace(reading, services=facts, holding=holding, loads=self._loads.read(), unfit=unfit)
 
     def _welcomed(self, generation: int, is_proved: bool) -> None:
         if is_proved:

@@ -4,7 +4,7 @@ The manager says after how much idle time, or that the node may not, since a job
 What is turned down is the owner's to say: the setting ``rest``. A rest ends as soon as anything comes: a task that is
 to start, another order, something of others at a service, the end of the agent. What was set before is in a file by
 then (`agent/rest/saver.py`), which the next agent goes by if this one was killed. What can't be turned up again is
-tried until it can, each second, whatever the settings say by then.
+tried until it can, each second, whatever the settings say by then. A node that stays turned down takes no new jobs.
 """
 
 import asyncio
@@ -24,6 +24,9 @@ from farside.log import get_log
 PERIOD_S = 1.0
 RETRY_S = 300.0
 """Before a node that could not turn something down tries again: why is read by people."""
+
+UNFIT_S = 60.0
+"""For so long it is tried to turn a node up before it takes no new jobs: what lasts a moment needs no operator."""
 
 _STUCK = "this node's CPUs or GPUs could not be turned up again, and jobs run slower here"
 _log = get_log("agent.rest")
@@ -46,7 +49,7 @@ class RestService(NodeService):
         self._hand, self._is_idle, self._clock = hand, is_idle, clock
         self._order = m.RestOrder()
         self._rest = Rest()
-        self._problem, self._is_stuck = "", False
+        self._problem, self._is_stuck, self._stuck_since_s = "", False, clock.now_s()
         self._retry_at_s = clock.now_s()
         self._is_called = False  # something has come since the last look
         self._wake = asyncio.Event()
@@ -83,6 +86,10 @@ class RestService(NodeService):
     def drained(self) -> bool:
         """Always: it has nothing of others."""
         return True
+
+    def unfit(self) -> str:
+        """Why it takes no new jobs: it is turned down since `UNFIT_S`, although it should not be."""
+        return self._problem if self._is_stuck and self._clock.now_s() - self._stuck_since_s >= UNFIT_S else ""
 
     async def begin(self) -> None:
         """Puts back what an agent that was killed has left turned down. Before any task starts."""
@@ -143,4 +150,6 @@ class RestService(NodeService):
                 _log.error(_STUCK, why=why)
             else:
                 _log.warning("this node cannot rest", why=why)
+        if is_stuck and not self._is_stuck:
+            self._stuck_since_s = self._clock.now_s()
         self._problem, self._is_stuck = problem, is_stuck

@@ -55,6 +55,10 @@ class NodeService(Protocol):
         """Whether it has nothing of others, so that the node may go off as far as it is concerned."""
         ...
 
+    def unfit(self) -> str:
+        """Reason why this node shall take nothing new; empty: nothing speaks against it."""
+        return ""
+
     def variables(self, start: m.Start) -> Mapping[str, str]:
         """What a task that is to be started gets into its environment: the service's socket, and its token."""
         return {}
@@ -102,6 +106,10 @@ class NodeServices:
     def holding(self) -> tuple[str, ...]:
         """Those that have something of others."""
         return tuple(name for name, service in self._services.items() if not service.drained())
+
+    def unfit(self) -> str:
+        """Why this node shall take nothing new, as one of them says; empty: none does."""
+        return next(filter(None, (service.unfit() for service in self._services.values())), "")
 
     def obey(self, order: m.Service) -> None:
         """Gives an order to its service."""

@@ -9,7 +9,7 @@ import pytest
 
 from farside.agent import messages as m
 from farside.agent.rest.saver import RECORD, RestHand
-from farside.agent.service.rest import RETRY_S, RestService
+from farside.agent.service.rest import RETRY_S, UNFIT_S, RestService
 from farside.config import AgentConfig, load_config
 from farside.errors import ConfigError, Unavailable
 from tests.support.virtual_clock import VirtualClock
@@ -190,6 +190,31 @@ def test_what_cannot_be_put_back_at_the_start_is_tried_until_it_can_whatever_the
     assert (node.service.metrics(), node.facts().problem) == ({"resting": 0.0, "stuck": 0.0}, "")
     (said,) = [record for record in caplog.records if "could not be turned up again" in record.getMessage()]
     assert said.levelname == "ERROR"
+
+
+def test_a_node_that_stays_turned_down_takes_no_new_jobs_until_it_is_turned_up(tmp_path: Path) -> None:
+    killed = Node(tmp_path)
+    play(killed.resting)
+    node = Node(tmp_path)
+    node.knob.is_down, node.knob.stuck = True, "NVML does not start"
+
+    async def story() -> None:
+        await node.service.begin()
+        assert await node.look(UNFIT_S - 1.0)
+        before = node.service.unfit()
+        assert await node.look(1.0)
+        assert (before, node.service.unfit()) == ("", node.facts().problem)
+        assert "could not be turned up again" in node.service.unfit()
+        node.knob.stuck = ""
+        assert not await node.look(1.0)
+        assert node.service.unfit() == ""
+        node.knob.problem = "this machine has no cpufreq"  # what a node lacks keeps no jobs off
+        node.order()
+        for later_s in (0.0, 0.0, RETRY_S, 60.0, UNFIT_S):
+            await node.look(later_s)
+        assert (node.facts().problem, node.service.unfit()) == ("this machine has no cpufreq", "")
+
+    play(story)
 
 
 def test_a_rest_that_fails_halfway_and_cannot_be_taken_back_is_ended_later(tmp_path: Path) -> None:

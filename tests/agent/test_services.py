@@ -29,6 +29,7 @@ class Sums:
     is_drained: bool = True
     orders: list[str] = field(default_factory=list)
     is_closed: bool = False
+    problem: str = ""
 
     def facts(self) -> bytes:
         return self.said
@@ -41,6 +42,9 @@ class Sums:
 
     def drained(self) -> bool:
         return self.is_drained
+
+    def unfit(self) -> str:
+        return self.problem
 
     def variables(self, start: m.Start) -> Mapping[str, str]:
         return {"SUMS_SOCKET": f"/run/sums/{start.task_id}-{start.start}"}
@@ -103,6 +107,15 @@ def test_the_node_holds_something_as_long_as_one_of_its_services_does() -> None:
     assert "sums" in why_not(off, closed_by=7, has_tasks=False, holding=services.holding())
     sums.is_drained = True
     assert why_not(off, closed_by=7, has_tasks=False, holding=services.holding()) == ""
+
+
+def test_the_node_takes_nothing_new_while_one_of_its_services_says_why() -> None:
+    broken = Sums(name="other", problem="its disk is gone")
+    services = NodeServices([Sums(), broken])
+    before = services.unfit()
+    broken.problem = ""
+
+    assert (before, services.unfit()) == ("its disk is gone", "")
 
 
 def test_a_task_gets_what_it_needs_to_reach_its_services_and_all_end_with_the_agent() -> None:
