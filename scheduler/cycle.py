@@ -387,17 +387,17 @@ class _Plan:
     def _keep(self, released: list[_Victim], demand: Demand, allocation: Allocation | None) -> list[_Victim]:
         """Give GPUs back to jobs that do not have to stop, the best first; returns the jobs that have to."""
         ledger = self._domain.ledger
+        # What the winner has of donors' memory, it takes from all: a victim on other nodes may be in its way as well.
+        draws_on_lent = allocation is not None and ledger.draws_on_lent(demand, allocation)
         if allocation is not None:
             ledger.take(demand, allocation)
         wanted = {at for at, _ in allocation or ()}
-        # What the winner is promised, it takes from all: a victim on other nodes may be in its way as well.
-        is_promised = allocation is not None and demand.swap_bytes_per_gpu > 0
         victims: list[_Victim] = []
         for victim in reversed(released):
             # Only the nodes that the winner takes are contested. On the others the victim had its GPUs a moment ago,
             # also on a node that has left, where `fits` would say no.
             contested = tuple(part for part in victim.held.allocation if part[0] in wanted)
-            is_lent = not is_promised or ledger.is_lent(victim.held.demand, victim.held.allocation)
+            is_lent = not draws_on_lent or ledger.is_lent(victim.held.demand, victim.held.allocation)
             if is_lent and ledger.fits(victim.held.demand, contested):
                 ledger.take_back(victim.held.demand, victim.held.allocation)
             else:

@@ -3,19 +3,19 @@
 How it works
   Nodes with the same number of free GPUs stand in one bucket, a bucket being one integer with a bit for each node. So
   the best fit of a single node is the lowest bit of the first bucket that is not empty, whatever the number of nodes.
-  CPUs, memory and swap are kept for the nodes that count them. Swap is other nodes' memory as well: that is booked once
-  for all ledgers of a cluster (lent_memory.py). Free memory has what a node's donor has lent: it comes back first where
-  a job needs it, unless others were promised it.
+  CPUs, memory and swap are kept for the nodes that count them. Swap is other nodes' memory as well, and jobs' memory
+  some that donors could lend: both are booked once for all ledgers of a cluster (lent_memory.py). Free memory has what
+  a node's donor has lent: it comes back first where a job needs it, unless others were promised it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farside.scheduler.lent_memory import LentMemory, lent_by, memory_of, promise_of, to_recall
+from farside.scheduler.lent_memory import NO_MEMORY, LentMemory, lent_by, memory_of, promise_of, to_recall
 from farside.scheduler.node_set import lowest, node_set_of
 from farside.scheduler.nodes import EDGE_BYTES, EDGE_CPUS, NodeSets
 from farside.scheduler.state import Allocation, Demand, Node
@@ -65,8 +65,8 @@ class Ledger:
             if each > 0:
                 is_fitting &= self.free_swap_bytes >= each * need_gpus - EDGE_BYTES
                 is_fitting &= self._lent().room >= promise_of(need_gpus, each)
-            if memory_bytes and self.lent.lent_bytes:
-                is_fitting &= self._keeps_promises(demand, memory_bytes)
+            if memory_bytes and self.lent.lent_bytes and self.lent.is_counted and (each > 0 or self.lent.is_asked):
+                is_fitting &= self._keeps_promises(demand, need_gpus)
             node_set &= node_set_of(is_fitting)
         return node_set
 
@@ -76,32 +76,43 @@ class Ledger:
             found = self._lent_then = lent, lent.version, _lent_of(lent, self.nodes)
         return found[2]
 
-    def _keeps_promises(self, demand: Demand, memory_bytes: float) -> NDArray[np.bool_]:
+    def _keeps_promises(self, demand: Demand, need_gpus: int) -> NDArray[np.bool_]:
         """By node, whether others could have what they were promised if its donor stopped lending that memory."""
         lent, more = self._lent(), promise_of(demand.gpus, demand.swap_bytes_per_gpu)
-        left = np.maximum(0.0, self.free_memory_bytes - memory_bytes)
-        is_kept: NDArray[np.bool_] = lent.lends - left <= np.maximum(0.0, lent.spare - more)
+        left = np.maximum(0.0, lent.left - memory_of(need_gpus, demand.memory_bytes_per_gpu))
+        lost = np.maximum(0.0, lent.lends - left)
+        is_kept: NDArray[np.bool_] = (lost == 0) | (lost <= np.minimum(lent.spare, self.lent.free_bytes - more))
         return is_kept
 
     def is_lent(self, demand: Demand, allocation: Allocation) -> bool:
         """Whether donors lend what a job with this allocation would be promised besides, and all others were promised.
 
-        No donor lends more than the jobs on its node leave of its memory, whether it has lent that by now or not.
+        No donor of any domain lends more than the jobs on its node leave of its memory, whether it has lent that by now
+        or not.
         """
         each = demand.swap_bytes_per_gpu
-        needs = {self.nodes[at].name: promise_of(gpus, each) for at, gpus in allocation} if each else {}
-        taken = {at: gpus * demand.memory_bytes_per_gpu for at, gpus in allocation if demand.memory_bytes_per_gpu}
-        if self.is_pooled or not taken or not self.lent.lent_bytes:
-            return self.lent.fits(needs)
-        lends, has = self._lent().lends, np.array([node.memory_bytes for node in self.nodes], dtype=float)
-        left = np.where(self.free_memory_bytes < has, self.free_memory_bytes, math.inf)  # where jobs have any
-        for at, need_bytes in taken.items():
-            left[at] = self.free_memory_bytes[at] - need_bytes
-        if not needs and all(left[at] >= lends[at] for at in taken):
-            return True  # it takes nothing that is lent, so what others lack is not its concern
-        return self.lent.fits(
-            needs, {self.nodes[at].name: max(0, int(left[at])) for at in np.flatnonzero(left < lends).tolist()}
-        )
+        needs = {self.nodes[at].name: promise_of(gpus, each) for at, gpus in allocation} if each else NO_MEMORY
+        return self.lent.fits(needs, self._takes(demand, allocation))
+
+    def draws_on_lent(self, demand: Demand, allocation: Allocation) -> bool:
+        """Whether a job with this allocation is promised memory of other nodes, or takes some that donors lend."""
+        return demand.swap_bytes_per_gpu > 0 or self.lent.is_lent(self._takes(demand, allocation))
+
+    def _takes(self, demand: Demand, allocation: Allocation) -> Mapping[str, int]:
+        """Bytes of its nodes' own memory that a job is to have, by the node's name."""
+        each = demand.memory_bytes_per_gpu
+        if self.is_pooled or not each:
+            return NO_MEMORY
+        return {self.nodes[at].name: memory_of(gpus, each) for at, gpus in allocation}
+
+    def least_backed(self, demand: Demand, allocation: Allocation) -> int:
+        """Node of an allocation on which donors back a job least: the first to be left out."""
+        lent, spare = self._lent(), dict[int, float]()
+        for at, gpus in allocation:
+            left = max(0.0, lent.left[at] - memory_of(gpus, demand.memory_bytes_per_gpu))
+            lost = max(0.0, lent.lends[at] - left)
+            spare[at] = min(lent.room[at] - promise_of(gpus, demand.swap_bytes_per_gpu), lent.spare[at] - lost)
+        return min(spare, key=lambda at: spare[at])
 
     def recalls(self, demand: Demand, allocation: Allocation) -> dict[int, int]:
         """Bytes that donors would have to take back before a job has its memory there, by node; none are left out."""
@@ -214,6 +225,9 @@ class Ledger:
         if demand.swap_bytes_per_gpu and not self.is_pooled:
             promised = promise_of(abs(gpus), demand.swap_bytes_per_gpu)
             self.lent.promise(self.nodes[at].name, -promised if gpus > 0 else promised)
+        if demand.memory_bytes_per_gpu and not self.is_pooled:
+            taken = memory_of(abs(gpus), demand.memory_bytes_per_gpu)
+            self.lent.take(self.nodes[at].name, -taken if gpus > 0 else taken)
         if not self.sets.is_counting_more:
             return
         if after == self.capacity[at]:  # nobody is left there: what rounding has taken comes back
@@ -228,14 +242,15 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """Bytes by node: what jobs there may be promised besides, what its donor lends, what others have of that, and how
-    much less it may lend with all having what they were promised.
+    """Bytes by node: what jobs there may be promised besides, what its donor lends beside jobs, what others have of
+    that, how much less it may lend with all others having what they were promised, and what jobs leave of its memory.
     """
 
     room: Floats
     lends: Floats
     borrowed: Floats
     spare: Floats
+    left: Floats
 
 
 def _lent_of(lent: LentMemory, nodes: Sequence[Node]) -> _Lent:
@@ -246,4 +261,5 @@ def _lent_of(lent: LentMemory, nodes: Sequence[Node]) -> _Lent:
         lends=np.array([lent.lends(name) for name in names], dtype=float),
         borrowed=np.array([lent.borrowed_from(name) for name in names], dtype=float),
         spare=np.array(lent.may_lose(names), dtype=float),
+        left=np.array([lent.left(name) for name in names], dtype=float),
     )

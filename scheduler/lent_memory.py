@@ -10,8 +10,11 @@ How it works
   what is promised there counts twice in the sum, once without any one donor, and of two nodes' jobs once without both
   of their donors: by the same theorem these are all.
 
-  The live manager and the simulator ask the same object: each domain's ledger books here what it books, and whatever
-  is started was fitted here once more.
+  What jobs are to have of a node's own memory, its donor lends no longer, whether they use it by then or not. So each
+  donor counts with what it lends beside them.
+
+  The live manager and the simulator ask the same object: each domain's ledger books here what it books, swap and
+  memory, so that all domains count the jobs of all nodes; and whatever is started was fitted here once more.
 
   What others have of a node's memory by now is noted here too: a job that needs memory there has it only when it has
   come back (placement/recall.py). Nothing is lent so in the simulator.
@@ -25,7 +28,7 @@ from types import MappingProxyType
 from farside.scheduler.state import Node
 from farside.units import format_bytes
 
-NO_BOUNDS: Mapping[str, int] = MappingProxyType({})
+NO_MEMORY: Mapping[str, int] = MappingProxyType({})
 
 
 class LentMemory:
@@ -36,7 +39,7 @@ class LentMemory:
 
     Attributes:
         is_counted: False: nobody knows what donors lend, and everything fits.
-        lent_bytes: What all donors together lend, lent already or not.
+        lent_bytes: What all donors together lend beside the jobs of their nodes, lent already or not.
         promised_bytes: What jobs were promised of it, all together, each copy of a page by itself.
         own_bytes: What nodes' own programs have of it, likewise.
         borrowed_bytes: What others than its nodes have of it now.
@@ -47,7 +50,10 @@ class LentMemory:
         """``lends``: bytes by node."""
         self.is_counted = is_counted
         self.lent_bytes = self.promised_bytes = self.own_bytes = self.borrowed_bytes = self.version = 0
-        self._lends: dict[str, int] = {}
+        self._lends: dict[str, int] = {}  # beside the jobs of its node
+        self._told: dict[str, int] = {}  # by itself
+        self._room: dict[str, int] = {}  # for jobs on a node, what its donor lends included; without: nobody counts it
+        self._taken: dict[str, int] = {}  # of that
         self._own: dict[str, int] = {}  # of pages, as what is promised
         self._promised: dict[str, int] = {}
         self._twice: set[str] = set()  # nodes whose pages have two copies
@@ -71,8 +77,33 @@ class LentMemory:
         return 2 if node in self._twice else 1
 
     def lends(self, node: str) -> int:
-        """What a node's donor lends, lent already or not."""
+        """What a node's donor lends beside the jobs there, lent already or not."""
         return self._lends.get(node, 0)
+
+    def left(self, node: str) -> float:
+        """What jobs leave of a node's memory, with what its donor lends; infinite: nobody counts it."""
+        room = self._room.get(node)
+        return math.inf if room is None else room - self._taken.get(node, 0)
+
+    def _lends_beside(self, node: str, more_bytes: int = 0) -> int:
+        """What a node's donor lends if jobs there are to have so much more of its memory."""
+        told, room = self._told.get(node, 0), self._room.get(node)
+        taken = self._taken.get(node, 0) + more_bytes
+        return told if room is None or taken <= 0 else min(told, max(0, room - taken))
+
+    def _less(self, takes: Mapping[str, int]) -> dict[str, int]:
+        """What donors lend that lend less with so much more memory of their nodes taken."""
+        after = {node: self._lends_beside(node, size) for node, size in takes.items() if size and node in self._told}
+        return {node: lends for node, lends in after.items() if lends < self._lends.get(node, 0)}
+
+    def is_lent(self, takes: Mapping[str, int]) -> bool:
+        """Whether jobs that are to have these bytes of nodes' own memory take any that donors lend."""
+        return self.is_counted and bool(self._less(takes))
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anybody was promised anything, or has something of what is lent."""
+        return bool(self.promised_bytes or self.own_bytes)
 
     def borrowed_from(self, node: str) -> int:
         """What others have of a node's memory now."""
@@ -118,39 +149,55 @@ class LentMemory:
             self._bounds = self.version, _Bounds(twice_bytes=twice, beside=tuple(beside), weights=tuple(weights))
         return self._bounds[1]
 
-    def fits(self, needs: Mapping[str, int], bounds: Mapping[str, int] = NO_BOUNDS) -> bool:
+    def fits(self, needs: Mapping[str, int], takes: Mapping[str, int] = NO_MEMORY) -> bool:
         """Whether jobs on these nodes may be promised these bytes of pages besides, all of them.
 
-        ``bounds``: the most that donors of some nodes lend from then on, as the jobs take the rest of their memory.
+        ``takes``: bytes of nodes' own memory that they are to have, which donors there lend no longer.
         """
-        is_less = any(self._lends.get(node, 0) > most for node, most in bounds.items())
-        if not self.is_counted or not (is_less or any(needs.values())):
+        less = self._less(takes)
+        if not self.is_counted or not (any(needs.values()) or (less and self.is_asked)):
             return True
-        if not (is_less or self._twice):
+        if not (less or self._twice):
             return sum(needs.values()) <= self.free_bytes and all(
                 need <= self.free_on(node) for node, need in needs.items()
             )
         # What a donor lends no more, all others have less to borrow from: what was promised before counts then, too.
-        lends = {**self._lends, **{node: min(self._lends.get(node, 0), most) for node, most in bounds.items()}}
-        pages = self._pages()
+        lends, pages = {**self._lends, **less}, self._pages()
         for node, need in needs.items():
             pages[node] = pages.get(node, 0) + need
         return _least_spare(lends, pages, self._twice) >= 0
 
     def may_lose(self, nodes: Sequence[str]) -> list[int]:
-        """By node, how much less its donor may lend, with all having what they were promised.
+        """By node, how much less its donor may lend, with all other nodes' jobs having what they were promised.
 
-        That of pages with two copies is in it but for two nodes' donors together: `fits` has all.
+        Each by itself: `fits` has also what all of them lack together, and pages with two copies whole.
         """
         if self._twice:
             least = self._now().beside
         else:
-            least = tuple(sorted((self._beside(node), node) for node, size in self._promised.items() if size)[:2])
-        found = []
-        for name in nodes:
-            others = next((free for free, node in least if node != name), self.free_bytes)
-            found.append(min(self.free_bytes, others))
-        return found
+            least = tuple(sorted((self._beside(node), node) for node, size in self._pages().items() if size)[:2])
+        return [next((free for free, node in least if node != name), self.lent_bytes) for name in nodes]
+
+    def set_room(self, node: str, room_bytes: float) -> None:
+        """Set the memory that jobs may have on a node in all, what its donor lends included; infinite: not counted."""
+        if math.isinf(room_bytes):
+            self._room.pop(node, None)
+        else:
+            self._room[node] = int(room_bytes)
+        self._lend(node)
+
+    def take(self, node: str, more_bytes: int) -> None:
+        """Note that jobs on a node are to have more bytes of its memory; below 0: fewer."""
+        self._taken[node] = self._taken.get(node, 0) + more_bytes
+        self._lend(node)
+
+    def _lend(self, node: str) -> None:
+        """What a donor lends follows from what it says and what jobs leave it."""
+        if node in self._told:
+            lends = self._lends_beside(node)
+            self.lent_bytes += lends - self._lends.get(node, 0)
+            self._lends[node] = lends
+            self.version += 1
 
     def set_borrowed(self, node: str, borrowed_bytes: int) -> bool:
         """Set what others have of a node's memory now; whether that is other."""
@@ -166,16 +213,15 @@ class LentMemory:
 
         ``copies``: donors that have each page of this node, 1 or 2.
         """
-        before = self._lends.get(name, 0), self._own.get(name, 0), self.copies(name)
+        before = self._told.get(name, 0), self._own.get(name, 0), self.copies(name)
         if before == (lends_bytes, own_bytes, copies):
             return False
         pages = self._promised.get(name, 0)
-        self._lends[name], self._own[name] = lends_bytes, own_bytes
+        self._told[name], self._own[name] = lends_bytes, own_bytes
         (self._twice.add if copies == 2 else self._twice.discard)(name)
-        self.lent_bytes += lends_bytes - before[0]
+        self._lend(name)
         self.own_bytes += own_bytes * copies - before[1] * before[2]
         self.promised_bytes += pages * (copies - before[2])
-        self.version += 1
         return True
 
     def promise(self, node: str, more_bytes: int) -> None:
@@ -198,7 +244,9 @@ class LentMemory:
             return f"no donor lends memory, and {needs}"
         others = f", and {format_bytes(self.own_bytes)} are used by nodes' own programs" if self.own_bytes else ""
         promised = f"{format_bytes(self.promised_bytes)} are promised to jobs"
-        return f"of the {format_bytes(self.lent_bytes)} that donors lend {promised}{others}, and {needs}"
+        told_bytes = sum(self._told.values())
+        beside = "" if told_bytes == self.lent_bytes else " beside what jobs on their nodes are to have"
+        return f"of the {format_bytes(self.lent_bytes)} that donors lend{beside} {promised}{others}, and {needs}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +276,14 @@ def _least_spare(lends: Mapping[str, int], pages: Mapping[str, int], twice: Coll
 
 
 def lent_by(nodes: Iterable[Node]) -> LentMemory:
-    """What these nodes lend, nothing of it promised."""
-    return LentMemory({node.name: int(node.lends_bytes) for node in nodes if node.lends_bytes})
+    """What these nodes lend, nothing of it promised, and the memory that jobs may have there."""
+    memory = LentMemory()
+    for node in nodes:
+        if node.lends_bytes:
+            memory.set_node(node.name, lends_bytes=int(node.lends_bytes))
+        if node.memory_bytes < math.inf:
+            memory.set_room(node.name, node.memory_bytes)
+    return memory
 
 
 def memory_of(gpus: int, memory_bytes_per_gpu: float) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from farside.scheduler.admission.roster import Roster
 from farside.scheduler.ledger import NOTHING_BUT_GPUS as NOTHING_BUT_GPUS
 from farside.scheduler.maintenance_window import MaintenanceWindow, closed_gpus
+from farside.scheduler.placement.backed import backed
 from farside.scheduler.placement.recall import least_recall
 from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.running import EDGE_S, RunningOrder
@@ -54,10 +55,11 @@ class Book:
         self.ledger.take(NOTHING_BUT_GPUS, closed)
         allocation = placement.place(self.ledger, demand)
         if allocation is not None:
+            allocation = backed(placement, self.ledger, demand, allocation)
+        if allocation is not None:
             allocation = least_recall(placement, self.ledger, demand, allocation)
         self.ledger.give(NOTHING_BUT_GPUS, closed)
-        # A placement looks at one node at a time, and takes whole ones by what they have: all of them together count.
-        return allocation if allocation is None or self.ledger.is_lent(demand, allocation) else None
+        return allocation
 
     def why_capped(self, row: int) -> str:
         """Cap of the account or user that keeps a waiting job from starting, in words; empty: none."""

@@ -115,6 +115,8 @@ class Recording:
         memory = LentMemory()
         for name in {*self.lends, *self.copies}:
             memory.set_node(name, lends_bytes=self.lends.get(name, 0), copies=self.copies.get(name, 1))
+        for node in self.nodes:
+            memory.set_room(node.name, node.memory_bytes)
         jobs = (one.job for one in self.trace)
         most = max((promise_of(job.gpus, job.swap_bytes_per_gpu) for job in jobs), default=0)
         return LentMemory(is_counted=False) if memory.why_not(most) else memory

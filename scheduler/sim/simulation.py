@@ -248,10 +248,7 @@ class Simulation:
         self.events += 1
         domain = self.domains[self._hosts.pop(row, self.jobs[row].job.vc)]
         touched[domain.name] = domain
-        if self.jobs[row].job.swap_bytes_per_gpu:  # what donors lend to it, jobs of all may have
-            touched.update(self.domains)
-            for other in self.domains.values():
-                other.touch()
+        lent_before = domain.ledger.lent.version
         self._starts[row] += 1
         self._has_progressed = True
         self.left -= 1
@@ -259,6 +256,10 @@ class Simulation:
         run.end_s = now_s
         run.held_s += now_s - self._segment_s[row]
         domain.finish(row)
+        if domain.ledger.lent.version != lent_before:  # what donors lent to it, or lend now, jobs of all may have
+            touched.update(self.domains)
+            for other in self.domains.values():
+                other.touch()
         # The domain that the job belongs to learns from it, also where it ran as a guest.
         home = self.domains[self.jobs[row].job.vc]
         home.learn(run.held_s * self.jobs[row].job.gpus, self.table.predicted_gpu_s.item(row))

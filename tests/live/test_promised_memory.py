@@ -17,11 +17,14 @@ from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
     DrainRequested,
     Entry,
+    JobAllocated,
     JobStarted,
     LendingOrdered,
+    NodeAllocation,
     NodeChanged,
     NodeLost,
     SchedulerTookLead,
+    TaskAllocation,
     UndrainRequested,
 )
 from farside.scheduler.manager.model.lending import promised_by_donor
@@ -179,6 +182,50 @@ def test_what_donors_lend_is_one_for_all_partitions_and_what_one_gives_back_anot
     assert world.phase(second) is Phase.STARTING
 
 
+@pytest.mark.parametrize("first", ["taken", "promised"])
+def test_what_a_job_of_one_partition_has_of_its_node_is_promised_to_none_of_another(first: str) -> None:
+    parts = Partitions(by_name={"a": Partition(name="a"), "b": Partition(name="b")}, owners={"n0": "a"}, rest="b")
+    world = a_world(nodes=0, partitions=parts)
+    world.does(borrower("n0", donor("n0", 40)))
+    world.does(borrower("n1"))
+
+    def asks(what: str) -> str:
+        if what == "taken":
+            return world.submit(4, memory_bytes_per_gpu=13 * GIB, partition="a")  # of 64 GiB 12 are left to lend
+        return submit(world, swap_gib=36, partition="b")
+
+    before = asks(first)
+    after = asks("promised" if first == "taken" else "taken")
+    assert phases(world, before, after) == [Phase.STARTING, Phase.WAITING]
+    world.runs(before)
+    world.exits(before)
+    assert world.phase(after) is Phase.STARTING
+    assert list(violations(world.log)) == []
+
+
+def test_a_start_does_not_take_what_donors_lend_no_longer_beside_it() -> None:
+    """It was placed when the donors lent enough; one of them shrinks while the job before it still leaves."""
+    world = a_world("srtf", nodes=0)
+    for event in (borrower("n0", donor("n0", 40)), borrower("n1")):
+        world.does(event)
+    lend(world, "d", 30)
+    swapping = submit(world, 4, swap_gib=40, nodes=("n1",), time_limit_s=9000.0, preemptible=False)
+    long = world.submit(4, nodes=("n0",), time_limit_s=9000.0)
+    for job in (swapping, long):
+        world.runs(job)
+    short = world.submit(4, memory_bytes_per_gpu=13 * GIB, nodes=("n0",), time_limit_s=10.0)
+    before = world.phase(short)  # of 70 GiB, it leaves 42
+    lend(world, "d", 20)
+    world.exits(long, 143, "preempted")
+
+    assert before is Phase.ALLOCATED
+    assert phases(world, swapping, short) == [Phase.RUNNING, Phase.WAITING]
+    world.exits(swapping)
+    world.exits(long, 143, "preempted")
+    assert world.phase(short) is Phase.STARTING
+    assert list(violations(world.log)) == []
+
+
 def test_who_preempts_starts_only_when_the_memory_that_it_was_promised_is_left() -> None:
     world = a_world("srtf", nodes=2)
     lend(world, "d", 64)
@@ -331,12 +378,47 @@ def test_the_checker_finds_a_promise_of_more_than_donors_lend_and_none_of_an_old
     assert list(violations(older)) == []
 
 
+def test_the_checker_counts_what_jobs_have_of_donors_nodes() -> None:
+    """As if nobody had counted it: each of the two starts, and together they have 38 GiB too much."""
+    found = []
+    for order in (("1", "2"), ("2", "1")):
+        world = a_world(nodes=0)
+        for event in (borrower("n0", donor("n0", 40)), borrower("n1")):
+            world.does(event)
+        specs = {"1": world.submit(4, memory_bytes_per_gpu=15.5 * GIB, nodes=("n0",)), "2": submit(world, swap_gib=40)}
+        assert phases(world, *specs.values()) == [Phase.STARTING, Phase.WAITING]
+        facts = [entry for entry in world.log if not isinstance(entry.event, JobAllocated | JobStarted)]
+        events: list[Any] = []
+        for job in order:
+            node, count = ("n0", 4) if job == "1" else ("n1", 1)
+            places = (NodeAllocation(node=node, gpus=count),)
+            task = TaskAllocation(rank=0, node=node, gpus=tuple(range(count)))
+            events.append(JobAllocated(job_id=job, places=places, reason=""))
+            events.append(JobStarted(job_id=job, start=1, tasks=(task,), master_addr="", master_port=1))
+        forced = [Entry(seq=0, at_s=2000.0, generation=1, cause="test", event=event) for event in events]
+        log = [structs.replace(entry, seq=place) for place, entry in enumerate([*facts, *forced], 1)]
+        found.append([line.partition(": job ")[2] for line in violations(log)])
+
+    lacks = f"{40 * GIB} bytes in all, and"
+    assert found == [
+        [
+            f"2 is promised memory: {lacks} donors lend {2 * GIB}",
+            f"2 is promised memory on n1: {lacks} others lend {2 * GIB}",
+        ],
+        [
+            f"1 takes memory that is promised: {lacks} donors lend {2 * GIB}",
+            f"1 takes memory that is promised on n1: {lacks} others lend {2 * GIB}",
+        ],
+    ]  # fmt: skip
+
+
 _STEPS = st.one_of(
     st.tuples(st.just("lend"), st.integers(1, 3), st.integers(0, 160)),
     st.tuples(st.just("lose"), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("bound"), st.integers(1, 3), st.integers(0, 160)),
     st.tuples(st.sampled_from(("drain", "undrain")), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("submit"), st.integers(1, 4), st.integers(0, 100)),
+    st.tuples(st.just("take"), st.integers(1, 4), st.integers(1, 15)),
     st.tuples(st.sampled_from(("run", "end", "lead")), st.integers(0, 5), st.just(0)),
 )
 
@@ -344,7 +426,8 @@ _STEPS = st.one_of(
 @settings(max_examples=60)
 @given(st.sampled_from(("fifo", "srtf", "las")), st.lists(_STEPS, min_size=5, max_size=30))
 def test_whatever_donors_do_no_more_is_promised_than_they_lend(policy: str, steps: list[tuple[str, int, int]]) -> None:
-    world = a_world(policy, nodes=2)
+    world = a_world(policy)
+    world.does(borrower("n1", donor("n1", 40)))
     for what, number, size in steps:
         live = list(world.state.unfinished)
         job = live[number % len(live)] if live else ""
@@ -362,6 +445,8 @@ def test_whatever_donors_do_no_more_is_promised_than_they_lend(policy: str, step
                 world.does(UndrainRequested(node=f"d{number}", by="root"))
             case "submit":
                 submit(world, number, swap_gib=size, time_limit_s=float(1000 - 10 * len(live)))
+            case "take":
+                world.submit(number, memory_bytes_per_gpu=size * GIB, time_limit_s=float(1000 - 10 * len(live)))
             case "run" if job:
                 world.runs(job)
             case "end" if job:

@@ -1,5 +1,7 @@
 """Memory that donors lend: what fits, what is promised, and what a ledger books of it."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Cluster, Job, Node, VirtualCluster
+from farside.scheduler.state import Cluster, Demand, Job, Node, VirtualCluster
 from farside.scheduler.table import JobTable
 
 GIB = 1 << 30
@@ -95,17 +97,40 @@ def test_what_fits_is_what_all_could_have_at_once_no_page_on_its_own_node_nor_tw
             assert not could_have(lends, together(before, own, {node: max(0, most) + 1}), twice)
 
 
-@given(SIZES, SIZES, SIZES, SOME, SIZES)
-def test_with_donors_that_will_lend_less_fits_is_what_all_could_have_then(
-    lends: dict[str, int], before: dict[str, int], needs: dict[str, int], twice: frozenset[str], bounds: dict[str, int]
+def beside(lends: dict[str, int], rooms: dict[str, int], taken: dict[str, int]) -> dict[str, int]:
+    """What donors lend whose nodes' memory jobs have so much of."""
+    return {
+        node: min(size, max(0, rooms[node] - taken[node])) if node in rooms and taken.get(node) else size
+        for node, size in lends.items()
+    }
+
+
+@given(SIZES, SIZES, SIZES, SOME, SIZES, SIZES, SIZES)
+def test_with_jobs_on_donors_nodes_fits_is_what_all_could_have_beside_their_memory(
+    lends: dict[str, int],
+    before: dict[str, int],
+    needs: dict[str, int],
+    twice: frozenset[str],
+    rooms: dict[str, int],
+    taken: dict[str, int],
+    takes: dict[str, int],
 ) -> None:
     memory = of(lends, twice, {})
     for node, size in before.items():
         memory.promise(node, size)
-    less = {node: min(size, bounds.get(node, size)) for node, size in lends.items()}
+    for node, size in rooms.items():
+        memory.set_room(node, size)
+    for node, size in taken.items():
+        memory.take(node, size)
+    now, then = beside(lends, rooms, taken), beside(lends, rooms, together(taken, takes))
 
-    if memory.is_kept and (less != lends or any(needs.values())):
-        assert memory.fits(needs, bounds) is could_have(less, together(before, needs), twice)
+    assert memory.lent_bytes == sum(now.values())
+    assert memory.is_kept is could_have(now, before, twice)
+    if memory.is_kept and (then != now or any(needs.values())):
+        assert memory.fits(needs, takes) is could_have(then, together(before, needs), twice)
+    for node, size in taken.items():
+        memory.take(node, -size)
+    assert memory.lent_bytes == sum(lends.values())
 
 
 def test_pages_with_two_copies_are_promised_in_two_donors_memory() -> None:
@@ -154,14 +179,16 @@ def test_parts_are_whole_and_their_sum_is_the_whole(total: int, lends: dict[str,
     assert all(part == 0 for name, part in parts.items() if not lends[name])
 
 
-def a_node(name: str, *, gpus: int = 4, swap_gib: int = 0, lends_gib: int = 0) -> Node:
-    return Node(name=name, gpus=gpus, swap_bytes=swap_gib * GIB, lends_bytes=lends_gib * GIB)
+def a_node(name: str, *, gpus: int = 4, swap_gib: int = 0, lends_gib: int = 0, memory_gib: float = math.inf) -> Node:
+    return Node(
+        name=name, gpus=gpus, swap_bytes=swap_gib * GIB, lends_bytes=lends_gib * GIB, memory_bytes=memory_gib * GIB
+    )  # fmt: skip
 
 
-def a_job(number: int, *, gpus: int = 1, swap_gib: int = 64, vc: str = "") -> Job:
+def a_job(number: int, *, gpus: int = 1, swap_gib: int = 64, memory_gib: int = 0, vc: str = "") -> Job:
     return Job(
         job_id=str(number), sequence=number, submit_s=float(number), gpus=gpus, vc=vc,
-        swap_bytes_per_gpu=swap_gib * GIB / gpus,
+        swap_bytes_per_gpu=swap_gib * GIB / gpus, memory_bytes_per_gpu=memory_gib * GIB / gpus,
     )  # fmt: skip
 
 
@@ -184,6 +211,64 @@ def test_what_donors_lend_is_one_for_all_virtual_clusters() -> None:
     second = VirtualCluster(name="b", nodes=(a_node("n1", swap_gib=64),))
 
     assert ends_of([a_job(1, vc="a"), a_job(2, vc="b")], first, second) == [101.0, 201.0]
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_memory_of_jobs_in_one_virtual_cluster_is_promised_to_none_of_another(first: str) -> None:
+    donors = VirtualCluster(name="a", nodes=(a_node("d", gpus=1, lends_gib=40, memory_gib=64),))
+    borrowers = VirtualCluster(name="b", nodes=(a_node("n", swap_gib=64),))
+    second = "b" if first == "a" else "a"
+    sizes = {"a": {"swap_gib": 0, "memory_gib": 54}, "b": {"swap_gib": 36}}
+
+    # Of the 64 GiB of its node, the donor lends 40 or a job has 54: one job after the other.
+    jobs = [a_job(1, vc=first, **sizes[first]), a_job(2, vc=second, **sizes[second])]
+    assert ends_of(jobs, donors, borrowers) == [101.0, 201.0]
+
+
+def test_a_job_that_names_no_memory_is_not_promised_what_other_jobs_have_of_donors_nodes() -> None:
+    nodes = (a_node("d", gpus=1, lends_gib=40, memory_gib=64), a_node("n", swap_gib=64))
+    domain = Domain("", nodes, RULES, JobTable())
+    domain.submit(0, a_job(1, swap_gib=11), remaining_s=1.0, predicted_gpu_s=1.0)
+    domain.ledger.take(Demand(gpus=1, memory_bytes_per_gpu=54 * GIB), ((0, 1),))
+
+    assert domain.book.place(0, 0.0) is None  # 10 GiB are left
+    domain.ledger.give(Demand(gpus=1, memory_bytes_per_gpu=54 * GIB), ((0, 1),))
+    assert domain.book.place(0, 0.0) == ((1, 1),)
+
+
+@pytest.mark.parametrize("placement", ["consolidate", "yarn", "fragments"])
+def test_a_job_goes_where_donors_back_it_though_the_placement_finds_another_node_first(placement: str) -> None:
+    # On n0 its pages have two copies: all that it is promised and what its memory takes of the donor are too much.
+    nodes = (
+        a_node("n0", swap_gib=64, lends_gib=40, memory_gib=64),
+        a_node("n1", swap_gib=64, memory_gib=64),
+        *(a_node(name, gpus=0, lends_gib=50) for name in ("d1", "d2")),
+    )
+    domain = Domain("", nodes, Rules(order=RULES.order, placement=make_placement(placement, {})), JobTable())
+    domain.ledger.lent.set_node("n0", lends_bytes=40 * GIB, copies=2)
+    domain.ledger.lent.promise("elsewhere", 10 * GIB)
+    domain.submit(0, a_job(1, gpus=4, swap_gib=50, memory_gib=60), remaining_s=1.0, predicted_gpu_s=1.0)
+    (demand,) = domain.demands
+
+    assert domain.rules.placement.place(domain.ledger, demand) == ((0, 4),)
+    assert domain.book.place(0, 0.0) == ((1, 4),)
+
+
+def test_who_takes_memory_of_a_donor_displaces_also_who_was_promised_it_elsewhere() -> None:
+    nodes = (
+        a_node("d", gpus=1, lends_gib=40, memory_gib=64),
+        a_node("n", gpus=1, swap_gib=64, memory_gib=32),
+    )
+    rules = Rules(order=make_order("srtf", {}), placement=RULES.placement)
+    domain = Domain("", nodes, rules, JobTable())
+    for row, (swap_gib, memory_gib, length_s) in enumerate(((36, 0, 90.0), (0, 0, 100.0), (0, 54, 10.0))):
+        job = a_job(row + 1, swap_gib=swap_gib, memory_gib=memory_gib)
+        domain.submit(row, job, remaining_s=length_s, predicted_gpu_s=length_s)
+        run_cycle(domain, float(row + 1))
+
+    assert 0 not in domain.running
+    assert domain.running[2].allocation == ((0, 1),)
+    assert domain.ledger.lent.is_kept
 
 
 @pytest.mark.parametrize("placement", ["consolidate", "yarn", "random", "fragments"])

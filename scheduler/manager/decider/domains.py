@@ -83,7 +83,9 @@ class Domains:
                 self.index[name] = len(nodes[home])
                 nodes[home].append(self._node_of(name, promised.get(name, adapter.NOTHING)))
         self.asks_users = any(node.users for there in nodes.values() for node in there)
-        self.lent = memory_with(state, ())  # the domains book what their jobs were promised
+        self.lent = memory_with(state, ())  # the domains book what their jobs were promised, and take
+        for node in (node for there in nodes.values() for node in there):
+            self.lent.set_room(node.name, node.memory_bytes)  # as their ledgers count it
         self._recalled = {name for name, node in state.nodes.items() if node.recalls}
         table, together = JobTable(max(64, jobs)), list[QuotaUse]()
         self.by_name = {

@@ -11,8 +11,8 @@ still there, with nobody to push to.
 
 One whose memory donors of its nodes have lent waits until these have taken it back (recall.py).
 
-One that is to have memory of other nodes waits until others that leave have left theirs. If donors lend less by now
-than when it was placed, it is placed anew: what it is promised counts from here on.
+One that is to have memory of other nodes, or such of its own that donors there lend, waits until others that leave have
+left theirs. If donors lend less by now than when it was placed, it is placed anew: what it has counts from here on.
 
 A job that can't be started as it is, for whatever fault, is held with the reason: it may not keep all others waiting.
 """
@@ -37,7 +37,13 @@ from farside.scheduler.manager.model.event import (
     MemoryRecalled,
     TaskAllocation,
 )
-from farside.scheduler.manager.model.lending import promise_job, promised_memory, promised_on
+from farside.scheduler.manager.model.lending import (
+    draws_on_lent,
+    promise_job,
+    promised_memory,
+    promised_on,
+    taken_on,
+)
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.model.state import LiveState, aggregating_nodes
@@ -98,6 +104,7 @@ class _Room:
         self._waits = waits
         self.unlent: dict[str, str] = {}
         self._lent: LentMemory | None = None
+        self._started: list[str] = []
         self._orders: OrderRoom | None = None
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._tasks: dict[str, int] = {}
@@ -123,25 +130,31 @@ class _Room:
         return True
 
     def is_lent(self, job: LiveJob) -> bool:
-        """Whether donors lend what it is to have of other nodes' memory, beside what all were promised that run."""
-        needs = promised_on(job)
-        if not needs:
+        """Whether donors lend what it is to have of other nodes' memory, beside what all were promised that run.
+
+        What it and these have of its nodes' own memory, donors there do not lend.
+        """
+        needs, takes = promised_on(job), taken_on(job)
+        if not needs and not draws_on_lent(self._state, job, self._started):
             return True
         if self._lent is None:
             self._lent = promised_memory(self._state)
-        if self._lent.fits(needs):
+            for job_id in self._started:
+                promise_job(self._lent, self._state.jobs[job_id])
+        if self._lent.fits(needs, takes):
             return True
-        leaving = [one for one in self._state.live_jobs() if one.phase is Phase.STOPPING and promised_on(one)]
+        stopping = (one for one in self._state.live_jobs() if one.phase is Phase.STOPPING)
+        leaving = [one for one in stopping if promised_on(one) or taken_on(one)]
         for one in leaving:  # tried without them, and put back
             promise_job(self._lent, one, -1)
-        will_fit = self._lent.fits(needs)
+        will_fit = self._lent.fits(needs, takes)
         for one in leaving:
             promise_job(self._lent, one)
         if will_fit:
             ids = ", ".join(one.job_id for one in leaving)
-            self._waits[job.job_id] = f"{ids}, so that it has memory of other nodes"
+            self._waits[job.job_id] = f"{ids}, so that it has {'memory of other nodes' if needs else 'its memory'}"
         else:
-            others = "donors of the other nodes lend too little"
+            others = "donors of the other nodes lend too little" if needs else "jobs were promised what it would take"
             self.unlent[job.job_id] = self._lent.why_not(sum(needs.values())) or others
         return False
 
@@ -168,6 +181,7 @@ class _Room:
         self._devices.update(free)
         self._tasks.update(counts)
         self._taken_ports.update(met)
+        self._started.append(job.job_id)
         if self._lent is not None:
             promise_job(self._lent, job)
         return JobStarted(

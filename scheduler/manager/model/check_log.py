@@ -6,7 +6,7 @@ It shares no code with what decides and applies: a fault there shall not hide it
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from farside.scheduler.manager.model import event as log
@@ -31,6 +31,7 @@ class _Job:
     is_over: bool = False
     grace_s: float = 0.0
     swap_bytes_per_gpu: float = 0.0
+    memory_bytes_per_gpu: float = 0.0
     host: str = ""  # the partition that lends it its places
     asked_back_s: float = math.inf  # when that wanted them
     ends_s: float | None = None  # what it was warned of, while that stands: it ends then, as its GPUs are idle
@@ -84,7 +85,9 @@ class _Check:
     away: set[str] = field(default_factory=set)  # nodes that were lost, or are off
     drained: set[str] = field(default_factory=set)
     closing: set[str] = field(default_factory=set)  # nodes that are to go off, are off or come up
-    promised: dict[str, dict[str, int]] = field(default_factory=dict)  # by job that has begun, and its node
+    promised: dict[str, Mapping[str, int]] = field(default_factory=dict)  # by job that has begun, and its node
+    taken: dict[str, Mapping[str, int]] = field(default_factory=dict)  # the same, of its nodes' own memory
+    memory: dict[str, int] = field(default_factory=dict)  # of each node that says it
     epochs: dict[tuple[str, ...], int] = field(default_factory=dict)  # of the last plan's groups of several nodes
     last_epoch: int = 0
 
@@ -143,6 +146,7 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
                 _boot(check, event)
             check.boots[event.node] = event.boot_id
             check.away.discard(event.node)
+            check.memory[event.node] = event.memory_bytes
             _lending(check, event)
         case log.NodeChanged():
             _lending(check, event)
@@ -212,29 +216,64 @@ def _lending(check: _Check, event: log.NodeJoined | log.NodeChanged) -> None:
 
 
 def _promised(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
-    """What a job that starts is promised, beside what all were promised whose processes have not gone."""
-    needs: Counter[str] = Counter()
-    for place in job.places:
-        needs[place.node] += math.ceil(place.gpus * job.swap_bytes_per_gpu)
-    check.promised[job_id] = dict(needs)
-    if not check.counts_lent or not needs.total():
-        return
+    """What a job that starts is promised, beside what all were promised whose processes have not gone.
+
+    Where others lack something, it is wrong if they lack more by the memory that it takes, not if they did before.
+    """
+    needs, takes = _by_node(job, job.swap_bytes_per_gpu), _by_node(job, job.memory_bytes_per_gpu)
+    is_asked = any(check.promised.values()) or any(check.own_swap.values())
+    is_counted = check.counts_lent and bool(needs or (takes and is_asked))
+    before = {name: lacking for name, lacking, _ in _lacking(check)} if is_counted else {}
+    check.promised[job_id], check.taken[job_id] = needs, takes
+    if is_counted:
+        what = "is promised memory" if needs else "takes memory that is promised"
+        for name, lacking, words in _lacking(check):
+            is_its_own = bool(needs) and (name in needs or name in ("", "twice"))
+            if lacking > (0 if is_its_own else before.get(name, 0)):
+                yield f"job {job_id} {what}{words}"
+
+
+def _by_node(job: _Job, each_bytes: float) -> Mapping[str, int]:
+    found: Counter[str] = Counter()
+    for place in job.places if each_bytes else ():
+        found[place.node] += math.ceil(place.gpus * each_bytes)
+    return found
+
+
+def _lends(check: _Check) -> dict[str, int]:
+    """What donors lend: none more than the jobs on its node leave of its memory."""
     out = check.away | check.drained | check.closing
     lends = {node: min(size, check.bounds.get(node, size)) for node, size in check.capacity.items() if node not in out}
-    taken = Counter({node: size for node, size in check.own_swap.items() if node not in check.away})
+    taken: Counter[str] = Counter()
+    for one in check.taken.values():
+        taken.update(one)
+    for node in lends.keys() & taken.keys():
+        if check.memory.get(node) and taken[node]:
+            lends[node] = min(lends[node], max(0, check.memory[node] - taken[node]))
+    return lends
+
+
+def _lacking(check: _Check) -> Iterator[tuple[str, int, str]]:
+    """What is short of what all were promised: its name, how many bytes, and words."""
+    lends, pages = (
+        _lends(check),
+        Counter({node: size for node, size in check.own_swap.items() if node not in check.away}),
+    )
     for promised in check.promised.values():
-        taken.update(promised)
-    total = sum(size * check.copies.get(node, 1) for node, size in taken.items())
-    if total > sum(lends.values()):
-        yield f"job {job_id} is promised memory: {total} bytes in all, and donors lend {sum(lends.values())}"
-    for node in needs:
-        others, wanted = sum(lends.values()) - lends.get(node, 0), taken[node] * check.copies.get(node, 1)
-        if wanted > others:
-            yield f"job {job_id} is promised memory on {node}: {wanted} bytes in all, and others lend {others}"
-    twice = sum(size for node, size in taken.items() if check.copies.get(node, 1) > 1)
+        pages.update(promised)
+    wanted = {node: size * check.copies.get(node, 1) for node, size in pages.items()}
+    all_lend, total = sum(lends.values()), sum(wanted.values())
+    if total > all_lend:
+        yield "", total - all_lend, f": {total} bytes in all, and donors lend {all_lend}"
+    for node, size in sorted(wanted.items()):
+        others = all_lend - lends.get(node, 0)
+        if size > others:
+            yield node, size - others, f" on {node}: {size} bytes in all, and others lend {others}"
+    twice = sum(size for node, size in pages.items() if check.copies.get(node, 1) > 1)
     largest = max(lends, key=lambda node: lends[node], default="")
-    if largest and twice > sum(lends.values()) - lends[largest]:
-        yield f"job {job_id} is promised memory: {twice} bytes of it twice, and donors but {largest} lend too little"
+    if largest and twice > all_lend - lends[largest]:
+        words = f": {twice} bytes of it twice, and donors but {largest} lend too little"
+        yield "twice", twice - all_lend + lends[largest], words
 
 
 # ---- shared aggregation
@@ -332,6 +371,7 @@ def _submitted(check: _Check, event: log.JobSubmitted) -> None:
                 is_colocated=event.spec.colocate,
                 grace_s=event.spec.grace_s,
                 swap_bytes_per_gpu=event.spec.swap_bytes_per_gpu,
+                memory_bytes_per_gpu=event.spec.memory_bytes_per_gpu,
                 workers=(int(least), int(most or least)),
             ),
         )
@@ -482,6 +522,7 @@ def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[s
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     job.is_started, job.is_over, job.places = False, ending is not None, ()
     check.promised.pop(event.job_id, None)
+    check.taken.pop(event.job_id, None)
     if job.is_over:
         check.models.pop(event.job_id, None)
 

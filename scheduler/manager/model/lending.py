@@ -3,11 +3,12 @@
 What a node counts with here, its jobs may borrow: not what only its own machine reaches, nor a donor by another's name.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from farside.endpoint import is_near, parse_endpoint
-from farside.scheduler.lent_memory import LentMemory, parts_of, promise_of
+from farside.scheduler.lent_memory import LentMemory, memory_of, parts_of, promise_of
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
 
@@ -71,17 +72,42 @@ def promised_on(job: LiveJob) -> Mapping[str, int]:
     return {place.node: promise_of(place.gpus, each) for place in job.places} if each else {}
 
 
+def taken_on(job: LiveJob) -> Mapping[str, int]:
+    """What a job is to have of its nodes' own memory while it has its places, by node."""
+    each = job.spec.memory_bytes_per_gpu
+    return {place.node: memory_of(place.gpus, each) for place in job.places} if each else {}
+
+
+def draws_on_lent(state: LiveState, job: LiveJob, begun: Collection[str]) -> bool:
+    """Whether a job takes memory of its nodes that donors there lend.
+
+    That is so where it does not fit beside what the donor lends and what jobs with processes, or of ``begun``, have.
+    """
+    for name, size in taken_on(job).items():
+        node = state.nodes[name]
+        if not (node.lends_bytes and node.memory_bytes):
+            continue
+        others = (state.jobs[job_id] for job_id in state.jobs_on(name) if job_id != job.job_id)
+        held = sum(taken_on(one).get(name, 0) for one in others if one.phase in ACTIVE or one.job_id in begun)
+        if node.memory_bytes - held - size < node.lends_bytes:
+            return True
+    return False
+
+
 def promise_job(memory: LentMemory, job: LiveJob, sign: int = 1) -> None:
-    """Promises a job what it is to have; with a ``sign`` of -1 it has left that."""
+    """Promises a job what it is to have, there and of its nodes; with a ``sign`` of -1 it has left that."""
     for node, promised_bytes in promised_on(job).items():
         memory.promise(node, sign * promised_bytes)
+    for node, taken_bytes in taken_on(job).items():
+        memory.take(node, sign * taken_bytes)
 
 
 def memory_with(state: LiveState, jobs: Iterable[LiveJob]) -> LentMemory:
-    """The memory that is lent, with what these jobs were promised."""
+    """The memory that is lent, with what these jobs were promised of it and are to have of their nodes' own."""
     memory = LentMemory()
     for one in lending_of(state):
         one.tell(memory)
+        memory.set_room(one.node, state.nodes[one.node].memory_bytes or math.inf)
     for job in jobs:
         promise_job(memory, job)
     return memory
