@@ -230,6 +230,45 @@ def test_a_donor_lends_again_when_the_job_has_left(end: str) -> None:
     assert world.state.nodes["n0"].lends_bytes == 40 * GIB
 
 
+def test_the_bound_follows_what_jobs_of_the_node_leave_and_a_wait_for_what_others_left_is_over() -> None:
+    world = a_world([30])
+    first, second = submit(world, 20, gpus=2), submit(world, 30, gpus=2)
+    world.runs(first)
+    bounds = [world.state.nodes["n0"].lend_bound_bytes]
+    waited = world.phase(second)
+    world.exits(first)  # 34 GiB are left beside the second job, of which 30 are lent
+    bounds.append(world.state.nodes["n0"].lend_bound_bytes)
+    third = submit(world, 4, gpus=2)
+    bounds.append(world.state.nodes["n0"].lend_bound_bytes)
+    has_lent(world, "n0", 30, free_gib=0)  # other programs use all
+    bounds.append(world.state.nodes["n0"].lend_bound_bytes)
+
+    assert bounds == [14 * GIB, 34 * GIB, 30 * GIB, 14 * GIB]
+    assert [waited, world.phase(second), world.phase(third)] == [Phase.ALLOCATED, Phase.STARTING, Phase.STARTING]
+    assert world.state.recall_times.by_node == {}  # nothing was recalled
+    for job in (second, third):
+        world.runs(job)
+        world.exits(job)
+    assert world.state.nodes["n0"].lend_bound_bytes is None
+    assert list(violations(world.log)) == []
+
+
+def test_what_a_looser_bound_lets_donors_lend_is_promised() -> None:
+    world = a_world([30])
+    world.does(joined("s", "s", **facts_of("s", 0, swap_gib=64, lends_gib=0)))
+    first, second = submit(world, 20, gpus=2, nodes=("n0",)), submit(world, 30, gpus=2, nodes=("n0",))
+    world.runs(first)
+    borrower = world.submit(4, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=8 * GIB, nodes=("s",))
+    waited = world.phase(borrower)
+    world.exits(first)
+
+    assert [waited, world.phase(borrower)] == [Phase.WAITING, Phase.STARTING]  # of 14 GiB, then of 34
+    assert world.phase(second) is Phase.STARTING
+    world.lead(decode_state(encode_state(world.state)))
+    assert world.state.nodes["n0"].lend_bound_bytes == 34 * GIB
+    assert list(violations(world.log)) == []
+
+
 def test_an_operators_bound_counts_beside_that_of_jobs_and_the_tighter_one_is_told() -> None:
     world = a_world([30])
     submit(world, 54)

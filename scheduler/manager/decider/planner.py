@@ -54,7 +54,7 @@ _NodeEvents = (
     _NodeFacts | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged | log.LendingOrdered
 )
 # Entries with which a donor takes memory back for a job, or may lend it again.
-_RecallEvents = log.MemoryRecalled | log.AllocationReleased | log.JobRequeued | log.JobEnded
+_RecallEvents = log.MemoryRecalled | log.JobAllocated | log.AllocationReleased | log.JobRequeued | log.JobEnded
 
 
 class Planner:

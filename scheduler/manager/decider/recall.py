@@ -3,9 +3,10 @@
 How it works
   What a node's donor has lent counts as memory for jobs (`agent/sense/headroom.py`). A job that was placed where the
   rest is too little has it recalled at once, while others may still leave its GPUs: `MemoryRecalled` bounds what the
-  donor lends as long as the job has its place, so that it is not lent again before the job uses it. The job starts when
-  the node says that its donor has no more than that, or when the wait is over: then the donor has taken it by force, or
-  does so when the job needs it.
+  donor lends as long as the job has its place, so that it is not lent again before the job uses it. The bound is
+  loosened as far as the jobs of the node leave more by then, as others have ended. The job starts when the node says
+  that its donor has no more than that, or when the wait is over: then the donor has taken it by force, or does so when
+  the job needs it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -25,6 +25,7 @@ from farside.scheduler.manager.aggregation.orders import AGGREGATOR, offer_of
 from farside.scheduler.manager.colocation import state as colocation
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.codec import tag_of
+from farside.scheduler.manager.model.lending import memory_left
 from farside.scheduler.manager.model.preemption_times import step_of
 from farside.scheduler.manager.model.profile import joined, joined_times
 from farside.scheduler.manager.model.record import (
@@ -196,7 +197,7 @@ def _joined(state: LiveState, event: log.NodeJoined, entry: log.Entry) -> Touche
         here = {"is_up": True, "lost_reason": "", "address": event.address, "joined_s": entry.at_s}
         now = replace(before, **here, **facts)
     state.nodes[event.node] = _vouched(now, before or now, state.admissions.get(event.node, Admission()))
-    _come_back(state, state.nodes[event.node], entry.at_s)
+    _follow_recalls(state, event.node, entry.at_s)
     return touched
 
 
@@ -224,23 +225,42 @@ def _changed(state: LiveState, event: log.NodeChanged, entry: log.Entry) -> None
     if event.node in state.nodes:
         state.donors_version += _address(state.nodes[event.node]) != _address(event)
         _change_node(state, event.node, **fields_of(ChangingFacts, event))
-        _come_back(state, state.nodes[event.node], entry.at_s)
+        _follow_recalls(state, event.node, entry.at_s)
+
+
+def _follow_recalls(state: LiveState, name: str, now_s: float) -> None:
+    """Bounds a donor that took memory back for jobs by what all jobs there leave now, never more tightly than ordered.
+
+    Others may have ended since, or have come.
+    """
+    node = state.nodes.get(name)
+    if node is None or not node.recalls:
+        return
+    left_bytes = memory_left(state, node)
+    recalls = ((job_id, one) for job_id in node.recalls for one in state.jobs[job_id].recalls if one.node == name)
+    followed = {job_id: max(one.lend_bytes, left_bytes) for job_id, one in recalls}
+    if followed != node.recalls:
+        _change_node(state, name, recalls=followed)
+    _come_back(state, state.nodes[name], now_s)
 
 
 def _come_back(state: LiveState, node: LiveNode, now_s: float) -> None:
-    """Notes what its donor has taken back by now, and how long that took, also where its job waits no longer."""
+    """Notes what its donor has taken back by now, and how long that took, also where its job waits no longer.
+
+    What others have left instead came back without a recall, and says nothing of how long one takes.
+    """
     for job_id in node.recalls:
         job = state.jobs[job_id]
         after = tuple(
             replace(one, back_s=now_s)
-            if one.node == node.name and not one.is_back and node.borrowed_bytes <= one.lend_bytes
+            if one.node == node.name and not one.is_back and node.borrowed_bytes <= node.recalls[job_id]
             else one
             for one in job.recalls
         )
         if after != job.recalls:
             state.jobs[job_id] = replace(job, recalls=after)
             new = (one for one in after if one.back_s == now_s and one not in job.recalls)
-            for one in new:
+            for one in (one for one in new if node.borrowed_bytes <= one.lend_bytes):
                 state.recall_times.add(one.node, one.recalled_bytes, now_s - one.ordered_s)
 
 
@@ -518,12 +538,15 @@ def _allocated(state: LiveState, event: log.JobAllocated, entry: log.Entry) -> T
     allocated = replace(job, phase=Phase.ALLOCATED, places=event.places, host=event.host, reason=event.reason)
     state.allocated[job.job_id] = None
     state.add_allocation(allocated)
-    return _put(state, allocated)
+    touched = _put(state, allocated)
+    for name in allocated.nodes:
+        _follow_recalls(state, name, entry.at_s)
+    return touched
 
 
 def _released(state: LiveState, event: log.AllocationReleased, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.ALLOCATED)
-    _leave_places(state, job)
+    _leave_places(state, job, entry.at_s)
     del state.allocated[job.job_id]
     return _put(state, _idle(job, event.reason))
 
@@ -581,7 +604,7 @@ def _stopping(state: LiveState, event: log.JobStopping, entry: log.Entry) -> Tou
 def _requeued(state: LiveState, event: log.JobRequeued, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
-    _leave_places(state, job)
+    _leave_places(state, job, entry.at_s)
     ran = replace(_left(state, job, entry), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is log.StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
@@ -638,7 +661,7 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     if job.spec.colocate:
         state.colocation.ended(job.job_id)
     state.queued.leave(job.submitted_at)
-    _leave_places(state, job)
+    _leave_places(state, job, entry.at_s)
     state.meetings.pop(job.job_id, None)
     state.allocated.pop(job.job_id, None)
     # Jobs that wait for this one are touched too, as they may start now, or never.
@@ -666,7 +689,7 @@ def _recalled(state: LiveState, event: log.MemoryRecalled, entry: log.Entry) -> 
     return _put(state, replace(job, recalls=(*job.recalls, recall)))
 
 
-def _leave_places(state: LiveState, job: LiveJob) -> None:
+def _leave_places(state: LiveState, job: LiveJob, now_s: float) -> None:
     """Its places on nodes are no longer its, and their donors may lend again what they took back for it."""
     state.drop_allocation(job)
     for one in job.recalls:
@@ -674,6 +697,8 @@ def _leave_places(state: LiveState, job: LiveJob) -> None:
             recalls = state.nodes[one.node].recalls
             kept = {job_id: most for job_id, most in recalls.items() if job_id != job.job_id}
             _change_node(state, one.node, recalls=kept)
+    for name in job.nodes:
+        _follow_recalls(state, name, now_s)
 
 
 def _promoted(state: LiveState, event: log.JobPromoted, entry: log.Entry) -> None:

@@ -78,6 +78,17 @@ def taken_on(job: LiveJob) -> Mapping[str, int]:
     return {place.node: memory_of(place.gpus, each) for place in job.places} if each else {}
 
 
+def memory_left(state: LiveState, node: LiveNode) -> int:
+    """What jobs with a place on a node leave of its memory, with what its donor has lent: the most that this may lend.
+
+    Its agent counts what running jobs may still take; of others it does not know yet.
+    """
+    jobs = [state.jobs[job_id] for job_id in state.jobs_on(node.name) if job_id in state.jobs]
+    held = {job.job_id: taken_on(job).get(node.name, 0) for job in jobs}
+    unknown = sum(held[job.job_id] for job in jobs if job.phase in (Phase.ALLOCATED, Phase.STARTING))
+    return max(0, min(node.headroom_bytes - unknown, node.memory_bytes - sum(held.values())))
+
+
 def draws_on_lent(state: LiveState, job: LiveJob, begun: Collection[str]) -> bool:
     """Whether a job takes memory of its nodes that donors there lend.
 

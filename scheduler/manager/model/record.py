@@ -305,7 +305,8 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     said that it has, or its first HELLO, or an operator has accepted since; None: a version before did not note it.
     ``lend_at_most_bytes``: an operator's bound of what its donor lends; None: there is none.
     ``swap_ordered_bytes``: the size that an operator wants its swap to have; None: nobody has said.
-    ``recalls``: by job that has its place there, the most that its donor lends meanwhile.
+    ``recalls``: by job that has its place there and for which its donor took memory back, the most that this lends
+    meanwhile: what was ordered, or more where the jobs there leave more by now.
     """
 
     name: str
