@@ -18,7 +18,7 @@ from tests.support.waiting import DEADLINE_S, until
 
 GIB = 1 << 30
 BORROWERS, DONORS = ("b0", "b1"), ("d0", "d1", "d2")
-STEPS = 80
+STEPS = 110
 
 
 def a_donor(name: str, lends_gib: int) -> m.Donor:
