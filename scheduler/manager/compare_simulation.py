@@ -417,12 +417,8 @@ def simulated(
 ) -> Fidelity:
     """Simulates the recorded jobs by the rules that the manager had.
 
-    Args:
-        found: The jobs.
-        rules: Of the manager.
-        make_times: An estimator as a scheduler process has it that has not read the log yet. Where one took the lead,
-            the simulation begins with another one.
-        pauses: Begin and end of times in which no scheduler process decided.
+    ``make_times``: an estimator as a scheduler process has it that has not read the log yet; the simulation has another
+    one from where one took the lead. ``pauses``: begin and end of times in which no scheduler process decided.
 
     Raises:
         FarsideError: There are none, or some never end there.
@@ -436,13 +432,7 @@ def simulated(
     first_s = trace[0].comes_s
     leads_s = [at_s for at_s in found.leads_s if at_s > first_s]
     estimator: HeardTimes | None = None
-    first = make_times()
-    if first is not None:
-        # Where nobody decided until one took the lead, what it learned is there when decisions go on.
-        restarts_s = [
-            next((begin_s for begin_s, end_s in pauses if begin_s <= at_s <= end_s), at_s) for at_s in leads_s
-        ]
-        times = RestartedTimes(first, make_times, restarts_s)
+    if (times := _times(make_times, leads_s, pauses)) is not None:
         rules = replace(rules, order=times.primed(rules.order))
         estimator = HeardTimes(times, found.heard, (one.job.sequence for one in trace))
     simulation = Simulation(
@@ -474,6 +464,18 @@ def simulated(
         predicted_preemptions=sum(run.preemptions for run in runs),
         packlimits=packlimits({name: domain.history for name, domain in simulation.domains.items()}),
     )
+
+
+def _times(
+    make_times: Callable[[], LearnedTimes | None], leads_s: Sequence[float], pauses: Sequence[tuple[float, float]]
+) -> RestartedTimes | None:
+    """The manager's estimators, one after the other; None: its policy asks for none."""
+    first = make_times()
+    if first is None:
+        return None
+    # Where nobody decided until one took the lead, what it learned is there when decisions go on.
+    restarts_s = [next((begin_s for begin_s, end_s in pauses if begin_s <= at_s <= end_s), at_s) for at_s in leads_s]
+    return RestartedTimes(first, make_times, restarts_s)
 
 
 def _needed(found: Recording, first_s: float) -> Sequence[Resize]:
