@@ -136,8 +136,7 @@ class Simulation:
         self._rules = rules
         self._estimator = estimator
         self._tick_s, self._pauses = tick_s, tuple(pauses)
-        self._is_in_whole_seconds = is_in_whole_seconds
-        self._is_knowing_progress = is_knowing_progress
+        self._is_in_whole_seconds, self._is_knowing_progress = is_in_whole_seconds, is_knowing_progress
         self.observers = list(observers)
         self._starts = [0] * len(jobs)
         self._segment_s = [0.0] * len(jobs)
@@ -146,8 +145,7 @@ class Simulation:
         self._speed = [1.0] * len(jobs)
         # What jobs have left in truth, at their last start. The table has what the scheduler knows of it.
         self._left_s = [one.duration_s for one in jobs]
-        self._ticking: set[str] = set()
-        self._names = tuple(self.domains)
+        self._ticking, self._names = set[str](), tuple(self.domains)
         self._is_lending = is_lending
         self._has_shared_quotas = rules.tenancy is not None and len(self.domains) > 1
         self._hosts: dict[int, str] = {}  # where a guest runs
