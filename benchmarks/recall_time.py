@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     bars = judge(found)
     record = {
-        **head, "recalls": [asdict(one) for one in found], "figures": figures(found) | {"lost_pages": lost_pages},
+        **head, "recalls": [asdict(one) for one in found], "summary": figures(found) | {"lost_pages": lost_pages},
         "table": table_of(found), "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in bars],
     }  # fmt: skip
     asked.output.parent.mkdir(parents=True, exist_ok=True)
