@@ -27,5 +27,7 @@ def backed(placement: PlacementPolicy, ledger: Ledger, demand: Demand, allocatio
         ledger.take(NOTHING_BUT_GPUS, more)
         left_out += more
         found = placement.place(ledger, demand)
+    else:
+        found = None
     ledger.give(NOTHING_BUT_GPUS, left_out)
-    return found if found is not None and ledger.is_lent(demand, found) else None
+    return found
