@@ -1,5 +1,7 @@
 """Farside N and N-1 as processes: an agent of each recorded commit with our manager, and ours with its manager."""
 
+import fcntl
+import os
 import subprocess
 from pathlib import Path
 
@@ -27,16 +29,31 @@ ENDS = ("384bdad", "a2318a8")
 @pytest.fixture(
     params=[pytest.param(folder.name, marks=() if folder.name in ENDS else pytest.mark.long) for folder in RECORDED]
 )
-def before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
-    """The prefix of a command that runs it in the sources of that commit."""
+def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The prefix of a command that runs it in the sources of that commit.
+
+    All tests and all workers have the same copy of them: what the first one compiles, none compiles again.
+    """
     commit = str(request.param)
+    base = tmp_path_factory.getbasetemp()
+    # A worker of pytest-xdist has a folder of its own in that of the run.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"sources-{commit}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _write_sources(commit, folder)
+    return ("env", f"PYTHONPATH={folder / 'src'}")
+
+
+def _write_sources(commit: str, folder: Path) -> None:
     made = subprocess.run(["git", "archive", "--format=tar", commit], cwd=ROOT, capture_output=True, check=False)
     if made.returncode:
         pytest.skip(f"no commit {commit} here (a shallow clone, or no clone): git fetch --unshallow")
-    folder = tmp_path / "before"
-    folder.mkdir()
-    subprocess.run(["tar", "-x", "-C", folder], input=made.stdout, check=True)
-    return ("env", f"PYTHONPATH={folder / 'src'}")
+    part = folder.with_suffix(".part")
+    part.mkdir(exist_ok=True)
+    subprocess.run(["tar", "-x", "-C", part], input=made.stdout, check=True)
+    # It has its name only when it is whole.
+    part.rename(folder)
 
 
 def accepting(old_manager: tuple[str, ...]) -> dict[str, bool]:

@@ -30,7 +30,7 @@ def hook(folder: Path, text: str) -> CommandDriver:
     program = folder / "strip.sh"
     program.write_text(text)
     program.chmod(0o755)
-    return CommandDriver(node="node7", program=(str(program),), limit_s=10.0)
+    return CommandDriver(node="node7", program=(str(program),), limit_s=60.0)
 
 
 def test_a_hook_is_switched_and_asked(tmp_path: Path) -> None:
