@@ -118,7 +118,6 @@ PURE = (
     "farside.serve.large.message",
     *(f"farside.serve.http1.{name}" for name in ("answer", "connection")),
     *(f"farside.serve.http2.{name}" for name in ("budget", "call", "connection", "frame", "head", "sender")),
-    "farside.kmod_shim.nbd.attribute",
     "farside.kmod_shim.nbd.message",
     "farside.proof",
     *(

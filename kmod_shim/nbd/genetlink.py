@@ -1,7 +1,7 @@
 """Generic netlink socket: sends a request to a kernel family, and returns its answer or errno.
 
-The socket is the standard library's: one blocking send and receive need no event loop and no thread. A process that
-must work while memory is out can't afford those.
+pyroute2 encodes and decodes the messages. The socket is the standard library's: one blocking send and receive need no
+event loop and no thread. A process that must work while memory is out can't afford those.
 
 How it works. A request carries a sequence number, and the kernel repeats it in its answer. An answer is either a
 message of the family, or NLMSG_ERROR with an errno, where 0 is the acknowledgement that NLM_F_ACK asks for. Messages to
@@ -13,24 +13,14 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
-from farside.errors import FarsideError, RemoteProtocolError, Unavailable
-from farside.kmod_shim.nbd.attribute import (
-    GENERIC,
-    HEADER,
-    Message,
-    attributes,
-    read_message,
-    read_number,
-    read_text,
-    text,
-)
+from pyroute2.netlink import ctrlmsg, genlmsg
+
+from farside.errors import FarsideError, Unavailable
 
 CONTROL_ID = 0x10  # GENL_ID_CTRL, the family that knows the others
 GET_FAMILY = 3  # CTRL_CMD_GETFAMILY
-FAMILY_ID, FAMILY_NAME, MCAST_GROUPS = 1, 2, 7  # CTRL_ATTR_*
-MCAST_GRP_NAME, MCAST_GRP_ID = 1, 2  # CTRL_ATTR_MCAST_GRP_*
 REQUEST, ACK = 1, 4  # NLM_F_REQUEST, NLM_F_ACK
 ERROR = 2  # NLMSG_ERROR: an errno; 0 is the acknowledgement
 ADD_MEMBERSHIP = 1  # NETLINK_ADD_MEMBERSHIP
@@ -38,6 +28,7 @@ ANSWER_BYTES_MAX = 65536
 ANSWER_LIMIT_S = 30.0  # DISCONNECT waits in the kernel until the device's receivers have ended
 
 _NETLINK_GENERIC, _SOL_NETLINK = 16, 270  # linux/netlink.h, linux/socket.h; not all of Python's builds have them
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 
 
 class NetlinkRefusal(FarsideError):
@@ -113,35 +104,33 @@ class GenericNetlink:
 
     def family(self, name: str) -> Family | None:
         """The family of that name, or None when this kernel does not have it now."""
-        message = Message(command=GET_FAMILY, version=1, attributes=text(FAMILY_NAME, name))
+        message = ctrlmsg()
+        message["cmd"], message["version"] = GET_FAMILY, 1
+        message["attrs"] = [("CTRL_ATTR_FAMILY_NAME", name)]
         try:
-            answer = self.request(CONTROL_ID, message, name=f"family {name}")
+            answer: Any = ctrlmsg(self.request(CONTROL_ID, message, name=f"family {name}"))
         except NetlinkRefusal as refusal:
             # The module is not loaded, or the kernel is older than the family.
             if refusal.errno == errno.ENOENT:
                 return None
             raise
-        told = dict(attributes(read_message(answer).attributes))
-        if FAMILY_ID not in told:
-            raise RemoteProtocolError(f"netlink: the kernel's answer about the family {name} has no number of it")
-        # A list of groups, each with its name and its number.
-        groups = [dict(attributes(group)) for _, group in attributes(told.get(MCAST_GROUPS, b""))]
+        answer.decode()
+        groups = answer.get_attr("CTRL_ATTR_MCAST_GROUPS") or ()
         return Family(
             name=name,
-            number=read_number(told[FAMILY_ID]),
+            number=answer.get_attr("CTRL_ATTR_FAMILY_ID"),
             groups=tuple(
-                (read_text(group[MCAST_GRP_NAME]), read_number(group[MCAST_GRP_ID]))
+                (group.get_attr("CTRL_ATTR_MCAST_GRP_NAME"), group.get_attr("CTRL_ATTR_MCAST_GRP_ID"))
                 for group in groups
-                if MCAST_GRP_NAME in group and MCAST_GRP_ID in group
             ),
         )
 
-    def request(self, number: int, message: Message, *, name: str, wants_ack: bool = False) -> bytes:
+    def request(self, number: int, message: genlmsg, *, name: str, wants_ack: bool = False) -> bytes:
         """Sends one message to a family; returns the answer's bytes, empty for an acknowledgement.
 
         Args:
             number: The family's.
-            message: Its command and attributes; the netlink header is put before them here.
+            message: Its fields and attributes; the header is filled in here.
             name: What an error calls the request.
             wants_ack: For commands that answer with nothing else.
 
@@ -151,11 +140,12 @@ class GenericNetlink:
         """
         # New for each request, so that the late answer to an earlier one can be recognised.
         self._sequence += 1
-        body = GENERIC.pack(message.command, message.version, 0) + message.attributes
-        flags = REQUEST | (ACK if wants_ack else 0)
-        header = HEADER.pack(HEADER.size + len(body), number, flags, self._sequence, 0)
+        header: Any = message["header"]
+        header["type"], header["flags"] = number, REQUEST | (ACK if wants_ack else 0)
+        header["sequence_number"], header["pid"] = self._sequence, 0
+        message.encode()
         try:
-            self._socket.send(header + body)
+            self._socket.send(bytes(message.data))
             return self._answer(name)
         # Before OSError, of which it is a kind.
         except TimeoutError as error:
@@ -190,12 +180,12 @@ class GenericNetlink:
     def _answer(self, name: str) -> bytes:
         while True:
             data = self._socket.recv(ANSWER_BYTES_MAX)
-            _, kind, _, sequence, _ = HEADER.unpack_from(data)
+            _, kind, _, sequence, _ = _HEADER.unpack_from(data)
             if sequence != self._sequence:
                 continue  # the late answer to a request that was given up
             if kind != ERROR:
                 return data
-            (code,) = struct.unpack_from("=i", data, HEADER.size)
+            (code,) = struct.unpack_from("=i", data, _HEADER.size)
             if code:
                 raise NetlinkRefusal(name, -code)
             return b""

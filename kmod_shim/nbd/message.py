@@ -10,21 +10,11 @@ drivers/block/nbd.c of Linux 6.1:
 * RECONFIGURE must repeat the backend identifier that CONNECT gave.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-from farside.errors import RemoteProtocolError
-from farside.kmod_shim.nbd.attribute import (
-    Message,
-    attribute,
-    attributes,
-    read_message,
-    read_number,
-    text,
-    uint32,
-    uint64,
-)
+from pyroute2.netlink import genlmsg, nla
 
 FAMILY = "nbd"
 GROUP = "nbd_mc_group"
@@ -49,24 +39,48 @@ class Command(IntEnum):
     STATUS = 5
 
 
-class Attribute(IntEnum):
-    """Attributes of a message (NBD_ATTR_*)."""
+# Positions count: an attribute's place in nla_map is its number in <linux/nbd-netlink.h>.
+class NbdMessage(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
+    """One message in pyroute2's terms."""
 
-    INDEX = 1
-    SIZE_BYTES = 2
-    BLOCK_SIZE_BYTES = 3
-    TIMEOUT = 4
-    SERVER_FLAGS = 5
-    CLIENT_FLAGS = 6
-    SOCKETS = 7
-    DEAD_CONN_TIMEOUT = 8
-    DEVICE_LIST = 9
-    BACKEND_IDENTIFIER = 10
+    prefix = "NBD_ATTR_"
+    nla_map = (
+        ("NBD_ATTR_UNSPEC", "none"),
+        ("NBD_ATTR_INDEX", "uint32"),
+        ("NBD_ATTR_SIZE_BYTES", "uint64"),
+        ("NBD_ATTR_BLOCK_SIZE_BYTES", "uint64"),
+        ("NBD_ATTR_TIMEOUT", "uint64"),
+        ("NBD_ATTR_SERVER_FLAGS", "uint64"),
+        ("NBD_ATTR_CLIENT_FLAGS", "uint64"),
+        ("NBD_ATTR_SOCKETS", "sockets"),
+        ("NBD_ATTR_DEAD_CONN_TIMEOUT", "uint64"),
+        ("NBD_ATTR_DEVICE_LIST", "devices"),
+        ("NBD_ATTR_BACKEND_IDENTIFIER", "asciiz"),
+    )
 
+    class sockets(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 finds it by this name)
+        """A list of file descriptors."""
 
-# Within SOCKETS: items of one descriptor each. Within DEVICE_LIST: items of one device each.
-_SOCK_ITEM, _SOCK_FD = 1, 1
-_DEVICE_ITEM, _DEVICE_INDEX, _DEVICE_CONNECTED = 1, 1, 2
+        nla_map = (("NBD_SOCK_ITEM_UNSPEC", "none"), ("NBD_SOCK_ITEM", "item"))
+
+        class item(nla):  # type: ignore[misc]  # noqa: N801
+            """One descriptor."""
+
+            nla_map = (("NBD_SOCK_UNSPEC", "none"), ("NBD_SOCK_FD", "uint32"))
+
+    class devices(nla):  # type: ignore[misc]  # noqa: N801
+        """The answer to STATUS."""
+
+        nla_map = (("NBD_DEVICE_ITEM_UNSPEC", "none"), ("NBD_DEVICE_ITEM", "item"))
+
+        class item(nla):  # type: ignore[misc]  # noqa: N801
+            """One device."""
+
+            nla_map = (
+                ("NBD_DEVICE_UNSPEC", "none"),
+                ("NBD_DEVICE_INDEX", "uint32"),
+                ("NBD_DEVICE_CONNECTED", "uint8"),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,98 +113,84 @@ class DeviceState:
     is_connected: bool
 
 
-def connect_message(connection: Connection) -> Message:
+def connect_message(connection: Connection) -> NbdMessage:
     """Makes a device of connected sockets. Answered by a message that has the index."""
     # Without an index the kernel takes a free device, or makes one.
-    told = b"" if connection.index is None else uint32(Attribute.INDEX, connection.index)
-    numbers = {
-        Attribute.SIZE_BYTES: connection.size_bytes,
-        Attribute.BLOCK_SIZE_BYTES: connection.block_bytes,
-        Attribute.TIMEOUT: connection.timeout_s,
-        Attribute.SERVER_FLAGS: connection.server_flags,
-        Attribute.CLIENT_FLAGS: connection.client_flags,
-        Attribute.DEAD_CONN_TIMEOUT: connection.dead_connection_timeout_s,
-    }
-    told += b"".join(uint64(kind, value) for kind, value in numbers.items())
-    return _message(Command.CONNECT, told + _backend(connection) + _sockets(connection))
+    told: list[tuple[str, object]] = [] if connection.index is None else [("INDEX", connection.index)]
+    told += [
+        ("SIZE_BYTES", connection.size_bytes),
+        ("BLOCK_SIZE_BYTES", connection.block_bytes),
+        ("TIMEOUT", connection.timeout_s),
+        ("SERVER_FLAGS", connection.server_flags),
+        ("CLIENT_FLAGS", connection.client_flags),
+        ("DEAD_CONN_TIMEOUT", connection.dead_connection_timeout_s),
+    ]
+    return _message(Command.CONNECT, [*told, *_backend(connection), _sockets(connection)])
 
 
-def reconfigure_message(connection: Connection) -> Message:
+def reconfigure_message(connection: Connection) -> NbdMessage:
     """Gives a device's dead sockets new ones; size and flags stay. Acknowledged."""
     assert connection.index is not None
-    told = uint32(Attribute.INDEX, connection.index)
-    told += uint64(Attribute.TIMEOUT, connection.timeout_s)
-    told += uint64(Attribute.DEAD_CONN_TIMEOUT, connection.dead_connection_timeout_s)
-    return _message(Command.RECONFIGURE, told + _backend(connection) + _sockets(connection))
+    told: list[tuple[str, object]] = [
+        ("INDEX", connection.index),
+        ("TIMEOUT", connection.timeout_s),
+        ("DEAD_CONN_TIMEOUT", connection.dead_connection_timeout_s),
+    ]
+    return _message(Command.RECONFIGURE, [*told, *_backend(connection), _sockets(connection)])
 
 
-def disconnect_message(index: int) -> Message:
+def disconnect_message(index: int) -> NbdMessage:
     """Ends a device's connections; what is asked of it from then on fails. Acknowledged."""
-    return _message(Command.DISCONNECT, uint32(Attribute.INDEX, index))
+    return _message(Command.DISCONNECT, [("INDEX", index)])
 
 
-def status_message(index: int | None = None) -> Message:
+def status_message(index: int | None = None) -> NbdMessage:
     """Asks for one device, or all. Answered by a message with a device list."""
-    return _message(Command.STATUS, b"" if index is None else uint32(Attribute.INDEX, index))
+    return _message(Command.STATUS, [] if index is None else [("INDEX", index)])
 
 
 def read_index(data: bytes) -> int:
-    """The device that a CONNECT answer is about.
-
-    Raises:
-        RemoteProtocolError: The message names none, or is cut.
-    """
-    return _index(read_message(data).attributes)
+    """The device that a CONNECT answer is about."""
+    return int(_read(data).get_attr("NBD_ATTR_INDEX"))
 
 
 def read_status(data: bytes) -> tuple[DeviceState, ...]:
-    """The devices of a STATUS answer, by index.
-
-    Raises:
-        RemoteProtocolError: The message is cut, or a device has no index.
-    """
-    listed = dict(attributes(read_message(data).attributes)).get(Attribute.DEVICE_LIST, b"")
-    found = (dict(attributes(value)) for kind, value in attributes(listed) if kind == _DEVICE_ITEM)
+    """The devices of a STATUS answer, by index."""
+    listed = _read(data).get_attr("NBD_ATTR_DEVICE_LIST")
+    found = () if listed is None else listed.get_attrs("NBD_DEVICE_ITEM")
     states = (
-        DeviceState(
-            index=_number(item, _DEVICE_INDEX), is_connected=_DEVICE_CONNECTED in item and any(item[_DEVICE_CONNECTED])
-        )
+        DeviceState(index=item.get_attr("NBD_DEVICE_INDEX"), is_connected=bool(item.get_attr("NBD_DEVICE_CONNECTED")))
         for item in found
     )
     return tuple(sorted(states, key=lambda state: state.index))
 
 
 def read_dead_link(data: bytes) -> int | None:
-    """Device that has lost a socket, from a message to the group; None for any other message.
-
-    Raises:
-        RemoteProtocolError: The message is cut, or names no device.
-    """
-    message = read_message(data)
-    return _index(message.attributes) if message.command == Command.LINK_DEAD else None
+    """Device that has lost a socket, from a message to the group; None for any other message."""
+    message = _read(data)
+    return int(message.get_attr("NBD_ATTR_INDEX")) if message["cmd"] == Command.LINK_DEAD else None
 
 
-def _message(command: Command, told: bytes) -> Message:
-    return Message(command=command, version=VERSION, attributes=told)
+# A message of the family; names go without their common prefix.
+def _message(command: Command, attributes: list[tuple[str, object]]) -> NbdMessage:
+    message = NbdMessage()
+    message["cmd"], message["version"] = int(command), VERSION
+    message["attrs"] = [(f"NBD_ATTR_{name}", value) for name, value in attributes]
+    return message
 
 
-def _sockets(connection: Connection) -> bytes:
+def _sockets(connection: Connection) -> tuple[str, object]:
     # A list of items that have one descriptor each, as <linux/nbd-netlink.h> nests them.
-    return attribute(
-        Attribute.SOCKETS, b"".join(attribute(_SOCK_ITEM, uint32(_SOCK_FD, fd)) for fd in connection.sockets)
-    )
+    items = [("NBD_SOCK_ITEM", {"attrs": [("NBD_SOCK_FD", fd)]}) for fd in connection.sockets]
+    return "SOCKETS", {"attrs": items}
 
 
-def _backend(connection: Connection) -> bytes:
+def _backend(connection: Connection) -> list[tuple[str, object]]:
     # An empty identifier would be compared like any other: without one the attribute is left out.
-    return text(Attribute.BACKEND_IDENTIFIER, connection.backend) if connection.backend else b""
+    return [("BACKEND_IDENTIFIER", connection.backend)] if connection.backend else []
 
 
-def _index(told: bytes) -> int:
-    return _number(dict(attributes(told)), Attribute.INDEX)
-
-
-def _number(told: Mapping[int, bytes], kind: int) -> int:
-    if kind not in told:
-        raise RemoteProtocolError(f"nbd: the kernel's message has no attribute {kind}")
-    return read_number(told[kind])
+def _read(data: bytes) -> Any:
+    message = NbdMessage(data)
+    message.decode()
+    return message

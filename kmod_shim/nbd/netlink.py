@@ -12,7 +12,6 @@ from typing import Self
 
 from farside.errors import ConfigError, FarsideError, Unavailable
 from farside.kmod_shim.nbd import message as nbd_message
-from farside.kmod_shim.nbd.attribute import Message
 from farside.kmod_shim.nbd.genetlink import GenericNetlink, NetlinkRefusal, Socket
 from farside.kmod_shim.nbd.message import Connection, DeviceState
 
@@ -95,7 +94,7 @@ class NbdNetlink:
             if index is not None:
                 yield index
 
-    def _ask(self, name: str, message: Message, *, wants_ack: bool = False) -> bytes:
+    def _ask(self, name: str, message: nbd_message.NbdMessage, *, wants_ack: bool = False) -> bytes:
         try:
             return self._netlink.request(self._family.number, message, name=name, wants_ack=wants_ack)
         except NetlinkRefusal as refusal:
