@@ -44,7 +44,7 @@ class Gate:
         self._window_s = max(_WINDOW_S, _WINDOW_SLOS * self.slo_s)
 
     def plan(self, planned: float) -> None:
-        """Open for another plan, which promises ``planned`` rows a second; forget what was served under the last one."""
+        """Open for another plan, which promises ``planned`` rows a second; nothing is known of what it serves."""
         self.planned, self.rate, self._gave_up_s = planned, math.inf, -math.inf
 
     def is_open(self, now_s: float) -> bool:
