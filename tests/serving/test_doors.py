@@ -111,7 +111,7 @@ async def test_under_overload_requests_are_refused_by_http_before_they_are_read(
         assert (status, headers["content-type"]) == (504, "application/json")
         assert msgspec.json.decode(body) == {"error": "twice can not answer within 200 ms now"}
         assert (pool.counts["twice"].dropped, pool.counts["twice"].refused, executor.ran) == (1, 0, [])
-        pool.queues["twice"].gate.plan(0.0)
+        pool.queues["twice"].gate.plan(1.0)
         assert (await ask(port, "/v2/models/twice/infer", b"never parsed"))[0] == 400
         assert (await ask(port, "/v2/models/twice/infer", msgspec.json.encode(ONE)))[0] == 200
 

@@ -116,6 +116,22 @@ async def test_equal_glets_on_a_device_have_an_executor_each(tmp_path: Path) -> 
 
 
 @in_loop
+async def test_of_equal_glets_the_one_that_runs_stays(tmp_path: Path) -> None:
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp",)))
+    await fleet.change(Plan(glets=(glet(0, "mlp"), glet(0, "mlp"))), {})
+    died, runs = fleet._opened
+    handle, died.executor = died.executor, None
+
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    left = [*fleet._opened]
+    await fleet.close()
+    assert handle is not None
+    await handle.close()
+
+    assert left == [runs]
+
+
+@in_loop
 async def test_a_change_that_can_not_be_prepared_leaves_the_old_plan(tmp_path: Path) -> None:
     (good,) = small_models(tmp_path, ("mlp",))
     bad = msgspec.structs.replace(good, name="bad", path=str(tmp_path / "gone.onnx"))

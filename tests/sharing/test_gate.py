@@ -50,6 +50,30 @@ def test_a_gate_is_open_until_requests_are_given_up_for_a_while() -> None:
     assert all(gate.is_open(0.5) for _ in range(100))
 
 
+def test_a_plan_that_promises_as_much_leaves_a_closed_gate_as_it_is() -> None:
+    gate = closed(planned=5.0)
+    before = gate.rate
+
+    gate.plan(5.0)
+    kept = gate.rate
+    gate.plan(6.0)
+
+    assert kept == before
+    assert gate.rate == float("inf")
+
+
+def test_what_was_served_within_a_window_is_let_in_as_well_if_it_comes_at_once() -> None:
+    gate = closed(served=100)
+    gate.gave_up(1.9)
+
+    at_once = 0
+    while gate.is_open(1.99):
+        gate.enter(1)
+        at_once += 1
+
+    assert at_once >= 100
+
+
 def test_a_closed_gate_lets_in_a_little_more_than_was_served_and_spreads_it() -> None:
     gate = closed(served=100)
     entered = list[int]()

@@ -44,7 +44,9 @@ class Gate:
         self._window_s = max(_WINDOW_S, _WINDOW_SLOS * self.slo_s)
 
     def plan(self, planned: float) -> None:
-        """Open for another plan, which promises ``planned`` rows a second; nothing is known of what it serves."""
+        """Open for another plan, which promises ``planned`` rows a second; if as many as before, nothing changes."""
+        if planned == self.planned:
+            return
         self.planned, self.rate, self._gave_up_s = planned, math.inf, -math.inf
 
     def is_open(self, now_s: float) -> bool:
@@ -55,7 +57,7 @@ class Gate:
             self.rate = math.inf
             return True
         gained = self.rate * (now_s - self._reckoned_s)
-        self._room, self._reckoned_s = min(self._burst, self._room + gained), now_s
+        self._room, self._reckoned_s = min(self.rate * self._window_s, self._room + gained), now_s
         return self._room > 0
 
     def enter(self, rows: int) -> None:

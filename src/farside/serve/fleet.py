@@ -203,7 +203,9 @@ class Fleet:
         free = list(self._opened)
         kept: list[tuple[_Opened, Glet]] = []
         for glet in (*change.stay, *change.retime):
-            one = next(one for one in free if _place(one.glet) == _place(glet))
+            here = [one for one in free if _place(one.glet) == _place(glet)]
+            # Of equal parts the one that runs stays.
+            one = min(here, key=lambda one: (one.executor is None, one.glet != glet))
             free.remove(one)
             kept.append((one, glet))
         resized: list[tuple[_Opened, Glet]] = []

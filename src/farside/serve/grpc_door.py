@@ -101,12 +101,22 @@ class GrpcDoor:
 
     def large(self, call: Call, body: bytes | bytearray, reply: Reply) -> Cancel | None:
         """Has the message of a call read elsewhere, as it came, and serves it then."""
-        submit = partial(self._submit, reply, self._loop.time(), call.within_s)
+        submit = partial(self._submit_read, reply, self._loop.time(), call.within_s)
         try:
             return self._service.large.read(body, submit, partial(_fail, reply), encoding=call.encoding.decode())
         except InferenceError as error:
             _fail(reply, error)
             return None
+
+    def _submit_read(
+        self, reply: Reply, arrived_s: float, within_s: float, model: ModelFile, request: InferRequest
+    ) -> Cancel:
+        """One that was read before its model's gate was asked: it is asked now, as what comes in is counted there."""
+        late = self._service.pool.turned_away(model.name)
+        if late is None:
+            return self._submit(reply, arrived_s, within_s, model, request)
+        _fail(reply, late)
+        return lambda: None
 
     def _submit(
         self, reply: Reply, arrived_s: float, within_s: float, model: ModelFile, request: InferRequest

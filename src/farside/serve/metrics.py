@@ -11,7 +11,7 @@ from farside.scrape import family, registry_of
 from farside.serve.description import ModelCounts
 from farside.serve.inference import version_of
 from farside.serve.service import Service
-from farside.serve.status import ServeStatus
+from farside.serve.status import GletStatus, ServeStatus
 
 _NS_IN_US = 1000
 # Triton's counters, whose names lack Prometheus's _total.
@@ -83,7 +83,7 @@ def _collect(service: Service, status: ServeStatus) -> Iterable[Metric]:
     )  # fmt: skip
     yield family(
         gauge, prefix, "part", "Share of a device that a part of it is.",
-        [((g.glet.gpu, "+".join(p.model for p in g.glet.models)), g.glet.part_pct / 100) for g in status.glets],
+        [(where, share_pct / 100) for where, share_pct in sorted(_parts_pct(status.glets).items())],
         ("device", "models"),
     )  # fmt: skip
     yield family(counter, prefix, "executor_deaths", "Executors that ended unasked.", status.deaths)
@@ -96,6 +96,14 @@ def _collect(service: Service, status: ServeStatus) -> Iterable[Metric]:
         )  # fmt: skip
         yield family(gauge, prefix, "manager_up", "1: the manager answers.", 0.0 if status.manager_away else 1.0)
     yield family(gauge, prefix, "has_plan", "1: the measured rates have a plan.", 0.0 if status.problem else 1.0)
+
+
+def _parts_pct(glets: Iterable[GletStatus]) -> Counter[tuple[int, str]]:
+    """Shares of devices by device and models; parts that have the same are one share."""
+    found = Counter[tuple[int, str]]()
+    for one in glets:
+        found[one.glet.gpu, "+".join(part.model for part in one.glet.models)] += one.glet.part_pct
+    return found
 
 
 def _labels(model: ModelFile) -> dict[str, str]:
