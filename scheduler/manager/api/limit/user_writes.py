@@ -100,12 +100,15 @@ class UserWrites:
     def expect(self, caller: Caller, size_bytes: int) -> None:
         """Refuses a request that `turn` would refuse, before its body is looked into, which costs most.
 
+        A body may be longer than what is written of it, and so counts as what may be written at once, at most.
+
         Raises:
             TooMany: What it would write would take too long; nothing was counted.
         """
         if not self._is_on or caller.is_operator:
             return
-        wait_s = self._user(caller).budget.wait_s(1, ENTRY_BYTES + size_bytes, self._now_s())
+        size_bytes = min(ENTRY_BYTES + size_bytes, BURST_BYTES)
+        wait_s = self._user(caller).budget.wait_s(1, size_bytes, self._now_s())
         if wait_s > PATIENCE_S:
             raise too_much(caller.name, wait_s - PATIENCE_S)
 
