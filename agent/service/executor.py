@@ -6,6 +6,7 @@ worker belongs to is not taken from what it says: its process is a descendant of
 """
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -177,12 +178,12 @@ class ExecutorService(NodeService):
 
 
 def _fitting(facts: m.ExecutorFacts) -> m.ExecutorFacts:
-    """What a service may say: where that is too much, its last tasks say nothing of their input and processors."""
+    """What a service may say: where that is too much, its last tasks say nothing of processors, then of their input."""
     takers = list(facts.takers)
-    for at in reversed(range(len(takers))):
+    for what, at in itertools.product(("processor", "spill"), reversed(range(len(takers)))):
         if len(_ENCODER.encode(facts)) <= m.SERVICE_BYTES_MAX:
             break
-        takers[at] = replace(takers[at], spill=None, processor=None)
+        takers[at] = replace(takers[at], **{what: None})
         facts = replace(facts, takers=tuple(takers))
     return facts
 

@@ -53,7 +53,7 @@ def test_a_field_that_no_text_can_name_is_no_setting() -> None:
         ("gitins", {}, "no policy 'gitins'; "),
         ("nothing", {}, "no policy 'nothing'; those there are: "),
         ("las", {"limit_gpu_s": "1h"}, "las: no setting 'limit_gpu_s'; did you mean 'limits_gpu_s'?"),
-        ("srtf", {"x": "1"}, "srtf: no setting 'x'; it has none"),
+        ("srtf", {"x": "1"}, "srtf: no setting 'x'; settings: preempts_by"),
         ("las", {"within": "lifo"}, "las: within: must be running_first or start_time, is 'lifo'"),
         ("las", {"limits_gpu_s": "1h,nan"}, "las: limits_gpu_s: 'nan' is not a number with a unit"),
         ("las", {"limits_gpu_s": "1 fortnight"}, "las: limits_gpu_s: '1 fortnight' has no known unit of time"),

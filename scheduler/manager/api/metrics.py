@@ -200,13 +200,13 @@ def _packlimits(limits: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def _processor_times(facts: Mapping[str, ExecutorFacts]) -> Metric:
     """Processor time of jobs that take turns on a node."""
-    rows = list[tuple[tuple[str, ...], float]]()
+    rows = dict[tuple[str, ...], float]()
     for node, said in facts.items():
         for one in said.takers:
             if (used := one.processor) is not None:
-                rows += [((node, one.job, "computing"), used.comp_s), ((node, one.job, "updates"), used.rest_s)]
+                rows |= {(node, one.job, "computing"): used.comp_s, (node, one.job, "updates"): used.rest_s}
     text = "CPU seconds of an iteration of a job: computing, and for its updates."
-    return family(GaugeMetricFamily, PREFIX, "job_iteration_cpu_seconds", text, rows, ("node", "job", "part"))
+    return family(GaugeMetricFamily, PREFIX, "job_iteration_cpu_seconds", text, rows.items(), ("node", "job", "part"))
 
 
 def _spills(facts: Mapping[str, ExecutorFacts]) -> Iterator[Metric]:

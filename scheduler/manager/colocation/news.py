@@ -70,6 +70,8 @@ def _is_near(now: TurnTaker, then: JobTimes) -> bool:
     step_s = STEP * (then.comp_s + then.net_s)
     reads_s = abs(_reading_s(now.spill) - _reading_s(then.spill))
     updates_s = abs(_updates_s(now.processor) - _updates_s(then.processor))
+    if (now.processor is None) != (then.processor is None):
+        return False
     is_near = max(abs(now.comp_s - then.comp_s), abs(now.net_s - then.net_s), reads_s, updates_s) <= step_s
     return is_near and abs(_spilled(now.spill) - _spilled(then.spill)) <= STEP
 

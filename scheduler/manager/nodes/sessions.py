@@ -416,9 +416,9 @@ class AgentSessions:
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
             await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
-            await self._pay(line.node, events, len(frame))
             if report.tasks or line.awaits_donors(self.ring):
                 session.changed.set()  # what it said may be all that its next command waits for
+            await self._pay(line.node, events, len(frame))
 
     def _budget(self, node: str) -> EntryBudget:
         return self._budgets.setdefault(node, EntryBudget(self._log.clock.now_s()))
