@@ -29,6 +29,10 @@ few = { values = [1, 2, 4] }
 "path.name" = { dictionary = "nodes", probability = 0.5 }
 "path.reservation_id" = { dictionary = "reservations", probability = 0.5 }
 "body.gpus" = { dictionary = "few", probability = 0.7 }
+
+# The usual ones, and 413: a body with an entry too many may be too long as well, which is said first.
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 428, 429, 503]
 """
 EXAMPLES = 2
 LIMIT_S = 580.0
