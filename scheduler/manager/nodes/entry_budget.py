@@ -8,6 +8,8 @@ less. So no node fills the store. Reports of which nothing is written cost time 
 node has a reason for are read a moment later. [M5]
 """
 
+from farside.scheduler.manager.token_bucket import TokenBucket
+
 BURST_BYTES = 1 << 19
 """A node of 512 tasks that all end at once causes two fifths of it."""
 BYTES_PER_S = 16384.0
@@ -31,26 +33,24 @@ class EntryBudget:
     """That of one node, whatever its connections."""
 
     def __init__(self, now_s: float) -> None:
-        self._bytes, self._changes, self._at_s = float(BURST_BYTES), float(CHANGES_BURST), now_s
-        self._idle = float(IDLE_BURST)
+        self._bytes = TokenBucket(BURST_BYTES, BYTES_PER_S, now_s)
+        self._changes = TokenBucket(CHANGES_BURST, 1.0 / CHANGE_PERIOD_S, now_s)
+        self._idle = TokenBucket(IDLE_BURST, IDLE_PER_S, now_s)
 
     def takes_change(self, now_s: float) -> bool:
         """Whether one more change of the node's facts is written now; then it counts."""
-        self._refill(now_s)
-        if self._changes < 1.0:
+        if self._changes.left(now_s) < 1.0:
             return False
-        self._changes -= 1.0
+        self._changes.take(1.0, now_s)
         return True
 
     def spend(self, size_bytes: int, now_s: float) -> None:
         """Counts what the node had written into the log."""
-        self._refill(now_s)
-        self._bytes -= size_bytes
+        self._bytes.take(size_bytes, now_s)
 
     def debt_s(self, now_s: float) -> float:
         """Until its debt is over; 0: it has none."""
-        self._refill(now_s)
-        return max(0.0, -self._bytes / BYTES_PER_S)
+        return self._bytes.wait_s(0, now_s)
 
     def excess_s(self, now_s: float) -> float:
         """Until it owes no more than a node may that is heard; 0: it does not."""
@@ -62,13 +62,5 @@ class EntryBudget:
 
     def idle_rest_s(self, size_bytes: int, now_s: float) -> float:
         """How long not to read from it after one more report, of this size, of which nothing was written."""
-        self._refill(now_s)
-        self._idle -= max(1.0, size_bytes / IDLE_BYTES)
-        return max(0.0, -self._idle / IDLE_PER_S)
-
-    def _refill(self, now_s: float) -> None:
-        passed_s = max(0.0, now_s - self._at_s)
-        self._at_s = max(now_s, self._at_s)
-        self._bytes = min(float(BURST_BYTES), self._bytes + passed_s * BYTES_PER_S)
-        self._changes = min(float(CHANGES_BURST), self._changes + passed_s / CHANGE_PERIOD_S)
-        self._idle = min(float(IDLE_BURST), self._idle + passed_s * IDLE_PER_S)
+        self._idle.take(max(1.0, size_bytes / IDLE_BYTES), now_s)
+        return self._idle.wait_s(0, now_s)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.model.submit_rate import TooMany
+from farside.scheduler.manager.token_bucket import TokenBucket
 from farside.units import format_seconds
 
 BURST_BYTES = 1 << 20
@@ -37,24 +38,17 @@ class WriteBudget:
     """Entries and bytes that one user may write."""
 
     def __init__(self, now_s: float) -> None:
-        self._bytes, self._entries, self._at_s = float(BURST_BYTES), float(BURST_ENTRIES), now_s
+        self._bytes = TokenBucket(BURST_BYTES, BYTES_PER_S, now_s)
+        self._entries = TokenBucket(BURST_ENTRIES, ENTRIES_PER_S, now_s)
 
     def wait_s(self, entries: int, size_bytes: int, now_s: float) -> float:
         """How long so much would wait if it came now."""
-        self._refill(now_s)
-        return max(0.0, (size_bytes - self._bytes) / BYTES_PER_S, (entries - self._entries) / ENTRIES_PER_S)
+        return max(self._bytes.wait_s(size_bytes, now_s), self._entries.wait_s(entries, now_s))
 
     def take(self, entries: int, size_bytes: int, now_s: float) -> None:
         """Counts so much as written, now or when its wait is over."""
-        self._refill(now_s)
-        self._bytes -= size_bytes
-        self._entries -= entries
-
-    def _refill(self, now_s: float) -> None:
-        passed_s = max(0.0, now_s - self._at_s)
-        self._at_s = max(now_s, self._at_s)
-        self._bytes = min(float(BURST_BYTES), self._bytes + passed_s * BYTES_PER_S)
-        self._entries = min(float(BURST_ENTRIES), self._entries + passed_s * ENTRIES_PER_S)
+        self._bytes.take(size_bytes, now_s)
+        self._entries.take(entries, now_s)
 
 
 @dataclass(slots=True)
