@@ -1,4 +1,4 @@
-"""Whom SRTF preempts: by a count of GPUs, as Helios's published simulator does, or planned with the placement.
+"""SRTF preempts jobs by a count of GPUs, as Helios's published simulator does, or planned with the placement.
 
 The published averages of Philly's other virtual clusters can be met only with all of their jobs. Of five of them the
 data has a part: these jobs run here on fewer nodes, so that they queue, under both rules.
@@ -111,7 +111,7 @@ def _both(stage: Stage) -> tuple[Results, Results]:
 
 
 def _shuffled(scene: Scene, seed: int) -> Scene:
-    """The same jobs, those of one second in another order. All are of one virtual cluster."""
+    """Jobs of the same second change places. All are of one virtual cluster."""
     draw = random.Random(seed)
     drawn = sorted(scene.jobs, key=lambda one: (one.job.submit_s, draw.random()))
     return replace(scene, jobs=tuple(_numbered(one, at) for at, one in enumerate(drawn)))

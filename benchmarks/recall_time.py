@@ -43,7 +43,7 @@ LIMIT_S = 180.0
 WRITES_MAX, SETTLE_S = 40, 2.0  # what was written often is lent, as the borrower finds once a second
 WITHIN = 1.2
 SHORTEST_MEDIAN = 0.5
-"""Of what was predicted a recall takes so much at the median, or more: whoever predicts hours is never late."""
+"""The least that a recall takes at the median, as a share of what was predicted: a forecast of hours is never late."""
 _WRITE = "for i in range({count}): h.pwrite(bytes([(i + {round}) % 251 + 1]) * {mib}, i * {mib})"
 _CHECK = "print(all(h.pread({mib}, i * {mib}) == bytes([(i + {round}) % 251 + 1]) * {mib} for i in range({count})))"
 

@@ -218,7 +218,7 @@ class _Bench:
         return (self.folder / "manager.log").stat().st_size
 
     def store_bytes(self) -> int:
-        """Of the database's file, with all that was committed."""
+        """Size of the database's file, with all that was committed."""
         self.store.checkpoint()
         return (self.folder / "manager.db").stat().st_size
 

@@ -26,7 +26,7 @@ FREE = 2  # any way; or a key is NaN, which compares with nothing
 INNER = 3  # any way, but for the first key, which stands still; the others are finite
 
 KEPT_JOBS = 100_000
-"""So many ended jobs count, the newest. The share of them that took less than any time is off by less than half a
+"""How many ended jobs count, the newest. The share of them that took less than any time is off by less than half a
 percent, with 95 % confidence (the inequality of Dvoretzky, Kiefer and Wolfowitz): more would tell nothing new."""
 
 
