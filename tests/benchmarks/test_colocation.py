@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from benchmarks.colocation import median_size, predicted_s, windows_s
+from benchmarks.colocation import calm_rounds, median_size, predicted_s, windows_s
 from farside.agent.messages import ProcessorUse, TurnTaker
 from farside.scheduler.manager.view import groups as view
 from tests.live.test_colocation import a_world, runs_measured
@@ -43,3 +43,7 @@ def test_a_window_has_the_iterations_of_the_slowest_job_while_all_are_there() ->
 
 def test_an_error_counts_to_either_side() -> None:
     assert median_size([-0.08, 0.02, 0.06]) == 0.06
+
+
+def test_a_prediction_is_judged_by_rounds_in_which_computing_spreads_by_less_than_a_tenth() -> None:
+    assert calm_rounds([0.09, 0.1, 0.47, 0.06]) == [0, 3]
