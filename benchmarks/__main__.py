@@ -5,6 +5,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,10 @@ from benchmarks.load import BUILD, BenchmarkError, build_program, run_fio, run_l
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.plan import Plan, alternate, full_plan, quick_plan
 from benchmarks.render import render
-from benchmarks.result import RecallShare, Run, Sample, SecondOpinion, SlabTiming, load_run, save_run
+from benchmarks.result import Point, RecallShare, Run, Sample, SecondOpinion, SlabTiming, load_run, save_run
 from benchmarks.server import OPENERS, Server
 from benchmarks.settle import fill_and_settle, wait_until_quiet
-from benchmarks.target import verdicts
+from benchmarks.target import CLEAR, OURS_TCP, SINGLE_READS, verdicts
 from farside.errors import FarsideError
 
 RESULTS = Path(__file__).parent / "results"
@@ -98,34 +99,46 @@ def _measure_loads(
     program = build_program("nbd_load")
     with ExitStack() as stack:
         servers = _open_all(names, folder, program, stack, skipped)
-        samples = []
-        turns = list(alternate(list(servers), plan.points, plan.repetitions))
-        started_s = time.monotonic()
-        for number, (repetition, point, name) in enumerate(turns):
-            server = servers[name]
-            sample = run_load(
-                program,
-                server.socket,
-                point,
-                export=server.export,
-                seconds=plan.seconds,
-                warmup_s=plan.warmup_s,
-                seed=repetition + 1,
-                stamp=server.stamp,
-                roles=server.roles,
-                server=name,
-                repetition=repetition,
-            )
-            samples.append(sample)
-            wait_until_quiet(server)
-            if number % len(servers) == len(servers) - 1:
-                _tell(number + 1, len(turns), time.monotonic() - started_s, samples[-len(servers) :])
+        turns = list(alternate(list(servers), plan.points, range(plan.repetitions)))
+        samples = _samples(program, servers, plan, turns, len(servers))
+        if sealed := [name for name in (OURS_TCP, OURS_TCP + CLEAR) if name in servers]:
+            repetitions = range(plan.repetitions, plan.repetitions + plan.more)
+            turns = list(alternate(sealed, (SINGLE_READS,), repetitions))
+            samples += _samples(program, servers, plan, turns, len(sealed))
         opinions = [
             run_fio(server.socket, point, export=server.export, seconds=1.0, server=server.name)
             for point in plan.opinions
             for server in servers.values()
         ]
     return samples, opinions
+
+
+def _samples(
+    program: Path, servers: Mapping[str, Server], plan: Plan, turns: Sequence[tuple[int, Point, str]], beside: int
+) -> list[Sample]:
+    """A measurement for each turn. ``beside``: turns that are told together."""
+    samples: list[Sample] = []
+    started_s = time.monotonic()
+    for repetition, point, name in turns:
+        server = servers[name]
+        sample = run_load(
+            program,
+            server.socket,
+            point,
+            export=server.export,
+            seconds=plan.seconds,
+            warmup_s=plan.warmup_s,
+            seed=repetition + 1,
+            stamp=server.stamp,
+            roles=server.roles,
+            server=name,
+            repetition=repetition,
+        )
+        samples.append(sample)
+        wait_until_quiet(server)
+        if len(samples) % beside == 0:
+            _tell(len(samples), len(turns), time.monotonic() - started_s, samples[-beside:])
+    return samples
 
 
 def _open_all(

@@ -166,7 +166,7 @@ def _samples(packages: Mapping[str, Path], repetitions: int, seconds: float) -> 
                 fill_and_settle(server, program)
                 servers[layout.name] = server
         found = []
-        for repetition, point, name in alternate(list(servers), POINTS, repetitions):
+        for repetition, point, name in alternate(list(servers), POINTS, range(repetitions)):
             server = servers[name]
             found.append(
                 run_load(

@@ -19,6 +19,8 @@ class Plan:
     seconds: float
     warmup_s: float
     repetitions: int
+    more: int = 20
+    """Further repetitions of single reads with encrypted pages and with clear ones, which differ by less than runs."""
 
 
 def page_points() -> tuple[Point, ...]:
@@ -44,13 +46,13 @@ def quick_plan() -> Plan:
     return Plan(points=points, opinions=(), seconds=0.3, warmup_s=0.03, repetitions=3)
 
 
-def alternate(servers: Sequence[str], points: Sequence[Point], repetitions: int) -> Iterator[tuple[int, Point, str]]:
+def alternate(servers: Sequence[str], points: Sequence[Point], repetitions: range) -> Iterator[tuple[int, Point, str]]:
     """Every (repetition, point, server), servers next to each other in time and in another order each repetition.
 
     What drifts on a machine during a run (heat, neighbours) then falls on all servers alike: repetition r starts with
     another server, and every second one goes backwards.
     """
-    for repetition in range(repetitions):
+    for repetition in repetitions:
         start = repetition % len(servers) if servers else 0
         order = [*servers[start:], *servers[:start]]
         if repetition % 2:

@@ -72,7 +72,8 @@ def _head(run: Run, source: str) -> str:
             f"* Machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.system}, "
             f"Linux {machine.kernel}; load average before the run {machine.load_before}",
             f"* Each figure: {run.repetitions} repetitions of {run.seconds} s, servers in turn within each repetition, "
-            f"a device of {run.device_bytes >> 20} MiB filled with random data",
+            f"a device of {run.device_bytes >> 20} MiB filled with random data; "
+            "single reads by TCP, encrypted and clear, in more repetitions, one beside the other",
             f"* {versions}",
         ]
     )

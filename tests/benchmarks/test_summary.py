@@ -77,7 +77,7 @@ def test_ratios_compare_medians_and_a_shorter_tail_is_above_one() -> None:
 
 
 def test_every_server_is_measured_at_every_point_in_a_changing_order() -> None:
-    turns = list(alternate(["a", "b", "c"], [READ_ONE], 3))
+    turns = list(alternate(["a", "b", "c"], [READ_ONE], range(3)))
 
     assert len(turns) == len(set(turns)) == 9
     orders = {tuple(server for r, _, server in turns if r == repetition) for repetition in range(3)}
@@ -135,3 +135,16 @@ def test_a_run_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(msgspec.ValidationError):
         load_run(tmp_path / "bad.json")
+
+
+def test_encryption_of_single_reads_is_judged_within_repetitions() -> None:
+    clear = [sample("farside-tcp-clear", 1, p50_us=us, repetition=i) for i, us in enumerate((50, 100, 70))]
+    ours = [sample("farside-tcp", 1, p50_us=us, repetition=i) for i, us in enumerate((54, 104, 84))]
+
+    (verdict,) = (one for one in verdicts(run_of(*clear, *ours)) if "reads at depth 1" in one.target)
+    (slow,) = (one for one in verdicts(run_of(*clear[:1], *ours[2:], *clear[2:])) if "reads at depth 1" in one.target)
+
+    assert verdict.reached is True
+    assert verdict.measured.startswith("1.08 times, half of 3 repetitions 1.04 to 1.20 (")
+    assert slow.reached is False
+    assert slow.measured.startswith("1.20 times, half of 1 repetitions 1.20 to 1.20 (")
