@@ -78,7 +78,8 @@ def arguments(description: str, output: Path, *, has_processors: bool = False) -
     words.add_argument("--rounds", type=int, default=5, help="How often each case is measured")
     words.add_argument("--iterations", type=int, default=40, help="Iterations of each job")
     if has_processors:
-        words.add_argument("--processors", type=int, default=0, help="Processors that jobs have, and threads; 0: all")
+        told = "Processors of jobs, and threads; services have the others; 0: all"
+        words.add_argument("--processors", type=int, default=0, help=told)
     words.add_argument("--output", type=Path, default=output, help="File for the figures, JSON")
     return words.parse_args()
 
@@ -163,7 +164,7 @@ class Bench:
             ("executor", "--socket", self._executor, "--admin-socket", self._shown_by),
         )
         for words in services:
-            argv = [sys.executable, "-m", "farside", *map(str, words)]
+            argv = [*self._apart(), sys.executable, "-m", "farside", *map(str, words)]
             started(stack, argv, self._folder / f"{words[0]}.log")
         for path in (self._folder / "a.sock", self._shown_by):
             until_answers(path)
@@ -176,6 +177,11 @@ class Bench:
     @property
     def _executor(self) -> Path:
         return self._folder / "x.sock"
+
+    def _apart(self) -> list[str]:
+        """The words that begin the command of a service: it has the processors that jobs do not have, if any."""
+        others = sorted(os.sched_getaffinity(0) - set(self._processors))
+        return ["taskset", "--cpu-list", ",".join(map(str, others))] if others else []
 
     def measure(self, rounds: int) -> dict[str, Any]:
         """All figures."""
