@@ -7,7 +7,9 @@ printed with the least and the most. Needs root. Where computing alone spreads b
 prediction is judged by the rounds in which it spreads by less than 10 %, if there are three.
 
 A prediction is what a manager decides by: what an executor knows of each job when it has run alone goes the way that it
-goes from there to the manager's group. It is compared with windows of 10 iterations of the slowest job.
+goes from there to the manager's group. It is compared with windows of 10 iterations of the slowest job. Each job runs
+alone shortly before and shortly after both in turns, so that a machine that becomes faster or slower meanwhile shows in
+how computing spreads.
 
 ``python -m benchmarks.colocation spill``: jobs whose input does not fit in memory (`colocation_spill.py`).
 """
@@ -70,6 +72,8 @@ ROUNDS_OF_PREDICTION = 3
 """Such rounds that are enough."""
 PAIRS = ("", "2", "3")
 """How often one job runs alone with turns and without in each round: what turns cost it is less than runs differ by."""
+AROUND = PAIRS[:2]
+"""Of these the ones before and after both in turns, by which that is predicted."""
 
 
 def arguments(description: str, output: Path, *, has_processors: bool = False) -> argparse.Namespace:
@@ -192,16 +196,17 @@ class Bench:
         spent: dict[str, list[float]] = {"jobs": []}
         for number in range(rounds):
             runs = self._round(number, spent)
-            apart_s = sum(_seconds(runs[f"alone {name}"]) for name in JOBS)
+            apart_s = statistics.mean(sum(_seconds(runs[f"alone{at} {name}"]) for name in JOBS) for at in AROUND)
             for case in ("turns", "naive"):
                 ratios[case].append(_seconds(runs[case]) / apart_s)
             for pair in PAIRS:
                 ratios["permits"].append(_seconds(runs[f"alone{pair} lasso"]) / _seconds(runs[f"bare{pair} lasso"]))
-            takers, spread = self._known(number)
-            spreads.append(spread)
-            spent["jobs"].append(sum(one.processor.rest_s for one in takers if one.processor is not None))
-            whole_s = predicted_s(takers, self.machines)
-            without_s = predicted_s([replace(one, processor=None) for one in takers], self.machines)
+            known = [self._known(f"alone{at}", number) for at in AROUND]
+            spreads.append(self._spread(number))
+            spent["jobs"].append(statistics.mean(map(_rest_s, known)))
+            whole_s = statistics.mean(predicted_s(takers, self.machines) for takers in known)
+            without = [[replace(one, processor=None) for one in takers] for takers in known]
+            without_s = statistics.mean(predicted_s(takers, self.machines) for takers in without)
             windows = self._windows_s(f"turns-{number}")
             errors["whole"].append([whole_s / measured_s - 1 for measured_s in windows])
             errors["without_updates"].append([without_s / measured_s - 1 for measured_s in windows])
@@ -244,16 +249,23 @@ class Bench:
 
     def _round(self, number: int, spent: dict[str, list[float]]) -> dict[str, list[Ran]]:
         """All cases once; adds what services took of the processors, an iteration of both in turns."""
+        both = tuple(JOBS)
         cases: list[tuple[str, tuple[str, ...], bool]] = [
+            ("bare lasso", ("lasso",), False),
+            ("alone lasso", ("lasso",), True),
             ("alone mlr", ("mlr",), True),
-            ("turns", tuple(JOBS), True),
-            ("naive", tuple(JOBS), False),
+            ("turns", both, True),
+            ("alone2 mlr", ("mlr",), True),
+            ("alone2 lasso", ("lasso",), True),
+            ("bare2 lasso", ("lasso",), False),
+            ("naive", both, False),
+            ("bare3 lasso", ("lasso",), False),
+            ("alone3 lasso", ("lasso",), True),
         ]
-        for pair in PAIRS:
-            cases += [(f"alone{pair} lasso", ("lasso",), True), (f"bare{pair} lasso", ("lasso",), False)]
-        shift = number % len(cases)
+        if number % 2:
+            cases.reverse()
         found = {}
-        for case, jobs, turns in cases[shift:] + cases[:shift]:
+        for case, jobs, turns in cases:
             before_s = self._services_s()
             found[case] = self._case(f"{case.replace(' ', '-')}-{number}", jobs, turns=turns)
             if case == "turns":
@@ -351,15 +363,20 @@ class Bench:
     def _step_s(self, job: str, phases: Sequence[str]) -> float:
         return statistics.median(self._steps_s(job, phases))
 
-    def _known(self, number: int) -> tuple[list[TurnTaker], float]:
-        """What a manager would be told of each job when it had run alone, and the spread of their computing."""
-        takers, spreads = [], []
+    def _known(self, case: str, number: int) -> list[TurnTaker]:
+        """What a manager would be told of each job when it had run alone in this case."""
+        return [
+            taker_of((name, 0, 1), job_record(self._trace(f"{case}-{name}-{number}-{name}")).status) for name in JOBS
+        ]
+
+    def _spread(self, number: int) -> float:
+        """That of the computing of the job whose computing spreads more, before and after both in turns."""
+        found = []
         for name in JOBS:
-            job = f"alone-{name}-{number}-{name}"
-            comp = self._steps_s(job, ("COMP",))
-            spreads.append(statistics.stdev(comp) / statistics.mean(comp))
-            takers.append(taker_of((name, 0, 1), job_record(self._trace(job)).status))
-        return takers, max(spreads)
+            runs = [self._steps_s(f"alone{at}-{name}-{number}-{name}", ("COMP",)) for at in AROUND]
+            comp = [one for run in runs for one in run]
+            found.append(statistics.stdev(comp) / statistics.mean(comp))
+        return max(found)
 
     def _windows_s(self, case: str) -> list[float]:
         """Iterations while both jobs are there, as `windows_s` has them."""
@@ -428,6 +445,10 @@ def _together(workers: Sequence[Ran]) -> Ran:
     assert len({(one.objective, one.model) for one in workers}) == 1, "workers of one job differ"
     begun_ns, ended_ns = min(one.begun_ns for one in workers), max(one.ended_ns for one in workers)
     return Ran(begun_ns=begun_ns, ended_ns=ended_ns, objective=workers[0].objective, model=workers[0].model)
+
+
+def _rest_s(takers: Sequence[TurnTaker]) -> float:
+    return sum(one.processor.rest_s for one in takers if one.processor is not None)
 
 
 def _seconds(runs: Sequence[Ran]) -> float:

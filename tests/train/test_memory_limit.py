@@ -19,7 +19,7 @@ from tests.train.executors import executor, overlapping
 from tests.train.programs import model_of
 
 LIMIT_S = 900.0
-ROWS, COLUMNS, BLOCKS, ITERATIONS = 12_000, 2_000, 64, 8
+ROWS, COLUMNS, BLOCKS, ITERATIONS = 6_000, 2_000, 64, 8
 INPUT_BYTES = 8 * ROWS * COLUMNS
 PROGRAM_BYTES = 80 << 20
 """Enough for `farside train`, its worker, and the buffers of blocks that come back."""
