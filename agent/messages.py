@@ -628,7 +628,8 @@ class ProcessorUse(Part, frozen=True, kw_only=True):
 
     Attributes:
         comp_s: CPU seconds of its process, with all threads, while it computes.
-        rest_s: CPU seconds of its process in the rest: while it pulls and pushes, and between.
+        rest_s: CPU seconds of its process in the rest: while it pulls and pushes, and between, also while it waits for
+            its turn.
         others_s: CPU seconds that other jobs' workers took on the node while it computed.
         processors: How many it may run on.
     """
@@ -638,10 +639,13 @@ class ProcessorUse(Part, frozen=True, kw_only=True):
     others_s: Duration = 0.0
     processors: Annotated[int, Meta(ge=1, le=65536)] = 1
 
-    @property
-    def updates_s(self) -> float:
-        """Seconds in which all but computing would take all its processors."""
-        return self.rest_s / self.processors
+    def updates_s(self, net_s: float) -> float:
+        """Seconds in which its updates would take all its processors: at most those in which it is on the network.
+
+        Threads that go on while the job waits for its turn are in the rest, too: the longer it waits, the more. No
+        update takes that, and with it a group would be predicted to take longer than its jobs one after the other.
+        """
+        return min(self.rest_s / self.processors, net_s)
 
     def leaves_processor(self, comp_s: float) -> bool:
         """Whether a processor is idle while it computes, in turns of `comp_s` seconds."""

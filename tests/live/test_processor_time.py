@@ -47,6 +47,35 @@ def test_what_others_took_while_a_job_computed_is_not_its_work() -> None:
     }  # fmt: skip
 
 
+SPINS = m.ProcessorUse(comp_s=1.0, rest_s=5.0, processors=1)
+"""Its threads go on while it waits for its turn."""
+
+
+def test_a_job_whose_threads_go_on_while_it_waits_takes_no_more_than_its_time_on_the_network() -> None:
+    found = profile(JobTimes(start=1, comp_s=1.0, net_s=0.75, processor=SPINS))
+    state = Colocation(jobs={"1": 0, "2": 0})
+    state.times = {job: JobTimes(start=1, comp_s=1.0, net_s=0.75, processor=SPINS) for job in state.jobs}
+    takers = [m.TurnTaker(job=job, start=1, rank=0, comp_s=1.0, net_s=0.75, processor=SPINS) for job in state.jobs]
+
+    decided = state.time_of(["1", "2"], 1)
+    (shown,) = view.report(facts_of(takers), lambda _: True).groups
+
+    assert (found["net_cpu_s"], found["net_cpu_alone_s"]) == (0.75, 0.75)
+    # As long as one after the other, and no longer.
+    assert decided is not None
+    assert (decided.iteration_s, shown.predicted_s) == pytest.approx((3.5, 3.5))
+
+
+def test_how_long_threads_go_on_while_a_job_waits_is_no_news() -> None:
+    world = a_world(nodes=1)
+    job = submit(world)
+    world.runs(job)
+    timed(world, job, 1.0, 0.75, processor=SPINS)
+    taker = m.TurnTaker(job=job, start=1, rank=0, comp_s=1.0, net_s=0.75, processor=replace(SPINS, rest_s=9.0))
+
+    assert [*news_of(world.state.colocation, "n0", [taker], 0.0, {})] == []
+
+
 def test_one_node_says_nothing_of_what_updates_take_with_several() -> None:
     alone = JobTimes(start=1, comp_s=1.0, net_s=0.0, processor=replace(FULL, rest_s=0.0))
     several = JobTimes(start=2, comp_s=1.0, net_s=1.0, machines=2, processor=FULL)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from farside.agent.messages import ProcessorUse, SpilledInput, TurnTaker
+from farside.agent.messages import SpilledInput, TurnTaker
 from farside.scheduler.manager.colocation.plan import STEP
 from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
 
@@ -69,7 +69,7 @@ def _is_near(now: TurnTaker, then: JobTimes) -> bool:
     """Whether no time has changed by more than a share of all: a small one may be noise alone."""
     step_s = STEP * (then.comp_s + then.net_s)
     reads_s = abs(_reading_s(now.spill) - _reading_s(then.spill))
-    updates_s = abs(_updates_s(now.processor) - _updates_s(then.processor))
+    updates_s = abs(_updates_s(now) - then.updates_s)
     if (now.processor is None) != (then.processor is None):
         return False
     is_near = max(abs(now.comp_s - then.comp_s), abs(now.net_s - then.net_s), reads_s, updates_s) <= step_s
@@ -82,8 +82,8 @@ def _reading_s(spill: SpilledInput | None) -> float:
     return 0.0 if spill is None or way is None else spill.spilled * spill.input_bytes / way.disk.bytes_s
 
 
-def _updates_s(processor: ProcessorUse | None) -> float:
-    return 0.0 if processor is None else processor.updates_s
+def _updates_s(taker: TurnTaker) -> float:
+    return 0.0 if taker.processor is None else taker.processor.updates_s(taker.net_s)
 
 
 def _spilled(spill: SpilledInput | None) -> float:

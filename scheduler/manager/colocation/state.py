@@ -110,7 +110,7 @@ class JobTimes(Struct, frozen=True, kw_only=True):
     @property
     def updates_s(self) -> float:
         """Seconds in which its updates would take all processors of a node; 0 where that is not known."""
-        return 0.0 if self.processor is None else self.processor.updates_s
+        return 0.0 if self.processor is None else self.processor.updates_s(self.net_s)
 
     @property
     def leaves_processor(self) -> bool:

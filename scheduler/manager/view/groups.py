@@ -149,10 +149,8 @@ def _profile(one: TurnTaker) -> WorkProfile:
     own_s, used = work_s(one.comp_s, one.spill, one.processor), one.processor
     profile = WorkProfile(job=one.job, work_machine_s=own_s, net_s=one.net_s, net_alone_s=one.net_s)
     if used is not None:
-        profile = replace(
-            profile, net_cpu_s=used.updates_s, net_cpu_alone_s=used.updates_s,
-            leaves_processor=used.leaves_processor(one.comp_s),
-        )  # fmt: skip
+        updates_s, is_idle = used.updates_s(one.net_s), used.leaves_processor(one.comp_s)
+        profile = replace(profile, net_cpu_s=updates_s, net_cpu_alone_s=updates_s, leaves_processor=is_idle)
     return with_reading(profile, one.spill, 1)
 
 
