@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from farside.agent.training.turn_record import row_of
 from farside.cli.demo import colocated, colocated_managed
-from farside.cli.demo.colocated import KINDS, ColocationScene, JobFound, best_apart_s, play, steps_s
+from farside.cli.demo.colocated import KINDS, ColocationScene, JobFound, best_apart_s, play, profile_of, steps_s
 from farside.cli.demo.colocated_groups import GroupFound, Regrouped, iteration_s, overlapping
 from farside.cli.demo.colocated_managed import ManagedJob, ManagedScene, pauses_s
 from farside.cli.demo.colocated_managed import play as play_managed
@@ -19,6 +20,7 @@ from farside.cli.demo.colocated_report import managed_faults, print_managed, pri
 from farside.cli.demo.main import run
 from farside.cli.demo.show import Show
 from farside.errors import Unavailable
+from tests.colocation.test_turn_record import Node
 
 GOOD = ColocationScene(
     unjudged="", has_links=True, spread=0.03, apart_s=30.0, together_s=20.0, predicted_s=19.0, overlaps=0,
@@ -95,6 +97,17 @@ def test_steps_are_read_from_a_trace_without_the_first_iterations_and_the_last_p
 
     assert steps_s(trace, "a", ("COMP",)) == [0.25] * 3
     assert steps_s(trace, "a", ("PULL", "PUSH")) == [0.5] * 3
+
+
+def test_what_a_job_needs_is_what_a_manager_knows_by_the_job_s_executor() -> None:
+    node = Node(other_ms=0)
+    node.iterations(0, 12)
+
+    found = profile_of("a", [row_of(turn) for turn in node.record.trace(0, 100)[1]])
+
+    # Of 8 ms of its processor in pulls, pushes and between, the 5 ms in which it is on the network.
+    assert (found.work_machine_s, found.net_alone_s, found.net_cpu_alone_s) == pytest.approx((0.028, 0.005, 0.005))
+    assert (found.machines_least, found.machines_most) == (1, 1)
 
 
 def test_an_iteration_is_from_push_to_push_and_needs_enough_of_them() -> None:

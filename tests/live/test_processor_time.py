@@ -12,6 +12,7 @@ from rich.console import Console
 from farside.agent import messages as m
 from farside.cli.cluster_table import group_job_table
 from farside.scheduler.manager.api.metrics import ManagerCollector
+from farside.scheduler.manager.colocation.news import state_of
 from farside.scheduler.manager.colocation.news import timed as news_of
 from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
@@ -64,6 +65,15 @@ def test_a_job_whose_threads_go_on_while_it_waits_takes_no_more_than_its_time_on
     # As long as one after the other, and no longer.
     assert decided is not None
     assert (decided.iteration_s, shown.predicted_s) == pytest.approx((3.5, 3.5))
+
+
+def test_what_is_known_of_jobs_that_had_nodes_for_themselves_is_what_these_say() -> None:
+    taker = m.TurnTaker(job="1", start=3, rank=0, comp_s=1.0, net_s=1.0, processor=FULL)
+
+    found = state_of([taker, m.TurnTaker(job="2", start=1, rank=0)], 2)
+
+    assert found.times == {"1": JobTimes(start=3, comp_s=1.0, net_s=1.0, machines=2, processor=FULL)}
+    assert (found.time_of(["1"], 2) is None, found.time_of(["1", "2"], 2) is None) == (False, True)
 
 
 def test_how_long_threads_go_on_while_a_job_waits_is_no_news() -> None:

@@ -1,12 +1,12 @@
 """What a node's report of its turns means for the log: times of co-located jobs that are news. PURE."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from farside.agent.messages import SpilledInput, TurnTaker
 from farside.scheduler.manager.colocation.plan import STEP
-from farside.scheduler.manager.colocation.state import Colocation, JobTimes, TaskTimed
+from farside.scheduler.manager.colocation.state import Colocation, JobTimes, PlannedGroup, TaskTimed
 
 # The least time between two entries of a job. It doubles with each entry, so that noise writes few of them.
 PERIOD_S = 10.0
@@ -63,6 +63,21 @@ def timed(
             node=node, job_id=one.job, start=one.start, comp_s=one.comp_s, net_s=one.net_s, iteration_s=one.iteration_s,
             machines=count, spill=one.spill, processor=one.processor,
         )  # fmt: skip
+
+
+def state_of(takers: Sequence[TurnTaker], machines: int) -> Colocation:
+    """State of a manager that knows this of jobs, each of which had its nodes for itself.
+
+    Args:
+        takers: A job each; one of which nothing is known yet has no times.
+        machines: On how many nodes each ran.
+    """
+    names = tuple(one.job for one in takers)
+    state = Colocation(jobs=dict.fromkeys(names, 0), groups=(PlannedGroup(node="", jobs=names),))
+    starts = {one.job: one.start for one in takers}
+    for event in list(timed(state, "", takers, 0.0, {}, dict.fromkeys(names, machines))):
+        state.take(event, 0.0, starts)
+    return state
 
 
 def _is_near(now: TurnTaker, then: JobTimes) -> bool:

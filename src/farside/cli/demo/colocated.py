@@ -1,9 +1,10 @@
 """The demo's co-location scene: four jobs of four kinds on two nodes of this machine, regrouped when one ends.
 
 First each job runs alone, one after the other on each node: that measures what an iteration of it needs, how long all
-of them take so, and what its model is. Then the rules for groups decide from these measurements which jobs share a
-node, and which change theirs when one ends. The manager does none of this: here the scene asks the rules and acts. Its
-other half has a manager (colocated_managed.py).
+of them take so, and what its model is. Then the rules for groups decide which jobs share a node, and which change
+theirs when one ends: by what a manager would know of the jobs, once their executors have told it what they measured.
+The manager does none of this: here the scene asks the rules and acts. Its other half has a manager
+(colocated_managed.py).
 
 An iteration of the Lasso is nearly all communicating, one of LDA nearly all computing: so these two share a node. When
 LDA ends its processor is idle, and one of the two others moves there, which both compute longer than they communicate.
@@ -12,7 +13,7 @@ LDA ends its processor is idle, and one of the two others moves there, which bot
 import itertools
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -22,14 +23,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from farside.agent.service.executor import taker_of
+from farside.agent.training.turn_record import DROPPED_ITERATIONS, job_record
 from farside.cli.demo.colocated_groups import GroupFound, Regrouped, Together
 from farside.cli.demo.colocated_node import Link, Node, Ran, Worker
 from farside.cli.demo.show import Show
 from farside.errors import Unavailable
 from farside.group_time import WorkProfile
+from farside.scheduler.manager.colocation.news import state_of
 from farside.scheduler.sharing.colocation.forecast import forecast
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
-from farside.scheduler.sharing.colocation.measured import DROPPED_ITERATIONS
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping
 from farside.training.app.program import Options
 
@@ -224,11 +227,12 @@ def _alone(nodes: Sequence[Node], folder: Path, kinds: Mapping[str, Kind]) -> di
         for name, (node, worker, out) in workers.items():
             ran = worker.wait(JOB_LIMIT_S)
             assert ran is not None, "nobody stopped it"
-            comp = steps_s(node.trace(), worker.start, ("COMP",))
-            net_s = statistics.median(steps_s(node.trace(), worker.start, ("PULL", "PUSH")))
+            rows = [row for row in node.trace() if row[0] == worker.start]
+            comp = steps_s(rows, worker.start, ("COMP",))
+            net_s = statistics.median(steps_s(rows, worker.start, ("PULL", "PUSH")))
             found[name] = _Alone(
                 ran=ran,
-                profile=_profile(name, statistics.median(comp), net_s),
+                profile=profile_of(name, rows),
                 least_s=min(comp),
                 spread=statistics.stdev(comp) / (statistics.mean(comp) + net_s),
                 start_s=worker.start_s,
@@ -237,9 +241,19 @@ def _alone(nodes: Sequence[Node], folder: Path, kinds: Mapping[str, Kind]) -> di
     return found
 
 
-def _profile(name: str, comp_s: float, net_s: float) -> WorkProfile:
+def profile_of(name: str, rows: Iterable[Sequence[Any]]) -> WorkProfile:
+    """What an iteration of a job needs, as a manager knows it by what the job's executor says; from all its turns."""
+    taker = taker_of((name, 0, 1), job_record(rows).status)
+    found = state_of([taker], 1).profile(name)
+    assert found is not None, "it did no iteration after the first ones"
+    return found
+
+
+def _meant(name: str, kind: Kind) -> WorkProfile:
     # One worker, so one machine, on which the network is the link to the Aggregator.
-    return WorkProfile(job=name, work_machine_s=comp_s, net_s=net_s, net_alone_s=net_s, machines_most=1)
+    return WorkProfile(
+        job=name, work_machine_s=kind.comp_s, net_s=kind.net_s, net_alone_s=kind.net_s, machines_most=1
+    )  # fmt: skip
 
 
 def steps_s(rows: Sequence[Sequence[Any]], start: str, phases: Sequence[str]) -> list[float]:
@@ -257,10 +271,7 @@ def _once(show: Show, nodes: Sequence[Node], folder: Path, kinds: Mapping[str, K
     alone = _alone(nodes, folder / "alone", kinds)
     show.end(", ".join(f"{name} {one.ran.took_s:.1f} s" for name, one in alone.items()))
     # Without a slow link nothing that was measured of the network is worth a decision.
-    profiles = {
-        name: _profile(name, kinds[name].comp_s, kinds[name].net_s) if unjudged else one.profile
-        for name, one in alone.items()
-    }
+    profiles = {name: _meant(name, kinds[name]) if unjudged else one.profile for name, one in alone.items()}
     regrouping = Regrouping(GroupingRules(), decide)
     names = tuple(kinds)
     decided = regrouping.arrived(Cluster(machines=len(nodes), waiting=names, profiles=profiles), names).cluster
