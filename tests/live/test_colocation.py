@@ -187,6 +187,25 @@ def test_a_job_that_keeps_no_more_busy_is_paused_and_starts_when_another_ends() 
     assert world.job(third).start == 2
 
 
+@pytest.mark.parametrize(("waited_s", "phase"), [(99.0, Phase.WAITING), (101.0, Phase.RUNNING)])
+def test_a_job_that_has_waited_too_long_is_in_the_next_grouping_though_it_keeps_nothing_busier(
+    waited_s: float, phase: Phase
+) -> None:
+    world = a_world(nodes=1, age_limit_s=100.0)
+    first = runs_measured(world, 1.0, 3.0)
+    for _ in range(2):
+        last = runs_measured(world, 4.0, 0.0)
+    let_go(world)
+    assert world.phase(last) is Phase.WAITING
+
+    world.now_s += waited_s
+    world.exits(first)
+    let_go(world)
+
+    assert world.phase(last) is phase
+    assert not [*violations(world.log)]
+
+
 def test_jobs_move_when_one_ends_if_that_keeps_more_nodes_busy() -> None:
     world = a_world(nodes=2)
     first, second = runs_measured(world, 1.0, 3.0), runs_measured(world, 1.0, 3.0)
