@@ -178,13 +178,20 @@ class LentMemory:
             least = tuple(sorted((self._beside(node), node) for node, size in self._pages().items() if size)[:2])
         return [next((free for free, node in least if node != name), self.lent_bytes) for name in nodes]
 
-    def set_room(self, node: str, room_bytes: float) -> None:
-        """Set the memory that jobs may have on a node in all, what its donor lends included; infinite: not counted."""
-        if math.isinf(room_bytes):
-            self._room.pop(node, None)
+    def set_room(self, node: str, room_bytes: float) -> bool:
+        """Set the memory that jobs may have on a node in all, what its donor lends included; whether that is other.
+
+        Infinite: nobody counts it.
+        """
+        room = None if math.isinf(room_bytes) else int(room_bytes)
+        if room == self._room.get(node):
+            return False
+        if room is None:
+            del self._room[node]
         else:
-            self._room[node] = int(room_bytes)
+            self._room[node] = room
         self._lend(node)
+        return True
 
     def take(self, node: str, more_bytes: int) -> None:
         """Note that jobs on a node are to have more bytes of its memory; below 0: fewer."""

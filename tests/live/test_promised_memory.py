@@ -226,6 +226,45 @@ def test_a_start_does_not_take_what_donors_lend_no_longer_beside_it() -> None:
     assert list(violations(world.log)) == []
 
 
+def lending_node(memory_gib: int, name: str = "n0") -> Any:
+    """A node as it joins, again or for the first time: its donor lends 40 GiB; 0 GiB of memory: nobody counts it."""
+    memory_bytes = memory_gib * GIB
+    return structs.replace(borrower(name, donor(name, 40)), memory_bytes=memory_bytes, headroom_bytes=memory_bytes)
+
+
+@pytest.mark.parametrize("before_gib", [64, 0])
+def test_a_node_that_rejoins_with_a_little_less_memory_is_given_no_job_that_would_not_start(before_gib: int) -> None:
+    """Other nodes' jobs were promised all that its donor lends, and of 60 GiB 36 would be left to lend."""
+    world = a_world(nodes=0)
+    for event in (lending_node(before_gib), borrower("n1")):
+        world.does(event)
+    swapping = submit(world, swap_gib=40, nodes=("n1",))
+    world.does(lending_node(60))
+    job = world.submit(4, memory_bytes_per_gpu=6 * GIB, nodes=("n0",))
+    before = phases(world, swapping, job)
+    world.runs(swapping)
+    world.exits(swapping)
+
+    assert before == [Phase.STARTING, Phase.WAITING]
+    assert world.phase(job) is Phase.STARTING
+    assert list(violations(world.log)) == []
+
+
+def test_a_node_that_had_more_memory_when_its_jobs_were_placed_counts_with_what_it_has_when_they_have_ended() -> None:
+    world = a_world(nodes=0)
+    for event in (lending_node(64), borrower("n1")):
+        world.does(event)
+    large = world.submit(2, memory_bytes_per_gpu=24 * GIB, nodes=("n0",))  # of 64 GiB, it leaves 16
+    world.runs(large)
+    world.does(lending_node(44))
+    world.exits(large)
+    swapping = submit(world, swap_gib=36, nodes=("n1",))
+    job = world.submit(2, memory_bytes_per_gpu=5 * GIB, nodes=("n0",))
+
+    assert phases(world, swapping, job) == [Phase.STARTING, Phase.WAITING]
+    assert list(violations(world.log)) == []
+
+
 def test_who_preempts_starts_only_when_the_memory_that_it_was_promised_is_left() -> None:
     world = a_world("srtf", nodes=2)
     lend(world, "d", 64)
@@ -415,6 +454,7 @@ def test_the_checker_counts_what_jobs_have_of_donors_nodes() -> None:
 _STEPS = st.one_of(
     st.tuples(st.just("lend"), st.integers(1, 3), st.integers(0, 160)),
     st.tuples(st.just("lose"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("rejoin"), st.just(1), st.integers(40, 80)),
     st.tuples(st.just("bound"), st.integers(1, 3), st.integers(0, 160)),
     st.tuples(st.sampled_from(("drain", "undrain")), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("submit"), st.integers(1, 4), st.integers(0, 100)),
@@ -436,6 +476,8 @@ def test_whatever_donors_do_no_more_is_promised_than_they_lend(policy: str, step
                 lend(world, f"d{number}", size)
             case "lose":
                 world.does(NodeLost(node=f"d{number}", reason="silent"))
+            case "rejoin":
+                world.does(lending_node(size, f"n{number}"))
             case "bound":
                 at_most = None if size > 120 else size * GIB
                 world.does(LendingOrdered(node=f"d{number}", lend_bytes=at_most, by="root"))

@@ -85,7 +85,7 @@ class Domains:
         self.asks_users = any(node.users for there in nodes.values() for node in there)
         self.lent = memory_with(state, ())  # the domains book what their jobs were promised, and take
         for node in (node for there in nodes.values() for node in there):
-            self.lent.set_room(node.name, node.memory_bytes)  # as their ledgers count it
+            self.lent.set_room(node.name, self._room_on(node))
         self._recalled = {name for name, node in state.nodes.items() if node.recalls}
         table, together = JobTable(max(64, jobs)), list[QuotaUse]()
         self.by_name = {
@@ -183,6 +183,8 @@ class Domains:
         # What it lends is no ledger's (`lend`).
         if replace(now, memory_bytes=then.memory_bytes, lends_bytes=then.lends_bytes) != then:
             return True
+        if math.isinf(then.memory_bytes):
+            return math.isfinite(now.memory_bytes)  # nobody counted it
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
 
     def is_any_of_other_size(self) -> bool:
@@ -194,12 +196,23 @@ class Domains:
         is_apart = name in self._set_aside
         return adapter.node_of(self._state.nodes[name], promised, aggregating=aggregating, is_set_aside=is_apart)
 
+    def _room_on(self, node: Node) -> float:
+        """Memory that jobs may have in all on a node of a ledger: as this counts it, and no more than the node has.
+
+        Starts count with the latter (`memory_with`): with more here, a job would be placed and released for ever.
+        """
+        return min(node.memory_bytes, self._state.nodes[node.name].memory_bytes or math.inf)
+
     def lend(self, name: str) -> bool:
-        """Notes what the donor of a node lends now; whether that is other than before."""
+        """Notes what the donor of a node lends now, and its memory; whether that is other than before."""
         node = self._state.nodes.get(name)
         if node is None:
             return False
-        return lending_on(self._state, node).tell(self.lent)
+        room_bytes = node.memory_bytes or math.inf
+        if name in self.index:
+            room_bytes = self._room_on(self.by_name[self._home[name]].ledger.nodes[self.index[name]])
+        is_other = self.lent.set_room(name, room_bytes)
+        return lending_on(self._state, node).tell(self.lent) or is_other
 
     def lend_recalled(self) -> bool:
         """Notes what donors lend that take memory back for jobs, or did; whether that is other than before."""
