@@ -16,7 +16,7 @@ import pytest
 from farside.errors import ConfigError, FarsideError, LocalProtocolError, RemoteProtocolError
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.check_log import violations
-from farside.scheduler.manager.model.event import Entry, HistoryForgotten, SchedulerTookLead, TaskPhase
+from farside.scheduler.manager.model.event import CancelRequested, Entry, HistoryForgotten, SchedulerTookLead, TaskPhase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store import compact as compaction
@@ -113,6 +113,34 @@ def test_a_job_that_another_one_waits_for_is_not_forgotten() -> None:
     world.exits(blocker)
 
     assert world.job(second).tasks[0].phase is TaskPhase.ASSIGNED
+
+
+def test_the_end_of_a_job_tells_no_job_that_waited_for_it_and_was_cancelled_and_forgotten() -> None:
+    """Such a job is not there any more, and whoever followed the log looked for it."""
+    world = World(rules(), nodes=1)
+    first = world.submit(gpus=1)
+    world.runs(first)
+    cancelled, waiting = world.submit(gpus=1, after=(first,)), world.submit(gpus=1, after=(first,))
+    world.does(CancelRequested(job_id=cancelled, by="ann"))
+    world.pass_s(100 * DAY_S)
+    world.does(HistoryForgotten(before_s=world.now_s))
+    before = cancelled in world.state.jobs
+
+    world.exits(first)
+
+    assert not before
+    assert world.job(waiting).tasks[0].phase is TaskPhase.ASSIGNED
+
+
+def test_nothing_is_kept_of_who_waits_for_a_job_that_is_over() -> None:
+    world = World(rules(), nodes=1)
+    first = world.submit(gpus=1)
+    world.exits(first)
+
+    second = world.submit(gpus=1, after=(first,))
+
+    assert world.job(second).tasks[0].phase is TaskPhase.ASSIGNED
+    assert world.state.dependents == {}
 
 
 def test_a_forgotten_job_s_time_limit_comes_to_nothing() -> None:

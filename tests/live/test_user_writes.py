@@ -1,8 +1,9 @@
 """What a user may write into the log at a time, and that others do not wait for it [M5]."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -196,25 +197,52 @@ def test_a_body_that_would_be_refused_is_not_looked_into(tmp_path: Path, monkeyp
     assert short.status_code == 422  # it is no JSON, which is noticed by looking
 
 
+async def answer_after_a_wait(
+    api: Api, request: Coroutine[Any, Any, httpx.Response], meanwhile: Callable[[], object]
+) -> httpx.Response:
+    """The answer to a request of OTHER's whose turn comes only when something has happened meanwhile."""
+    writing = api.context.writes._user(Caller(name=OTHER.pw_name, role=Role.USER)).writing
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            await writing.acquire()
+        asked = group.create_task(request)
+        while not writing._waiters:  # its turn has not come
+            await asyncio.sleep(0)
+        meanwhile()
+        for _ in range(WRITERS):
+            writing.release()
+    return asked.result()
+
+
 def test_a_job_that_ended_while_its_hold_waited_is_not_held(tmp_path: Path) -> None:
     async def live() -> tuple[httpx.Response, str]:
         async with an_api(tmp_path, paces_users=True) as api:
             http, jobs = api.as_uid(OTHER.pw_uid), api.log.state.jobs
             job = (await http.post("/v1/jobs", json={"argv": ["true"]})).json()["ids"][0]
-            writing = api.context.writes._user(Caller(name=OTHER.pw_name, role=Role.USER)).writing
-            async with asyncio.TaskGroup() as group:
-                for _ in range(WRITERS):
-                    await writing.acquire()
-                held = group.create_task(http.post(f"/v1/jobs/{job}/hold"))
-                while not writing._waiters:  # its turn has not come
-                    await asyncio.sleep(0)
+
+            def end() -> None:
                 jobs[job] = structs.replace(jobs[job], phase=Phase.CANCELLED)
-                for _ in range(WRITERS):
-                    writing.release()
-            return held.result(), jobs[job].held_by
+
+            return await answer_after_a_wait(api, http.post(f"/v1/jobs/{job}/hold"), end), jobs[job].held_by
 
     answer, held_by = asyncio.run(live())
 
     assert answer.status_code == 409
     assert "is over" in answer.json()["detail"]
     assert held_by == ""
+
+
+def test_a_job_after_one_that_was_forgotten_while_its_submission_waited_is_refused(tmp_path: Path) -> None:
+    """It was taken, and cancelled at once as waiting for a job that is not known."""
+
+    async def live() -> tuple[httpx.Response, list[str], str]:
+        async with an_api(tmp_path, paces_users=True) as api:
+            http, jobs = api.as_uid(OTHER.pw_uid), api.log.state.jobs
+            job = (await http.post("/v1/jobs", json={"argv": ["true"]})).json()["ids"][0]
+            later = http.post("/v1/jobs", json={"argv": ["true"], "after": [job]})
+            return await answer_after_a_wait(api, later, lambda: jobs.__delitem__(job)), list(jobs), job
+
+    answer, left, job = asyncio.run(live())
+
+    assert (answer.status_code, answer.json()) == (422, {"detail": f"after: there is no job {job}"})
+    assert left == []

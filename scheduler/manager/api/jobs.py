@@ -111,6 +111,8 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
         raise HTTPException(422, "; ".join(problems))
     event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key)
     async with shared.writes.turn(caller, spec.size_bytes):
+        if forgotten := after_problems(spec, log.state):  # while it waited
+            raise HTTPException(422, "; ".join(forgotten))
         rates, is_free = log.state.submit_rates, caller.is_operator
         with shared.gate.passing(event, log.state.queued, rates, log.now_s(), is_free=is_free):
             place = await shared.idempotency.write(event, asked, caller.told)
@@ -308,9 +310,7 @@ def cluster_problems(
     partitions: Partitions = NO_PARTITIONS,
 ) -> list[str]:
     """Reasons why a job of this user can never run on this cluster, without nodes ``set_aside`` or on these alone."""
-    unknown = [other for other in spec.after if other not in state.jobs]
-    more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
-    later = [f"after: there is no job {unknown[0]:.60}{more}"] if unknown else []
+    later = after_problems(spec, state)
     if spec.colocate:
         return [*colocation_problems(spec, state, set_aside), *later]
     problems = choice_problems(spec, state, partitions)
@@ -336,6 +336,13 @@ def cluster_problems(
     if spec.swap_bytes_per_gpu:
         problems += swap_problems(spec, nodes, state)
     return [*problems, *aggregation_problems(spec, state, set_aside), *later]
+
+
+def after_problems(spec: JobSpec, state: LiveState) -> list[str]:
+    """The error of a job that waits for others that are not there, or not known any more."""
+    unknown = [other for other in spec.after if other not in state.jobs]
+    more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
+    return [f"after: there is no job {unknown[0]:.60}{more}"] if unknown else []
 
 
 def swap_problems(spec: JobSpec, nodes: Sequence[LiveNode], state: LiveState) -> Iterator[str]:

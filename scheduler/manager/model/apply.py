@@ -125,7 +125,8 @@ def _submitted(state: LiveState, event: log.JobSubmitted, entry: log.Entry) -> T
         state.next_sequence += 1
         state.unfinished[job_id] = None
         for other in event.spec.after:
-            state.dependents.setdefault(other, []).append(job_id)
+            if other in state.unfinished:
+                state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
     size_bytes = event.spec.size_bytes
     state.queued.come(entry.seq, event.user, len(ids), size_bytes)
@@ -664,8 +665,8 @@ def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
     _leave_places(state, job, entry.at_s)
     state.meetings.pop(job.job_id, None)
     state.allocated.pop(job.job_id, None)
-    # Jobs that wait for this one are touched too, as they may start now, or never.
-    return (job.job_id, *state.dependents.pop(job.job_id, ()))
+    # Jobs that wait for this one are touched too, as they may start now, or never. Others are over, or forgotten.
+    return (job.job_id, *(one for one in state.dependents.pop(job.job_id, ()) if one in state.unfinished))
 
 
 def _idle_warned(state: LiveState, event: log.JobIdleWarned, entry: log.Entry) -> Touched:
