@@ -107,6 +107,7 @@ class FakeSession:
         self.line = line
         self.side = protocol.AgentSide(seen_generation=node.generation)
         self.acked = 0
+        self.over = asyncio.Event()  # the manager has ended it
 
     async def begin(self) -> None:
         await self.line.send(self.side.send(self.node.hello()))
@@ -126,6 +127,7 @@ class FakeSession:
                     await self.report(changed)
                     if self.node.ends_after_s is not None and self.node.is_running(changed):
                         asyncio.get_running_loop().call_later(self.node.ends_after_s, self.node.end, changed)
+        self.over.set()
 
     async def tell_news(self) -> None:
         """What ended while nobody was connected stood in HELLO."""
