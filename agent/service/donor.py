@@ -68,6 +68,7 @@ class DonorSense(NodeService):
         self._heard_s = 0.0
         self._wanted: m.DonorOrder | None = None  # None: no manager has said whether it may lend
         self._limit_problem = ""  # why the donor does not lend within what it was to be told
+        self._is_late = False  # it did not answer in time when it was last asked
         self._logged_problem = ""
         self._lent = NOTHING_LENT
         self._traffic: _Traffic | None = None
@@ -103,7 +104,9 @@ class DonorSense(NodeService):
 
     @property
     def is_recalling(self) -> bool:
-        """Whether it has lent more than it may, as far as it has said."""
+        """Whether it has lent more than it may, as far as it has said, or may have and was too late to say."""
+        if self._is_late and self._limit_bytes is not None:
+            return True
         lent, limit_bytes = self._lent.lent, self._lent.limit_bytes
         return lent is not None and limit_bytes is not None and lent.lent_bytes > limit_bytes
 
@@ -125,7 +128,7 @@ class DonorSense(NodeService):
         return self._lent
 
     async def _read(self) -> Lent:
-        closed_by = 0 if self._wanted is None else self._wanted.closed_by
+        closed_by, self._is_late = 0 if self._wanted is None else self._wanted.closed_by, False
         if self._socket is None or not self._socket.exists():
             return self._without(_empty(closed_by))
         try:
@@ -135,6 +138,7 @@ class DonorSense(NodeService):
             # A socket on which nobody listens is a donor that has ended, and has nothing lent. One that does not answer
             # in time may have, so nothing is said of whether it is empty.
             nobody_listens = isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError)
+            self._is_late = isinstance(error.__cause__, TimeoutError)
             return self._without(_empty(closed_by) if nobody_listens else None)
         except (KeyError, TypeError, ValueError) as error:
             _log.debug("this is no donor's status", why=error)
@@ -191,7 +195,8 @@ class DonorSense(NodeService):
         move_s = _MOVE_S if self._wanted is None else self._wanted.deadline_s
         try:
             await admin.ask(socket, "limit", timeout_s=ASK_LIMIT_S, bytes=limit_bytes, deadline_s=move_s)
-        except PeerError as error:  # it is of a version before this one
+        except PeerError as error:  # it is of a version before this one, or too busy to answer in time
+            self._is_late = isinstance(error.__cause__, TimeoutError)
             self._limit_problem = f"its donor does not take the limit: {error}"
             return told
         limited: Mapping[str, Any] = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)

@@ -4,12 +4,14 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from farside import admin
 from farside.agent import messages as m
+from farside.agent.service import donor
 from farside.agent.service.donor import DonorSense, Lent
 from farside.agent.service.memory_rules import NO_RULES, MemoryRules
 from farside.daemon.control import messages as d
@@ -109,6 +111,43 @@ def test_a_node_without_a_donor_is_closed_at_once_and_one_whose_donor_does_not_a
 
 
 # ---- the most that it may lend
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_donor_that_is_too_late_to_say_what_it_has_lent_is_asked_again_soon_if_a_job_may_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    """A busy one; the next look was a report's period later, and a job waited for that."""
+    monkeypatch.setattr(donor, "ASK_LIMIT_S", 0.2)
+
+    async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
+        left = answers
+        ask = admin.ask
+
+        async def late(path: Path, command: str, **arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            return await ask(path if left >= 0 else silent, command, **arguments)
+
+        await borrower.map(2)
+        await sense.read()
+        with socket.socket(socket.AF_UNIX) as listener:
+            silent = tmp_path / "silent.sock"
+            listener.bind(str(silent))
+            listener.listen()
+            with monkeypatch.context() as patched:
+                patched.setattr(admin, "ask", late)
+                await sense.read()
+                nobody_waits = sense.is_recalling
+                left = answers
+                sense.lend(at_most(plane.status().slab_bytes))
+                await sense.read()
+            assert (nobody_waits, sense.is_recalling) == (False, True)
+        sense.lend(at_most(None))
+        await sense.read()
+        assert not sense.is_recalling
+
+    scenario(tmp_path, story)
 
 
 def at_most(lend_bytes: int | None) -> m.DonorOrder:

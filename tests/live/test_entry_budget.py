@@ -1,8 +1,15 @@
 """What a node may write into the log [M5]: one whose facts flap is damped, one that writes without end is slowed."""
 
+import json
+from uuid import UUID
+
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
+from farside.agent import messages as m
+from farside.agent import protocol
+from farside.agent.gpu_share import PARTS_MAX
 from farside.log import KINDS_MAX, Rarely
 from farside.scheduler.manager.nodes.entry_budget import (
     BURST_BYTES,
@@ -74,6 +81,40 @@ def test_a_long_report_of_which_nothing_is_written_counts_as_several() -> None:
     rests_s = [budget.idle_rest_s(40 * IDLE_BYTES, 0.0) for _ in range(4)]
 
     assert rests_s == [0.0, 0.0, 0.0, 40 / IDLE_PER_S]
+
+
+def largest_report() -> m.Report:
+    """All that an honest node may have to say though nothing is new: what changes at once is in the log after it."""
+    gpus = tuple(
+        m.Gpu(
+            index=at, model="NVIDIA H100 80GB HBM3", healthy=True, uuid=f"GPU-{UUID(int=at)}",
+            parts=tuple(f"MIG-{UUID(int=7 * at + part)}" for part in range(PARTS_MAX)),
+            memory_bytes=85_520_809_984, memory_used_bytes=81_234_567_168, busy_pct=100.0, power_w=699.123,
+        )
+        for at in range(m.GPUS_MAX)
+    )  # fmt: skip
+    loans = tuple(
+        m.Loan(borrower=f"node-{at:04}.cluster.example.org", bytes=1 << 40, slabs=16384) for at in range(m.LOANS_MAX)
+    )
+    peaks = tuple((pct, 86_400.123 - 1000 * pct) for pct in range(m.LOAD_PCT_MAX, 0, -1))
+    loads = tuple(
+        m.TaskLoad(task_id=f"1234567_{at}.511", start=1, age_s=1.234, watched_s=86_400.567, peaks=peaks)
+        for at in range(m.GPUS_MAX)
+    )
+    full = Raw(json.dumps("x" * (m.SERVICE_BYTES_MAX - 2)).encode())
+    services = {f"service-{at}": full for at in range(m.SERVICES_BYTES_MAX // m.SERVICE_BYTES_MAX)}
+    return m.Report(
+        seq=1, at_s=1e9, headroom_bytes=1 << 40, psi=m.Psi(), gpus=gpus, tasks=(), loans=loans, loads=loads,
+        lids=tuple(range(m.LIDS_MAX)), services=services,
+    )  # fmt: skip
+
+
+def test_an_honest_node_with_all_that_a_node_may_have_is_never_paced_however_often_it_reports() -> None:
+    """One of 30 KB that reported four times a second, as its donor took memory back for a job, was read late."""
+    budget, size_bytes = EntryBudget(0.0), len(protocol.encode(largest_report()))
+
+    assert size_bytes > 100_000
+    assert not any(budget.idle_rest_s(size_bytes, at / IDLE_PER_S) for at in range(3000))
 
 
 def test_what_is_left_out_is_counted_and_told_with_the_next_line() -> None:

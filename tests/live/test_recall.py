@@ -26,6 +26,7 @@ from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.nodes.entry_budget import EntryBudget, damped
 from farside.scheduler.manager.view.view import show_job_in_full
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
@@ -100,6 +101,28 @@ def test_where_it_is_lent_it_is_recalled_first_and_the_job_starts_when_it_is_bac
     assert world.phase(job) is Phase.STARTING
     assert world.state.recall_times.by_node == {"n0": [(20 * GIB, 5.0)]}
     assert list(violations(world.log)) == []
+
+
+def test_that_memory_is_back_is_written_also_of_a_node_whose_facts_have_changed_too_often() -> None:
+    """It was left out for up to ten seconds, and the job waited for that."""
+    world, budget = a_world([30]), EntryBudget(0.0)
+    node = world.state.nodes["n0"]
+    while budget.takes_change(0.0):
+        pass
+
+    def written(lent_gib: int) -> bool:
+        assert node.donor is not None
+        said = m.fields_of(m.ChangingFacts, node) | {"donor": structs.replace(node.donor, lent_bytes=lent_gib * GIB)}
+        return bool(damped([NodeChanged(node="n0", **said)], world.state, budget, 0.0))
+
+    nobody_waits = written(10)
+    job = submit(world, 54)
+    still_lent, back = written(11), written(10)
+    has_lent(world, "n0", 10)
+    once_more = written(9)
+
+    assert world.phase(job) is Phase.STARTING
+    assert (nobody_waits, still_lent, back, once_more) == (False, False, True, False)
 
 
 def test_memory_that_is_not_back_keeps_a_job_no_longer_than_the_bound() -> None:

@@ -7,10 +7,14 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
+from farside.agent.messages import ChangingFacts, fields_of
 from farside.endpoint import is_near, parse_endpoint
 from farside.scheduler.lent_memory import LentMemory, memory_of, parts_of, promise_of
+from farside.scheduler.manager.model.event import NodeChanged
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
-from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.model.state import LiveState, is_recall_awaited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,20 @@ def draws_on_lent(state: LiveState, job: LiveJob, begun: Collection[str]) -> boo
         if node.memory_bytes - held - size < node.lends_bytes:
             return True
     return False
+
+
+def brings_back(state: LiveState, event: NodeChanged) -> bool:
+    """Whether a change of a node's facts says that memory has come back which a job there waits for."""
+    node = state.nodes.get(event.node)
+    if node is None or not is_recall_awaited(state, node):
+        return False
+    node = structs.replace(node, **fields_of(ChangingFacts, event))
+    left_bytes = memory_left(state, node)
+    return any(
+        one.node == node.name and not one.is_back and node.borrowed_bytes <= max(one.lend_bytes, left_bytes)
+        for job_id in node.recalls
+        for one in state.jobs[job_id].recalls
+    )
 
 
 def promise_job(memory: LentMemory, job: LiveJob, sign: int = 1) -> None:

@@ -1,13 +1,19 @@
 """How much a node may write into the log: bytes, and changes of its facts. PURE.
 
 A node whose facts flap has the first changes written at once, and then one in `CHANGE_PERIOD_S`: what is left out
-comes with a later report, as each report is a whole state. All else that it causes is written, and paid for: who is in
+comes with a later report, as each report is a whole state. One by which memory has come back that a job waits for is
+written whatever came before: donors that lend and take back change often, and each recall has one such. All else that it causes is written, and paid for: who is in
 debt waits for a moment after each report that was written, and is heard meanwhile, so that it is not called lost and no
 fence ends its tasks. Who owes more than `OVERDRAFT_BYTES`, which no honest node does, is not read from until it owes
 less. So no node fills the store. Reports of which nothing is written cost time alone: those that come faster than a
 node has a reason for are read a moment later. [M5]
 """
 
+from collections.abc import Iterable
+
+from farside.scheduler.manager.model.event import Event, NodeChanged
+from farside.scheduler.manager.model.lending import brings_back
+from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.token_bucket import TokenBucket
 
 BURST_BYTES = 1 << 19
@@ -25,8 +31,10 @@ CHANGE_PERIOD_S = 10.0
 IDLE_BURST = 120
 IDLE_PER_S = 10.0
 """Reports of which nothing is written; an agent sends one in five seconds, by its settings ten a second at most."""
-IDLE_BYTES = 8192
-"""A longer one counts as several, as it takes longer to read. That of a node of eight GPUs has two thousand."""
+IDLE_BYTES = 1 << 18
+"""A longer one counts as several, as it takes longer to read. That of a node of eight GPUs has two thousand, one of
+`GPUS_MAX` GPUs in `PARTS_MAX` parts each, with all that its services may say, has 200 thousand; and an agent reports
+four times a second while a job waits for memory there."""
 
 
 class EntryBudget:
@@ -64,3 +72,12 @@ class EntryBudget:
         """How long not to read from it after one more report, of this size, of which nothing was written."""
         self._idle.take(max(1.0, size_bytes / IDLE_BYTES), now_s)
         return self._idle.wait_s(0, now_s)
+
+
+def damped(events: Iterable[Event], state: LiveState, budget: EntryBudget, now_s: float) -> list[Event]:
+    """What of a node's events is written now: without changes of facts that come too often."""
+    return [
+        event
+        for event in events
+        if not isinstance(event, NodeChanged) or brings_back(state, event) or budget.takes_change(now_s)
+    ]

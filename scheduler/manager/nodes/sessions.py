@@ -19,7 +19,7 @@ from farside.scheduler.manager.auth.caller import Caller, Callers, Proof
 from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.codec import encode_event
-from farside.scheduler.manager.model.event import Event, NodeChanged, NodeKeyed, NodeLost
+from farside.scheduler.manager.model.event import Event, NodeKeyed, NodeLost
 from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes import services
@@ -28,7 +28,7 @@ from farside.scheduler.manager.nodes.agent_connection import AgentConnection, le
 from farside.scheduler.manager.nodes.agent_socket import SILENT_S
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
-from farside.scheduler.manager.nodes.entry_budget import EntryBudget
+from farside.scheduler.manager.nodes.entry_budget import EntryBudget, damped
 from farside.scheduler.manager.store.presence import tell
 from farside.scheduler.manager.view.overview import Sensed
 from farside.units import format_seconds
@@ -405,7 +405,8 @@ class AgentSessions:
                 session.asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
-            events = self._damped(line.node, line.reported(self._log.state, report, self._log.clock.now_s()))
+            budget, now_s, state = self._budget(line.node), self._log.clock.now_s(), self._log.state
+            events = damped(line.reported(state, report, now_s), state, budget, now_s)
             sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
             session.sensed = replace(
                 sensed, aggregator=line.aggregator, executor=line.executor, memory=line.memory,
@@ -422,11 +423,6 @@ class AgentSessions:
 
     def _budget(self, node: str) -> EntryBudget:
         return self._budgets.setdefault(node, EntryBudget(self._log.clock.now_s()))
-
-    def _damped(self, node: str, events: list[Event]) -> list[Event]:
-        """Without changes of facts that come too often; the next reports have them again."""
-        budget, now_s = self._budget(node), self._log.clock.now_s()
-        return [event for event in events if not isinstance(event, NodeChanged) or budget.takes_change(now_s)]
 
     async def _pay(self, node: str, events: Sequence[Event], size_bytes: int) -> None:
         """Slows a node that wrote too much into the log; one that goes on without end waits until it owes less.
