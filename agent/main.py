@@ -36,7 +36,7 @@ from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import Recipe, folder_name
 from farside.agent.run.task_memory import TaskMemory
 from farside.agent.sense.load import LoadSense
-from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
+from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy, read_beside
 from farside.agent.sense.rack import RackSense
 from farside.agent.service.aggregator import AggregatorService, relay_key
 from farside.agent.service.borrower import BorrowerService
@@ -272,7 +272,7 @@ class Agent:
         await power_off(self._config.power_off)
 
     async def _read(self) -> m.Reading:
-        reading, _ = await asyncio.gather(self.sense.read(), self._borrower.look())
+        reading = await read_beside(self.sense.read, self._borrower.look, is_urgent=lambda: self._donor.is_recalling)
         facts, holding = self.services.facts(), self.services.holding()
         unfit = reading.unfit or self.services.unfit()[: m.CAUSE_CHARS_MAX]
         return replace(reading, services=facts, holding=holding, loads=self._loads.read(), unfit=unfit)

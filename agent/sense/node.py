@@ -3,9 +3,10 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farside.agent import messages as m
 from farside.agent.gpu_share import Device
@@ -139,6 +140,26 @@ class NodeSense:
         if not self._may_give_swap:
             return None
         return read_farside_swap(self._proc_root.parent, tasks=(task.cgroup for task in tasks if task.cgroup))
+
+
+async def read_beside(
+    read: Callable[[], Awaitable[m.Reading]],
+    look: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    is_urgent: Callable[[], bool],
+) -> m.Reading:
+    """A reading of the node, made while its borrowers are looked at.
+
+    ``is_urgent``: whether a job may wait for what is read, asked before and after. Then what borrowers said before
+    counts if they have not answered yet: as their pages are what the donor takes back, they are busy.
+    """
+    was_urgent = is_urgent()
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(look())
+        reading = await read()
+        if was_urgent or is_urgent():
+            looking.cancel()
+    return reading
 
 
 def cpus() -> int:

@@ -20,7 +20,7 @@ from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
 from farside.agent.sense.growth import HourlyGrowth
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
 from farside.agent.sense.links import LinkSense
-from farside.agent.sense.node import healthy
+from farside.agent.sense.node import healthy, read_beside
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import rss_below
@@ -631,3 +631,29 @@ def test_a_port_that_worked_and_does_no_more_is_a_broken_link_until_it_works_aga
 
 def test_a_node_without_rdma_adapters_has_no_broken_link(tmp_path: Path) -> None:
     assert links_of(tmp_path).read() == ""
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_reading_that_a_job_may_wait_for_does_not_wait_for_a_borrower_that_is_busy(before: bool, after: bool) -> None:
+    is_urgent = before or after
+    urgency = iter((before, after))
+    reading = m.Reading(headroom_bytes=1, gpus=(), at_s=1.0, psi=m.Psi())
+    said: list[str] = []
+
+    async def run() -> m.Reading:
+        answers = asyncio.Event()
+
+        async def read() -> m.Reading:
+            await asyncio.sleep(0)  # the look has begun
+            if not is_urgent:
+                answers.set()
+            return reading
+
+        async def look() -> None:
+            await answers.wait()
+            said.append("its figures")
+
+        return await read_beside(read, look, is_urgent=lambda: next(urgency))
+
+    assert asyncio.run(run()) is reading
+    assert said == ([] if is_urgent else ["its figures"])
