@@ -42,12 +42,21 @@ class GpuFiles:
         names: What CUDA calls each GPU whatever it can open: it counts the others only, so that an index names another
             GPU behind a fence. Without a name the index stands.
         problem: Why nothing can be fenced here; empty: it can.
+        counts_own: Programs count only the GPUs that they can open, and take no names: a task's own are 0 and so on.
     """
 
     own: Mapping[int, tuple[DeviceRange, ...]]
     closed: tuple[DeviceRange, ...] = ()
     names: Mapping[int, str]
     problem: str = ""
+    counts_own: bool = False
+
+    def named(self, gpus: Sequence[int]) -> dict[int, str]:
+        """What programs of a task with these GPUs call them behind its fence; those that lack have their index."""
+        mine = sorted({*gpus})
+        if self.counts_own:
+            return {gpu: str(at) for at, gpu in enumerate(mine)}
+        return {gpu: self.names[gpu] for gpu in mine if gpu in self.names}
 
     def rules(self, gpus: Sequence[int]) -> DeviceRules:
         """The rules of a task with these GPUs. The parts of one GPU share its files: between them there is no fence."""

@@ -423,8 +423,7 @@ def _gpu_fence(files: GpuFiles | None, spec: m.TaskSpec) -> dict[str, Any]:
     gpus = [device.gpu for device in spec.devices]
     if files is None:
         return {}
-    named = {gpu: files.names[gpu] for gpu in gpus if gpu in files.names}
-    return {"devices": files.rules(gpus), "gpu_names": named}
+    return {"devices": files.rules(gpus), "gpu_names": files.named(gpus)}
 
 
 def _kill_all(recipe: files.Recipe) -> None:

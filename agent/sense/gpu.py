@@ -1,21 +1,27 @@
-"""GPUs of this node: from NVML where NVIDIA's driver is, or as the settings declare them.
+"""GPUs of this node: from NVML where NVIDIA's driver is, by amdsmi where AMD's is, or as the settings declare them.
 
 A GPU is not healthy when NVML says that it is lost or counts uncorrectable memory errors, when its driver reported a
 critical error (XID) that is not a program's own fault, or when its NVLinks fail (nvlink.py). It stays so until the
 agent starts anew: what is wrong with it a person finds out.
+
+A GPU in MIG mode is as many devices as it has instances: tasks get these by their UUIDs. The cut is never changed here.
 """
 
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from farside.agent import messages as m
 from farside.agent.gpu_files import DeviceRange, GpuFiles
+from farside.agent.gpu_share import PARTS_MAX
+from farside.agent.sense.amd import AmdGpus
 from farside.agent.sense.nvlink import NvLinkSense, asked
 from farside.errors import ConfigError, Unavailable
 from farside.kernel_file import kernel_text
@@ -134,17 +140,31 @@ class NvmlGpus:
         busy = asked(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         power_mw = asked(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
         self._note_health(index, handle)
+        parts = self._parts(handle)
+        reason = self._broken.get(index, "" if parts or parts is None else "it is in MIG mode and has no instances")
         return m.Gpu(
             index=index,
             model=str(asked(nvml, nvml.nvmlDeviceGetName, handle) or "unknown")[: m.CAUSE_CHARS_MAX],
-            healthy=index not in self._broken,
-            reason=self._broken.get(index, ""),
+            healthy=not reason,
+            reason=reason,
             uuid=self.uuids.get(index),
+            parts=parts or (),
             memory_bytes=int(memory.total) if memory is not None else None,
             memory_used_bytes=int(memory.used) if memory is not None else None,
             busy_pct=float(busy.gpu) if busy is not None else None,
             power_w=power_mw / 1000 if power_mw is not None else None,
         )
+
+    def _parts(self, handle: Any) -> tuple[str, ...] | None:
+        """UUIDs of the MIG instances that a GPU is cut into; None: it is whole. An administrator may cut it anew."""
+        nvml = self._nvml
+        mode = asked(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        if mode is None or not mode[0]:
+            return None
+        places = range(asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+        there = (asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at) for at in places)
+        uuids = (asked(nvml, nvml.nvmlDeviceGetUUID, instance) for instance in there if instance is not None)
+        return tuple(str(uuid)[: m.CAUSE_CHARS_MAX] for uuid in uuids if uuid)[:PARTS_MAX]
 
     def _note_health(self, index: int, handle: Any) -> None:
         nvml = self._nvml
@@ -206,7 +226,7 @@ class NvmlGpus:
             self._broken[index] = reason
 
 
-GpuSense: TypeAlias = DeclaredGpus | NvmlGpus
+GpuSense: TypeAlias = DeclaredGpus | NvmlGpus | AmdGpus
 """Reader of GPUs."""
 
 
@@ -218,7 +238,7 @@ def open_gpus(
     nvlink_errors_per_hour: int = 0,
     root: Path = Path("/"),
 ) -> GpuSense:
-    """The declared GPUs with their files, or with -1 those that NVML finds; none where there is no driver.
+    """The declared GPUs with their files, or with -1 those that NVML finds, or amdsmi; none where there is no driver.
 
     Raises:
         ConfigError: The files are none, or not those of so many GPUs.
@@ -233,18 +253,36 @@ def open_gpus(
         why = "the Python package nvidia-ml-py is not installed"
     except Unavailable as error:
         why = str(error)
-    _log.info("no GPUs found", why=why)
-    return DeclaredGpus(0, "", unseen=unseen_gpus(root, why))
+    amd = _open_amd()
+    if not isinstance(amd, str):
+        return amd
+    _log.info("no GPUs found", why=f"{why}; {amd}")
+    return DeclaredGpus(0, "", unseen=unseen_gpus(root, why, amd))
 
 
-def unseen_gpus(root: Path, why: str) -> str:
-    """The GPUs that drivers on this machine have though NVML finds none, and ``why``; empty: they have none."""
+def _open_amd() -> AmdGpus | str:
+    """AMD's GPUs, or why there are none."""
+    try:
+        with redirect_stdout(StringIO()):  # without its library it says so there
+            amdsmi = import_module("amdsmi")
+    except ImportError:
+        return "the Python package amdsmi is not installed"
+    except Exception as error:  # it fails so where its library is not there
+        return f"the Python package amdsmi does not work: {error!r:.200}"
+    try:
+        return AmdGpus(amdsmi)
+    except Unavailable as error:
+        return str(error)
+
+
+def unseen_gpus(root: Path, why: str, why_amd: str) -> str:
+    """The GPUs that drivers on this machine have though none was found, and why; empty: they have none."""
     nvidia = len([*(root / "proc/driver/nvidia/gpus").glob("*")])
     if nvidia:
         return f"NVIDIA's driver has {format_count(nvidia, 'GPU')}, and {why}"
     amd = sum(kernel_text(file).strip() not in ("", "0") for file in (root / KFD_NODES).glob("*/gpu_id"))
     if amd:
-        return f"AMD's driver has {format_count(amd, 'GPU')}, which NVML does not know; name them by declared_gpus"
+        return f"AMD's driver has {format_count(amd, 'GPU')}, and {why_amd}; or name them by declared_gpus"
     return ""
 
 

@@ -33,7 +33,7 @@ nvmlDeviceGetHandleByIndex = nvmlDeviceGetIndex = nvmlDeviceGetMinorNumber = lam
 nvmlDeviceGetUUID = lambda at: f"GPU-{at}"
 nvmlDeviceGetName = lambda at: "stand-in"
 nvmlDeviceGetPciInfo = lambda at: SimpleNamespace(domain=0, bus=at, device=0)
-nvmlDeviceGetMemoryInfo = nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEccErrors = _untold
+nvmlDeviceGetMemoryInfo = nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEccErrors = nvmlDeviceGetMigMode = _untold
 nvmlEventSetCreate = object
 nvmlEventSetWait_v2 = _untold
 

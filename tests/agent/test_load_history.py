@@ -122,8 +122,8 @@ def test_loads_are_sampled_each_second_by_nvml_and_not_at_all_of_declared_gpus()
 
 def test_a_task_keeps_its_gpus_though_they_have_other_numbers_after_a_restart_of_the_agent(tmp_path: Path) -> None:
     class Renumbered(FakeNvml):
-        def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-            return f"GPU-{handle + 1}"
+        def nvmlDeviceGetUUID(self, handle: int | str) -> str:  # noqa: N802
+            return f"GPU-{int(handle) + 1}"
 
         def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
             return SimpleNamespace(gpu=(90, 0)[handle])

@@ -60,6 +60,7 @@ class FakeNvml:
         self.has_power = True
         self.tells_files = True
         self.is_open = False
+        self.instances: dict[int, list[str | None]] = {}  # of GPUs in MIG mode, by place
 
     def nvmlInit(self) -> None:  # noqa: N802
         self.is_open = True
@@ -76,8 +77,21 @@ class FakeNvml:
     def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
         return handle
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}"
+    def nvmlDeviceGetUUID(self, handle: int | str) -> str:  # noqa: N802
+        return f"GPU-{handle}" if isinstance(handle, int) else f"MIG-{handle}"
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        if not self.instances:
+            raise FakeNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        return int(handle in self.instances), 1
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return len(self.instances[handle])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, at: int) -> str:  # noqa: N802
+        if (found := self.instances[handle][at]) is None:
+            raise FakeNvmlError(6)  # none at this place
+        return found
 
     def nvmlDeviceGetMinorNumber(self, handle: int) -> int:  # noqa: N802
         if not self.tells_files:
@@ -143,6 +157,23 @@ def test_gpus_are_read_by_nvml() -> None:
         power_w=71.5,
         uuid="GPU-1",
     )
+
+
+def test_a_gpu_in_mig_mode_is_as_many_devices_as_it_has_instances() -> None:
+    nvml = FakeNvml()
+    nvml.instances[1] = ["a", None, "b"]
+    sense = NvmlGpus(nvml)
+    cut = sense.read()
+    nvml.instances[1] = ["c"]  # an administrator has cut it anew
+    anew = sense.read()
+    nvml.instances[1] = [None]
+
+    assert healthy(cut) == {Device(0), Device(1, "MIG-a"), Device(1, "MIG-b")}
+    assert healthy(anew) == {Device(0), Device(1, "MIG-c")}
+    assert [(gpu.healthy, gpu.reason) for gpu in sense.read()] == [
+        (True, ""),
+        (False, "it is in MIG mode and has no instances"),
+    ]
 
 
 def test_a_gpus_files_are_nvidias_and_those_for_graphics(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 A node whose facts flap has the first changes written at once, and then one in `CHANGE_PERIOD_S`: what is left out
 comes with a later report, as each report is a whole state. One by which memory has come back that a job waits for is
-written whatever came before: donors that lend and take back change often, and each recall has one such. All else that it causes is written, and paid for: who is in
-debt waits for a moment after each report that was written, and is heard meanwhile, so that it is not called lost and no
-fence ends its tasks. Who owes more than `OVERDRAFT_BYTES`, which no honest node does, is not read from until it owes
-less. So no node fills the store. Reports of which nothing is written cost time alone: those that come faster than a
-node has a reason for are read a moment later. [M5]
+written whatever came before: donors that lend and take back change often, and each recall has one such. All else that
+it causes is written, and paid for: who is in debt waits for a moment after each report that was written, and is heard
+meanwhile, so that it is not called lost and no fence ends its tasks. Who owes more than `OVERDRAFT_BYTES`, which no
+honest node does, is not read from until it owes less. So no node fills the store. Reports of which nothing is written
+cost time alone: those that come faster than a node has a reason for are read a moment later. [M5]
 """
 
 from collections.abc import Iterable

@@ -49,7 +49,7 @@ class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogS
     rest: str = text("",
         "What this node turns down while it stays on and has nothing to do, where the manager's rest_after_s lets it: "
         "cpu (governor powersave), gpu (lowest power cap), separated by commas; empty: nothing")
-    declared_gpus: int = count(-1, -1, 64, "Number of GPUs to report; -1: the GPUs that NVML finds")
+    declared_gpus: int = count(-1, -1, 64, "Number of GPUs to report; -1: the GPUs that NVML or amdsmi finds")
     nvlink_errors_per_hour: int = count(1000, 0, 10**9,
         "NVLink errors within an hour above which a GPU is unhealthy, as it is with a link down; 0: ignore both")
     rdma_errors_per_hour: int = count(1000, 0, 10**9,
