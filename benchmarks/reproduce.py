@@ -165,6 +165,9 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
         effort.data, seconds=60.0 if len(effort.draws) > 1 else 10.0, seeds=effort.draws
     ),
     "glet-waves": lambda effort: glet_waves.figure(effort.data, whole_s=3200.0 if len(effort.draws) > 1 else 400.0),
+    "qssf-refit": lambda effort: qssf_speed.refit(
+        ended_jobs=effort.names[-2], waiting_jobs=effort.names[-2] // 10, seed=SEED
+    ),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }
 
