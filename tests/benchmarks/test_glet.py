@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import glet_interference, glet_schedulable, glet_throughput, glet_waves
-from benchmarks.glet_schedulable import GLET, IDEAL, SBP, turned
+from benchmarks.glet_schedulable import FEWEST, GLET, IDEAL, SBP, turned
 from benchmarks.glet_tables import all_scenarios, applications
 from tests.sharing.drawn import GLET_DATA, needs_tables, shared_tables
 
@@ -53,6 +53,16 @@ def test_a_sample_of_scenarios_is_counted_and_no_plan_is_unsound_by_its_own_clai
     assert {row[2] for row in rows.values()} == {"0"}
     assert int(rows[SBP][1]) <= int(rows[GLET][1]) <= int(rows[IDEAL][1])
     assert rows[GLET][3] == rows[IDEAL][3] == "0.0 %"
+    assert [row[0] for row in figure.tables[2].rows][-1] == f"{FEWEST}: 50 models, 64 GPUs"
+
+
+@needs_tables
+def test_rates_of_many_models_may_fit_on_all_gpus_and_are_equal_each_time() -> None:
+    sizes, draws = glet_schedulable.large(shared_tables(), 5)
+
+    assert len(sizes.models) == 50
+    assert all(0 < sizes.gpus_min(rates) <= glet_schedulable.LARGE_GPUS for rates in draws)
+    assert draws == glet_schedulable.large(shared_tables(), 5)[1]
 
 
 @needs_tables
