@@ -1,8 +1,12 @@
-"""The gain of parts: the highest rate that glet's plans pass beside those of squishy bin packing on whole devices.
+"""The gain of parts: the highest rate that glet's plans pass beside those that only share whole devices in time.
 
-One device of two cores. What its second thread is worth to a small batch of a recurrent net is little, and a long batch
-stands before a short SLO; both are what parts are for [glet §2.4]. Which SLOs and rates show it depends on what the
-machine has measured, so mixes are tried in the simulator, and one of those that gain there is served.
+One device of two cores. To models whose steps wait for each other, or are short, its second core is worth little, and a
+long batch stands before a short SLO; both are what parts are for [glet §2.4]. Which SLOs and rates show it depends on
+what the machine has measured, so mixes are tried in the simulator, and one of those that gain there is served.
+
+Two schedulers keep devices whole: squishy bin packing, which takes the longest cycle of each model and so refuses many
+mixes that would fit, and glet's own planner without cuts, which searches cycles and plans all that bin packing plans.
+Served is the one of them that passes more in the simulator.
 
 A rate passes if a scheduler plans it and the requests are answered in time, as in the paper's Figure 12. What its last
 plan passes at rates that it refuses is printed beside: the rounds that serve make batches larger than planned where
@@ -26,26 +30,30 @@ from farside.agent.serving.partition.cpu import CpuDriver
 from farside.cli.demo.serving_load import poisson
 from farside.cli.demo.serving_rig import Mix, Running, devices, measure
 from farside.errors import Unavailable
-from farside.scheduler.sharing.glet.catalog import SCHEDULERS
+from farside.scheduler.sharing.glet.catalog import SCHEDULERS, Scheduler
 from farside.scheduler.sharing.glet.plan import Plan
+from farside.scheduler.sharing.glet.profile import WHOLE_PCT
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.table import Tables
 
-OURS, THEIRS = "glet+int", "sbp"
+OURS, THEIRS, WHOLE = "glet+int", "sbp", "whole devices"
+# The third is the first on devices that can't be cut.
+PLANNERS: Mapping[str, Scheduler] = {**SCHEDULERS, WHOLE: SCHEDULERS[OURS]}
 SIMULATED_MIN, SERVED_MIN = 1.3, 1.2
-# Tens of milliseconds a request, so that client and front take little beside.
-MODELS: Mapping[str, float] = {"conv": 2.0, "mlp": 1.0, "long": 1.0}
-PARTS = "20,40,50,60,80,100"
-MINUTES, QUICK_MINUTES = 8.0, 1.5
+# Three of these are a mix.
+MODELS: Mapping[str, float] = {"conv": 2.0, "encoder": 1.0, "mlp": 1.0, "long": 1.0}
+MIXED = 3
+PARTS = "50,100"
+MINUTES, QUICK_MINUTES = 5.0, 1.5
 # None is shorter: a process that others keep from its core waits for tens of milliseconds.
 SLOS_MS = (100.0, 200.0, 400.0, 800.0)
 # Of those that leave room for so many times a batch of two on half a device.
 ROOM_TIMES, ROOM_BATCH = 2.2, 2
-# Shares of the work. Little of it is the MLP's, whose requests are small and many: client and front are to take little.
-WORKS: Sequence[Mapping[str, float]] = tuple(
-    {"conv": conv, "mlp": 0.1, "long": 0.9 - conv} for conv in (0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8)
-)
+# Shares of the work, in each order.
+WORKS = ((1 / 3, 1 / 3, 1 / 3), (0.6, 0.2, 0.2), (0.4, 0.4, 0.2))
+# Requests a second whose work is all that a device has. With more of them client and front take cores that models need.
+REQUESTS_MAX = 400.0
 # What is served is searched for from so many times less than what is simulated to so many times more.
 RANGE = 2.0
 # Shares are planned from the top down, each so much of the one before; and steps of a search in the simulator.
@@ -55,10 +63,13 @@ _SIMULATED_STEPS = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long it takes: seconds of a run, steps of a search, repeats, and mixes and seconds that are simulated."""
+    """How long it takes: seconds of a run, steps of a search, repeats, and mixes and seconds that are simulated.
+
+    A search goes on past what is planned in the first repeat alone.
+    """
 
     seconds: float = 40.0
-    steps: int = 6
+    steps: int = 5
     repeats: int = 3
     mixes: int = 12
     simulated_s: float = 120.0
@@ -69,7 +80,7 @@ QUICK = Effort(seconds=8.0, steps=3, repeats=1, mixes=3, simulated_s=30.0)
 
 @dataclass(slots=True, kw_only=True)
 class Contender:
-    """A scheduler on a mix and some devices: its plans, by shares of the mix.
+    """A scheduler of PLANNERS on a mix and some devices: its plans, by shares of the mix.
 
     ``planned``: the greatest share that it plans, with the plan for it; ``simulated``: the highest that passes in the
     simulator, with its last plan beyond what it plans.
@@ -101,7 +112,7 @@ class Contender:
 
     def simulate_most(self, seconds: float) -> None:
         """Finds the highest share that passes in the simulator."""
-        search = Search(self.planned / RANGE, 2 * _PLAN_FROM, _SIMULATED_STEPS)
+        search = Search(self.planned / RANGE, 2 * _PLAN_FROM, _SIMULATED_STEPS, first=self.planned)
         while (share := search.share) is not None:
             outcomes = simulate(self.plan(share), self.sizes, poisson(self.mix.rates(share), seconds, 7), seconds)
             requests, met = (sum(getattr(one, what) for one in outcomes.values()) for what in ("requests", "met"))
@@ -112,10 +123,35 @@ class Contender:
         """The highest share that passes and that it plans."""
         return min(passed, self.planned)
 
+    def served(self, steps: int) -> Search:
+        """The search for what it passes when it is served: what is planned first, then what is more or less."""
+        most = max(self.planned, self.simulated)
+        return Search(self.planned / RANGE, most * RANGE, steps, first=self.planned)
+
     def _made(self, share: float) -> Plan | None:
         wanted = {name: planned_rate(rate) for name, rate in self.mix.rates(share).items()}
-        found = SCHEDULERS[self.name].plan(self.sizes, wanted, self.devices)
+        found = PLANNERS[self.name].plan(self.sizes, wanted, self.devices)
         return found if isinstance(found, Plan) and found.served().keys() == wanted.keys() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The schedulers on a mix: glet, the one of those with whole devices that passes more, and the other of them."""
+
+    ours: Contender
+    rival: Contender
+    other: Contender
+
+    @property
+    def gain(self) -> float:
+        """What the simulator says of the rates that are planned."""
+        ours, rival = (one.within(one.simulated) for one in (self.ours, self.rival))
+        return ours / rival
+
+    @property
+    def gain_beyond(self) -> float:
+        """What it says past any plan."""
+        return self.ours.simulated / self.rival.simulated
 
 
 def measure_gain(*, quick: bool) -> Figure:
@@ -141,91 +177,104 @@ def _prepared(*, quick: bool) -> tuple[Path, Tables]:
 
 def gain_figure(folder: Path, tables: Tables, effort: Effort) -> Figure:
     """The figure, of models that are in a folder with their profile."""
-    contenders = chosen(tables, effort)
-    highest: dict[str, list[float]] = {one.name: [] for one in contenders}
+    match = chosen(tables, effort)
+    highest: dict[str, list[float]] = {match.ours.name: [], match.rival.name: []}
     trials: list[Row] = []
     for repeat in range(effort.repeats):
-        searches = {one.name: Search(one.simulated / RANGE, one.simulated * RANGE, effort.steps) for one in contenders}
+        searches = {one.name: one.served(effort.steps) for one in (match.ours, match.rival)}
         for step in range(effort.steps):
             # In turns, and each goes first as often as the other.
-            for one in contenders if (repeat + step) % 2 else contenders[::-1]:
-                share = searches[one.name].share
-                assert share is not None
+            for one in (match.ours, match.rival)[:: 1 if (repeat + step) % 2 else -1]:
+                search = searches[one.name]
+                if repeat and search.passed >= one.planned:
+                    continue
+                share = search.share
+                assert share is not None, "both have as many steps"
                 rates = one.mix.rates(share)
                 options = ("--plan", str(write_plan(folder, one.plan(share))))
                 with Running(folder, one.mix, rates, options=options, cores=(devices(),)) as running:
                     trial = attempt(running, rates, effort.seconds, 100 * repeat + step)
-                searches[one.name].tell(passes=trial.passes)
+                search.tell(passes=trial.passes)
                 trials.append(trial.row(one.name, share))
                 print(" ".join(trials[-1]), flush=True)
         for name, search in searches.items():
             highest[name].append(search.passed)
-    return _figure(contenders, highest, trials, effort)
+    return _figure(match, highest, trials, effort)
 
 
-def chosen(tables: Tables, effort: Effort) -> tuple[Contender, Contender]:
-    """Both schedulers on a mix: of those whose simulated gain reaches the bar, the one that gains most past any plan.
+def chosen(tables: Tables, effort: Effort) -> Match:
+    """The mix that is served: of those whose simulated gain reaches the bar, the one that gains most past any plan.
+
+    Those that bin packing plans, too, go before the others.
 
     Raises:
-        Unavailable: No mix is planned by both.
+        Unavailable: No mix is planned on whole devices.
     """
-    found: list[tuple[float, tuple[Contender, Contender]]] = []
+    found: list[tuple[float, tuple[Contender, Contender, Contender]]] = []
     for mix in mixes(tables):
-        ours, theirs = (contender(name, tables, mix) for name in (OURS, THEIRS))
-        for one in (ours, theirs):
+        ours, theirs, whole = (contender(name, tables, mix) for name in (OURS, THEIRS, WHOLE))
+        for one in (ours, theirs, whole):
             one.plan_most()
-        if ours.planned and theirs.planned:
-            found.append((ours.planned / theirs.planned, (ours, theirs)))
+        if ours.planned and whole.planned:
+            found.append((ours.planned / whole.planned, (ours, theirs, whole)))
     found.sort(key=lambda one: -one[0])
-    gaining = [pair for gain, pair in found if gain >= SIMULATED_MIN] or [pair for _, pair in found[:1]]
-    tried = gaining[:: math.ceil(len(gaining) / effort.mixes)] if gaining else []
-    for one in itertools.chain.from_iterable(tried):
-        one.simulate_most(effort.simulated_s)
-    tried = [pair for pair in tried if all(one.simulated for one in pair)]
-    if not tried:
-        raise Unavailable("no mix of these models is planned by both schedulers and passes in the simulator")
-    return max(tried, key=lambda pair: (_gain(pair) >= SIMULATED_MIN, pair[0].simulated / pair[1].simulated))
+    gaining = [three for gain, three in found if gain >= SIMULATED_MIN]
+    gaining = [three for three in gaining if three[1].planned] or gaining or [three for _, three in found[:1]]
+    tried = [_match(three, effort) for three in gaining[:: max(1, math.ceil(len(gaining) / effort.mixes))]]
+    passing = [match for match in tried if match.ours.simulated and match.rival.simulated]
+    if not passing:
+        raise Unavailable("no mix of these models is planned on whole devices and passes in the simulator")
+    return max(passing, key=lambda match: (match.gain >= SIMULATED_MIN, match.gain_beyond))
 
 
-def _gain(pair: tuple[Contender, Contender]) -> float:
-    """What the simulator says of the rates that are planned."""
-    ours, theirs = (one.within(one.simulated) for one in pair)
-    return ours / theirs
+def _match(three: tuple[Contender, Contender, Contender], effort: Effort) -> Match:
+    for one in three:
+        if one.planned:
+            one.simulate_most(effort.simulated_s)
+    ours, *others = three
+    rival, other = sorted(others, key=lambda one: -one.within(one.simulated))
+    return Match(ours=ours, rival=rival, other=other)
 
 
 def mixes(tables: Tables) -> Iterator[Mix]:
-    """SLOs of SLOS_MS for each model, and rates by shares of the work, a second of a device in all."""
-    names = sorted(tables.models)
-    least = {name: ROOM_TIMES * tables.models[name].latency_ms[50][ROOM_BATCH - 1] for name in names}
-    choices = [[slo_ms for slo_ms in SLOS_MS if slo_ms >= least[name]] for name in names]
-    each_s = {name: tables.models[name].latency_ms[100][-1] / 1000 / tables.models[name].max_batch for name in names}
-    for slos, work in itertools.product(itertools.product(*choices), WORKS):
-        yield Mix(slo_ms=dict(zip(names, slos, strict=True)), most={name: work[name] / each_s[name] for name in names})
+    """Three models, SLOs of SLOS_MS for each, and rates by shares of the work, a second of a device in all.
+
+    No model is in one that takes longer on the whole device than on half of it: that would be the runtime's threads,
+    which stand in each other's way, and not the device.
+    """
+    least, each_s = dict[str, float](), dict[str, float]()
+    for name, model in sorted(tables.models.items()):
+        half, whole = model.latency_ms[50], model.latency_ms[WHOLE_PCT]
+        if all(one <= other for one, other in zip(whole, half, strict=True)):
+            least[name] = ROOM_TIMES * half[ROOM_BATCH - 1]
+            each_s[name] = whole[-1] / 1000 / model.max_batch
+    works = sorted({shares for work in WORKS for shares in itertools.permutations(work)})
+    for names in itertools.combinations(least, MIXED):
+        choices = [[slo_ms for slo_ms in SLOS_MS if slo_ms >= least[name]] for name in names]
+        for slos, work in itertools.product(itertools.product(*choices), works):
+            most = {name: share / each_s[name] for name, share in zip(names, work, strict=True)}
+            if sum(most.values()) <= REQUESTS_MAX:
+                yield Mix(slo_ms=dict(zip(names, slos, strict=True)), most=most)
 
 
 def contender(name: str, tables: Tables, mix: Mix, *, count: int = 1) -> Contender:
-    """A scheduler on models with the SLOs of a mix, on ``count`` devices."""
+    """A scheduler of PLANNERS on models with the SLOs of a mix, on ``count`` devices."""
     models = {one: replace(tables.models[one], slo_ms=slo_ms) for one, slo_ms in mix.slo_ms.items()}
-    return Contender(name=name, sizes=SCHEDULERS[name].sizes(models, tables.device), mix=mix, devices=count)
+    device = replace(tables.device, cuts=((WHOLE_PCT,),)) if name == WHOLE else tables.device
+    return Contender(name=name, sizes=PLANNERS[name].sizes(models, device), mix=mix, devices=count)
 
 
-def _figure(
-    contenders: tuple[Contender, Contender], highest: Mapping[str, Sequence[float]], trials: Sequence[Row],
-    effort: Effort,
-) -> Figure:  # fmt: skip
-    mix = contenders[0].mix
+def _figure(match: Match, highest: Mapping[str, Sequence[float]], trials: Sequence[Row], effort: Effort) -> Figure:
+    ours, rival = match.ours, match.rival
+    mix = ours.mix
     total = sum(mix.most.values())
-    within = [[one.within(passed) for passed in highest[one.name]] for one in contenders]
-    beyond = [highest[one.name] for one in contenders]
-    rows = [
-        (one.name, *(f"{total * share:.1f}" for share in (one.planned, one.within(one.simulated))),
-         _each(total, planned), f"{total * one.simulated:.1f}", _each(total, passed))
-        for one, planned, passed in zip(contenders, within, beyond, strict=True)
-    ]  # fmt: skip
-    ours, theirs = contenders
+    served = _ratio(*([one.within(passed) for passed in highest[one.name]] for one in (ours, rival)))
+    beyond = [highest[one.name][0] for one in (ours, rival)]
+    versus = f"{ours.name} by {rival.name}"
+    rows = [_rates_row(one, highest.get(one.name, ()), total) for one in (ours, rival, match.other)]
     rows.append(
-        (f"{OURS} by {THEIRS}", f"{ours.planned / theirs.planned:.2f}", f"{_gain(contenders):.2f}",
-         f"{_ratio(*within):.2f}", f"{ours.simulated / theirs.simulated:.2f}", f"{_ratio(*beyond):.2f}")
+        (versus, f"{ours.planned / rival.planned:.2f}", f"{match.gain:.2f}", f"{served:.2f}",
+         f"{match.gain_beyond:.2f}", f"{beyond[0] / beyond[1]:.2f}" if beyond[1] else "-")
     )  # fmt: skip
     return Figure(
         key="serving-gain",
@@ -233,31 +282,42 @@ def _figure(
         source="glet 5.2",
         tables=(
             Table(
-                caption="The mix, and the parts of both at the greatest rates that they plan",
-                header=("model", "SLO ms", "of all requests %", *(one.name for one in contenders)),
+                caption="The mix, and the parts at the greatest rates that are planned",
+                header=("model", "SLO ms", "of all requests %", ours.name, rival.name),
                 rows=tuple(
                     (name, f"{mix.slo_ms[name]:g}", f"{100 * rate / total:.0f}",
-                     *(_parts(one.plan(one.planned), name) for one in contenders))
+                     *(_parts(one.plan(one.planned), name) for one in (ours, rival)))
                     for name, rate in mix.most.items()
                 ),
             ),
             Table(
                 caption=f"Highest rates, requests a second of all models; served: {effort.seconds:g} s a run, in turns",
-                header=("plans of", "planned", "simulated", "served", "past any plan, simulated", "served"),
+                header=("plans of", "planned", "simulated", "served", "past any plan, simulated", "served once"),
                 rows=tuple(rows),
             ),
             Table(caption="All runs", header=TRIAL_HEADER, rows=tuple(trials)),
             bars(
-                at_least(f"{OURS} by {THEIRS}, simulated", _gain(contenders), SIMULATED_MIN),
-                at_least(f"{OURS} by {THEIRS}, served", _ratio(*within), SERVED_MIN),
+                at_least(f"{versus}, simulated", match.gain, SIMULATED_MIN),
+                at_least(f"{versus}, served", served, SERVED_MIN),
             ),
         ),
         notes=(
             f"A rate passes where a scheduler plans it, and at most {100 * VIOLATED_MAX:g} % of its requests are late, "
             "dropped or rejected. Past any plan: the same requests at rates that it refuses, with its last plan.",
-            "The device is two cores. Of each search the highest rate that passed, and at most the greatest that is "
-            "planned; ratios are medians of searches'.",
+            f"The device is two cores. {WHOLE.capitalize()}: glet's planner without cuts, which plans all that "
+            f"{THEIRS} does. The one of both that passes more in the simulator is served; the other has no runs.",
+            "Of each search the highest rate that passed, and at most the greatest that is planned; ratios are medians "
+            "of searches'.",
         ),
+    )  # fmt: skip
+
+
+def _rates_row(one: Contender, passed: Sequence[float], total: float) -> Row:
+    """What one plans and passes, in requests a second; nothing served where it was not."""
+    return (
+        one.name, f"{total * one.planned:.1f}", f"{total * one.within(one.simulated):.1f}",
+        _each(total, [one.within(share) for share in passed]) if passed else "-", f"{total * one.simulated:.1f}",
+        f"{total * passed[0]:.1f}" if passed else "-",
     )  # fmt: skip
 
 

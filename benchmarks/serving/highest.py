@@ -71,22 +71,26 @@ class Search:
         low: The range's begin; all below it passes, as far as is believed.
         high: Its end.
         steps: How many shares are tried; the last is right by (high / low)^(1 / 2^steps).
+        first: The one that is tried first, between both; the middle unless given.
     """
 
-    def __init__(self, low: float, high: float, steps: int) -> None:
-        self._low, self._high, self._left = low, high, steps
+    def __init__(self, low: float, high: float, steps: int, *, first: float = 0.0) -> None:
+        self._low, self._high, self._left, self._first = low, high, steps, first
         self.passed = 0.0
 
     @property
     def share(self) -> float | None:
         """The one to try now; None: it is found."""
-        return math.sqrt(self._low * self._high) if self._left else None
+        if not self._left:
+            return None
+        return self._first or math.sqrt(self._low * self._high)
 
     def tell(self, *, passes: bool) -> None:
         """What came of `share`."""
         share = self.share
         assert share is not None, "a search that has ended is told nothing"
         self._left -= 1
+        self._first = 0.0
         if passes:
             self.passed = self._low = share
         else:

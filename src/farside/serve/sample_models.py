@@ -84,6 +84,15 @@ class _Net:
         values = self._rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(np.prod(shape[1:]) + 1))
         return self.constant(values)
 
+    def square(self, rows: int, columns: int) -> str:
+        """Weights of MatMul, which has a row for each of its inputs; their name."""
+        return self.add("Transpose", [self.weight(columns, rows)], perm=[1, 0])
+
+    def normal(self, last: str, width: int) -> str:
+        """Each row brought to a mean of 0 and a variance of 1."""
+        one, zero = (self.constant(np.full(width, value, dtype=np.float32)) for value in (1.0, 0.0))
+        return self.add("LayerNormalization", [last, one, zero])
+
     def constant(self, values: NDArray[Any]) -> str:
         """Fixed values; their name."""
         name = f"w{len(self._weights)}"
@@ -124,11 +133,32 @@ def _lstm(net: _Net, size: float, steps: int = 24) -> tuple[tuple[int, ...], tup
     return (steps, features), (10,)
 
 
+def _encoder(net: _Net, size: float, tokens: int = 32, layers: int = 12) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Attention with one head, and two layers behind it, over a short text."""
+    width, last = max(8, int(192 * size)), "input"
+    for _ in range(layers):
+        query, key, value = (net.add("MatMul", [last, net.square(width, width)]) for _ in range(3))
+        scores = net.add("MatMul", [query, net.add("Transpose", [key], perm=[0, 2, 1])])
+        seen = net.add("MatMul", [net.add("Softmax", [scores], axis=-1), value])
+        last = net.normal(net.add("Add", [last, seen]), width)
+        inner = net.add("Relu", [net.add("MatMul", [last, net.square(width, 4 * width)])])
+        last = net.normal(net.add("Add", [last, net.add("MatMul", [inner, net.square(4 * width, width)])]), width)
+    net.add("Gemm", [net.add("ReduceMean", [last], axes=[1], keepdims=0), net.weight(10, width)], "output", transB=1)
+    return (tokens, width), (10,)
+
+
 def _null(net: _Net, size: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     net.add("Identity", ["input"], "output")
     return (4,), (4,)
 
 
 SAMPLES: Mapping[str, Build] = MappingProxyType(
-    {"conv": _conv, "mlp": _mlp, "lstm": _lstm, "long": partial(_lstm, steps=240), "null": _null}
+    {
+        "conv": _conv,
+        "mlp": _mlp,
+        "lstm": _lstm,
+        "long": partial(_lstm, steps=240),
+        "encoder": _encoder,
+        "null": _null,
+    }
 )
