@@ -3,13 +3,12 @@
 Both jobs have an Aggregator, by TCP over the loopback of a network namespace of its own, on which tc's token bucket
 sets the rate: PULL and PUSH of both meet on it, as on a machine's one link. The rate is chosen so that a job alone
 communicates as long as it computes. Cases take turns in each round; a ratio is one within a round; the median is
-printed with the least and the most. Needs root. Where computing alone spreads by over 15 %, no bar is judged. The
-prediction is judged by the rounds in which it spreads by less than 10 %, if there are three.
+printed with the least and the most. Needs root. Where computing alone spreads by over 15 %, no bar is judged.
 
 A prediction is what a manager decides by: what an executor knows of each job when it has run alone goes the way that it
-goes from there to the manager's group. It is compared with windows of 10 iterations of the slowest job. Each job runs
-alone shortly before and shortly after both in turns, so that a machine that becomes faster or slower meanwhile shows in
-how computing spreads.
+goes from there to the manager's group. It is compared with windows of 10 iterations of the slowest job, and judged by
+those in which computing spreads by less than 10 %, if there are nine. Each job runs alone shortly before and shortly
+after both in turns, since a machine becomes faster or slower with what its host does.
 
 ``python -m benchmarks.colocation spill``: jobs whose input does not fit in memory (`colocation_spill.py`).
 """
@@ -18,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -66,10 +66,10 @@ WARM_ITERATIONS = 5
 WINDOW = 10
 """Iterations that a prediction is compared with at a time."""
 SPREAD_MAX, SPREAD_OF_PREDICTION = 0.15, 0.10
-"""Where computing spreads by more than the first, no bar is judged; a round that spreads by less than the second judges
-the prediction."""
-ROUNDS_OF_PREDICTION = 3
-"""Such rounds that are enough."""
+"""Where computing alone spreads by more than the first, no bar is judged; a window in which it spreads by less than the
+second judges the prediction."""
+WINDOWS_OF_PREDICTION = 9
+"""Such windows that are enough."""
 PAIRS = ("", "2", "3")
 """How often one job runs alone with turns and without in each round: what turns cost it is less than runs differ by."""
 AROUND = PAIRS[:2]
@@ -102,6 +102,7 @@ def main() -> int:
         )
         return 2
     in_namespace()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # workers end, too
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="farside-colo-") as folder, ExitStack() as stack:
         processors = sorted(os.sched_getaffinity(0))[-asked.processors :]
@@ -191,7 +192,7 @@ class Bench:
         """All figures."""
         rate, comp_s, net_s = self._chosen_rate()
         ratios: dict[str, list[float]] = {"turns": [], "naive": [], "permits": [], "model": []}
-        errors: dict[str, list[list[float]]] = {"whole": [], "without_updates": []}
+        windows: list[tuple[float, float, float]] = []
         spreads: list[float] = []
         spent: dict[str, list[float]] = {"jobs": []}
         for number in range(rounds):
@@ -207,9 +208,8 @@ class Bench:
             whole_s = statistics.mean(predicted_s(takers, self.machines) for takers in known)
             without = [[replace(one, processor=None) for one in takers] for takers in known]
             without_s = statistics.mean(predicted_s(takers, self.machines) for takers in without)
-            windows = self._windows_s(f"turns-{number}")
-            errors["whole"].append([whole_s / measured_s - 1 for measured_s in windows])
-            errors["without_updates"].append([without_s / measured_s - 1 for measured_s in windows])
+            for measured_s, spread in self._windows(f"turns-{number}"):
+                windows.append((spread, whole_s / measured_s - 1, without_s / measured_s - 1))
             ratios["model"].append(whole_s * self._iterations / apart_s)
         trips_us = self._round_trips_us()
         return {
@@ -220,13 +220,14 @@ class Bench:
             "comp_s": comp_s,
             "net_s": net_s,
             "ratios": ratios,
-            "prediction_errors": errors["whole"],
-            "prediction_errors_without_updates": errors["without_updates"],
+            "windows": [
+                {"comp_spread": at, "error": whole, "error_without_updates": without} for at, whole, without in windows
+            ],
             "comp_spreads": spreads,
             "cpu_s_an_iteration": spent,
             "grant_p50_us": statistics.median(trips_us),
             "load_after": round(os.getloadavg()[0], 2),
-            "tables": [_table(ratios, errors, spreads, trips_us, spent)],
+            "tables": [_table(ratios, windows, spreads, trips_us, spent)],
         }
 
     # --- cases
@@ -370,21 +371,20 @@ class Bench:
         ]
 
     def _spread(self, number: int) -> float:
-        """That of the computing of the job whose computing spreads more, before and after both in turns."""
-        found = []
-        for name in JOBS:
-            runs = [self._steps_s(f"alone{at}-{name}-{number}-{name}", ("COMP",)) for at in AROUND]
-            comp = [one for run in runs for one in run]
-            found.append(statistics.stdev(comp) / statistics.mean(comp))
-        return max(found)
+        """That of the computing of the job whose computing spreads more when it runs alone."""
+        runs = [[self._steps_s(f"alone{at}-{name}-{number}-{name}", ("COMP",)) for at in AROUND] for name in JOBS]
+        return max(statistics.mean(map(spread_of, one)) for one in runs)
 
-    def _windows_s(self, case: str) -> list[float]:
-        """Iterations while both jobs are there, as `windows_s` has them."""
-        ends = {}
-        for name in JOBS:
-            pushed = [row[5] for row in self._trace(f"{case}-{name}") if row[2] == "PUSH"]
-            ends[name] = pushed[WARM_ITERATIONS:]
-        return windows_s(ends)
+    def _windows(self, case: str) -> Iterator[tuple[float, float]]:
+        """Windows while both jobs are there, as `windows_of` has them: seconds of an iteration, spread of computing."""
+        rows = {name: self._trace(f"{case}-{name}") for name in JOBS}
+        ends = {name: [row[5] for row in found if row[2] == "PUSH"][WARM_ITERATIONS:] for name, found in rows.items()}
+        for begun_ns, ended_ns in windows_of(ends):
+            computing = [
+                [(row[5] - row[4]) / 1e9 for row in found if row[2] == "COMP" and begun_ns <= row[5] <= ended_ns]
+                for found in rows.values()
+            ]
+            yield (ended_ns - begun_ns) / WINDOW / 1e9, max(map(spread_of, computing))
 
     def _round_trips_us(self) -> list[float]:
         turns = SharedNode(str(self._executor), job="trips", worker=0, workers=1)
@@ -408,8 +408,13 @@ def predicted_s(takers: Sequence[TurnTaker], machines: int) -> float:
     return found.iteration_s
 
 
-def windows_s(ends_ns: Mapping[str, Sequence[int]], size: int = WINDOW) -> list[float]:
-    """Seconds of an iteration of the slowest job, on average over so many, one window after the other.
+def spread_of(times_s: Sequence[float]) -> float:
+    """Standard deviation of two times or more, as a part of their mean."""
+    return statistics.stdev(times_s) / statistics.mean(times_s)
+
+
+def windows_of(ends_ns: Mapping[str, Sequence[int]], size: int = WINDOW) -> list[tuple[int, int]]:
+    """When equal numbers of iterations of the slowest job began and were over, one window after the other.
 
     Args:
         ends_ns: By job, when its iterations were over. What comes after the last one of any job is left out.
@@ -417,8 +422,8 @@ def windows_s(ends_ns: Mapping[str, Sequence[int]], size: int = WINDOW) -> list[
     """
     until_ns = min(ends[-1] for ends in ends_ns.values())
     whole = [[end_ns for end_ns in ends if end_ns <= until_ns][::size] for ends in ends_ns.values()]
-    lengths = [[(later - before) / size / 1e9 for before, later in itertools.pairwise(ends)] for ends in whole]
-    return [max(one) for one in zip(*lengths, strict=False)]
+    each = [list(itertools.pairwise(ends)) for ends in whole]
+    return [max(one, key=lambda window: window[1] - window[0]) for one in zip(*each, strict=False)]
 
 
 def check_turns(rows: Sequence[Sequence[Any]], jobs: int) -> None:
@@ -468,7 +473,7 @@ def until_answers(path: Path, is_so: Callable[[Any], bool] = lambda _told: True)
 
 def _table(
     ratios: Mapping[str, Sequence[float]],
-    errors: Mapping[str, Sequence[Sequence[float]]],
+    windows: Sequence[tuple[float, float, float]],
     spreads: Sequence[float],
     trips_us: Sequence[float],
     spent: Mapping[str, Sequence[float]],
@@ -476,14 +481,9 @@ def _table(
     def middle(values: Sequence[float], form: str = "{:.2f}") -> str:
         return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
 
-    calm = calm_rounds(spreads)
-    is_calm = len(calm) >= ROUNDS_OF_PREDICTION
+    judged = calm(windows)
 
-    def judged(by_round: Sequence[Sequence[float]]) -> list[float]:
-        return [one for number in (calm if is_calm else range(len(spreads))) for one in by_round[number]]
-
-    def size(by_round: Sequence[Sequence[float]]) -> str:
-        values = judged(by_round)
+    def size(values: Sequence[float]) -> str:
         return f"{100 * median_size(values):.1f} % ({100 * min(values):.1f} % to {100 * max(values):.1f} %)"
 
     spread = statistics.median(spreads)
@@ -495,15 +495,17 @@ def _table(
         return "too noisy" if is_noisy else "yes" if is_met else "no"
 
     trip_us = statistics.median(trips_us)
-    is_right = met(median_size(judged(errors["whole"])) <= 0.05, is_noisy=not is_calm or spread > SPREAD_MAX)
+    is_calm = len(judged) >= WINDOWS_OF_PREDICTION
+    _, errors, without = zip(*(judged if is_calm else windows), strict=True)
+    is_right = met(median_size(errors) <= 0.05, is_noisy=not is_calm)
     is_gain = met(gain <= min(0.75, naive + 0.02))
     times = ", ".join(f"{1000 * statistics.median(values):.1f}" for values in spent.values())
     rows = [
         ["both with turns", middle(ratios["turns"]), "at most 0.75, and naive + 0.02", is_gain],
         ["both without turns", middle(ratios["naive"]), "-", "-"],
         ["both, as predicted", middle(ratios["model"]), "-", "-"],
-        ["prediction's error, its size", size(errors["whole"]), "at most 5 %", is_right],
-        ["the same without what updates take", size(errors["without_updates"]), "-", "-"],
+        ["prediction's error, its size", size(errors), "at most 5 %", is_right],
+        ["the same without what updates take", size(without), "-", "-"],
         ["one job with turns, to without", middle(ratios["permits"], "{:.3f}"), "at most 1.02", met(permits <= 1.02)],
         ["time from asking to a turn", f"{trip_us:.0f} us", "below 500 us", met(trip_us < 500)],
         [f"CPU for updates: {', '.join(spent)}", f"{times} ms", "-", "-"],
@@ -512,16 +514,16 @@ def _table(
             "at most 15 %", "yes" if spread <= SPREAD_MAX else "no",
         ],
         [
-            "rounds that judge the prediction: it spreads by less than 10 %", f"{len(calm)} of {len(spreads)}",
-            f"at least {ROUNDS_OF_PREDICTION}", "yes" if is_calm else "no",
+            "windows that judge the prediction: it spreads by less than 10 %", f"{len(judged)} of {len(windows)}",
+            f"at least {WINDOWS_OF_PREDICTION}", "yes" if is_calm else "no",
         ],
     ]  # fmt: skip
     return {"header": ["what", "figure", "bar", "met"], "rows": rows}
 
 
-def calm_rounds(spreads: Sequence[float]) -> list[int]:
-    """The rounds in which computing spreads little enough for a prediction to be judged."""
-    return [number for number, one in enumerate(spreads) if one < SPREAD_OF_PREDICTION]
+def calm(windows: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """The windows in which computing, which is their first figure, spreads little enough to judge a prediction."""
+    return [one for one in windows if one[0] < SPREAD_OF_PREDICTION]
 
 
 def median_size(errors: Sequence[float]) -> float:

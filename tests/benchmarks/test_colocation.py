@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from benchmarks.colocation import calm_rounds, median_size, predicted_s, windows_s
+from benchmarks.colocation import calm, median_size, predicted_s, spread_of, windows_of
 from farside.agent.messages import ProcessorUse, TurnTaker
 from farside.scheduler.manager.view import groups as view
 from tests.live.test_colocation import a_world, runs_measured
@@ -33,17 +33,20 @@ def test_jobs_of_two_nodes_are_predicted_by_what_each_takes_on_two() -> None:
 
 
 def test_a_window_has_the_iterations_of_the_slowest_job_while_all_are_there() -> None:
-    second = 10**9
-    quick, slow = [second * at for at in range(9)], [2 * second * at for at in range(9)]
+    quick, slow = list(range(9)), list(range(0, 18, 2))
 
-    assert windows_s({"a": quick}, 2) == [1.0] * 4
-    # The quick one has ended after 8 s, when the other one has made four iterations.
-    assert windows_s({"a": quick, "b": slow}, 2) == [2.0, 2.0]
+    assert windows_of({"a": quick}, 2) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    # The quick one has ended at 8, when the other one has made four iterations.
+    assert windows_of({"a": quick, "b": slow}, 2) == [(0, 4), (4, 8)]
 
 
 def test_an_error_counts_to_either_side() -> None:
     assert median_size([-0.08, 0.02, 0.06]) == 0.06
 
 
-def test_a_prediction_is_judged_by_rounds_in_which_computing_spreads_by_less_than_a_tenth() -> None:
-    assert calm_rounds([0.09, 0.1, 0.47, 0.06]) == [0, 3]
+def test_a_prediction_is_judged_by_windows_in_which_computing_spreads_by_less_than_a_tenth() -> None:
+    windows = [(0.09, 0.01, 0.0), (0.1, 0.02, 0.0), (0.47, 0.03, 0.0)]
+
+    assert calm(windows) == windows[:1]
+    assert spread_of([1.0, 1.0]) == 0
+    assert round(spread_of([1.0, 3.0]), 3) == 0.707
