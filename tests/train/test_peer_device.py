@@ -115,7 +115,8 @@ def check_that_it_goes_on_by_the_disk(peer_settings: Path) -> None:
         patch.setenv("FARSIDE_SPILL_PEER", str(peer_settings))
         with begin(source, keys={"sum": ()}, iterations=ITERATIONS) as job:
             blocks: Any = job._own
-            until(lambda: blocks._peer.file.room_for(4096) is not None, what="the memory of the device", every_s=0.05)
+            peer = blocks._peer.file
+            until(lambda: peer.room_for(4096) is not None, what="the memory of the device", every_s=0.05)
             while job.goes_on():
                 job.pull()
                 if job.iteration == ITERATIONS // 2:

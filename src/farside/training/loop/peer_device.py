@@ -22,8 +22,8 @@ from farside.config import BlockdevConfig, load_config
 from farside.errors import ConfigError, FarsideError, RemoteProtocolError
 from farside.kmod_shim.nbd.dial import negotiate
 
-START_LIMIT_S = 10.0
-"""For all of the device to have its memory at donors."""
+START_LIMIT_S = 60.0
+"""For all of the device to have its memory at donors; meanwhile blocks go to the disk, and nothing waits for it."""
 STILL_AFTER_S = 1.0
 """A device on which nothing moves for so long after its borrower has given up any donor has failed."""
 RELEASE_LIMIT_S = 5.0
