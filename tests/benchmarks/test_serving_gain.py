@@ -63,10 +63,10 @@ def tables(folder: Path) -> Tables:
     """A profile in which a second core is worth little to small batches of two of the models."""
     rows = ["model,part_pct,batch,latency_ms"]
     for name, batches in LATENCIES.items():
-        for batch, (alone_ms, gain) in batches.items():
+        for batch, (alone_ms, worth) in batches.items():
             for part in (20, 40, 50, 60, 80, 100):
                 one_ms = alone_ms * 50 / min(part, 50)
-                rows.append(f"{name},{part},{batch},{min(one_ms, alone_ms / gain * 100 / part):.2f}")
+                rows.append(f"{name},{part},{batch},{min(one_ms, alone_ms / worth * 100 / part):.2f}")
     folder.mkdir()
     (folder / "x-LATENCY.csv").write_text("\n".join(rows))
     listed = [f"{name},500,10,x" for name in LATENCIES]

@@ -133,8 +133,8 @@ def _lstm(net: _Net, size: float, steps: int = 24) -> tuple[tuple[int, ...], tup
     return (steps, features), (10,)
 
 
-def _encoder(net: _Net, size: float, tokens: int = 32, layers: int = 12) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Attention with one head, and two layers behind it, over a short text."""
+def _encoder(net: _Net, size: float, tokens: int = 32, layers: int = 24) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A deep and narrow one over a short text: attention with one head and two layers behind it, again and again."""
     width, last = max(8, int(192 * size)), "input"
     for _ in range(layers):
         query, key, value = (net.add("MatMul", [last, net.square(width, width)]) for _ in range(3))
@@ -157,7 +157,7 @@ SAMPLES: Mapping[str, Build] = MappingProxyType(
         "conv": _conv,
         "mlp": _mlp,
         "lstm": _lstm,
-        "long": partial(_lstm, steps=240),
+        "long": partial(_lstm, steps=480),
         "encoder": _encoder,
         "null": _null,
     }
