@@ -122,8 +122,11 @@ def source(
 class Training:
     """Members of one job in this process, whose every result is compared with one process's."""
 
-    def __init__(self, sources: Sequence[PlanSource], rule: str, tensors: Sequence[Tensor] = TENSORS) -> None:
-        self.sessions = [MemberSession(one, rule=rule, tensors=tensors) for one in sources]
+    def __init__(
+        self, sources: Sequence[PlanSource], rule: str, tensors: Sequence[Tensor] = TENSORS, *, hold: bool = False
+    ) -> None:
+        self._hold = hold
+        self.sessions = [MemberSession(one, rule=rule, tensors=tensors, hold=hold) for one in sources]
         self.job = self.sessions[0].job
         self.chunks = len(self.job.chunks)
         self.reference = Reference(self.job, HYPER)
@@ -164,6 +167,8 @@ class Training:
         """Waits for the results of this iteration; they are those of one process."""
         expected = self.reference.step(self.iteration)
         for session in self.sessions:
+            if self._hold:
+                session.member.ask(0, self.chunks, self.iteration)
             session.wait(0, self.chunks, self.iteration, DEADLINE_S)
             assert [bytes(session.member.result(index)) for index in range(self.chunks)] == expected
 
@@ -198,9 +203,11 @@ def push(session: MemberSession, rank: int, iteration: int) -> None:
 
 
 @contextlib.contextmanager
-def training(sources: Sequence[PlanSource], rule: str, tensors: Sequence[Tensor] = TENSORS) -> Iterator[Training]:
-    """A job that is connected."""
-    made = Training(sources, rule, tensors)
+def training(
+    sources: Sequence[PlanSource], rule: str, tensors: Sequence[Tensor] = TENSORS, *, hold: bool = False
+) -> Iterator[Training]:
+    """A job that is connected; with ``hold`` its members ask for results, as programs on NumPy do."""
+    made = Training(sources, rule, tensors, hold=hold)
     try:
         made.connect()
         yield made
