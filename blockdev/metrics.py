@@ -49,6 +49,7 @@ _EVENTS = {
     "slabs_leased": "Slabs leased.",
     "slabs_returned": "Slabs given back.",
     "rdma_fallbacks": "Times that a donor was reached by TCP though RDMA was preferred.",
+    "sessions_broken": "Sessions with donors that ended in an error, and greetings that were no donor's.",
 }
 
 

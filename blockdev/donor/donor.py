@@ -26,7 +26,7 @@ from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.placement import DonorView
 from farside.blockdev.peers_file import DonorAddress
 from farside.daemon.control import messages as m
-from farside.errors import PeerError
+from farside.errors import PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import DonorState
 from farside.log import get_log
 from farside.own_task import in_own_task
@@ -273,6 +273,10 @@ class Donor:
         if reason != self.reason:
             log.warning("no session with a donor", donor=self.address.node, reason=reason)
         self.reason = reason
+        # Attempts to reach a donor that is away are none. A frame that someone on the way has changed is one. [H1]
+        if self._linked_s < math.inf or isinstance(error, RemoteProtocolError):
+            self._parts.table.counters.sessions_broken += 1
+            self._parts.table.save()
         if isinstance(error, PeerError) and error.code == m.ErrorCode.SESSION:
             # It was restarted, or we were silent for too long: our pages are gone there. Saved at once, so that a
             # successor does not wait for them either.

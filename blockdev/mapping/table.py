@@ -75,6 +75,7 @@ class Counters:
     slabs_leased: int = 0
     slabs_returned: int = 0
     rdma_fallbacks: int = 0  # times that a donor was reached by TCP though RDMA was preferred
+    sessions_broken: int = 0  # sessions with donors that ended in an error, and greetings that were no donor's
 
 
 class _Saved(msgspec.Struct, kw_only=True, rename={"listed": "peers", "region_rates": "range_rates"}):

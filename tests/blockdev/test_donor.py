@@ -627,6 +627,39 @@ def test_whoever_has_no_key_cannot_say_that_a_donor_has_lost_our_slabs(tmp_path:
     assert scene.table.counters.failovers == 0
 
 
+def test_a_session_that_breaks_is_counted_and_attempts_on_a_donor_that_is_away_are_not(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        await scene.stop_donor()
+        scene.scripted.path.unlink(missing_ok=True)
+        await until(lambda: "No such file" in scene.donor.reason)
+        await scene.start_donor()
+        await scene.is_up()
+
+    play(scene, body)
+
+    assert scene.table.counters.sessions_broken == 1
+
+
+def test_each_greeting_that_is_not_the_donors_is_counted(scene: Scene) -> None:
+    """[H1] Somebody on the way changes what a donor says before there is a session."""
+
+    async def stranger(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x08\x00\x00\x00nonsense")
+        await writer.drain()
+        writer.close()
+
+    async def body() -> None:
+        await scene.is_up()
+        await scene.stop_donor()
+        scene.scripted.path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(stranger, scene.scripted.path)
+        await until(lambda: scene.table.counters.sessions_broken == 3)
+        server.close()
+
+    play(scene, body)
+
+
 def test_whatever_ends_a_session_the_next_one_comes(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
