@@ -257,6 +257,11 @@ static int req_notify_cq(struct ibv_cq *pub, int solicited)
 	return 0;
 }
 
+const char *fake_broken(void)
+{
+	return fake.broken;
+}
+
 void fake_release(void)
 {
 	pthread_mutex_lock(&lock);

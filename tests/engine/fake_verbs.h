@@ -3,7 +3,8 @@
  * fake_verbs.h - rdma-core's functions over one adapter that is a piece of this process, for tests of the RDMA transport.
  *
  * It keeps the rules that matter: reliable order, protection domains, rights, windows bound to one queue pair, what may
- * not be freed while something else uses it. And it can do what adapters do on bad days.
+ * not be freed while something else uses it. And it can do what adapters do on bad days. As a shared library it stands
+ * before rdma-core in any process that is started with it in LD_PRELOAD, and calls fake_reset().
  */
 #ifndef FARSIDE_FAKE_VERBS_H
 #define FARSIDE_FAKE_VERBS_H
@@ -32,6 +33,8 @@ extern struct fake fake;
 
 /* As it was before anything. Everything has been freed. */
 void fake_reset(void);
+/* The rule that somebody broke, or an empty text; for programs that can't read `fake`. */
+const char *fake_broken(void);
 /* Does what `holds` has kept. */
 void fake_release(void);
 

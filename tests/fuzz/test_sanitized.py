@@ -19,7 +19,15 @@ RUN_TIMEOUT_S = 900
 
 # Rigs in the test's own process. What runs a sandbox measures many processes more than it does the engine, and
 # takes minutes with sanitizers in each of them.
-WITHOUT = ("processes", "wrong_key", "killed", "lying_donor_process")
+WITHOUT = (
+    "processes",
+    "wrong_key",
+    "killed",
+    "lying_donor_process",
+    "lying_donor_counted",
+    "relay_process",
+    "strangers_process",
+)
 AGGREGATION = ("codes", "data_path", "hold", "lane_faults", "moves", "refusals", "state", "threads")
 RIGS = {
     "pages": ("tests/fault", "tests/property", *(f"--ignore=tests/fault/test_{name}.py" for name in WITHOUT)),

@@ -79,9 +79,11 @@ def default_params(**changes: int) -> Params:
 class Rig:
     """An engine with its state memfd, disk, donors and clients; ends them all on exit."""
 
-    def __init__(self, folder: Path, params: Params, *, transport: str = "shm") -> None:
+    def __init__(self, folder: Path, params: Params, *, transport: str = "shm", fabric: str = "") -> None:
+        """``fabric``: the address of an RDMA port; empty: this machine's, or the test is skipped."""
         self.params = params
         self.transport = transport
+        self.fabric = fabric
         self.state_fd = os.memfd_create("state", os.MFD_CLOEXEC)
         os.ftruncate(self.state_fd, Device.state_bytes(params))
         has_disk = params.protection in (Protection.DISK, Protection.BOTH)
@@ -201,7 +203,7 @@ class Rig:
             self.device.link_attach_tcp(donor, worker, ours.detach(), HEAD_KEYS)
 
     def _link_rdma(self, donor: int, worker: int, exporter: Exporter) -> None:
-        ours, theirs = _tcp_pair(rdma_address())
+        ours, theirs = _tcp_pair(self.fabric or rdma_address())
         exporter.conn_rdma(SESSION, theirs.detach())
         link = RdmaLink(ours.fileno(), RDMA_LIMIT_MS)
         ours.detach()
