@@ -63,6 +63,15 @@ class Manager:
             return client.post(*path, body=body)
 
     def start(self, first: str = "") -> None:
+        """Starts it, and returns when it serves; ``first`` as for `spawn`."""
+        self.spawn(first)
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()  # its test has not come to where it does that
+            raise
+
+    def spawn(self, first: str = "") -> None:
         """Starts it as the command does; ``first``: Python that its process runs before, to change its constants."""
         known = {name: value for name, value in self.settings.items() if value is not None}
         told = [part for name, value in known.items() for part in ("--set", f"{name}={value}")]
@@ -70,11 +79,6 @@ class Manager:
             program = ("-c", f"{first}\nfrom farside.cli import main\nmain()") if first else ("-m", "farside")
             command = [*self.on, sys.executable, *program, "manager", "-c", "/dev/null", *told]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            self.wait_ready()
-        except BaseException:
-            self.stop()  # its test has not come to where it does that
-            raise
 
     def wait_ready(self) -> None:
         until(self.is_ready, what="a ready manager", deadline_s=START_LIMIT_S, every_s=0.1)
