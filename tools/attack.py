@@ -18,10 +18,11 @@ _MARKED = re.compile(r"\[[HML]\d{1,2}\]")
 
 
 class Results:
-    """What became of tests, by finding; a plugin of pytest."""
+    """What became of tests, by finding, and the figures that some of them tell; a plugin of pytest."""
 
     def __init__(self) -> None:
         self.by_finding: dict[str, Counter[str]] = {}
+        self.told: dict[str, Mapping[str, object]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Counts the call of a test, and what kept it from being called."""
@@ -29,6 +30,8 @@ class Results:
             for name, number in report.user_properties:
                 if name == "finding":
                     self.by_finding.setdefault(str(number), Counter())[report.outcome] += 1
+                elif name == "told" and isinstance(number, Mapping):
+                    self.told[report.nodeid.rpartition("::")[2]] = number
 
 
 def main() -> int:
@@ -39,7 +42,7 @@ def main() -> int:
     files = [name for name in told if Path(name).name.startswith("test_") and _MARKED.search((ROOT / name).read_text())]
     results = Results()
     code = pytest.main(["-m", "finding and not vm", "-q", *sys.argv[1:], *files], plugins=[results])
-    print("\n".join(table((ROOT / "docs/trust.md").read_text(), results.by_finding)))
+    print("\n".join([*figures(results.told), *table((ROOT / "docs/trust.md").read_text(), results.by_finding)]))
     return int(code)
 
 
@@ -50,6 +53,14 @@ def table(document: str, results: Mapping[str, Mapping[str, int]]) -> list[str]:
         found = results.get(number, {})
         held, failed, skipped = (found.get(word, 0) for word in ("passed", "failed", "skipped"))
         lines.append(f"{number:4} {state:7} {held:12} {failed:7} {skipped:8}  {what[:90]}")
+    return lines
+
+
+def figures(told: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """What tests counted of their attack, a line for each, below the name of the test."""
+    lines: list[str] = []
+    for name, counts in sorted(told.items()):
+        lines += ["", name, *(f"{count!s:>14}  {what}" for what, count in counts.items())]
     return lines
 
 
