@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,15 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.daemon.control import messages as m
-from farside.daemon.control.channel import Channel
-from farside.daemon.control.protocol import Connection, Side
+from farside.daemon.newcomers import Newcomers
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
 from farside.proof import UNPROVED_AN_ADDRESS, Unproved
-from tests.daemon.plane import KEY, Plane, running, until
-from tests.daemon.test_process import daemon, status, write_config
-from tests.support.ports import free_port
-from tests.support.waiting import until as until_true
+from tests.daemon.plane import Plane, running, until
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
 
@@ -58,6 +52,42 @@ def test_who_has_most_makes_room_for_another_address() -> None:
     assert closed == ["x1"]
 
 
+def names_served(newcomers: Newcomers) -> list[str]:
+    """The addresses in the order in which they are served."""
+    served = []
+    while (one := newcomers.take()) is not None:
+        one[0].close()
+        served.append(one[1])
+    return served
+
+
+def test_who_comes_with_many_is_served_in_turn_with_those_who_come_with_one() -> None:
+    """[M1]"""
+    newcomers = Newcomers()
+    for address in ("stranger",) * 5 + ("b1", "b2"):
+        assert newcomers.come(socket.socket(), address)
+
+    assert names_served(newcomers) == ["stranger", "b1", "b2", *("stranger",) * 4]
+    assert newcomers.count == 0
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40))
+def test_newcomers_are_bounded_and_the_newest_of_an_address_stay(addresses: list[str]) -> None:
+    newcomers = Newcomers(an_address=3, all_addresses=6)
+    made = []
+    for address in addresses:
+        made.append((address, sock := socket.socket()))
+        newcomers.come(sock, address)
+        assert newcomers.count == len([each for _, each in made if each.fileno() >= 0]) <= 6
+
+    for address in "abc":
+        is_open = [sock.fileno() >= 0 for of, sock in made if of == address]
+        assert is_open == sorted(is_open), "the oldest went first"
+        assert sum(is_open) <= 3
+    newcomers.close()
+    assert all(sock.fileno() < 0 for _, sock in made)
+
+
 def test_a_borrower_comes_in_while_strangers_hold_all_places(tmp_path: Path) -> None:
     """[M1] 8,600 connections of one stranger kept borrowers out, and one hiccup of a link cost all slabs."""
 
@@ -90,39 +120,3 @@ def test_one_address_opens_no_session_without_end() -> None:
     with pytest.raises(Refused, match="from this address"):
         ledger.open(number=10_000, node="another", now_s=0.0, address="10.0.0.1")
     assert ledger.open(number=10_001, node="other", now_s=0.0, address="10.0.0.2")
-
-
-async def let_in(port: int, node: str) -> m.Welcome:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
-    connection = Connection(
-        side=Side.BORROWER, keys=(KEY,), nonce=os.urandom(m.NONCE_BYTES), node=node, features=m.Feature.NONE
-    )
-    channel = Channel(sock, connection)
-    try:
-        return await channel.open()
-    finally:
-        channel.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("addresses", [1, 64])
-def test_ten_thousand_strangers_keep_no_borrower_out(addresses: int, tmp_path: Path) -> None:
-    """[M1] By a network, and a donor as a process."""
-    strangers, port = 10_000, free_port()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < strangers + 200:
-        pytest.skip(f"this process may open {hard} files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    config = write_config(tmp_path)
-    config.write_text(config.read_text().replace("listen = [", f"listen = ['tcp:127.0.0.1:{port}', "))
-    with daemon(config), ExitStack() as stack:
-        until_true(lambda: status(tmp_path), what="the donor's status")
-        for number in range(strangers):
-            sock = stack.enter_context(socket.socket())
-            sock.setblocking(False)
-            sock.bind((f"127.0.0.{1 + number % addresses}", 0))
-            sock.connect_ex(("127.0.0.1", port))
-            if number % 500 == 0:
-                assert asyncio.run(let_in(port, f"b{number}")).session
-        for number in range(20):
-            assert asyncio.run(let_in(port, f"c{number}")).session

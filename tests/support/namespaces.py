@@ -11,6 +11,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 PREFIX_BITS = 30
 FIRST, SECOND = "10.77.0.1", "10.77.0.2"
+MANY = "10.77.1"  # the network of the second machine's further addresses
 
 
 class Cable:
@@ -18,11 +19,29 @@ class Cable:
 
     def __init__(self, names: tuple[str, str], sides: tuple[NetNS, NetNS]) -> None:
         self.first, self.second = (("nsenter", f"--net=/run/netns/{name}") for name in names)
-        self._sides = sides
+        self._names, self._sides = names, sides
 
     def cut(self) -> None:
         """Neither hears of it: a packet is lost, and no connection is closed."""
         self._set("down")
+
+    def many_addresses(self, count: int) -> list[str]:
+        """Gives the second machine so many addresses more, by which the first one is reached; returns them."""
+        first, second = self._sides
+        addresses = [f"{MANY}.{number}" for number in range(1, count + 1)]
+        for address in addresses:
+            second.addr("add", index=_index(second, "cable"), address=address, prefixlen=32)
+        first.route("add", dst=f"{MANY}.0/24", oif=_index(first, "cable"))
+        return addresses
+
+    @contextmanager
+    def on_first(self) -> Iterator[None]:
+        """For the body this thread, and what it starts, is on the first machine."""
+        netns.pushns(self._names[0])
+        try:
+            yield
+        finally:
+            netns.popns()
 
     def heal(self) -> None:
         """Packets pass again."""
