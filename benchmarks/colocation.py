@@ -41,8 +41,7 @@ from farside.agent.training.turn_record import job_record
 from farside.cli.demo.colocated_node import Ran
 from farside.errors import PeerError
 from farside.kmod_shim.process_time import processor_time_ns
-from farside.scheduler.manager.colocation.news import timed
-from farside.scheduler.manager.colocation.state import Colocation, PlannedGroup
+from farside.scheduler.manager.colocation.news import state_of
 from farside.training.app.program import Options
 from farside.training.loop.turns import EXECUTOR, SharedNode
 from farside.training.static_plan import JOB, KEY_FILE, SERVICE
@@ -399,11 +398,7 @@ class Bench:
 
 def predicted_s(takers: Sequence[TurnTaker], machines: int) -> float:
     """An iteration of jobs in turns, as a manager decides by that is told this of each of them."""
-    names = tuple(one.job for one in takers)
-    state = Colocation(jobs=dict.fromkeys(names, 0), groups=(PlannedGroup(node="node", jobs=names),))
-    for event in list(timed(state, "node", takers, 0.0, {}, dict.fromkeys(names, machines))):
-        state.take(event, 0.0, dict.fromkeys(names, 1))
-    found = state.time_of(names, machines)
+    found = state_of(takers, machines).time_of([one.job for one in takers], machines)
     assert found is not None, "a job was not measured"
     return found.iteration_s
 
