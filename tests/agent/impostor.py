@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
@@ -20,8 +21,15 @@ from tests.agent.frames import SPEC, start
 GENERATION = 3000
 TRY_EVERY_S = 0.001
 
+ASKS_FOR_TOKEN = "ask"
+
 Proof = Callable[[str], str]
 """What is shown to an agent for its offer; empty: nothing."""
+
+
+def of_before(_: str) -> str:
+    """As a manager of the version before, which knows no proofs and asks for the token."""
+    return ASKS_FOR_TOKEN
 
 
 def proofs(token: str) -> Mapping[str, Proof]:
@@ -64,8 +72,8 @@ class Impostor:
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
         """Has the port for the body."""
         server = await serve(
-            self._converse, "127.0.0.1", port, process_response=self._show, compression=None,
-            create_connection=self._tapped(),
+            self._converse, "127.0.0.1", port, process_request=self._ask, process_response=self._show,
+            compression=None, create_connection=self._tapped(),
         )  # fmt: skip
         try:
             yield next(iter(server.sockets)).getsockname()[1]
@@ -86,10 +94,15 @@ class Impostor:
 
         return Tapped
 
+    def _ask(self, connection: ServerConnection, request: Request) -> Response | None:
+        asks = self.proof(request.headers.get(HEADER, "")) == ASKS_FOR_TOKEN
+        has_it = "Authorization" in request.headers
+        return connection.respond(HTTPStatus.UNAUTHORIZED, "") if asks and not has_it else None
+
     def _show(self, _: ServerConnection, request: Request, response: Response) -> None:
         self.heard += [f"{name}: {value}" for name, value in request.headers.raw_items()]
         shown = self.proof(request.headers.get(HEADER, ""))
-        if shown:
+        if shown not in ("", ASKS_FOR_TOKEN):
             response.headers[HEADER] = shown
         self.met += 1
 

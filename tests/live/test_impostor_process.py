@@ -14,7 +14,7 @@ import pytest
 
 from farside.agent.mutual_proof import HEADER, key_of
 from tests.agent.frames import SPEC
-from tests.agent.impostor import GENERATION, Impostor, Thief, proofs
+from tests.agent.impostor import GENERATION, Impostor, Thief, of_before, proofs
 from tests.agent.node import ME
 from tests.agent.process import agent, status, until_connected, write_config
 from tests.live.manager import Manager, running_manager
@@ -44,7 +44,7 @@ class Restarts:
                 self._until_refused()
             meetings = self._impostor.met + self._rng.randint(1, MEETINGS_MAX)
             until(lambda: self._impostor.met >= meetings, what="an agent that comes to the impostor")
-            until(lambda: "proof" in status(self._folder).get("problem", ""), what="why the agent leaves")
+            until(lambda: "pro" in status(self._folder).get("problem", ""), what="that the impostor proves nothing")
         manager.start()
         until_connected(self._folder)
         self.obey()
@@ -100,15 +100,15 @@ def test_an_impostor_at_any_moment_of_a_managers_restarts_gets_and_does_nothing(
     spec = msgspec.structs.replace(SPEC, argv=("touch", str(stolen)), user=ME, gpus=(), stdout=str(tmp_path / "out"))
     with running_manager(tmp_path / "m") as manager:
         token = manager.node_token("n1")
-        shown = proofs(token)
-        impostor = Impostor(shown["none"], spec=spec)
+        shown = [of_before, *proofs(token).values()]
+        impostor = Impostor(shown[0], spec=spec)
         with agent(write_config(at_agent, manager.url, token=token)) as process:
             assert process.stderr is not None
             read_all(process.stderr)
             until_connected(at_agent)
             made = Restarts(manager, at_agent, impostor)
             for number in range(restarts):
-                made.once(MOMENTS[number % len(MOMENTS)], list(shown.values())[number % len(shown)])
+                made.once(MOMENTS[number % len(MOMENTS)], shown[number % len(shown)])
             told, generation = status(at_agent), manager.get("health")["generation"]
 
     secrets = (token, key_of(token).hex(), base64.b64encode(token.encode()).decode().rstrip("="))
