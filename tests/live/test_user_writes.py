@@ -120,6 +120,36 @@ def test_jobs_can_be_cancelled_whatever_their_user_has_written() -> None:
     assert waits.waited_s == [PATIENCE_S]
 
 
+def test_who_has_cancelled_many_jobs_submits_again_as_soon_as_who_has_submitted_too_much() -> None:
+    """[M5] Ten thousand cancellations, of one array, put a user's next submission off by five minutes."""
+    waits = Waits()
+    budget = waits.writes._user(ANN).budget
+    for _ in range(10_000):
+        budget.take_cancel(0.0)
+
+    with pytest.raises(TooMany) as refusal:
+        asyncio.run(waits.write(ANN))
+    waits.now_s = refusal.value.after_s + 1e-6
+    asyncio.run(waits.write(ANN))
+
+    assert refusal.value.after_s == pytest.approx(2 * ENTRY_BYTES / BYTES_PER_S, abs=ENTRY_BYTES / BYTES_PER_S)
+    assert waits.waited_s == pytest.approx([PATIENCE_S], abs=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans()), max_size=60))
+def test_cancellations_never_owe_more_than_comes_back_while_a_request_waits(steps: list[tuple[float, bool]]) -> None:
+    budget, now_s = WriteBudget(0.0), 0.0
+    budget.take(0, ALL, now_s)
+    for pause_s, is_cancel in steps:
+        now_s += pause_s
+        if is_cancel:
+            budget.take_cancel(now_s)
+        elif budget.wait_s(1, ENTRY_BYTES, now_s) <= PATIENCE_S:
+            budget.take(1, ENTRY_BYTES, now_s)
+
+        assert budget.wait_s(0, 0, now_s) <= PATIENCE_S + 1e-6
+
+
 def test_few_requests_of_a_user_write_at_the_same_time() -> None:
     writes, inside, most = UserWrites(lambda: 0.0, is_on=True), 0, 0
 

@@ -6,6 +6,10 @@ How it works
   is told so a moment later, as a client that asks again at once would cost the manager more than one that is served. Of
   one user's requests at most `WRITERS` write at the same time: those of others do not queue behind all of them. [M5]
 
+  A cancellation is never refused, so it may owe bytes, but no more than come back within `PATIENCE_S`: whoever has
+  cancelled ten thousand jobs submits again as soon as one who has submitted too much. What is not paid is bounded all
+  the same, as each job was submitted, and is cancelled once.
+
   This bounds a minute. The queue and an hour have limits of their own, which follow the log (queue_quota.py).
 """
 
@@ -49,6 +53,10 @@ class WriteBudget:
         """Counts so much as written, now or when its wait is over."""
         self._bytes.take(size_bytes, now_s)
         self._entries.take(entries, now_s)
+
+    def take_cancel(self, now_s: float) -> None:
+        """Counts a cancellation, as far as what is owed then comes back within `PATIENCE_S`."""
+        self._bytes.take(min(ENTRY_BYTES, self._bytes.left(now_s) + PATIENCE_S * BYTES_PER_S), now_s)
 
 
 @dataclass(slots=True)
@@ -111,13 +119,14 @@ class UserWrites:
         """Enters the block when the caller may cancel one more job, after `PATIENCE_S` at the latest.
 
         A job is cancelled once, so what these write is bounded by what was submitted, and all may be cancelled quickly.
+        Nor does the user's next submission wait longer for it, see `WriteBudget.take_cancel`.
         """
         if not self._is_on or caller.is_operator:
             yield
             return
         user = self._user(caller)
         wait_s = user.budget.wait_s(0, ENTRY_BYTES, self._now_s())
-        user.budget.take(0, ENTRY_BYTES, self._now_s())
+        user.budget.take_cancel(self._now_s())
         await self._wait(min(wait_s, PATIENCE_S))
         async with user.writing:
             yield
