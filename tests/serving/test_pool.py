@@ -274,6 +274,29 @@ async def test_a_request_that_is_turned_away_unread_counts_as_dropped_with_as_ma
 
 
 @in_loop
+async def test_of_requests_that_are_turned_away_unread_as_many_are_no_demand_as_were_malformed_before() -> None:
+    """Malformed requests cost their sender nothing, and moved parts of devices to a model that nobody asked."""
+    pool = pool_of([MODEL], 0.2)
+    turns, _ = glet_turns(pool, [MODEL])
+    pool.switch([turns], {})
+    client = Client(pool)
+    for number in range(400):
+        assert pool.turned_away("twice") is None  # three of four are not what they should be
+        if number % 4 == 0:
+            client.send(number)
+            await client.all(1 + number // 4)
+    pool.take_counts()
+
+    close_gate(pool, "twice")
+    for _ in range(1000):
+        pool.turned_away("twice")
+    came, violated = pool.take_counts()
+
+    assert 200 <= came["twice"] <= 300
+    assert violated == came
+
+
+@in_loop
 async def test_a_full_queue_turns_requests_away_unread() -> None:
     pool = pool_of([MODEL])
     turns, executor = glet_turns(pool, [MODEL], latency_s=1.0)

@@ -32,6 +32,7 @@ KEPT_RATIOS = 200
 SLOTS = 2
 LAG_S_MAX = 0.05
 ROWS_GAIN = 1 / 16  # of the last request in the mean of their rows
+SOUND_GAIN = 1 / 64  # of the last request that was read in the share of sound ones
 
 _log = get_log("serve.pool")
 
@@ -128,9 +129,11 @@ class Pool:
         self._bounds: dict[str, int] = dict.fromkeys(models, QUEUE_ROWS_MIN)
         self._came: dict[str, int] = dict.fromkeys(models, 0)
         self._violated: dict[str, int] = dict.fromkeys(models, 0)
-        # Requests that were turned away unread, whose rows are reckoned to be as many as those of others.
+        # Requests that were turned away unread. They are reckoned to be like those that are read: of as many rows, and
+        # as many of them sound. So what is no request does not count as demand, and moves no plan.
         self._unread, self._unread_late = Counter[str](), Counter[str]()
         self._rows_mean: dict[str, float] = dict.fromkeys(models, 1.0)
+        self._sound: dict[str, float] = dict.fromkeys(models, 1.0)
         self._number = 0
         # How late this process gets to what it is to do at a time, and so to requests that have come.
         self._lag = Pace()
@@ -209,6 +212,7 @@ class Pool:
             self._unread_late[model] += 1
             error = self._late(model, self._slo_s[model])
         else:
+            self._sound[model] *= 1 - SOUND_GAIN  # until it comes to `submit`
             return None
         self._unread[model] += 1
         counts.fail.add(0.0)
@@ -222,6 +226,7 @@ class Pool:
         name, now_s = one.model, self._loop.time()
         self._came[name] += one.rows
         self._rows_mean[name] += ROWS_GAIN * (one.rows - self._rows_mean[name])
+        self._sound[name] = min(1.0, self._sound[name] + SOUND_GAIN)
         serving = self._by_model[name]
         # A model that was never routed has no latency yet by which to judge.
         if not serving and (name not in self._awaited or name not in self._least_s):
@@ -267,6 +272,7 @@ class Pool:
             queue.drop_late(now_s)
         came, violated = self._came, self._violated
         for name, rows in self._rows_mean.items():
+            rows *= self._sound[name]
             came[name] += round(rows * self._unread[name])
             violated[name] += round(rows * self._unread_late[name])
         self._unread.clear()
