@@ -163,7 +163,7 @@ class Session:
                 await in_own_task(self._connect_once())
             # A faulty answer of a manager must not end an agent with jobs on it either.
             except Exception as error:
-                problem = _problem(error, self._manager.url)
+                problem = _problem(error, self._manager)
             was_connected, self.is_connected, self.is_proved = self.is_connected, False, True
             # One line for each reason: attempts go on for as long as the manager is away.
             if problem != self.last_problem or was_connected:
@@ -330,10 +330,10 @@ class Session:
             await asyncio.gather(news, period, return_exceptions=True)
 
 
-def _problem(error: Exception, url: str) -> str:
+def _problem(error: Exception, manager: ManagerAddress) -> str:
     first = first_of(error) if isinstance(error, ExceptionGroup) else error
     if isinstance(first, ssl.SSLError):
-        return str(tls_problem(first, url))
+        return str(tls_problem(first, manager.url, manager.tls))
     if isinstance(first, InvalidStatus):
         status = first.response.status_code
         why = {401: "the manager does not know this node's token", 403: "the manager refuses this node's token"}

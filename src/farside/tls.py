@@ -4,23 +4,34 @@ How it works
   A server that asks for certificates verifies them in the handshake. asyncio, as of Python 3.11, drops the connection
   when that fails, without a word to either side; `_TellingHandshake` has the alert sent first, so that the client can
   say what is wrong with its certificate, and logs the reason here.
+
+  A certificate that is refused is named, by its subject and issuer: OpenSSL keeps it as the chain that it verified in
+  vain, which Python hands out only inside before 3.13.
 """
 
+import _ssl
 import ssl
 import stat
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from farside.errors import ConfigError, FarsideError, PeerError
-from farside.log import get_log
+from farside.log import Rarely, get_log
 
 _CERTIFICATE, _KEY, _REVOCATIONS = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----", b"-----BEGIN X509 CRL-----"
 
 _NONE_SHOWN = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
+NAMES_MAX = 200  # characters that are told of a certificate's names, which are anybody's text
+
+PEER: ContextVar[str] = ContextVar("PEER", default="")
+"""Address of whoever a server's handshake is with, where the listener sets it; a handshake does not know it itself."""
+
 _log = get_log("tls")
+_rarely = Rarely()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,9 @@ class TlsFiles:
     name: Callable[[str], str] = str
 
 
+NO_FILES = TlsFiles()
+
+
 def client_tls(files: TlsFiles) -> ssl.SSLContext:
     """TLS context of a client; without ``ca`` the system's certificates count. Files are read at each call.
 
@@ -53,6 +67,7 @@ def client_tls(files: TlsFiles) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=files.ca if files.ca.is_absolute() else None)
     except ssl.SSLError as error:
         raise _damaged(name, files.ca) from error
+    context.sslsocket_class, context.sslobject_class = _NamingSocket, _NamingHandshake
     if files.cert.is_absolute():
         load_own(context, files)
     return context
@@ -65,7 +80,8 @@ def server_tls(files: TlsFiles, *, is_required: bool = False) -> ssl.SSLContext:
     Raises:
         ConfigError: A file can't be read or is not what it should be.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.files = files
     load_own(context, files)
     context.sslobject_class = _TellingHandshake
     if files.ca.is_absolute():
@@ -98,13 +114,36 @@ def load_clients_ca(context: ssl.SSLContext, files: TlsFiles) -> tuple[str, ...]
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     kept = set(told.get_ca_certs(binary_form=True))
     both = zip(context.get_ca_certs(binary_form=True), context.get_ca_certs(), strict=True)
-    return tuple(_subject(one) for code, one in both if code not in kept)
+    return tuple(_name_in(one, "subject") for code, one in both if code not in kept)
 
 
-def _subject(certificate: Mapping[str, object]) -> str:
-    """``commonName=our cluster``, as `openssl x509 -subject` says it."""
-    parts = cast("tuple[tuple[tuple[str, str], ...], ...]", certificate.get("subject", ()))
-    return ", ".join(f"{key}={value}" for part in parts for key, value in part)
+def _name_in(certificate: Mapping[str, object], which: str) -> str:
+    """``commonName=our cluster``, as `openssl x509 -subject` says it; ``which``: subject or issuer."""
+    parts = cast("tuple[tuple[tuple[str, str], ...], ...]", certificate.get(which, ()))
+    text = ", ".join(f"{key}={value}" for part in parts for key, value in part)
+    return "".join(one if one.isprintable() else "?" for one in text)[:NAMES_MAX]
+
+
+def _names_of(certificate: Mapping[str, object]) -> str:
+    """Whose certificate it is, and who signed it; empty: nobody knows the certificate."""
+    if not certificate:
+        return ""
+    subject, issuer = (_name_in(certificate, which) or "nobody" for which in ("subject", "issuer"))
+    return f"{subject}, issued by {issuer}"
+
+
+def _shown_by(side: ssl.SSLObject | ssl.SSLSocket) -> str:
+    """Names of the certificate that the other side showed, also where it was refused; empty: it showed none."""
+    chain = getattr(getattr(side, "_sslobj", None), "get_verified_chain", tuple)()
+    return _names_of(chain[0].get_info()) if chain else ""
+
+
+def _names_in(path: Path) -> str:
+    """Names of the certificate in a PEM file, the first; empty: none can be read."""
+    try:
+        return _names_of(cast("Mapping[str, object]", _ssl._test_decode_cert(path)))
+    except (OSError, ssl.SSLError):
+        return ""
 
 
 def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
@@ -153,6 +192,34 @@ def _damaged(name: str, path: Path) -> ConfigError:
     return ConfigError(f"{name} {path}: is damaged", hint="`openssl x509 -noout -text -in FILE` says more")
 
 
+class _NamingHandshake(ssl.SSLObject):
+    """A client's handshake whose error has the names of the certificate that it refuses, as a note."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            error.add_note(_shown_by(self))
+            raise
+
+
+class _NamingSocket(ssl.SSLSocket):
+    """A blocking client's socket, with the same note."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except ssl.SSLCertVerificationError as error:
+            error.add_note(_shown_by(self))
+            raise
+
+
+class _ServerContext(ssl.SSLContext):
+    """A server's context, with the files that it was made of, for what is said of a handshake that fails."""
+
+    files: TlsFiles = NO_FILES
+
+
 class _TellingHandshake(ssl.SSLObject):
     """A server's handshake that says why it fails: to the client by TLS's alert, to the administrator by the log."""
 
@@ -166,14 +233,29 @@ class _TellingHandshake(ssl.SSLObject):
         except ssl.SSLWantReadError:
             raise
         except ssl.SSLError as error:
-            reason = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
-            _log.warning("a TLS handshake failed", why=reason)
+            self._say(error)
             is_about_it = isinstance(error, ssl.SSLCertVerificationError) or error.reason == _NONE_SHOWN
             if not is_about_it:  # it may not speak TLS at all, and would wait for an answer
                 raise
             self._fault = error
             # As if there were more to come: so what OpenSSL has to say is sent. The client hangs up when it has it.
             raise ssl.SSLWantReadError from error
+
+    def _say(self, error: ssl.SSLError) -> None:
+        """Once a minute for each address and reason: whoever reaches the port may fail again and again. [L6]"""
+        why = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
+        left_out = _rarely.may((PEER.get(), why))
+        if left_out is None:
+            return
+        files = self.context.files if isinstance(self.context, _ServerContext) else NO_FILES
+        told = {"address": PEER.get(), "certificate": _shown_by(self), "hint": ""}
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNKNOWN_CODES:
+            told["hint"] = f"if it is one of ours, put its CA into {files.name('tls_client_ca')} {files.ca}"
+        elif (error.reason or "").endswith("ALERT_UNKNOWN_CA"):
+            why, told["certificate"] = "the client does not know who signed our certificate", _names_in(files.cert)
+            told["hint"] = f"give it the certificate of the CA of {files.name('tls_cert')} {files.cert}"
+        fields = {name: text for name, text in told.items() if text}
+        _log.warning("a TLS handshake failed", why=why, **fields, **({"more_like_it": left_out} if left_out else {}))
 
 
 # ---------------------------------------------------------------------------------------------- what went wrong
@@ -186,31 +268,34 @@ _OF_SERVER = {
     62: ("is for another name", "use a name that is in it, or have one made for this name (subjectAltName)"),
     64: ("is for another address", "use a name that is in it, or have one made for this address (subjectAltName)"),
 }
+# No issuer is known, a CA of its own that nobody knows, none locally, none for the leaf, a loop.
+_UNKNOWN_CODES = frozenset({2, 18, 19, 20, 21})
 _UNKNOWN = ("was signed by nobody who is known here", "name the certificate of its CA: {ca_file}")
 # By the alert that a server sends: what it thinks of our certificate, what to do.
 _OF_OURS = {
-    "CERTIFICATE_EXPIRED": ("it says that our certificate has expired", f"have it renewed; {_ENDS}"),
-    "CERTIFICATE_REVOKED": ("it says that our certificate was revoked", "have another one made"),
-    "UNKNOWN_CA": ("it does not know who signed our certificate", "its CA must be in the manager's tls_client_ca"),
+    "CERTIFICATE_EXPIRED": ("it says that {ours} has expired", f"have it renewed; {_ENDS}"),
+    "CERTIFICATE_REVOKED": ("it says that {ours} was revoked", "have another one made"),
+    "UNKNOWN_CA": ("it does not know who signed {ours}", "its CA must be in the manager's tls_client_ca"),
     "CERTIFICATE_REQUIRED": ("it wants a certificate, and was shown none", "name yours: {tls_cert} and {tls_key}"),
-    "BAD_CERTIFICATE": ("it refuses our certificate", f"is it valid by now? {_ENDS}"),
-    "UNSUPPORTED_CERTIFICATE": ("it refuses our certificate", "is it one for clients (extendedKeyUsage)?"),
+    "BAD_CERTIFICATE": ("it refuses {ours}", f"is it valid by now? {_ENDS}"),
+    "UNSUPPORTED_CERTIFICATE": ("it refuses {ours}", "is it one for clients (extendedKeyUsage)?"),
 }
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"})
 
 
-def tls_problem(error: ssl.SSLError, where: str, name: Callable[[str], str] = str) -> FarsideError:
-    """The error for a client that cannot reach the manager at ``where`` because of TLS; ``name`` as in `TlsFiles`.
+def tls_problem(error: ssl.SSLError, where: str, files: TlsFiles = NO_FILES) -> FarsideError:
+    """The error for a client with ``files`` that cannot reach the manager at ``where`` because of TLS.
 
     A client may hear of its own certificate only with the first answer: errors of reading are meant too.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         what, hint = _OF_SERVER.get(error.verify_code, _UNKNOWN)
-        return PeerError(f"{where}: its certificate {what}", hint=_named(hint, name))
+        names = "".join(f" ({names})" for names in getattr(error, "__notes__", ())[:1] if names)
+        return PeerError(f"{where}: its certificate{names} {what}", hint=_named(hint, files))
     reason = error.reason or ""
     for alert, (what, hint) in _OF_OURS.items():
         if reason.endswith(f"ALERT_{alert}"):
-            return PeerError(f"{where}: {what}", hint=_named(hint, name))
+            return PeerError(f"{where}: {what.format(ours=_ours(files))}", hint=_named(hint, files))
     if reason in _NO_TLS:
         return PeerError(
             f"{where}: does not use TLS", hint="write http:// or ws:// if it has no certificate on purpose"
@@ -218,5 +303,17 @@ def tls_problem(error: ssl.SSLError, where: str, name: Callable[[str], str] = st
     return PeerError(f"{where}: TLS: {(reason or str(error)).replace('_', ' ').lower()}")
 
 
-def _named(hint: str, name: Callable[[str], str]) -> str:
-    return hint.format(**{setting: name(setting) for setting in ("ca_file", "tls_cert", "tls_key")})
+def _ours(files: TlsFiles) -> str:
+    """Our certificate, by its file and its names, as far as these are known."""
+    if not files.cert.is_absolute():
+        return "our certificate"
+    names = _names_in(files.cert)
+    return f"our certificate {files.cert}" + (f" ({names})" if names else "")
+
+
+def _named(hint: str, files: TlsFiles) -> str:
+    """The hint with the names that the user knows settings by, and the file of CAs that is named already."""
+    told = {setting: files.name(setting) for setting in ("ca_file", "tls_cert", "tls_key")}
+    if files.ca.is_absolute():
+        told["ca_file"] += f", now {files.ca}"
+    return hint.format(**told)

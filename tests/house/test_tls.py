@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from farside.errors import ConfigError, FarsideError
+from farside.log import Rarely
+from farside.scheduler.manager.api.limit.handshake import forget_failed
 from farside.tls import TlsFiles, client_tls, load_own, server_tls, tls_problem
 from tests.support.certificates import SERVER, Authority, Made
 
@@ -71,7 +74,7 @@ def said_to(tls: TlsFiles, context: ssl.SSLContext | None, host: str = "127.0.0.
         async with serving(context) as port:
             with pytest.raises(ssl.SSLError) as caught:
                 await asyncio.to_thread(ask, port, tls, host)
-            return str(tls_problem(caught.value, "HERE"))
+            return str(tls_problem(caught.value, "HERE", tls))
 
     return asyncio.run(run())
 
@@ -98,9 +101,12 @@ def test_a_client_is_told_what_is_wrong_with_its_certificate(
     asks = server_tls(files(server, authority.cert), is_required=True)
     expired, foreign = authority.make("old", days=0), other.make("n1")
 
-    assert said_to(files(expired, authority.cert), asks).startswith("HERE: it says that our certificate has expired; ")
-    assert said_to(files(foreign, authority.cert), asks).startswith(
-        "HERE: it does not know who signed our certificate; "
+    assert said_to(files(expired, authority.cert), asks).startswith(
+        f"HERE: it says that our certificate {expired.cert} (commonName=old, issued by commonName=ca) has expired; "
+    )
+    assert said_to(files(foreign, authority.cert), asks) == (
+        f"HERE: it does not know who signed our certificate {foreign.cert} (commonName=n1, issued by commonName=other);"
+        " its CA must be in the manager's tls_client_ca"
     )
     none = "HERE: it wants a certificate, and was shown none; name yours: tls_cert and tls_key"
     assert said_to(files(ca=authority.cert), asks) == none
@@ -111,7 +117,7 @@ def test_a_wrong_certificate_is_refused_also_where_none_is_required(
 ) -> None:
     told = said_to(files(other.make("n2"), authority.cert), server_tls(files(server, authority.cert)))
 
-    assert told.startswith("HERE: it does not know who signed our certificate; ")
+    assert told.startswith("HERE: it does not know who signed our certificate ")
 
 
 def test_a_certificate_that_was_revoked_is_refused_and_its_neighbour_is_not(
@@ -124,7 +130,9 @@ def test_a_certificate_that_was_revoked_is_refused_and_its_neighbour_is_not(
         async with serving(asks) as port:
             await asyncio.to_thread(ask, port, files(node, authority.cert))
 
-    assert said_to(files(stolen, authority.cert), asks).startswith("HERE: it says that our certificate was revoked; ")
+    assert said_to(files(stolen, authority.cert), asks).startswith(
+        f"HERE: it says that our certificate {stolen.cert} (commonName=stolen, issued by commonName=ca) was revoked; "
+    )
     asyncio.run(run())
 
 
@@ -136,11 +144,77 @@ def test_a_client_says_what_is_wrong_with_the_servers_certificate(
     ours = files(ca=authority.cert)
 
     assert said_to(files(ca=other.cert), sound) == (
-        "HERE: its certificate was signed by nobody who is known here; name the certificate of its CA: ca_file"
+        "HERE: its certificate (commonName=manager, issued by commonName=ca) was signed by nobody who is known here; "
+        f"name the certificate of its CA: ca_file, now {other.cert}"
     )
-    assert said_to(ours, expired).startswith("HERE: its certificate has expired; have it renewed there; ")
-    assert said_to(ours, elsewhere).startswith("HERE: its certificate is for another address; ")
-    assert said_to(ours, elsewhere, "localhost").startswith("HERE: its certificate is for another name; ")
+    for context, host, name, why in (
+        (expired, "127.0.0.1", "past", "has expired; have it renewed there; "),
+        (elsewhere, "127.0.0.1", "elsewhere", "is for another address; "),
+        (elsewhere, "localhost", "elsewhere", "is for another name; "),
+    ):
+        names = f"(commonName={name}, issued by commonName=ca)"
+        assert said_to(ours, context, host).startswith(f"HERE: its certificate {names} {why}")
+
+
+def failures_at(tls: TlsFiles, context: ssl.SSLContext, *, times: int = 1) -> list[dict[str, str]]:
+    """The lines of a server's log about clients with these files that fail, by their fields."""
+
+    async def run() -> None:
+        forget_failed(asyncio.get_running_loop())
+        async with serving(context) as port:
+            for _ in range(times):
+                with pytest.raises(ssl.SSLError):
+                    await asyncio.to_thread(ask, port, tls)
+
+    with patch("farside.tls._rarely", Rarely()), patch("farside.tls._log") as log:
+        asyncio.run(run())
+    return [line.kwargs for line in log.warning.call_args_list]
+
+
+def test_a_servers_log_names_the_certificate_that_it_does_not_know_once_a_minute_for_an_address(
+    authority: Authority, other: Authority, server: Made
+) -> None:
+    """[L6] Each of a stranger's handshakes cost a line, which said neither whose it was nor what to do."""
+    asks = server_tls(files(server, authority.cert))
+
+    (line,) = failures_at(files(other.make("n7"), authority.cert), asks, times=5)
+
+    assert line == {
+        "why": "unable to get local issuer certificate", "address": "127.0.0.1",
+        "certificate": "commonName=n7, issued by commonName=other",
+        "hint": f"if it is one of ours, put its CA into tls_client_ca {authority.cert}",
+    }  # fmt: skip
+
+
+def test_a_servers_log_says_that_a_client_does_not_know_its_ca(other: Authority, server: Made) -> None:
+    (line,) = failures_at(files(ca=other.cert), server_tls(files(server)))
+
+    assert line == {
+        "why": "the client does not know who signed our certificate", "address": "127.0.0.1",
+        "certificate": "commonName=manager, issued by commonName=ca",
+        "hint": f"give it the certificate of the CA of tls_cert {server.cert}",
+    }  # fmt: skip
+
+
+def test_a_clock_that_is_off_is_thought_of_where_a_certificate_is_not_valid_yet() -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate is not yet valid")
+    error.verify_code = 9  # X509_V_ERR_CERT_NOT_YET_VALID
+
+    told = str(tls_problem(error, "HERE"))
+
+    assert told.startswith("HERE: its certificate is not valid yet; is a clock wrong? `date` here, and there ")
+
+
+def test_names_of_a_certificate_that_nobody_vouches_for_are_one_short_line(
+    authority: Authority, tmp_path: Path
+) -> None:
+    made = Authority(tmp_path, "x" * 60).make("a\nb\x1b[31m")
+    stranger = Made(cert=made.cert.rename(tmp_path / "n.pem"), key=made.key.rename(tmp_path / "n.key"))
+
+    told = said_to(files(stranger, authority.cert), server_tls(files(authority.make("m", says=SERVER), authority.cert)))
+
+    assert told.isprintable()
+    assert "commonName=a?b?[31m, issued by commonName=xxx" in told
 
 
 def test_a_server_without_tls_is_told_apart(authority: Authority) -> None:

@@ -102,10 +102,45 @@ def test_an_agent_with_an_expired_certificate_says_what_to_do(
 
     with agent(agent_settings(manager, authority, made, tmp_path, node="n4")):
         until(
-            lambda: "our certificate has expired; have it renewed" in str(status(tmp_path).get("problem")),
+            lambda: "issued by commonName=ca) has expired; have it renewed" in str(status(tmp_path).get("problem")),
             what="an agent that says so",
             deadline_s=60,
         )
+
+
+def test_a_certificate_of_another_ca_is_named_on_either_side_of_every_door_of_the_manager(
+    manager: Manager, authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other")
+    foreign = other.make("n5", says="URI:farside://node/n5")
+    unknown = "does not know who signed our certificate"
+    names = "(commonName=n5, issued by commonName=other)"
+
+    with client_of(manager, authority, foreign) as client, pytest.raises(FarsideError) as refused:
+        client.get("whoami")
+    with client_of(manager, other) as client, pytest.raises(FarsideError) as not_ours:
+        client.get("whoami")
+    with agent(agent_settings(manager, authority, foreign, tmp_path, node="n5")):
+        until(lambda: unknown in str(status(tmp_path).get("problem")), what="a refused agent", deadline_s=60)
+        told = status(tmp_path)["problem"]
+    (tmp_path / "b").mkdir()
+    with agent(agent_settings(manager, other, foreign, tmp_path / "b", node="n5")):
+        until(
+            lambda: "nobody who is known here" in str(status(tmp_path / "b").get("problem")), what="it", deadline_s=60
+        )
+        doubted = status(tmp_path / "b")["problem"]
+
+    where = f"localhost:{manager.port}: "
+    assert str(refused.value) == (
+        f"https://{where}it {unknown} {foreign.cert} {names}; its CA must be in the manager's tls_client_ca"
+    )
+    assert told == str(refused.value).replace("https", "wss")
+    assert str(not_ours.value) == (
+        f"https://{where}its certificate (commonName=manager, issued by commonName=ca) was signed by nobody who is "
+        f"known here; name the certificate of its CA: FARSIDE_CA_FILE, now {other.cert}"
+    )
+    assert doubted == str(not_ours.value).replace("https", "wss").replace("FARSIDE_CA_FILE", "ca_file")
+    assert 'certificate="commonName=n5, issued by commonName=other"' in manager.log()
 
 
 def test_a_token_still_says_who_is_who(manager: Manager, authority: Authority) -> None:

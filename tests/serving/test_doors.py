@@ -3,10 +3,12 @@
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.log import Rarely
 from farside.serve import door_server
 from farside.serve.http1 import connection
 from farside.serve.service import Service
@@ -290,6 +293,35 @@ async def test_connections_that_never_speak_tls_give_way_to_one_that_does(
         assert not silent[-1][0].at_eof()
         for _, one in (*silent, (reader, writer)):
             one.close()
+
+
+def knock(port: int, ca: Path) -> None:
+    """A client that blocks: asyncio's hangs up without TLS's alert."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+        client_tls(TlsFiles(ca=ca)).wrap_socket(sock, server_hostname="127.0.0.1").close()
+
+
+@pytest.mark.parametrize("front", [http_front, grpc_front])
+@in_loop
+async def test_a_client_that_does_not_know_a_doors_ca_is_told_of_with_what_to_give_it(
+    front: Any, tmp_path: Path
+) -> None:
+    made, other = Authority(tmp_path).make("front", says=SERVER), Authority(tmp_path, "other")
+    secure = TlsFiles(cert=made.cert, key=made.key)
+    at = (free_port(),) if front is http_front else ()
+    with patch("farside.tls._rarely", Rarely()), patch("farside.tls._log") as log:
+        async with front([MODEL], *at, secure=secure) as opened, asyncio.timeout(60):
+            port = at[0] if at else int(opened[0].rpartition(":")[2])
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asyncio.to_thread(knock, port, other.cert)
+            while not log.warning.called:
+                await asyncio.sleep(0.01)
+
+    assert log.warning.call_args.kwargs == {
+        "why": "the client does not know who signed our certificate", "address": "127.0.0.1",
+        "certificate": "commonName=front, issued by commonName=ca",
+        "hint": f"give it the certificate of the CA of tls_cert {made.cert}",
+    }  # fmt: skip
 
 
 @in_loop

@@ -226,7 +226,7 @@ class ManagerClient(AbstractContextManager["ManagerClient"]):
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return PeerError(f"{where}: no manager answers there", hint="is it running? name it with --manager")
         if isinstance(error, ssl.SSLError):
-            return tls_problem(error, where, variable)
+            return tls_problem(error, where, self._address.tls)
         if isinstance(error, http.client.BadStatusLine) and where.startswith("http:"):
             return PeerError(f"{where}: does not answer by HTTP", hint="if it has a certificate, write https://")
         return PeerError(f"{where}: {getattr(error, 'strerror', None) or error or type(error).__name__}")

@@ -5,7 +5,7 @@ limit; so the listening socket itself asks the crowd, and the accepted one says 
 
 Of a handshake that fails asyncio keeps 0.3 MiB: its error has the frames that it went through, and these have the
 error. Such circles are found late (garbage_collection.py), so whoever opens and closes connections would fill the
-memory. `forget_failed` has them broken at once.
+memory. `forget_failed` has them broken at once, and what is said of a failure name the address.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from farside.scheduler.manager.api.limit.connections import Connections
+from farside.tls import PEER
 
 
 class CountedListener(socket.socket):
@@ -79,6 +80,10 @@ def _make_task(
 
 async def _forgetting(accepting: Coroutine[Any, Any, Any]) -> None:
     frame: FrameType | None = getattr(accepting, "cr_frame", None)
+    if frame is not None:
+        # All that the handshake does is called in this task's context, or in a copy of it. A unix socket has no name.
+        peer = frame.f_locals.get("extra", {}).get("peername")
+        PEER.set(str(peer[0]) if isinstance(peer, tuple) and peer else "")
     try:
         await accepting
     finally:
