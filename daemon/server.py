@@ -34,10 +34,16 @@ HANDSHAKE_LIMIT_S = 5.0
 """From accept to a proved key: two round trips, so 5 s is a peer that only holds a place."""
 DATA_CONNECTIONS_MAX = 8192
 """Each has a thread; 16 workers and a mover of 480 borrowers. The kernel's own limit of threads is rarely lower."""
-REFUSALS_TOLD_S = 10.0
+REFUSALS_TOLD_S = 60.0
 """A refusal of each kind is logged once in this time; the counters have them all."""
 ACCEPTED_A_TURN, SERVED_A_TURN = 256, 64
 """Of the event loop: some 5 ms of accepting and 15 ms of serving, of which what a borrower says next waits twice."""
+# By the reason of a refusal: what an operator can do.
+_WAYS_OUT = {
+    m.ErrorCode.VERSION: "update the older of the two",
+    m.ErrorCode.AUTH: "the cluster has one key: copy its file to that machine, or keep it from this port",
+    m.ErrorCode.MALFORMED: "is it a borrower of Farside? keep others from this port by a firewall",
+}
 ACCEPT_PAUSE_S = 0.1
 """After accept failed for want of descriptors or memory, so as not to spin on a listener that stays readable."""
 
@@ -122,11 +128,11 @@ class Server:
         try:
             await self._serve(channel, address)
         except RemoteProtocolError as error:
-            self._refuse(channel, m.ErrorCode(error.code or m.ErrorCode.MALFORMED), str(error))
+            self._refuse(channel, m.ErrorCode(error.code or m.ErrorCode.MALFORMED), str(error), address)
         except Refused as error:
-            self._refuse(channel, error.code, str(error))
+            self._refuse(channel, error.code, str(error), address)
         except TimeoutError:
-            self._refuse(channel, m.ErrorCode.NOT_NOW, f"no proof of the key in {HANDSHAKE_LIMIT_S:g} s")
+            self._refuse(channel, m.ErrorCode.NOT_NOW, f"no proof of the key in {HANDSHAKE_LIMIT_S:g} s", address)
         except PeerError as error:
             _log.debug("connection lost", reason=error)
         finally:
@@ -224,10 +230,11 @@ class Server:
         # The descriptor is the engine's now: Python must not close it.
         sock.detach()
 
-    def _refuse(self, channel: Channel, code: m.ErrorCode, text: str) -> None:
+    def _refuse(self, channel: Channel, code: m.ErrorCode, text: str, address: str) -> None:
         self._lender.counters.refused[code.name] += 1
         now_s = self._lender.clock.now_s()
         if now_s - self._refusals_told_s.get(code, -math.inf) >= REFUSALS_TOLD_S:
             self._refusals_told_s[code] = now_s
-            _log.warning("connection refused", code=code.name, reason=text)
+            hint = {"hint": _WAYS_OUT[code]} if code in _WAYS_OUT else {}
+            _log.warning("connection refused", address=address or "unix", code=code.name, reason=text, **hint)
         channel.farewell(code, text)

@@ -148,14 +148,19 @@ class Listener:
         try:
             refusal = "" if self._takes_unproved else why_not(sock)
             if refusal:
+                self._say(log.warning, "a client was turned away", refusal, _address_of(sock))
                 sock.close()
-                left_out = self._rarely.may(refusal)
-                if left_out is not None:
-                    log.warning("a client was turned away", reason=refusal, more_like_it=left_out)
             else:
                 await self.negotiate(sock)
         finally:
             self._room.release()
+
+    def _say(self, say: Callable[..., None], what: str, reason: str, client: str, hint: str = "") -> None:
+        """Once a minute for each address: whoever is let in may try again without end. [L6]"""
+        left_out = self._rarely.may((what, client))
+        if left_out is not None:
+            told = {"hint": hint, "more_like_it": left_out}
+            say(what, client=client, reason=reason, **{name: value for name, value in told.items() if value})
 
     async def negotiate(self, sock: socket.socket) -> int | None:
         """Runs one handshake; returns the worker that serves the client now, or None. Owns the socket."""
@@ -163,6 +168,7 @@ class Listener:
             for level, option, value in TCP_OPTIONS:
                 sock.setsockopt(level, option, value)
         worker: int | None = None
+        client = _address_of(sock)  # while it is there
         try:
             async with asyncio.timeout(HANDSHAKE_LIMIT_S):
                 worker = await self._converse(sock)
@@ -170,7 +176,8 @@ class Listener:
                 self._clients.attach(worker, sock)
                 log.info("client connected", worker=worker)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            log.info("a handshake failed", reason=str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            self._say(log.info, "a handshake failed", reason, client, "was it an NBD client?")
         finally:
             sock.close()  # harmless after attach, which detaches it
         return worker
@@ -194,7 +201,7 @@ class Listener:
                     kept, worker = worker, None
                     return kept
                 if step.next is Next.CLOSE:
-                    log.info("a client was turned away", reason=step.reason)
+                    self._say(log.info, "a client was turned away", step.reason, _address_of(sock))
                     return None
         finally:
             if worker is not None:
@@ -205,6 +212,16 @@ class Listener:
             return handshake.refuse("the device is being shut down", shutting_down=True)
         log.warning("a client was refused: all workers are taken; raise `workers`")
         return handshake.refuse("all connections of this device are taken")
+
+
+def _address_of(sock: socket.socket) -> str:
+    """Where a client is; one by a unix socket is this machine's."""
+    if sock.family == socket.AF_UNIX:
+        return "unix"
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:  # it has gone
+        return "unknown"
 
 
 def why_not(sock: socket.socket) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 
@@ -222,6 +223,21 @@ def test_the_kernel_tells_whose_a_connection_of_this_machine_is(family: str) -> 
             assert peer_uid(server) == peer_uid(client) == os.geteuid()
     except OSError as error:
         pytest.skip(f"no {family} here: {error}")
+
+
+def test_what_is_no_nbd_client_is_told_in_one_line_a_minute_with_whose_it_was(door: Door) -> None:
+    """[L6] With `listen_unproved` each stranger's bytes cost a line, which did not say whose they were."""
+    with patch.object(subject, "log") as log:
+        for _ in range(5):
+            client, server = tcp_pair()
+            with client:
+                client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                asyncio.run(door.listener.negotiate(server))
+
+    (line,) = log.info.call_args_list
+    assert line.args == ("a client was turned away",)
+    assert line.kwargs == {"client": "127.0.0.1", "reason": "unknown client flags 0x47455420"}
 
 
 def test_by_tcp_only_this_user_and_root_come_in(monkeypatch: pytest.MonkeyPatch) -> None:

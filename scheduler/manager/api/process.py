@@ -26,7 +26,7 @@ from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.idempotency import TAKES
 from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
-from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
+from farside.scheduler.manager.api.limit.http_connection import UVICORNS_LINE, LimitedProtocol
 from farside.scheduler.manager.api.metrics import ManagerCollector
 from farside.scheduler.manager.auth.caller import Callers, peer_host
 from farside.scheduler.manager.auth.tls_reload import TlsReload, files_of, tls_of
@@ -100,8 +100,9 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     sys.setswitchinterval(SWITCH_S)
     allow_many_connections()
     say_rarely(loop)
-    # It says a line for each request that is none.
-    logging.getLogger("uvicorn.error").addFilter(RareFilter())
+    strangers = logging.getLogger("uvicorn.error")
+    strangers.addFilter(lambda line: line.msg != UVICORNS_LINE)  # ours says more
+    strangers.addFilter(RareFilter())
     forget_failed(loop)
     # Of a handshake of TLS, which comes before a header; uvicorn passes no other on.
     constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S

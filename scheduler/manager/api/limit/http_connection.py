@@ -6,8 +6,15 @@ uvicorn has a limit for neither a header nor a body, of time or of bytes; only f
 import asyncio
 from typing import Any
 
+from farside.log import Rarely, get_log
 from farside.scheduler.manager.api.limit import connections as limits
 from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
+
+UVICORNS_LINE = "Invalid HTTP request received."
+"""What uvicorn logs of bytes that are no request: it says neither whose they were nor what to do."""
+
+_log = get_log("manager.connections")
+_rarely = Rarely()
 
 
 class LimitedProtocol(PeerProtocol):
@@ -51,6 +58,15 @@ class LimitedProtocol(PeerProtocol):
         # Checked after the parser has seen the bytes: they may have completed the request, and then there is no limit.
         if self._late is not None and self._bytes > self._bytes_max:
             self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are no request, and says so once a minute for each address. [L6]"""
+        client = self.client[0] if self.client is not None else "nobody"
+        left_out = _rarely.may(client) if msg == UVICORNS_LINE else None
+        if left_out is not None:
+            hint = "if it speaks TLS, name tls_cert; if it is no client of ours, keep it from this port"
+            _log.warning("bytes that are no HTTP request", client=client, hint=hint, more_like_it=left_out)
+        super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         """A header begins."""
