@@ -10,6 +10,8 @@ import pytest
 from farside.agent.token import LASTING_FILE
 from tests.agent.process import agent, kill, status, until_connected, write_config
 from tests.live.manager import Manager, running_manager
+from tests.live.test_metrics import scraped
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 LIMIT_S = 60.0
@@ -72,3 +74,40 @@ def test_a_revoked_node_stays_out_until_it_is_invited_again(tmp_path: Path) -> N
         listed = said(manager, "node", "list")
 
     assert "joined" in listed
+
+
+def test_a_node_that_comes_back_with_more_than_before_is_told_of_until_an_operator_accepts_it(tmp_path: Path) -> None:
+    """[H3] Real processes: the log, the listings and the metric of FarsideNodeGrew say it; jobs go on meanwhile."""
+    port = free_port()
+    with running_manager(tmp_path / "m", metrics_listen=f"127.0.0.1:{port}") as manager:
+
+        def until_grown(nodes: int) -> None:
+            what = f"{nodes} nodes in the metric"
+            until(lambda: scraped(port).get("farside_manager_nodes_grown") == nodes, what=what, deadline_s=LIMIT_S)
+
+        invitation = said(manager, "node", "invite", "n1", "--gpus", "2")
+        with agent(write_config(tmp_path, manager.url, token=invitation, declared_gpus=2)) as process:
+            until_connected(tmp_path)
+            until_grown(0)
+            kill(process)
+        more = {"declared_gpus": 16, "memory_total_bytes": 1 << 50}
+        with agent(write_config(tmp_path, manager.url, token=invitation, **more)):
+            until_connected(tmp_path)
+            until(lambda: "more than anybody vouched for" in manager.log(), what="the line", deadline_s=LIMIT_S)
+            (row,) = json.loads(said(manager, "node", "list", "--json"))
+            listed = said(manager, "nodes")
+            until_grown(1)
+            job = manager.submit("true", gpus=1)
+            until(lambda: manager.job(job)["state"] == "done", what="a job meanwhile", deadline_s=LIMIT_S)
+            said(manager, "node", "accept", "n1")
+            until_grown(0)
+            accepted = manager.get("nodes", "n1")["excess"]
+
+    (line,) = [line for line in manager.log().splitlines() if "more than anybody vouched for" in line]
+    assert row["excess"].startswith("16 GPUs instead of 2, 1024 TiB of memory instead of ")
+    assert "node=n1" in line
+    assert f'has="{row["excess"]}"' in line
+    assert "farside node accept n1" in line
+    assert "farside node revoke n1" in line
+    assert "says that it has 16 GPUs instead of 2" in " ".join(listed.split())
+    assert accepted == ""

@@ -60,6 +60,7 @@ class _Session:
         sensed: Its latest report, as far as no log keeps it; None: there is none yet.
         heard_s: When its last frame came.
         problems: By service, why its last state could not be read.
+        excess: What it says that it has, beyond what anybody vouched for, as the log was told; empty: nothing.
     """
 
     connection: AgentConnection
@@ -71,6 +72,7 @@ class _Session:
     heard_s: float
     takes_questions: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
+    excess: str = ""
 
 
 class AgentSessions:
@@ -291,6 +293,7 @@ class AgentSessions:
             await self._wait_for_lead()
             await connection.send(side.send(m.Welcome(generation=self._log.state.generation)))
             _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
+            _note_excess(session, self._log.state.nodes[line.node].excess)
             if not connection.is_proved:
                 _log.warning(
                     "a node takes any manager's word", node=line.node, hint="update its Farside, or use wss://"
@@ -414,6 +417,7 @@ class AgentSessions:
             )  # fmt: skip
             self._note_problems(session)
             await self._log.write(events, f"node {line.node}")
+            _note_excess(session, self._log.state.nodes[line.node].excess)
             # The acknowledgement comes after the write: an agent drops what was acknowledged, and must not drop what is
             # not in the log.
             await session.connection.send(session.side.send(m.Ack(seq=report.seq)))
@@ -468,6 +472,15 @@ class AgentSessions:
                     continue
                 await session.connection.send(frame)
             await session.changed.wait()
+
+
+def _note_excess(session: _Session, excess: str) -> None:
+    """Says once of a node that it claims more than anybody vouched for; a metric counts it for as long. [H3]"""
+    if excess and excess != session.excess:
+        node = session.line.node
+        hint = f"`farside node accept {node}` if that is right; otherwise `farside node revoke {node}`"
+        _log.warning("a node says that it has more than anybody vouched for", node=node, has=excess, hint=hint)
+    session.excess = excess
 
 
 def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:

@@ -239,6 +239,7 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     reason: str
     address: str
     partition: str | None
+    excess: str
     borrower: str | None
     swap_bytes: int
     swap_own_bytes: int

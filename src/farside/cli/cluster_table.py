@@ -56,7 +56,9 @@ def node_table(nodes: Iterable[Row]) -> Table:
         headroom = format_bytes(node["headroom_bytes"])
         whose = [_whose(node)] if has_partitions else []
         whose += [(node.get("topology") or {}).get("rack") or ""] if has_racks else []
-        why = "; ".join(filter(None, (node["reason"], memory_words(node, "lend"), memory_words(node, "swap"))))
+        grown = f"says that it has {node['excess']}: `farside node list`" if node.get("excess") else ""
+        words = (node["reason"], grown, memory_words(node, "lend"), memory_words(node, "swap"))
+        why = "; ".join(filter(None, words))
         _add(table, node["name"], *whose, node["state"], free, models, headroom, " ".join(jobs), why)
     return table
 
