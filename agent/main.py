@@ -134,7 +134,8 @@ class Agent:
         self._loads = LoadSense(
             self._gpus, lambda: self.runner.ledger.tasks.values(), self.runner.gpu_uuids_of, clock=clock
         )
-        problem = self._task_memory.problem(is_limited=self._cgroup is not None and self._cgroup.limits_memory)
+        self._limits_memory = self._cgroup is not None and self._cgroup.limits_memory
+        problem = self._task_memory.problem(is_limited=self._limits_memory)
         if problem:
             raise ConfigError(f"task_memory: is limit; {problem}", hint='task_memory = "warn"')
         self._borrower = BorrowerService(
@@ -249,6 +250,7 @@ class Agent:
             fence_s=self._config.fence_s,
             features=tuple(sorted(set(names_in(self._config.features)))),
             tells_load=self._gpus.tells_load,
+            task_memory=self._task_memory.told(is_limited=self._limits_memory),
             rdma_domain=self._config.rdma_domain,
             at_s=time.time(),
             services=self.services.facts(),

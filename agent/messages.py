@@ -298,6 +298,9 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     """The RDMA fabric that it is in, as its settings say; empty: that of its subnets."""
     tells_load: bool = False
     """Its agent tells how busy the GPUs of tasks are over time (`TaskLoad`)."""
+    task_memory: Text = ""
+    """What its agent does where a task's job names no memory: limit, warn or off; none: nothing limits any task's
+    memory there; empty: it is of the version before, and does not say."""
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):

@@ -31,6 +31,10 @@ class TaskMemory:
             return "no cgroup v2 that limits memory is here, and without one no task has a limit"
         return "" if self.share_bytes(1) else "memory_reserve_bytes leaves tasks nothing, which would be no limit"
 
+    def told(self, *, is_limited: bool) -> str:
+        """The fact for the manager: the mode, or "none" where no cgroup can limit any task's memory."""
+        return self.mode if is_limited else "none"
+
     def share_bytes(self, devices: int) -> int:
         """Share of a task with this number of devices; a task without any gets that of one device."""
         wanted = max(1, devices)

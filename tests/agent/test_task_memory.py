@@ -126,3 +126,15 @@ def test_by_default_a_node_warns_once_of_a_task_above_its_share(tmp_path: Path) 
     assert limit_bytes == 0
     assert said.count("uses more than its share") == 1
     assert "64 KiB" in said
+
+
+@pytest.mark.parametrize(("is_limited", "told"), [(True, "warn"), (False, "none")])
+def test_the_manager_is_told_what_a_task_gets_here(is_limited: bool, told: str) -> None:
+    assert memory("warn").told(is_limited=is_limited) == told
+
+
+def test_an_agent_without_cgroups_tells_the_manager_that_nothing_limits_memory(tmp_path: Path) -> None:
+    with fake_manager() as manager, agent(write_config(tmp_path, manager.url)):
+        until_connected(tmp_path)
+
+    assert manager.hellos[0].task_memory == "none"

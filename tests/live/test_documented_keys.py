@@ -15,6 +15,7 @@ from farside.scheduler.manager.model.spec import JobBody
 from farside.scheduler.manager.view.audit import show_audit
 from farside.scheduler.manager.view.overview import Glimpse, Sensed, Survey, show_overview
 from farside.scheduler.manager.view.power import energy_of, show_power
+from farside.scheduler.manager.view.safeguard import MemoryLimit, Safeguard
 from farside.scheduler.manager.view.usage import Usage, show_usage
 from farside.scheduler.manager.view.view import (
     EndedStart,
@@ -71,6 +72,12 @@ def test_a_jobs_keys_are_the_documented_ones() -> None:
         *task.__struct_fields__,
         *EndedStart.__struct_fields__,
     } == keys_of("show")
+
+
+def test_a_safeguards_keys_are_the_documented_ones() -> None:
+    said = TEXT.partition("A safeguard has ")[2].partition("\n\n")[0]
+
+    assert {*Safeguard.__struct_fields__, *MemoryLimit} == set(re.findall(r"`([a-z_]+)`", said))
 
 
 def test_every_key_of_a_job_file_is_documented_and_is_one_of_the_manager() -> None:

@@ -3,14 +3,15 @@
 import os
 import signal
 import subprocess
-from contextlib import AbstractContextManager
+import sys
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
 from farside.scheduler.manager.model.check_log import violations
 from tests.agent.process import agent, write_config
-from tests.live.manager import running_manager
+from tests.live.manager import Manager, running_manager
 from tests.support.waiting import text_of, until
 
 FENCE_S = 4.0
@@ -53,11 +54,45 @@ def one_partition(folder: Path) -> None:
 
                 os.kill(far.pid, signal.SIGSTOP)  # as if its cable were cut: neither side says or hears anything
                 until(lambda: len(set(text_of(said).split())) == 2, what="its second start", deadline_s=120)
+                guards = manager.job(job)["safeguards"]
                 go.touch()
                 until(lambda: manager.job(job)["state"] == "done", what="the job's end", deadline_s=60)
                 os.kill(far.pid, signal.SIGCONT)
 
         who = said.read_text().split()
         assert who == sorted(who), "both wrote in turns"
+        assert [(one["starts"], one["fence_s"]) for one in guards] == [([1], FENCE_S), ([2], FENCE_S)]
         assert manager.job(job)["starts"] == 2
         assert list(violations(manager.entries(), is_complete=True)) == []
+
+
+def test_where_no_fence_is_set_show_says_so_before_and_while_both_starts_may_run(tmp_path: Path) -> None:
+    """[M4] With the fence off the first start runs on: that must not come as a surprise."""
+    with running_manager(tmp_path / "m", node_timeout_s=1) as manager, ExitStack() as stack:
+        agents, go = {}, tmp_path / "go"
+        for name in ("far", "near"):
+            (tmp_path / name).mkdir()
+            token = manager.node_token(name)
+            config = write_config(tmp_path / name, manager.url, token=token, node=name, declared_gpus=1)
+            agents[name] = stack.enter_context(agent(config))
+        until(lambda: len(manager.get("nodes")["nodes"]) == 2, what="the nodes", deadline_s=60)
+        job = manager.submit("sh", "-c", f"until test -e {go}; do sleep 0.05; done", gpus=1)
+        until(lambda: manager.job(job)["state"] == "running", what="the job", deadline_s=60)
+        (first,) = manager.job(job)["nodes"]
+        before = shown(manager, job)
+
+        os.kill(agents[first].pid, signal.SIGSTOP)
+        until(lambda: manager.job(job)["starts"] == 2, what="its second start", deadline_s=120)
+        during = shown(manager, job)
+        go.touch()
+        until(lambda: manager.job(job)["state"] == "done", what="the job's end", deadline_s=60)
+        os.kill(agents[first].pid, signal.SIGCONT)
+
+    assert f"  fence     off on {first}: while the node is cut off its processes run on" in before
+    assert f"  memory    no limit on {first}" in before
+    assert f"  fence     start 1 may still run on {first}, until {first} is back" in during
+
+
+def shown(manager: Manager, job: str) -> str:
+    command = [sys.executable, "-m", "farside", "show", job, "--manager", f"unix:{manager.folder}/manager.sock"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

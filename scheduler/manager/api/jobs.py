@@ -44,6 +44,7 @@ from farside.scheduler.manager.model.state import LiveState, RequestKey
 from farside.scheduler.manager.nodes.dispatch import meeting_of, start_of
 from farside.scheduler.manager.view.groups import explain as explain_turns
 from farside.scheduler.manager.view.listing import JobListing
+from farside.scheduler.manager.view.safeguard import safeguards_of
 from farside.scheduler.manager.view.view import (
     NOTHING_EXPECTED,
     Expected,
@@ -183,7 +184,8 @@ async def jobs(
 async def show(job: OwnJob, shared: Shared) -> Response:
     """One job with its processes."""
     expected = await _expected(job, shared) if shared.goes_by_run_times else NOTHING_EXPECTED
-    return answer(show_job_in_full(job, shared.log.now_s(), expected))
+    state = shared.log.state
+    return answer(show_job_in_full(job, shared.log.now_s(), expected, safeguards_of(job, state)))
 
 
 async def _expected(job: LiveJob, shared: Context) -> Expected:

@@ -164,6 +164,13 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         """The role of that name; None of a job without roles."""
         return next((role for role in self.roles if role.name == name), None)
 
+    def memory_of(self, role: str, gpus: int) -> int:
+        """Bytes of memory to request for a process of this role (empty: none) with ``gpus`` GPUs; 0: none."""
+        named = self.role(role)
+        if named is not None:
+            return int(named.memory_bytes)
+        return int(self.memory_bytes if self.colocate else self.memory_bytes_per_gpu * gpus)
+
     @property
     def worker_range(self) -> tuple[int, int]:
         """On how many nodes a co-located job has a worker, fewest and most; one, where `workers` can't be read."""

@@ -450,10 +450,7 @@ def start_of(
     """
     meeting = meeting or meeting_of(job)
     spec, role = job.spec, job.spec.role(task.role)
-    cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
-    swap_bytes = spec.swap_bytes_per_gpu * len(task.gpus)
-    if spec.colocate:
-        memory_bytes = spec.memory_bytes
+    cpus, swap_bytes = spec.cpus_per_gpu * len(task.gpus), spec.swap_bytes_per_gpu * len(task.gpus)
     first = meeting.masters.get(task.role, task)
     role_variables = {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **meeting.hosts}
     # What earlier starts held counts against the limit. At least a second, as 0 means that there is no limit.
@@ -471,7 +468,7 @@ def start_of(
             gpus=task.gpus,
             parts=task.parts,
             cpus=cpus if role is None else role.cpus,
-            memory_bytes=int(memory_bytes if role is None else role.memory_bytes),
+            memory_bytes=spec.memory_of(task.role, len(task.gpus)),
             swap_bytes=int(swap_bytes if role is None else role.swap_bytes),
             stdout=spec.output_path(job.job_id, task.rank),
             rank=task.rank if role is None else task.role_rank,

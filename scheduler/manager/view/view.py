@@ -21,6 +21,7 @@ from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
 from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.partition import NOBODYS, Whose
+from farside.scheduler.manager.view.safeguard import Safeguard
 from farside.scheduler.placement.measured_speed import CONSOLIDATED
 
 
@@ -166,6 +167,7 @@ class JobInFull(Job, frozen=True, kw_only=True):
     profile: Profile | None
     idle_gpus: IdleGpus | None
     recalls: tuple[Recall, ...]
+    safeguards: tuple[Safeguard, ...]
     ended_starts: tuple[EndedStart, ...]
     master_addr: str
     master_port: int
@@ -237,9 +239,9 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     name: str
     state: str
     reason: str
+    excess: str
     address: str
     partition: str | None
-    excess: str
     borrower: str | None
     swap_bytes: int
     swap_own_bytes: int
@@ -295,8 +297,10 @@ def show_job(job: LiveJob) -> Job:
     )
 
 
-def show_job_in_full(job: LiveJob, now_s: float, expected: Expected = NOTHING_EXPECTED) -> JobInFull:
-    """A job with its processes, all that was asked for, and what it is expected to take."""
+def show_job_in_full(
+    job: LiveJob, now_s: float, expected: Expected = NOTHING_EXPECTED, safeguards: tuple[Safeguard, ...] = ()
+) -> JobInFull:
+    """A job with its processes, all that was asked for, what it is expected to take, and what guards it where it is."""
     return JobInFull(
         **structs.asdict(show_job(job)),
         **structs.asdict(expected),
@@ -308,6 +312,7 @@ def show_job_in_full(job: LiveJob, now_s: float, expected: Expected = NOTHING_EX
         profile=None if job.profile is None else like(Profile, job.profile, processes=len(job.profile.parts)),
         idle_gpus=None if job.idle is None else like(IdleGpus, job.idle),
         recalls=tuple(like(Recall, one, expected_from=one.samples, back_s=_or_none(one.back_s)) for one in job.recalls),
+        safeguards=safeguards,
         ended_starts=tuple(_show_start(at, one) for at, one in enumerate(job.stints, 1) if one.end_s < math.inf),
         master_addr=job.master_addr,
         master_port=job.master_port,

@@ -269,6 +269,7 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         yield f"  took      {took}, the last time"
     if idle := job.get("idle_gpus"):
         yield f"  idle GPUs {_idle_words(idle)}"
+    yield from _safeguard_lines(job)
     if job["exit_code"] is not None:
         yield f"  exit code {job['exit_code']}"
     if profile := job.get("profile"):
@@ -288,6 +289,45 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         # Lists and tables are left out: the request is shown above, and the user's environment is for --json only.
         words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list | dict))
         yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
+
+
+def _safeguard_lines(job: Row) -> Iterator[str]:
+    """Whether a fence ends its processes, and what limits their memory; nothing of a manager of the version before."""
+    guards: list[Row] | None = job.get("safeguards")
+    if guards is None:
+        return
+    has_none = job["state"] in ("waiting", "held", "placed")
+    if has_none and not guards:
+        yield "  fence     as its nodes have it where it starts: fence_s of `farside nodes --json`; 0: off"
+    for fence_s, nodes in _nodes_by(guards, "fence_s").items():
+        words = f"off on {nodes}: while the node is cut off its processes run on, also beside another start"
+        if fence_s:
+            words = f"{format_seconds(fence_s)} on {nodes}: processes end so long after their node is cut off, "
+            words += "before another start begins"
+        yield f"  fence     {words}"
+    for one in guards:
+        for start in one["starts"]:
+            if start < job["starts"] or has_none:
+                until = "its fence ends it" if one["fence_s"] else f"{one['node']} is back"
+                yield f"  fence     start {start} may still run on {one['node']}, until {until}"
+    for memory, nodes in _nodes_by(guards, "memory").items():
+        if memory in _MEMORY_WORDS:
+            yield f"  memory    {_MEMORY_WORDS[memory].format(nodes=nodes)}"
+
+
+_MEMORY_WORDS = {
+    "job": "limited on {nodes} to what it asked for",
+    "share": "limited on {nodes} to its GPUs' share of the node's, as it asked for none",
+    "warn": "no limit on {nodes}: above its GPUs' share the agent only warns, in its log; memory_per_gpu sets a limit",
+    "none": "no limit on {nodes}",
+}
+
+
+def _nodes_by(guards: Iterable[Row], key: str) -> Mapping[Any, str]:
+    found: dict[Any, list[str]] = {}
+    for one in guards:
+        found.setdefault(one[key], []).append(one["node"])
+    return {value: ", ".join(nodes) for value, nodes in found.items()}
 
 
 def _idle_words(idle: Row) -> str:

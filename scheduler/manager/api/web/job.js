@@ -86,7 +86,8 @@ function facts(job) {
     ...(job.idle_gpus ? [["Idle GPUs", idle(job.idle_gpus)]] : []),
     ...job.ended_starts.filter((one) => one.iteration_s !== null).map((one) => [`Start ${one.start}`, iterations(one)]),
     ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
-    ["Memory", spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : "no limit"],
+    ["Memory", memory(job)],
+    ...fences(job),
     ["Checkpoints", spec.checkpoint_dir || "none"],
     ["After", spec.after.length ? `job ${spec.after.join(", ")}` : "no other job"],
     ["Exit code", job.exit_code === null ? "none yet" : job.exit_code],
@@ -94,6 +95,25 @@ function facts(job) {
   const list = make("dl", { class: "pairs" });
   for (const [name, value] of pairs) list.append(make("dt", {}, name), make("dd", {}, String(value)));
   return make("section", { "aria-label": "Request" }, make("h2", {}, "Request"), list);
+}
+
+const UNASKED = { share: "its GPUs' share of the node's", warn: "no limit, a warning above its GPUs' share", none: "no limit" };
+
+function memory(job) {
+  const spec = job.spec, asked = spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : spec.memory_bytes ? bytes(spec.memory_bytes) : "";
+  const said = new Set(job.safeguards.map((one) => UNASKED[one.memory]).filter(Boolean));
+  return [asked, ...said].filter(Boolean).join("; ") || "none asked for";
+}
+
+function fences(job) {
+  const nodes = new Map();
+  for (const one of job.safeguards) nodes.set(fence(job, one), [...(nodes.get(fence(job, one)) || []), one.node]);
+  return [...nodes].map(([said, names]) => ["Fence", `${said} (${names.join(", ")})`]);
+}
+
+function fence(job, one) {
+  const earlier = one.starts.filter((start) => start < job.starts).map((start) => `; start ${start} may still run there`).join("");
+  return (one.fence_s ? `on: processes end ${span(one.fence_s)} after the node lost the manager` : "off: processes run on while the node is cut off") + earlier;
 }
 
 function expected(job) {
