@@ -32,7 +32,7 @@ _NVME_HOST = (
     "n=0; while [ ! -b /dev/nvme0n1 ] && [ $n -lt 100 ]; do n=$((n + 1)); sleep 0.1; done; "
     + _SWAPON.format("/dev/nvme0n1")
 )
-_TRANSPORTS = {BackEnd.TCP: "tcp", BackEnd.RXE: "rdma", BackEnd.SLOW: "tcp"}
+_TRANSPORTS = {BackEnd.TCP: "tcp", BackEnd.CLEAR: "tcp clear", BackEnd.RXE: "rdma", BackEnd.SLOW: "tcp"}
 
 
 def set_up(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
@@ -59,7 +59,7 @@ def set_up(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
             donor.run(_NVME_TARGET.format(address=address, kib=SWAP_MIB << 10), limit_s=START_S)
             borrower.run(_NVME_HOST.format(address=address), limit_s=START_S)
             return 0
-        case BackEnd.TCP | BackEnd.RXE | BackEnd.SLOW:
+        case BackEnd.TCP | BackEnd.CLEAR | BackEnd.RXE | BackEnd.SLOW:
             return farside(borrower, donor, f"borrow {{}} {{}} {{}} {_TRANSPORTS[back_end]}")
 
 

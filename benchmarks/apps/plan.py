@@ -28,6 +28,7 @@ BACK_ENDS = (
     BackEnd.RXE,
     BackEnd.NVME,
     BackEnd.SLOW,
+    BackEnd.CLEAR,
 )
 SLOW_DISKS = (BackEnd.DISK, BackEnd.SLOW)  # under these the guest's disk is a hard disk
 RETREATING = (Workload.ETC, Workload.SYS)

@@ -1,11 +1,11 @@
 """Farside in two guests, as an operator starts it; run as root inside each.
 
-    python3 -m benchmarks.apps.plane lend KEY ADDRESS COUNT [MIB]        # donors d1, d2, ... of this machine
-    python3 -m benchmarks.apps.plane borrow KEY ADDRESS COUNT TRANSPORT  # the device over them; swap on /dev/nbd0
-    python3 -m benchmarks.apps.plane fill KEY ADDRESS COUNT TRANSPORT    # no swap; a device of more than can be lent
+    python3 -m benchmarks.apps.plane lend KEY ADDRESS COUNT [MIB]                # donors d1, d2, ... of this machine
+    python3 -m benchmarks.apps.plane borrow KEY ADDRESS COUNT TRANSPORT [clear]  # the device over them, and swap on it
+    python3 -m benchmarks.apps.plane fill KEY ADDRESS COUNT TRANSPORT            # no swap; more than can be lent
 
-MIB is what a donor and the programs of its cgroup may have. Each returns when what it started runs, and prints its
-process id (the first donor's; the block process's).
+MIB is what a donor and the programs of its cgroup may have; clear: pages are not encrypted. Each returns when what it
+started runs, and prints its process id (the first donor's; the block process's).
 """
 
 import sys
@@ -28,7 +28,14 @@ SLOW = {"deadline_s": 5, "grace_s": 20}
 
 
 def plane_of(
-    key: str, address: str, count: int, *, memory_mib: int = 0, transport: str = "auto", size_mib: int = SWAP_MIB
+    key: str,
+    address: str,
+    count: int,
+    *,
+    memory_mib: int = 0,
+    transport: str = "auto",
+    size_mib: int = SWAP_MIB,
+    is_clear: bool = False,
 ) -> Plane:
     """The settings of both machines; each starts its own part of it."""
     add_link("rxe0", "eth1")
@@ -39,7 +46,10 @@ def plane_of(
         Donor(name=f"d{n + 1}", address=address, port=FIRST_PORT + n, memory_bytes=memory_mib * MIB, settings=lending)
         for n in range(count)
     ]
-    borrower = {"size_bytes": size_mib * MIB, "transport": transport, "workers": 1, **slab, **SLOW}
+    borrower = {
+        "size_bytes": size_mib * MIB, "transport": transport, "workers": 1, "encrypt_remote": not is_clear, **slab,
+        **SLOW,
+    }  # fmt: skip
     plane = Plane(FOLDER, donors=donors, settings=borrower)
     (FOLDER / "key").write_text(f"{key}\n")
     return plane
@@ -55,13 +65,13 @@ def lend(key: str, address: str, count: int, *, memory_mib: int = 0) -> int:
     return plane.pid("d1")
 
 
-def borrow(key: str, address: str, count: int, transport: str) -> Plane:
+def borrow(key: str, address: str, count: int, transport: str, is_clear: bool = False) -> Plane:
     """Starts the block process, has every slab of its device leased, and swaps to it.
 
     Attached as an operator does it, and then swapped to without discard, as the other back ends are: what the kernel
     discards is given back to the donors, and the first pages that go there next stay on the disk until they change.
     """
-    plane = _started(key, address, count, transport, SWAP_MIB)
+    plane = _started(key, address, count, transport, SWAP_MIB, is_clear=is_clear)
     swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "1")
     run(["swapoff", DEVICE], limit_s=LIMIT_S)
     for _ in range(FILLS):
@@ -86,8 +96,8 @@ def fill(key: str, address: str, count: int, transport: str) -> Plane:
     return plane
 
 
-def _started(key: str, address: str, count: int, transport: str, size_mib: int) -> Plane:
-    plane = plane_of(key, address, count, transport=transport, size_mib=size_mib)
+def _started(key: str, address: str, count: int, transport: str, size_mib: int, is_clear: bool = False) -> Plane:
+    plane = plane_of(key, address, count, transport=transport, size_mib=size_mib, is_clear=is_clear)
     plane.start("blockdev")
     until(plane.is_up, what="a borrower with its donors", deadline_s=LIMIT_S, every_s=0.5)
     return plane
@@ -102,9 +112,10 @@ def main() -> None:
     verb, key, address, count, *rest = sys.argv[1:]
     if verb == "lend":
         print(lend(key, address, int(count), memory_mib=int(rest[0]) if rest else 0))
+    elif verb == "borrow":
+        print(borrow(key, address, int(count), rest[0], is_clear="clear" in rest[1:]).told()["server_pid"])
     else:
-        started = (borrow if verb == "borrow" else fill)(key, address, int(count), rest[0])
-        print(started.told()["server_pid"])
+        print(fill(key, address, int(count), rest[0]).told()["server_pid"])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ BACK_ENDS = {
     BackEnd.AHEAD: "(b) with Farside's readahead",
     BackEnd.NVME: "(c) NVMe over TCP, brd",
     BackEnd.TCP: "(d) Farside by TCP",
+    BackEnd.CLEAR: "(d) by TCP, pages not encrypted",
     BackEnd.RXE: "(d) Farside by soft RDMA",
     BackEnd.SLOW: "Farside by TCP, copies on the disk of (a)",
 }
@@ -53,8 +54,8 @@ figures (thesis §2.7.3 and §2.7.4) stand beside ours: they are plots, and what
 * (b) is `nbd-client` to a `nbdkit memory` on the donor: a server's CPU serves every page, as in nbdX.
 * (c) is the kernel's NVMe over TCP, with a RAM disk (`brd`) behind the donor's `nvmet`.
 * (d) is `farside swap attach` with one donor; every slab is leased before the workload starts. Second copies go to the
-  borrower's virtio disk, which is not held back there; one more row has it as slow as (a). They are encrypted, which
-  nobody else's pages are.
+  borrower's virtio disk, which is not held back there; one more row has it as slow as (a). Pages are encrypted, at
+  donors and there, which nobody else's are; one more row has `encrypt_remote = false`.
 * (a) to (c) have the kernel's own readahead (`vm.page-cluster` {PAGE_CLUSTER}); `farside swap attach` sets {READAHEAD},
   and one row shows (b) with that too. All have one connection, and no I/O scheduler where the network is.
 * The programs' files are locked in memory: what pages is data. Pages are small ones

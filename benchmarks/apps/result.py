@@ -28,6 +28,7 @@ class BackEnd(StrEnum):
     AHEAD = "nbdkit-ahead"  # the same with Farside's readahead
     NVME = "nvme-tcp"
     TCP = "farside-tcp"
+    CLEAR = "farside-tcp-clear"  # by TCP, with encrypt_remote = false
     RXE = "farside-rxe"
     SLOW = "farside-tcp-slow"  # by TCP, and second copies on the disk of (a)
 

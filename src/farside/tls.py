@@ -12,11 +12,11 @@ How it works
 import _ssl
 import ssl
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import Rarely, get_log
@@ -134,14 +134,14 @@ def _names_of(certificate: Mapping[str, object]) -> str:
 
 def _shown_by(side: ssl.SSLObject | ssl.SSLSocket) -> str:
     """Names of the certificate that the other side showed, also where it was refused; empty: it showed none."""
-    chain = getattr(getattr(side, "_sslobj", None), "get_verified_chain", tuple)()
+    chain: Sequence[Any] | None = getattr(getattr(side, "_sslobj", None), "get_verified_chain", tuple)()
     return _names_of(chain[0].get_info()) if chain else ""
 
 
 def _names_in(path: Path) -> str:
     """Names of the certificate in a PEM file, the first; empty: none can be read."""
     try:
-        return _names_of(cast("Mapping[str, object]", _ssl._test_decode_cert(path)))
+        return _names_of(_ssl._test_decode_cert(path))  # type: ignore[attr-defined] # there since Python 2.6
     except (OSError, ssl.SSLError):
         return ""
 

@@ -5,11 +5,13 @@ import re
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from benchmarks.apps import counters, paper
 from benchmarks.apps.__main__ import RESULTS
+from benchmarks.apps.back_end import set_up
 from benchmarks.apps.counters import busy_s, process_s
 from benchmarks.apps.document import DOCS, REMARKS, memory_plot
 from benchmarks.apps.meter import Reading
@@ -33,6 +35,7 @@ from benchmarks.apps.result import (
 )
 from benchmarks.apps.summary import above_idle, event_loss_pct, loss_pct, p99_gain, slower, summary, throughput_gain
 from farside.errors import ConfigError
+from tests.vm.harness.guest import Guest
 
 ALL = tuple(BackEnd)
 EVERY = tuple(Workload)
@@ -148,6 +151,27 @@ def test_nothing_is_left_when_all_is_measured_or_tried() -> None:
     assert tasks(without_troubled(done), back_ends=ALL, workloads=EVERY, events=True) == [
         CellTask(back_end=cells[0].back_end, workloads=(cells[0].workload,))
     ]
+
+
+class Told:
+    """Stands for a guest: keeps what is to be run there."""
+
+    def __init__(self) -> None:
+        self.address, self.commands = "10.0.0.1", list[str]()
+
+    def run(self, command: str, **_: object) -> str:
+        self.commands.append(command)
+        return "1"
+
+
+@pytest.mark.parametrize(("back_end", "words"), [(BackEnd.TCP, "1 tcp)"), (BackEnd.CLEAR, "1 tcp clear)")])
+def test_one_borrower_by_tcp_encrypts_its_pages_and_one_does_not(back_end: BackEnd, words: str) -> None:
+    borrower, donor = Told(), Told()
+
+    assert set_up(back_end, cast(Guest, borrower), cast(Guest, donor)) == 1
+
+    (command,) = borrower.commands
+    assert words in command
 
 
 def test_only_the_back_ends_and_workloads_that_were_asked_for_are_measured() -> None:

@@ -1,5 +1,6 @@
 """Medians, spreads, ratios, targets and the document made of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -103,6 +104,21 @@ def test_a_target_that_is_missed_says_where_and_by_how_much() -> None:
     assert "4k read d1 c1 by 10 % IOPS" in ahead.measured
     assert added.reached is True
     assert "+8.0 us" in added.measured
+
+
+@pytest.mark.parametrize(("cpu_us", "p50_us", "reached"), [(14.9, 21.9, [True, True]), (15.1, 22.1, [False, False])])
+def test_encryption_is_judged_by_the_same_requests_in_the_clear(
+    cpu_us: float, p50_us: float, reached: list[bool]
+) -> None:
+    """[H1] Clear pages take 12 us of processors a request here, and 20 us at depth 1."""
+    processors = {"client": 5.0, "server": cpu_us - 5.0}
+    sealed = replace(sample("farside-tcp", 100, p50_us=p50_us), cpu_us_per_request=processors)
+
+    told = verdicts(run_of(sealed, sample("farside-tcp-clear", 100)))
+    alone = verdicts(run_of(sealed))
+
+    assert [one.reached for one in told if one.target.startswith("encryption")] == reached
+    assert [one.reached for one in alone if one.target.startswith("encryption")] == [None, None]
 
 
 def test_a_recall_is_judged_by_the_share_that_stayed_remote() -> None:
