@@ -3,11 +3,13 @@
 import ast
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.support.findings import NUMBER
+from tools.attack import table
 
 ROOT = Path(__file__).parents[2]
 ALL = [*(f"H{n}" for n in range(1, 4)), *(f"M{n}" for n in range(1, 12)), *(f"L{n}" for n in range(1, 12))]
@@ -47,6 +49,14 @@ def test_what_is_closed_is_shown_by_a_test_and_what_stays_has_its_reason(number:
         assert len(said) > 40, "why it stays"
     else:
         assert number in shown(), "no test has this number in its docstring"
+
+
+def test_the_table_of_attacks_names_what_needs_a_guest() -> None:
+    lines = table((ROOT / "docs/trust.md").read_text(), {})
+
+    named = [line[:4].strip() for line, after in pairwise(lines) if "make test-vm" in after]
+
+    assert named == ["M2", "M3"]
 
 
 def test_no_test_carries_a_number_that_the_document_does_not_have() -> None:
