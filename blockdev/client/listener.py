@@ -233,7 +233,10 @@ def why_not(sock: socket.socket) -> str:
     except OSError as error:
         return f"whose connection it is can't be told: {error.strerror}"
     if uid is None:
-        return "NBD by TCP from another machine proves nothing; listen_unproved = true lets everybody in"
+        return (
+            "the kernel (tcp_diag) finds no process of this machine at its other end, and NBD by TCP from another "
+            "machine proves nothing; listen_unproved = true lets everybody in"
+        )
     if uid not in (0, os.geteuid()):
         return f"uid {uid} is neither this device's user nor root; listen_unproved = true lets everybody in"
     return ""
