@@ -7,6 +7,11 @@ On the network pulls go before pushes. Computing comes after a pull, so a proces
 comes a pull alone. A push has to wait for one pull of each other job at most: before that job's next one comes its next
 push, which is behind. A job that has pushed pulls next, so for a moment the network is kept for that. A job that gives
 way gets its permission again after all who are ready at that moment, whatever they wait for.
+
+Anybody may ask for permissions, so each owner (a user of the node) has a bound. Time in which a permission was held
+without work is the owner's idle time: from `LAST_FROM_S` on its jobs come last, and from `IDLE_MOST_S` on they are let
+through at once and keep nobody waiting. Idle time is forgiven slowly, as time passes. An owner that has had permissions
+for `ROW_MOST_S` in a row while another one waited comes after that one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +35,14 @@ Place = Literal["away", "door", "held", "late"]
 UNKNOWN_LEASE_S = 60.0
 LEAST_LEASE_S = 1.0
 LEASE_TIMES = 4
+IDLE_MOST_S = 60.0
+"""Idle time of an owner from which on its jobs run without permissions."""
+FORGIVEN_SHARE = 0.02
+"""How much of the time that passes is taken off an owner's idle time."""
+LAST_FROM_S = 1.0
+"""Idle time of an owner from which on its jobs come after those of others."""
+ROW_MOST_S = 60.0
+"""Permissions that an owner has in a row while another one waits, by how long they may last."""
 PULL_GRACE_S = 0.005
 """How long pushes of others wait for a job that has pushed to ask for its pull: longer than a kernel's time slice."""
 
@@ -38,7 +51,7 @@ PULL_GRACE_S = 0.005
 class Hello:
     """A worker has come: the position that it will ask for first, and whether its whole job begins there.
 
-    ``is_only``: its job has no other worker.
+    ``is_only``: its job has no other worker. ``owner``: whose job it is, by which idle time is counted.
     """
 
     job: str
@@ -46,6 +59,7 @@ class Hello:
     position: int
     is_first: bool
     is_only: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +125,37 @@ class Measured:
     net_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idled:
+    """A job has held a permission for this long without work; said before what ended it, or after its deadline."""
+
+    job: str
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """Time has passed, for which owners are forgiven idle time."""
+
+    seconds: float
+
+
 Event = (
-    Hello | Want | Done | Yield | Deadline | PullDue | StartOver | Died | Measured | Ready | Bound | Together | Apart
+    Hello
+    | Want
+    | Done
+    | Yield
+    | Deadline
+    | PullDue
+    | StartOver
+    | Died
+    | Measured
+    | Idled
+    | Passed
+    | Ready
+    | Bound
+    | Together
+    | Apart
 )
 
 
@@ -158,7 +201,14 @@ class Pushed:
     position: int
 
 
-Output = Grant | HangUp | Served | Overdue | Pushed | Progress
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bypassed:
+    """An owner has reached `IDLE_MOST_S`: its jobs run without permissions until it is forgiven some."""
+
+    owner: str
+
+
+Output = Grant | HangUp | Served | Overdue | Pushed | Bypassed | Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +228,8 @@ class Worker:
         gave_way_to: Jobs and positions that were ready when it gave way, and have had no permission since.
         lease: Number of its permission.
         lease_s: How long its permissions last, by what they are for.
+        is_measured: Whether they last by what its steps take; otherwise each deadline that it meets shortens them.
+        owner: Whose job it is.
     """
 
     worker: int
@@ -192,6 +244,8 @@ class Worker:
     gave_way_to: frozenset[tuple[str, int]] = frozenset()
     lease: int | None = None
     lease_s: Mapping[Resource, float] = field(default_factory=lambda: {"cpu": UNKNOWN_LEASE_S, "net": UNKNOWN_LEASE_S})
+    is_measured: bool = False
+    owner: str = ""
 
     @property
     def waits(self) -> bool:
@@ -201,13 +255,38 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeQueue:
-    """All that a node knows; `net_permits` is how many jobs may be on the network at once."""
+    """All that a node knows.
+
+    Attributes:
+        epoch: Of the group.
+        is_apart: Whether a node of the group is away, so that all run without permissions.
+        workers: By job.
+        leases: How many permissions there were.
+        net_permits: How many jobs may be on the network at once.
+        idle_s: By owner, the time in which its jobs held permissions without work, less what is forgiven.
+        rows: By resource, who had the last permission, and for how long such could last in a row while others waited.
+    """
 
     epoch: int = 0
     is_apart: bool = True
     workers: Mapping[str, Worker] = field(default_factory=dict)
     leases: int = 0
     net_permits: int = 1
+    idle_s: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[Resource, tuple[str, float]] = field(default_factory=dict)
+
+    def lets_through(self, one: Worker) -> bool:
+        """Whether a worker goes on at once, without a permission."""
+        return self.is_apart or not one.waits or self.idle_s.get(one.owner, 0.0) >= IDLE_MOST_S
+
+    def lease_s(self, one: Worker, resource: Resource) -> float:
+        """How long a permission lasts: no longer than what is left of its owner's idle time."""
+        return min(one.lease_s[resource], max(LEAST_LEASE_S, IDLE_MOST_S - self.idle_s.get(one.owner, 0.0)))
+
+    def comes_last(self, one: Worker, resource: Resource) -> bool:
+        """Whether jobs of other owners go first."""
+        owner, row_s = self.rows.get(resource, ("", 0.0))
+        return self.idle_s.get(one.owner, 0.0) > LAST_FROM_S or (owner == one.owner and row_s >= ROW_MOST_S)
 
     def holders(self, resource: Resource) -> list[str]:
         """Jobs that have a permission for it."""
@@ -236,16 +315,18 @@ def step(state: NodeQueue, event: Event) -> Answer:
         return _group(state, event)
     if isinstance(event, Hello):
         return _hello(state, event)
+    if isinstance(event, Passed):
+        return _forgiven(state, event), ()
     one = state.workers.get(event.job)
     if one is None:
         return state, ()
     if isinstance(event, Ready | Bound):
         return _told(state, event, one)
     if isinstance(event, Measured):
-        lease_s: Mapping[Resource, float] = {
-            "cpu": max(LEAST_LEASE_S, LEASE_TIMES * event.comp_s), "net": max(LEAST_LEASE_S, LEASE_TIMES * event.net_s),
-        }  # fmt: skip
-        return _with(state, event.job, replace(one, lease_s=lease_s)), ()
+        lease_s: Mapping[Resource, float] = {"cpu": _lease_s(event.comp_s), "net": _lease_s(event.net_s)}
+        return _with(state, event.job, replace(one, lease_s=lease_s, is_measured=True)), ()
+    if isinstance(event, Idled):
+        return _idled(state, event, one)
     if isinstance(event, Died):
         rest = {job: other for job, other in state.workers.items() if job != event.job}
         return _filled(replace(state, workers=rest))
@@ -258,6 +339,30 @@ def step(state: NodeQueue, event: Event) -> Answer:
     return _said(state, event, one)
 
 
+def _lease_s(step_s: float) -> float:
+    """How long the permission for a step lasts that takes so long by now."""
+    return min(UNKNOWN_LEASE_S, max(LEAST_LEASE_S, LEASE_TIMES * step_s))
+
+
+def _idled(state: NodeQueue, event: Idled, one: Worker) -> Answer:
+    """Counts idle time; at the bound all jobs of the owner that ask are let through."""
+    before_s = state.idle_s.get(one.owner, 0.0)
+    now_s = min(IDLE_MOST_S + UNKNOWN_LEASE_S, before_s + event.held_s)
+    state = replace(state, idle_s={**state.idle_s, one.owner: now_s})
+    if not before_s < IDLE_MOST_S <= now_s:
+        return state, ()
+    jobs = [job for job, other in state.workers.items() if other.owner == one.owner]
+    state, told = _all_let_through(state, jobs)
+    return _after(state, (Bypassed(owner=one.owner), *told))
+
+
+def _forgiven(state: NodeQueue, event: Passed) -> NodeQueue:
+    if not state.idle_s:
+        return state
+    less = {owner: idle_s - FORGIVEN_SHARE * event.seconds for owner, idle_s in state.idle_s.items()}
+    return replace(state, idle_s={owner: idle_s for owner, idle_s in less.items() if idle_s > 0})
+
+
 def _due(state: NodeQueue, event: Deadline | PullDue, one: Worker) -> Answer:
     """A time is over."""
     if isinstance(event, PullDue):
@@ -266,7 +371,11 @@ def _due(state: NodeQueue, event: Deadline | PullDue, one: Worker) -> Answer:
         return _filled(_with(state, event.job, replace(one, pulls_next=False)))
     if one.place != "held" or one.lease != event.lease:
         return state, ()
-    late = replace(one, place="late", lease=None)
+    lease_s = dict(one.lease_s)
+    if not one.is_measured:
+        resource = resource_of(one.position)
+        lease_s[resource] = max(LEAST_LEASE_S, lease_s[resource] / LEASE_TIMES)
+    late = replace(one, place="late", lease=None, lease_s=lease_s)
     return _after(_with(state, event.job, late), (Overdue(job=event.job, position=one.position),))
 
 
@@ -285,7 +394,7 @@ def _said(state: NodeQueue, event: Want | Done | Yield, one: Worker) -> Answer:
     ready = state.ready(resource_of(one.position))
     gave_way_to = frozenset((job, other.position) for job, other in ready.items())
     state = _with(state, event.job, replace(one, place="door", lease=None, gave_way_to=gave_way_to))
-    if state.is_apart or not one.waits:
+    if state.lets_through(one):
         return _after(*_let_through(state, event.job))
     return _filled(state)
 
@@ -296,7 +405,7 @@ def _hello(state: NodeQueue, event: Hello) -> Answer:
     # One that was here before is dead, whatever it held.
     one = Worker(
         worker=event.worker, position=event.position - 1, done=event.position - 1, is_starting=event.is_first,
-        is_only=event.is_only,
+        is_only=event.is_only, owner=event.owner,
     )  # fmt: skip
     return _after(_with(state, event.job, one), (_progress(state, event.job, one),))
 
@@ -313,7 +422,7 @@ def _want(state: NodeQueue, event: Want, one: Worker) -> Answer:
     one = replace(one, place="door", position=event.position, done=event.position - 1, gave_way_to=frozenset())
     state = _with(state, event.job, one)
     told = (_progress(state, event.job, one),)
-    if state.is_apart or not one.waits:
+    if state.lets_through(one):
         state, more = _let_through(state, event.job)
         return _after(state, (*told, *more))
     return _after(state, told)
@@ -391,10 +500,23 @@ def _filled(state: NodeQueue) -> Answer:
         permits = 1 if resource == "cpu" else state.net_permits
         while len(state.holders(resource)) < permits and (job := _first_at_door(state, resource)) is not None:
             one, number = state.workers[job], state.leases + 1
+            lease_s = state.lease_s(one, resource)
+            rows: Mapping[Resource, tuple[str, float]] = {
+                **state.rows,
+                resource: _row(state, resource, one.owner, lease_s),
+            }
             held = replace(one, place="held", lease=number, pulls_next=False)
-            state = replace(_with(_waited_for(state, job, one.position), job, held), leases=number)
-            told.append(Grant(job=job, position=one.position, lease=number, lease_s=one.lease_s[resource]))
+            state = replace(_with(_waited_for(state, job, one.position), job, held), leases=number, rows=rows)
+            told.append(Grant(job=job, position=one.position, lease=number, lease_s=lease_s))
     return state, told
+
+
+def _row(state: NodeQueue, resource: Resource, owner: str, lease_s: float) -> tuple[str, float]:
+    """Who has the permission that is given now, and how long such could last in a row while another owner waited."""
+    if all(one.owner == owner for one in state.ready(resource).values()):
+        return owner, 0.0
+    before, row_s = state.rows.get(resource, ("", 0.0))
+    return owner, lease_s + (row_s if before == owner else 0.0)
 
 
 def _waited_for(state: NodeQueue, job: str, position: int) -> NodeQueue:
@@ -409,17 +531,18 @@ def _waited_for(state: NodeQueue, job: str, position: int) -> NodeQueue:
 def _first_at_door(state: NodeQueue, resource: Resource) -> str | None:
     """The job that gets the next permission: pulls before pushes, then the one that has been ready longest.
 
-    One that gave way is behind those to whom it did. None: no job that asks may have it now.
+    Jobs of an owner that has had more than its part come after all of these. One that gave way is behind those to whom
+    it did. None: no job that asks may have it now.
     """
     is_kept = resource == "net" and any(one.pulls_next for one in state.workers.values())
     ready = state.ready(resource)
     asked = {(job, one.position) for job, one in ready.items()}
     first = [
-        (_pushes(one), one.ready[1], job)
+        (state.comes_last(one, resource), _pushes(one), one.ready[1], job)
         for job, one in ready.items()
         if one.ready is not None and not (is_kept and _pushes(one)) and not one.gave_way_to & asked
     ]
-    return min(first)[2] if first else None
+    return min(first)[3] if first else None
 
 
 def _pushes(one: Worker) -> bool:

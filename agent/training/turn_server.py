@@ -5,6 +5,7 @@ descriptor of that process, since a child that inherited the connection keeps it
 """
 
 import asyncio
+import math
 import os
 import socket
 import struct
@@ -34,15 +35,18 @@ from farside.agent.training.messages import (
     use_of,
 )
 from farside.agent.training.node_queue import (
+    Bypassed,
     Deadline,
     Died,
     Done,
     Grant,
     HangUp,
     Hello,
+    Idled,
     Measured,
     NodeQueue,
     Overdue,
+    Passed,
     PullDue,
     Pushed,
     Served,
@@ -68,6 +72,10 @@ START_LIMIT_S = 10.0
 """For all workers of a job that begins."""
 BURST_MAX = 10_000
 """Messages of one worker between two beats; one that waits for its turns can't send so many."""
+IDLE_FROM_S, IDLE_SHARE = 0.25, 0.01
+"""A turn of so long in which its process had less of a processor than this share of the time was held without work."""
+WARNED_EVERY_S = 60.0
+"""A user's workers that are refused make one line in this time, which counts those before it."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -93,6 +101,8 @@ class _Line:
         self.job = ""
         self.workers = 0
         self.burst = 0
+        self.held: tuple[int, int] | None = None
+        """When its turn began, and the processor time of its process then, both in nanoseconds; None: it has none."""
 
 
 class TurnServer:
@@ -104,6 +114,7 @@ class TurnServer:
         self.record = TurnRecord()
         self.spilling = alpha.Spilling()
         self.hung_up = 0
+        self._refused: dict[int, tuple[float, int]] = {}  # by user: when a line was written, and refusals since
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._lines: set[_Line] = set()
@@ -157,6 +168,7 @@ class TurnServer:
         """Lets those that wait know that somebody is here; never returns."""
         while True:
             await asyncio.sleep(BEAT_S)
+            self.take(Passed(seconds=BEAT_S))
             for line in list(self._lines):
                 line.burst = 0
                 worker = self.queue.workers.get(line.job)
@@ -187,6 +199,7 @@ class TurnServer:
                 self._deadlines[output.job] = self._loop.call_later(output.lease_s, self.take, deadline)
             line = self._by_job.get(output.job)
             if line is not None:
+                line.held = (now_ns, clocks.spent_ns.get(output.job, 0)) if has_lease else None
                 self._send(line, packet_of(Granted(output.position, output.lease_s)))
         elif isinstance(output, Served):
             steps = self.record.jobs[output.job].step_s if output.job in self.record.jobs else {}
@@ -198,8 +211,21 @@ class TurnServer:
             self._loop.call_later(node_queue.PULL_GRACE_S, self.take, due)
         elif isinstance(output, Overdue):
             self.record.overdue(output.job)
+            self._turn_ended(self._by_job.get(output.job))
+        elif isinstance(output, Bypassed):
+            _log.warning("a user's jobs held turns without work; they go on without turns", user=output.owner)
         elif isinstance(output, HangUp):
             self._refuse(self._by_job.get(output.job), output.why)
+
+    def _turn_ended(self, line: _Line | None) -> None:
+        """Says to the queue when a turn was held without work; before what ended it is said."""
+        if line is None or line.held is None:
+            return
+        (began_ns, spent_ns), line.held = line.held, None
+        held_s = (time.monotonic_ns() - began_ns) / 1e9
+        worked_s = ((processor_time_ns(line.pid) or 0) - spent_ns) / 1e9
+        if held_s >= IDLE_FROM_S and worked_s < IDLE_SHARE * held_s:
+            self.take(Idled(job=line.job, held_s=held_s))
 
     # --- connections
 
@@ -255,6 +281,8 @@ class TurnServer:
             return
         if not line.job:
             raise RemoteProtocolError(f"{type(message).__name__} came before Here")
+        if isinstance(message, Wants | HasDone | Yields):
+            self._turn_ended(line)
         if isinstance(message, Wants):
             self.record.asked(line.job, message.position, now_ns, self._clocks(line.job))
             self.take(Want(job=line.job, position=message.position))
@@ -315,7 +343,8 @@ class TurnServer:
         self._by_job[job] = line
         is_only = here.workers == 1
         self.take(
-            Hello(job=job, worker=here.worker, position=here.position, is_first=here.is_first, is_only=is_only)
+            Hello(job=job, worker=here.worker, position=here.position, is_first=here.is_first, is_only=is_only,
+                  owner=str(line.uid))
         )  # fmt: skip
         self._group.here(job, here.workers)
         if here.is_first:
@@ -335,12 +364,28 @@ class TurnServer:
         if line is None or line not in self._lines:
             return
         self.hung_up += 1
-        _log.warning("a worker goes on without turns", user=line.uid, pid=line.pid, job=line.job, reason=why)
+        self._warn(line, why)
         try:
             line.sock.send(packet_of(Refused(why[:200])))
         except OSError:
             pass  # it will find the connection ended
         self._drop(line)
+
+    def _warn(self, line: _Line, why: str) -> None:
+        now_s = self._loop.time()
+        warned_s, since = self._refused.get(line.uid, (-math.inf, 0))
+        if now_s < warned_s + WARNED_EVERY_S:
+            self._refused[line.uid] = (warned_s, since + 1)
+            return
+        self._refused[line.uid] = (now_s, 0)
+        _log.warning(
+            "a worker goes on without turns",
+            user=line.uid,
+            pid=line.pid,
+            job=line.job,
+            reason=why,
+            refused_before=since,
+        )
 
     def _drop(self, line: _Line) -> None:
         if line not in self._lines:
@@ -357,6 +402,7 @@ class TurnServer:
             deadline = self._deadlines.pop(line.job, None)
             if deadline is not None:
                 deadline.cancel()
+            self._turn_ended(line)
             self._take_use(alpha.step(self.spilling, alpha.Left(job=line.job)))
             self.take(Died(job=line.job))
             self._group.gone(line.job)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.agent.training import alpha
+from farside.agent.training import alpha, node_queue, turn_server
 from farside.agent.training.executor import Wanted, run
 from farside.agent.training.group import GroupHost
 from farside.agent.training.link import NONCE_BYTES, Link
@@ -28,6 +28,7 @@ from farside.agent.training.messages import (
     WORKER_BYTES_MAX,
     Beat,
     Granted,
+    HasDone,
     HasProgress,
     Here,
     IsReady,
@@ -304,6 +305,52 @@ def test_a_worker_whose_words_nobody_can_reckon_with_is_refused_alone(
     use, steps = alpha.Use(job="", spilled=0.5, iteration_s=1.0), alpha.step
     monkeypatch.setattr(alpha, "step", reckoned)
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_user_whose_process_holds_turns_without_work_goes_on_without_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    clock = itertools.count(0, 1_000_000_000 if works else 0)
+    monkeypatch.setattr(turn_server, "processor_time_ns", lambda _pid: next(clock))
+    monkeypatch.setattr(turn_server, "IDLE_FROM_S", 0.0)
+    monkeypatch.setattr(node_queue, "IDLE_MOST_S", 1e-9)
+
+    async def scene() -> list[bool]:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind(str(tmp_path / "x.sock"))
+            listener.listen()
+            server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sock.setblocking(False)
+            await loop.sock_connect(sock, str(tmp_path / "x.sock"))
+            await loop.sock_sendall(sock, packet_of(Here(VERSION, "job", 0, 1, INIT_COMP, True)))
+            leases = list[bool]()
+            for position in (INIT_COMP, INIT_COMP + 1):
+                await loop.sock_sendall(sock, packet_of(Wants(position)))
+                async with asyncio.timeout(60):
+                    granted = to_worker(await loop.sock_recv(sock, WORKER_BYTES_MAX))
+                assert isinstance(granted, Granted)
+                leases.append(granted.lease_s is not None)
+                await loop.sock_sendall(sock, packet_of(HasDone(position)))
+            server.close()
+        return leases
+
+    assert asyncio.run(scene()) == [True, works]
+
+
+def test_connections_that_are_refused_make_one_line_a_minute(tmp_path: Path) -> None:
+    with executor(tmp_path) as node:
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.connect(str(node.socket))
+                sock.send(b"\xff nonsense")
+                assert isinstance(to_worker(sock.recv(WORKER_BYTES_MAX)), Refused)
+        log = node.log()
+
+    assert log.count("a worker goes on without turns") == 1
 
 
 def test_who_finds_no_executor_goes_on_without(tmp_path: Path) -> None:

@@ -11,15 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from farside.agent.training import node_queue, synchronizer
 from farside.agent.training.node_queue import (
+    IDLE_MOST_S,
+    LAST_FROM_S,
+    LEAST_LEASE_S,
+    UNKNOWN_LEASE_S,
+    Bypassed,
     Deadline,
     Died,
     Done,
     Grant,
     HangUp,
     Hello,
+    Idled,
     Measured,
     NodeQueue,
     Overdue,
+    Passed,
     PullDue,
     Pushed,
     Served,
@@ -529,6 +536,110 @@ def test_permissions_last_a_few_times_as_long_as_the_steps_take() -> None:
     )
 
     assert [one.lease_s for one in told if isinstance(one, Grant)] == [8.0]
+
+
+def owned(owner: str, job: str, number: int, position: int = 1) -> list[Any]:
+    """A job of an owner that is ready and asks."""
+    hello, *rest = started(job, number, position=position)
+    return [replace(hello, owner=owner), *rest]
+
+
+def deadline_of(state: NodeQueue, job: str) -> Deadline:
+    lease = state.workers[job].lease
+    assert lease is not None
+    return Deadline(job=job, lease=lease)
+
+
+def test_a_job_that_meets_its_deadline_before_its_steps_are_known_gets_shorter_permissions() -> None:
+    state, told = after(*started("a", 1, position=1))
+    leases_s = list[float | None]()
+    for turn in range(5):
+        leases_s += [one.lease_s for one in told if isinstance(one, Grant)]
+        position = 1 + 3 * turn
+        again = Ready(epoch=1, job="a", position=position + 3, number=turn + 2)
+        state, told = after(
+            deadline_of(state, "a"), Done(job="a", position=position), again, Want(job="a", position=position + 3),
+            queue=state,
+        )  # fmt: skip
+
+    assert leases_s == [UNKNOWN_LEASE_S, 15.0, 3.75, LEAST_LEASE_S, LEAST_LEASE_S]
+
+
+def test_no_measured_step_makes_a_permission_longer_than_the_longest() -> None:
+    state, _ = after(Hello(job="a", worker=0, position=1, is_first=True))
+
+    state, _ = after(Measured(job="a", comp_s=3000.0, net_s=3000.0), queue=state)
+
+    assert set(state.workers["a"].lease_s.values()) == {UNKNOWN_LEASE_S}
+
+
+def test_jobs_of_an_owner_that_held_turns_without_work_come_last() -> None:
+    state, _ = after(*owned("bad", "a", 1), *owned("bad", "b", 2), *owned("good", "c", 3))
+    assert state.holders("cpu") == ["a"]
+
+    _, told = after(
+        Idled(job="a", held_s=LAST_FROM_S / 2), Idled(job="a", held_s=LAST_FROM_S), Done(job="a", position=1),
+        queue=state,
+    )  # fmt: skip
+
+    assert granted(told) == [("c", 1)]
+
+
+def test_an_owner_keeps_others_waiting_for_a_bounded_time_in_all_whatever_it_connects() -> None:
+    """Each of its jobs is new, holds its turn for 7 s and dies."""
+    state, told = after(*owned("bad", "0", 1))
+    held_s, number = 0.0, 0
+    while granted(told) and state.workers[f"{number}"].lease is not None:
+        lease_s = next(one.lease_s or 0.0 for one in told if isinstance(one, Grant))
+        for_s = min(7.0, lease_s)
+        held_s += for_s
+        state, _ = after(Idled(job=f"{number}", held_s=for_s), Died(job=f"{number}"), queue=state)
+        number += 1
+        state, told = after(*owned("bad", f"{number}", number + 1), queue=state)
+
+    assert IDLE_MOST_S <= held_s <= IDLE_MOST_S + LEAST_LEASE_S
+    _, told = after(*owned("good", "c", number + 2), queue=state)
+    assert granted(told) == [("c", 1)], "whose turn nobody else has"
+
+
+def test_an_owner_at_the_bound_is_let_through_at_once_and_has_turns_again_when_it_is_forgiven() -> None:
+    state, _ = after(*owned("bad", "a", 1), *owned("bad", "b", 2), *owned("good", "c", 3))
+
+    state, told = after(Idled(job="a", held_s=IDLE_MOST_S), queue=state)
+
+    assert told == [Bypassed(owner="bad"), Grant(job="b", position=1, lease=None, lease_s=None)]
+    state, told = after(Died(job="a"), queue=state)
+    assert granted(told) == [("c", 1)]
+    _, told = after(Passed(seconds=60.0), *owned("bad", "d", 4, position=0), queue=state)
+    assert [one.lease is None for one in told if isinstance(one, Grant)] == [False]
+
+
+def test_an_owner_with_many_long_turns_lets_another_one_go_first_in_between() -> None:
+    """It works in all of them, so nothing else is wrong with it."""
+    many = [event for number in range(9) for event in owned("many", f"{number}", number + 1)]
+    state, _ = after(*many, *owned("one", "z", 99))
+    turns = list[str]()
+    while state.holders("cpu") != ["z"]:
+        turns += state.holders("cpu")
+        state, _ = after(Done(job=turns[-1], position=1), queue=state)
+
+    assert len(turns) == 2
+
+
+def test_jobs_with_short_turns_go_in_the_order_in_which_they_were_ready_whosever_they_are() -> None:
+    state, _ = after(*owned("many", "0", 1))
+    for number in range(1, 9):
+        state, _ = after(
+            replace(owned("many", f"{number}", 0)[0]), Measured(job=f"{number}", comp_s=0.1, net_s=0.1),
+            *owned("many", f"{number}", number + 1)[1:], queue=state,
+        )  # fmt: skip
+    state, _ = after(*owned("one", "z", 99), queue=state)
+    turns = list[str]()
+    while state.holders("cpu") != ["z"]:
+        turns += state.holders("cpu")
+        state, _ = after(Done(job=turns[-1], position=1), queue=state)
+
+    assert turns == [f"{number}" for number in range(9)]
 
 
 def test_all_go_on_when_a_node_of_the_group_is_away() -> None:
