@@ -19,7 +19,7 @@
  *     - PEND: the newest content is in a slot. It is the first source of a read, and goes when the disk has it.
  *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
  *     - SEALED: donors have this content encrypted, by the page's number, this sequence and the epoch (seal.h). It comes
- *       and goes with a new sequence only. The epoch is the process that wrote it, counted: one that was killed may have
+ *       and goes with a new sequence, or comes while no donor has the page. The epoch is the process that wrote it, counted: one that was killed may have
  *       given a donor what it never published, and its successor uses that sequence for something else. Version 2 of
  *       this state did not know SEALED: what donors had then is in the clear, is read so, and the mover writes it anew,
  *       sealed.
@@ -481,6 +481,12 @@ static inline bool page_is_single(uint64_t a)
 static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
 static inline bool page_is_filled(uint64_t a) { return a & P_SOURCES; }
 static inline bool page_is_clear(uint64_t a) { return a & P_RALL && !(a & P_SEALED); }
+
+/* As is what memory has that was taken from its slab: a donor's on this host (shm.c). */
+static inline bool page_is_zeros(const uint8_t *mem)
+{
+	return !mem[0] && !memcmp(mem, mem + 1, NE_PAGE_BYTES - 1);
+}
 
 /* What tells a content of a page from all others that it had or will have: the tweak beside the page's number. */
 static inline uint64_t content_of(uint64_t a) { return (a & P_SEQ) | a >> P_EPOCH_SHIFT << 32; }

@@ -159,13 +159,14 @@ bool copy_verify(struct worker *w, uint32_t page, uint32_t at, uint64_t from, ui
 {
 	struct ne_page *p = &w->dev->page[page];
 	uint8_t *mem = ring_at(&w->stage, at);
+	bool is_empty = from != P_DISK && page_is_zeros(mem);
 
 	if (from != P_DISK && atomic_load(&p->a) & P_SEALED)
 		ne_open_page(w->seal, mem, mem, page, content_of(atomic_load(&p->a)));
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == (uint32_t)atomic_load(&p->b))
 		return true;
 	w->stats.checksum_errors++;
-	dev_event(w->dev, NE_EVENT_CHECKSUM, donor, page, 0, 0);
+	dev_event(w->dev, NE_EVENT_CHECKSUM, donor, page, is_empty, 0);
 	for (uint64_t a = atomic_load(&p->a); !page_swap(w->dev, p, &a, without_copy(a, from));)
 		;
 	return false;
@@ -178,15 +179,31 @@ static void run_verify(struct drain *d, uint32_t page, uint32_t n, bool good[RUN
 		good[i] = copy_verify(d->w, page + i, i, P_R(d->home), d->w->dev->slabs[H_SLAB(d->word)].donor);
 }
 
+/*
+ * From here on this content of a claimed page is sealed, as an older engine's is not: as long as no donor has it, no
+ * reader can be wrong about what it finds there. One that a donor has in the clear needs a new sequence: page_renew().
+ */
+static void page_seal_first(struct ne_device *dev, struct ne_page *p)
+{
+	uint64_t a = atomic_load(&p->a);
+
+	while (dev->sealed && !(a & (P_SEALED | P_RALL)) && !page_swap(dev, p, &a, (a & ~P_EPOCH) | dev->sealed))
+		;
+}
+
 /* What donors are given of the good pages of a staged run, in its own part of the stage. */
 static void run_outgoing(struct drain *d, uint32_t page, uint32_t n, const bool *good)
 {
 	struct worker *w = d->w;
 
 	for (uint32_t i = 0; i < n; i++) {
-		uint64_t a = atomic_load(&w->dev->page[page + i].a);
+		struct ne_page *p = &w->dev->page[page + i];
 		uint8_t *to = ring_at(&w->stage, OUTGOING_AT + i), *from = ring_at(&w->stage, d->at + i);
+		uint64_t a;
 
+		if (good[i])
+			page_seal_first(w->dev, p);
+		a = atomic_load(&p->a);
 		if (good[i] && a & P_SEALED)
 			ne_seal_page(w->seal, to, from, page + i, content_of(a));
 		else if (good[i])
@@ -281,20 +298,79 @@ static bool drain_fails(const struct drain *d)
 	return atomic_load(&dev->live[d->slab].fail) || donor_is(dev, dev->slabs[d->slab].donor, NE_DONOR_FAILED);
 }
 
+/*
+ * Takes a claimed page, whose content stands in the stage at `buf`, away from its donors: into a slot, under a new
+ * sequence, sealed from now on. What the disk has of it stays. False: there is no slot.
+ */
+static bool page_renew(struct worker *w, uint32_t page, const uint8_t *buf)
+{
+	struct ne_page *p = &w->dev->page[page];
+	uint64_t pos = ring_take(&w->slots, 1, HOLD_OLD), a, to;
+
+	if (pos == UINT64_MAX)
+		return false;
+	memcpy(ring_at(&w->slots, pos), buf, NE_PAGE_BYTES);
+	a = atomic_fetch_or(&p->a, P_WIP) | P_WIP;
+	atomic_store(&p->b, (uint64_t)slot_number(w, pos) << 32 | (uint32_t)atomic_load(&p->b));
+	do {
+		to = ((a + 1) & P_SEQ) | (a & (P_DISK | P_CLAIM | P_DBUSY)) | P_PEND | w->dev->sealed;
+	} while (!page_swap(w->dev, p, &a, to));
+	dop_make(w, NULL, page, 1, pos);
+	return true;
+}
+
+/* Donors have this content in the clear, and what is given to them from now on is sealed. */
+static bool is_to_be_sealed(const struct ne_device *dev, uint64_t a)
+{
+	return dev->sealed && page_is_clear(a);
+}
+
+/*
+ * Which of the good pages of a run go to other homes. Those that donors have in the clear are taken away from all of
+ * them first (renewed), or stay where they are if there is no slot: no new place gets such a page as it is.
+ */
+static void run_renew(struct drain *d, uint32_t page, uint32_t n, const bool *good, bool *outgoing, bool *renewed)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		bool is_clear = is_to_be_sealed(d->w->dev, atomic_load(&d->w->dev->page[page + i].a));
+
+		renewed[i] = good[i] && is_clear && page_renew(d->w, page + i, ring_at(&d->w->stage, i));
+		outgoing[i] = good[i] && (!is_clear || renewed[i]);
+	}
+}
+
+/* Gives a renewed page, which now has `bits`, to readers: from its slot where neither a donor nor the disk has it. */
+static void page_settle(struct ne_device *dev, struct ne_page *p, uint64_t bits)
+{
+	bool elsewhere = bits || atomic_load(&p->a) & P_DISK;
+
+	page_change(dev, p, bits, P_CLAIM | (elsewhere ? P_PEND : 0));
+}
+
 /* A run of claimed pages that all have the home's bit. False: some are still there. */
 static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 {
-	bool good[RUN_PAGES] = {false}, fail = drain_fails(d), in_time = !fail && drain_has_time(d), all = true;
+	bool good[RUN_PAGES] = {false}, outgoing[RUN_PAGES] = {false}, renewed[RUN_PAGES] = {false};
+	bool fail = drain_fails(d), in_time = !fail && drain_has_time(d), all = true;
 	uint64_t from = P_R(d->home), bits = 0;
 	bool staged = !fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n, 0);
 
 	if (staged) {
 		run_verify(d, page, n, good);
-		if (in_time)
-			bits = run_copy(d, page, n, good, d->home);
+		if (in_time) {
+			run_renew(d, page, n, good, outgoing, renewed);
+			bits = run_copy(d, page, n, outgoing, d->home);
+		}
 	}
 	for (uint32_t i = 0; i < n; i++) {
-		if (good[i] && bits) {
+		if (renewed[i]) {
+			page_settle(d->w->dev, &d->w->dev->page[page + i], bits);
+			d->moved += bits != 0;
+			d->left += !bits;
+			d->w->stats.pages_moved += bits != 0;
+			continue;
+		}
+		if (outgoing[i] && bits) {
 			page_change(d->w->dev, &d->w->dev->page[page + i], bits, from);
 			d->moved++;
 			d->w->stats.pages_moved++;
@@ -305,6 +381,7 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 		}
 		page_change(d->w->dev, &d->w->dev->page[page + i], 0, P_CLAIM);
 	}
+	kept_turn(d->w); /* gives slots of renewed pages back */
 	return all;
 }
 
@@ -471,40 +548,20 @@ static void cluster_heal(struct worker *w, uint32_t cluster)
 	uint32_t page = cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES, n;
 	uint64_t from = homes_in_reach(w, cluster, H_VALID), to = homes_in_reach(w, cluster, H_VALID | H_WRITE);
 	bool well = to && (from & (from - 1)); /* a donor has it, another takes it */
+	const uint64_t mask = P_RALL | P_SEALED;
 
 	for (; page < end && well && !atomic_load(&w->stop); page += n ? n : 1) {
 		uint64_t a = atomic_load(&w->dev->page[page].a), copy = a & P_RALL;
 
 		n = 0;
-		if (!page_is_single(a) || !(from & copy) || !(to & ~copy))
-			continue;
+		if (!page_is_single(a) || !(from & copy) || !(to & ~copy) || is_to_be_sealed(w->dev, a))
+			continue; /* what is to be sealed is written to all of its homes anew: cluster_seal() */
 		d.home = copy == P_R(0) ? 0 : copy == P_R(1) ? 1 : 2;
 		d.word = atomic_load(&w->dev->cluster[cluster].home[d.home]);
-		n = run_claim(&d, page, end, P_RALL, copy);
+		n = run_claim(&d, page, end, mask, a & mask);
 		if (n) /* else somebody writes it just now */
 			well = run_heal(&d, page, n);
 	}
-}
-
-/*
- * Takes a claimed page, whose content stands in the stage at `buf`, away from its donors: into a slot, under a new
- * sequence, sealed from now on. What the disk has of it stays. False: there is no slot.
- */
-static bool page_renew(struct worker *w, uint32_t page, const uint8_t *buf)
-{
-	struct ne_page *p = &w->dev->page[page];
-	uint64_t pos = ring_take(&w->slots, 1, HOLD_OLD), a, to;
-
-	if (pos == UINT64_MAX)
-		return false;
-	memcpy(ring_at(&w->slots, pos), buf, NE_PAGE_BYTES);
-	a = atomic_fetch_or(&p->a, P_WIP) | P_WIP;
-	atomic_store(&p->b, (uint64_t)slot_number(w, pos) << 32 | (uint32_t)atomic_load(&p->b));
-	do {
-		to = ((a + 1) & P_SEQ) | (a & (P_DISK | P_CLAIM | P_DBUSY)) | P_PEND | w->dev->sealed;
-	} while (!page_swap(w->dev, p, &a, to));
-	dop_make(w, NULL, page, 1, pos);
-	return true;
 }
 
 /*
@@ -526,9 +583,11 @@ static bool run_seal(struct drain *d, uint32_t page, uint32_t n)
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		struct ne_page *p = &d->w->dev->page[page + i];
-		bool elsewhere = bits || atomic_load(&p->a) & P_DISK;
 
-		page_change(d->w->dev, p, good[i] ? bits : 0, P_CLAIM | (good[i] && elsewhere ? P_PEND : 0));
+		if (good[i])
+			page_settle(d->w->dev, p, bits);
+		else
+			page_change(d->w->dev, p, 0, P_CLAIM);
 	}
 	kept_turn(d->w); /* gives the slots back */
 	return any;

@@ -525,7 +525,7 @@ static struct source source_find(struct worker *w, uint32_t page, uint8_t avoid)
 }
 
 /* That copy is not what was written: no read may find it again. */
-static void copy_drop(struct worker *w, uint32_t page, const struct source *s)
+static void copy_drop(struct worker *w, uint32_t page, const struct source *s, bool is_empty)
 {
 	struct ne_page *p = page_of(w, page);
 	uint64_t bit = s->home == HOME_DISK ? P_DISK : P_R(s->home), a = atomic_load(&p->a);
@@ -535,7 +535,8 @@ static void copy_drop(struct worker *w, uint32_t page, const struct source *s)
 			continue;
 		w->stats.checksum_errors++;
 		dev_event(w->dev, NE_EVENT_CHECKSUM,
-			  s->home == HOME_DISK ? UINT32_MAX : w->dev->slabs[H_SLAB(s->word)].donor, page, 0, 0);
+			  s->home == HOME_DISK ? UINT32_MAX : w->dev->slabs[H_SLAB(s->word)].donor, page, is_empty,
+			  0);
 		return;
 	}
 }
@@ -558,6 +559,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	struct ne_cluster *c = &w->dev->cluster[page / NE_CLUSTER_PAGES];
 	const uint8_t *there;
 	uint32_t crc, entered;
+	bool is_empty;
 
 	if (s->from == FROM_ZERO) {
 		memset(dst, 0, NE_PAGE_BYTES);
@@ -581,6 +583,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	} else {
 		crc = ne_copy_crc32c(dst, there, NE_PAGE_BYTES);
 	}
+	is_empty = crc != (uint32_t)s->b && page_is_zeros(there); /* while it is ours to look at */
 	slab_leave(w, entered);
 	if (crc == (uint32_t)s->b) {
 		count_page_in(w, s->home);
@@ -588,7 +591,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	}
 	atomic_thread_fence(memory_order_acquire);
 	if (atomic_load(&p->a) == s->a)
-		copy_drop(w, page, s);
+		copy_drop(w, page, s, is_empty);
 	w->stats.reads_retried++;
 	return false;
 }
@@ -832,7 +835,7 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 	if ((a & P_SEQ) == (s.a & P_SEQ) && !(a & P_WIP)) {
 		if (rio->home < NE_HOMES)
 			s.word = atomic_load(&w->dev->cluster[(rio->first + i) / NE_CLUSTER_PAGES].home[rio->home]);
-		copy_drop(w, rio->first + i, &s);
+		copy_drop(w, rio->first + i, &s, false);
 	}
 	w->stats.reads_retried++;
 	return false;

@@ -4,11 +4,12 @@ import errno
 import os
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from farside.kmod_shim.engine.binding import EventKind, Protection
+from farside.kmod_shim.engine.binding import DonorState, EventKind, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command, NbdClient
 from tests.support.rig import Rig, Slab
@@ -85,7 +86,10 @@ def test_a_page_that_a_donor_changed_comes_from_the_disk_and_is_counted(rig: Rig
     assert client.read(0, len(data)) == data
     errors = rig.device.stats().checksum_errors
     assert errors == (2 if how == "swaps" else 1)
-    assert rig.wait_event(EventKind.CHECKSUM).a == slab.donor
+    told = rig.wait_event(EventKind.CHECKSUM)
+    assert told.a == slab.donor
+    # Memory that a donor of this host has taken back is all zeros; over a network it would have refused.
+    assert told.c == (how == "zeroes" and rig.transport == "shm")
     assert client.read(0, len(data)) == data  # that copy is never asked for again
     assert rig.device.stats().checksum_errors == errors
 
@@ -110,12 +114,14 @@ def test_pages_that_move_are_opened_checked_and_sealed_again(rig: Rig) -> None:
     client.write(0, data)
     rig.until_on_disk()
     put(slabs[0], 5, bytes(PAGE_BYTES))
+    put(slabs[0], 7, bytes(PAGE_BYTES - 1) + b"x")
     before = page_of(slabs[0], 6)
     rig.map(0, slabs[1])
 
     drained = rig.drain(slabs[0])
 
-    assert drained.b == PAGES - 1  # all but the page that was changed
+    assert drained.b == PAGES - 2  # all but the pages that were changed
+    assert {(event.b, event.c) for event in rig.events() if event.kind == EventKind.CHECKSUM} == {(5, 1), (7, 0)}
     assert page_of(slabs[1], 6) == before  # the same content of the same sequence is sealed alike
     assert client.read(0, len(data)) == data
 
@@ -169,6 +175,87 @@ def test_clear_pages_of_an_older_engine_are_read_and_sealed_until_none_is_left(
     assert client.read(0, len(data)) == data
     assert all(SECRET not in bytes(slab.memory[: len(data)]) for slab in slabs)
     assert rig.device.stats().checksum_errors == rig.device.stats().pages_lost == 0
+
+
+def with_clear_pages(rig: Rig, *, away: int | None = None) -> tuple[NbdClient, bytes]:
+    """A client's data in the first granule, in the clear as an older engine's; from now on donors are given sealed.
+
+    ``away``: a donor that is suspect from then on.
+    """
+    client = rig.connect()
+    data = SECRET.ljust(PAGE_BYTES, b"x") * PAGES
+    client.write(0, data)
+
+    def as_of_before() -> None:
+        os.pwrite(rig.state_fd, struct.pack("<I", 2), VERSION_AT)
+
+    if away is not None:
+        rig.device.donor_set(away, DonorState.SUSPECT)
+    rig.params = replace(rig.params, encrypt_remote=1)
+    rig.take_over(while_stopped=as_of_before)
+    return client, data
+
+
+def until_over_and_unseen(slab: Slab, is_over: Callable[[], object]) -> None:
+    """Looks at a donor's memory again and again until it is over, and once more then."""
+    while not is_over():
+        assert slab.memory.find(SECRET, 0) < 0
+    assert slab.memory.find(SECRET, 0) < 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_clear_pages_that_the_disk_has_are_sealed_before_a_donor_gets_them(make_rig: MakeRig, transport: str) -> None:
+    """They went to a donor that had never had them as they were, and were sealed there afterwards."""
+    rig = make_rig(transport=transport, encrypt_remote=0)
+    client, data = with_clear_pages(rig)
+    until(lambda: rig.device.figures.pages_disk_alone() == PAGES, what="the disk to have them")
+    (slab,) = rig.donors_with_slabs(1, granules=1)
+
+    rig.device.lift_set(True)
+    until_over_and_unseen(slab, lambda: rig.device.figures.pages_disk_alone() == 0)
+
+    assert rig.device.figures.pages_clear() == 0
+    os.ftruncate(rig.disk_fd, 0)
+    assert client.read(0, len(data)) == data
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_clear_pages_get_their_second_copy_sealed(make_rig: MakeRig, transport: str) -> None:
+    rig = make_rig(transport=transport, protection=Protection.REPLICA, encrypt_remote=0)
+    rig.donors_with_slabs(1, granules=1)
+    client, data = with_clear_pages(rig, away=0)  # nothing is sealed or healed meanwhile
+    rig.add_donor(1)
+    other = rig.add_slab(1)
+    rig.map(0, other)
+
+    rig.device.donor_set(0, DonorState.UP)
+    until_over_and_unseen(other, lambda: rig.device.figures.pages_exposed() == 0)
+
+    until(lambda: rig.device.figures.pages_clear() == 0, what="every page to be sealed")
+    rig.lose_donor(0)
+    assert client.read(0, len(data)) == data
+
+
+@pytest.mark.parametrize("protection", [Protection.REPLICA, Protection.BOTH])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_clear_pages_that_a_donor_wants_to_be_rid_of_move_sealed(
+    make_rig: MakeRig, transport: str, protection: Protection
+) -> None:
+    rig = make_rig(transport=transport, protection=protection, encrypt_remote=0)
+    slabs = rig.donors_with_slabs(2, granules=0)
+    for slab in slabs:
+        rig.map(0, slab)
+    client, data = with_clear_pages(rig, away=1)  # as one of the two is away, the mover leaves both copies as they are
+    rig.add_donor(2)
+    other = rig.add_slab(2)
+    rig.map(0, other)
+
+    rig.device.slab_drain(slabs[0].number, 60_000, False)
+    until_over_and_unseen(other, lambda: any(event.kind == EventKind.SLAB_DRAINED for event in rig.events()))
+
+    assert rig.wait_event(EventKind.SLAB_DRAINED).b == PAGES
+    assert client.read(0, len(data)) == data
+    assert rig.device.stats().pages_lost == rig.device.stats().checksum_errors == 0
 
 
 def test_a_content_that_a_killed_process_never_published_has_a_tweak_of_its_own(make_rig: MakeRig) -> None:
