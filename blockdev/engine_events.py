@@ -95,16 +95,23 @@ class EngineEvents:
     def _on_checksum(self, event: EngineEvent) -> None:
         # UINT32_MAX in place of a donor's number means the disk (engine.h).
         source = "disk" if event.a == 0xFFFFFFFF else self._context.table.node(event.a)
-        if source != "disk" and not self._is_being_emptied(event):
+        if source != "disk" and not self._has_taken_it_back(event):
             self._donors.gave_damaged(source)
         if self._may_tell(source):
             log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
 
-    def _is_being_emptied(self, event: EngineEvent) -> bool:
-        # A donor of this host that waited for its slab in vain takes the memory, and zeros are read there: its right.
+    def _has_taken_it_back(self, event: EngineEvent) -> bool:
+        """Whether the donor had a right to what was found: zeros, in memory that it has said EVICT for.
+
+        A donor of this host that waited for its slab in vain punches its pages out, which we still map: they read as
+        zeros (daemon/slab/lender.py). Over a network such a slab is refused. Anything else in a slab that is being
+        emptied counts as in any other: a donor decides when that is.
+        """
         table = self._context.table
         slabs = (table.slabs[number] for number in table.mappings(event.b * PAGE_BYTES // GRANULE_BYTES))
-        return any(slab.donor == event.a and slab.draining for slab in slabs)
+        return event.c == 1 and self._donors.is_shared(event.a) and any(
+            slab.donor == event.a and slab.evicted for slab in slabs
+        )  # fmt: skip
 
     def _may_tell(self, what: str) -> bool:
         now_s = self._context.clock.now_s()

@@ -71,6 +71,10 @@ class DonorList:
                 return one
         raise PeerError("the donor is not in the peers file")
 
+    def is_shared(self, donor: int) -> bool:
+        """True when slabs of the donor of this number are memory of this host; False too when it has left."""
+        return any(one.number == donor and one.is_shared for one in self._donors.values())
+
     # ------------------------------------------------------------ port
 
     def views(self) -> tuple[DonorView, ...]:
