@@ -46,16 +46,27 @@ class Wish:
 
 
 def ask_served(admin_socket: Path) -> Served:
-    """Device behind an admin socket. Raises PeerError: nothing answers, or not a blockdev of this version."""
+    """Device behind an admin socket.
+
+    Raises:
+        PeerError: nothing answers, it is no blockdev of this version, neither root's nor ours, or names another process
+            as its server: we would look at one process's guard and swap to another.
+    """
+    told, pid = admin.call_process_of({0, os.geteuid()}, admin_socket, "status")
     # Only the fields of Served are read: a newer blockdev may say more.
-    told = admin.call(admin_socket, "status")
     try:
-        return msgspec.convert(told, type=Served)
+        served = msgspec.convert(told, type=Served)
     except msgspec.ValidationError as error:
         raise PeerError(
             f"{admin_socket}: no blockdev of this version answers there",
             hint="name the blockdev's own admin socket with --socket; an older one needs `farside admin replace`",
         ) from error
+    if served.server_pid != pid:
+        raise PeerError(
+            f"{admin_socket}: process {pid} answers and says that process {served.server_pid} does",
+            hint="try again if the server was just replaced; else ask who has put that socket there",
+        )
+    return served
 
 
 def guard_of(root: Path, served: Served) -> tuple[Check, ...]:

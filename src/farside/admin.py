@@ -4,13 +4,15 @@
     {"command": "fault", "donor": "d1", ...}    ->  {"ok": false, "error": "one line"}
 
 A connection may carry several requests, one after another. Lines are at most `LINE_BYTES_MAX` long in both directions;
-the socket is its owner's before anybody can connect. `serve` is the process's side, `call` and `ask` are the caller's.
+the socket is its owner's before anybody can connect. `serve` is the process's side, `call`, `call_process_of` and `ask`
+are the caller's.
 """
 
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway calle
 REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
 CALL_LIMIT_S = 10.0
 START_LIMIT_S = 150.0  # what starts a process answers when that serves; its own limit is shorter, and has a reason
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): of the process that called listen()
 _BEGINS = (b"{", b" ", b"\t")  # a request does
 _STARTING = ("replace", "guard", "start_agent", "start_aggregator", "start_manager", "start_donor")
 
@@ -103,13 +106,42 @@ def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **argumen
     Raises:
         PeerError: Nobody answers there, or the process refused; its own words, in one line.
     """
-    request = _line({"command": command, **arguments})
+    return _call_checked(path, {"command": command, **arguments}, timeout_s, None)[0]
+
+
+def call_process_of(
+    owners: Collection[int], path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object
+) -> tuple[Any, int]:
+    """The result of a command at a process of one of these users, and that process's pid.
+
+    For a caller that does more for the process than its user may: who can write in the socket's folder can put a socket
+    of their own there. The kernel says who listens, before a byte is sent.
+
+    Raises:
+        PeerError: as `call`, and it is another user's process.
+    """
+    return _call_checked(path, {"command": command, **arguments}, timeout_s, owners)
+
+
+def _call_checked(
+    path: Path, request: Mapping[str, object], timeout_s: float, owners: Collection[int] | None
+) -> tuple[Any, int]:
+    line = _line(request)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
             connection.connect(os.fspath(path))
-            connection.sendall(request)
-            return _result(_receive_line(connection), path)
+            pid, uid, _ = _CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            if owners is not None and uid not in owners:
+                raise PeerError(
+                    f"{path}: a process of uid {uid} listens there, and it has to be one of uid "
+                    + " or ".join(str(owner) for owner in sorted(owners)),
+                    hint="who has put it there? the process that belongs there is to be started as that user",
+                )
+            connection.sendall(line)
+            return _result(_receive_line(connection), path), pid
     except OSError as error:
         raise _no_answer(path, error) from error
 

@@ -90,6 +90,27 @@ def test_the_asynchronous_client_says_the_same(tmp_path: Path) -> None:
     assert asyncio.run(both()) == {"got": {"number": 1}}
 
 
+def test_only_a_process_of_the_right_user_is_asked(tmp_path: Path) -> None:
+    """Root does what the answer says: whoever may write in the socket's folder can put another socket there."""
+    path, us = tmp_path / "a.sock", os.geteuid()
+    asked: list[Mapping[str, object]] = []
+
+    async def note(arguments: Mapping[str, object]) -> object:
+        asked.append(arguments)
+        return "noted"
+
+    async def both() -> None:
+        async with admin.serve(path, {"note": note}):
+            with pytest.raises(PeerError, match=f"a process of uid {us} listens there, and it has to be one of uid"):
+                await asyncio.to_thread(lambda: admin.call_process_of({us + 1, us + 2}, path, "note"))
+            told = await asyncio.to_thread(lambda: admin.call_process_of({us}, path, "note"))
+            assert told == ("noted", os.getpid())
+
+    asyncio.run(both())
+
+    assert len(asked) == 1
+
+
 NONSENSE = (b"", b"no json", b"[]", b'{"command": 3}', b"\xff", b'{"a": "\xff"}', b"{" * 100_000, b'{"a":' * 20_000)
 
 

@@ -45,7 +45,7 @@ class World:
             Connection(index=1, sockets=(101, 102), size_bytes=1 << 30, server_flags=1, backend="farside:swap0")
         )
         patch.setattr("farside.kmod_shim.swap.watch.dial", self._dial)
-        patch.setattr(admin, "call", self._call)
+        patch.setattr(admin, "call_process_of", lambda *_: (self._told(), 1))
         patch.setattr("farside.kmod_shim.swap.watch.RETRY_S", 0.0)
 
     def watch(self) -> Any:
@@ -60,7 +60,7 @@ class World:
         offer = Offer(size_bytes=1 << 30, flags=0x16D, block_bytes=4096)
         return Dialled(offer=offer, sockets=(socket.socket(socket.AF_UNIX),))
 
-    def _call(self, *_: Any, **__: Any) -> Any:
+    def _told(self) -> Any:
         told = {"name": "swap0", "size_bytes": 1, "slab_bytes": 1, "workers": 4, "connections": self.clients}
         return told | {"offered": True, "server_pid": 1, "supervisor_pid": 1, "listen": [], "disk_path": ""}
 

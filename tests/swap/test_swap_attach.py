@@ -1,14 +1,16 @@
 """Attaching and detaching as a whole, on a machine of files and a kernel of bytes: order, refusals, and taking back."""
 
+import os
 import shutil
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farside import admin
-from farside.errors import ConfigError, FarsideError
+from farside.errors import ConfigError, FarsideError, PeerError
 from farside.kmod_shim.nbd import sysfs as nbd_sysfs
 from farside.kmod_shim.nbd.dial import Dialled, Offer
 from farside.kmod_shim.nbd.netlink import NbdNetlink
@@ -36,6 +38,7 @@ class World:
         self.log: list[str] = []
         self.content: dict[str, str] = {}
         self.fails_at = ""
+        self.answering_pid = 0  # another process than the one that status names
         self.status: dict[str, Any] = {
             "name": "swap0",
             "size_bytes": GIB,
@@ -51,6 +54,7 @@ class World:
         for pid in (SUPERVISOR, SERVER):
             tree.process(self.root, pid, flags=0, score=0)
         patch.setattr(admin, "call", self._call)
+        patch.setattr(admin, "call_process_of", self._call_process_of)
         patch.setattr("farside.kmod_shim.swap.attach.NbdNetlink", lambda: Wired(self))
         patch.setattr("farside.kmod_shim.swap.attach.dial", self._dial)
         patch.setattr("farside.kmod_shim.swap.attach.swap_on", self._swap_on)
@@ -86,6 +90,10 @@ class World:
             for pid in (SUPERVISOR, SUCCESSOR):
                 tree.process(self.root, pid)
         return self.status
+
+    def _call_process_of(self, owners: Collection[int], path: Path, command: str) -> tuple[Any, int]:
+        assert owners == {0, os.geteuid()}
+        return self._call(path, command), self.answering_pid or self.status["server_pid"]
 
     def _dial(self, endpoint: str, export: str, *, count: int) -> Dialled:
         self.do(f"dial {endpoint} {count}")
@@ -132,6 +140,16 @@ class Wired(NbdNetlink):
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch)
+
+
+def test_a_process_that_names_another_as_the_server_gets_no_swap(world: World) -> None:
+    """Who may write in /run/farside put a socket of their own there, and named a process whose guard is well."""
+    world.answering_pid = 99
+
+    with pytest.raises(PeerError, match="process 99 answers and says that process 71 does"):
+        world.attach()
+
+    assert world.log == []
 
 
 def test_everything_is_done_in_its_order(world: World) -> None:
@@ -357,7 +375,7 @@ def test_status_goes_without_a_server_that_does_not_answer(world: World, monkeyp
     def silent(*_: Any, **__: Any) -> Any:
         raise FarsideError("no answer")
 
-    monkeypatch.setattr(admin, "call", silent)
+    monkeypatch.setattr(admin, "call_process_of", silent)
     (info,) = device_infos(world.root)
 
     assert not info.served
