@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from farside.agent.mutual_proof import HEADER, NONCE_BYTES, Frames, PlainFrames,
 from farside.errors import ConfigError
 from farside.scheduler.manager.auth.caller import CERTIFICATE
 from farside.scheduler.manager.auth.token_file import Role, add_token, read_tokens, revoke_tokens
+from farside.scheduler.manager.model.event import Event, NodeAccepted, NodeKeyed, NodeRevoked
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.nodes import sessions as sessions_module
 from tests.live.fake_agent import FakeNode
@@ -272,6 +273,80 @@ def test_a_revoked_node_loses_its_session_and_is_refused_by_any_token(
             await one.end()
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
+
+    run(tmp_path, test)
+
+
+def by(node: str, event: type[NodeRevoked | NodeAccepted]) -> NodeRevoked | NodeAccepted:
+    return event(node=node, by="carl")
+
+
+@pytest.mark.parametrize("then", [(), (NodeAccepted,)], ids=["and stays so", "and is accepted at once"])
+def test_of_nodes_that_are_revoked_between_two_looks_each_loses_its_session(
+    then: Sequence[type[NodeAccepted]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[M9] A second change gave the admissions the address of the first ones, so nobody looked: the session stayed."""
+    monkeypatch.setattr(sessions_module, "WATCH_PERIOD_S", 0.01)
+
+    async def test(api: Api) -> None:
+        watch = asyncio.ensure_future(api.sessions.watch_tokens())
+        for turn in range(5):
+            names = (f"a{turn}", f"b{turn}")
+            joined = [await attempt(api, api.node_token(name), node=FakeNode(name)) for name in names]
+            assert all("welcome" in one.answer for one in joined)
+
+            # In one write, so that no look falls between them.
+            events = [by(name, event) for event in (NodeRevoked, *then) for name in names]
+            await api.log.write(events, "test")
+
+            assert ["was revoked" in (await one.closed())["reason"] for one in joined] == [True, True]
+            for one in joined:
+                await one.end()
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+    run(tmp_path, test)
+
+
+def test_who_is_invited_in_the_place_of_a_revoked_node_is_not_refused_for_its_session(tmp_path: Path) -> None:
+    """[M9] By a certificate the revoked one may speak again once the name is invited: nobody looks in this test."""
+
+    async def test(api: Api) -> None:
+        revoked = await attempt(api, certificate="n0", node=FakeNode("n0", boot_id="boot-of-another"))
+        assert "welcome" in revoked.answer
+        await told(api, "n0", "revoke")
+
+        true = await attempt(api, await invited(api, "n0"), node=FakeNode("n0"))
+
+        assert "welcome" in true.answer
+        assert (await revoked.closed())["reason"] == "another connection of this node"
+        for one in (revoked, true):
+            await one.end()
+
+    run(tmp_path, test)
+
+
+def test_a_node_that_is_revoked_while_its_invitation_is_used_gets_no_session_and_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[M9] There was no session yet that could be ended, and the token counted once the name was accepted again."""
+
+    async def test(api: Api) -> None:
+        write = api.log.write
+
+        async def revoked_first(events: Sequence[Event], cause: str) -> range:
+            if isinstance(events[0], NodeKeyed):
+                await write([by("n9", NodeRevoked)], "test")
+            return await write(events, cause)
+
+        invitation = await invited(api)
+        monkeypatch.setattr(api.log, "write", revoked_first)
+        late = await attempt(api, invitation)
+
+        assert late.answer["code"] == protocol.CloseCode.FORBIDDEN
+        assert api.sessions.connected == 0
+        await told(api, "n9", "accept")
+        assert (await attempt(api, late.lasting_token)).answer["status"] == 401
 
     run(tmp_path, test)
 

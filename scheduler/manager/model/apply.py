@@ -295,6 +295,9 @@ def _invited(state: LiveState, event: log.NodeInvited, entry: log.Entry) -> None
 
 
 def _keyed(state: LiveState, event: log.NodeKeyed, entry: log.Entry) -> None:
+    # Without an invitation it was revoked, or another connection used it, a moment ago: this key must never count.
+    if not state.admissions.get(event.node, Admission()).invitation:
+        return
     _admit(state, event.node, entry, invitation="", expires_s=0.0, key=event.key)
 
 
@@ -307,7 +310,10 @@ def _accepted(state: LiveState, event: log.NodeAccepted, entry: log.Entry) -> No
 
 def _revoked(state: LiveState, event: log.NodeRevoked, entry: log.Entry) -> None:
     # Its keys go for good: whoever has one of them needs a new invitation, also after the name is accepted again.
-    _admit(state, event.node, entry, invitation="", key="", is_accepted=False, is_revoked=True, by=event.by)
+    _admit(
+        state, event.node, entry, invitation="", key="", is_accepted=False, is_revoked=True, revoked_entry=entry.seq,
+        by=event.by,
+    )  # fmt: skip
 
 
 def _admit(state: LiveState, node: str, entry: log.Entry, **changed: Any) -> None:

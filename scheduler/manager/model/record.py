@@ -279,6 +279,8 @@ class Admission(Struct, frozen=True, kw_only=True):
         key: SHA-256 of the token that the node got for its invitation, in hex; empty: it has another proof.
         is_accepted: It may join by a certificate, though it never did.
         is_revoked: It may not connect at all.
+        revoked_entry: The last entry that revoked it: what was connected before that is not let in by a later one;
+            0: there is none.
         gpus, memory_bytes: What it will have; None: whatever it says at first.
         by, at_s: The last who decided, and when.
     """
@@ -288,6 +290,7 @@ class Admission(Struct, frozen=True, kw_only=True):
     key: str = ""
     is_accepted: bool = False
     is_revoked: bool = False
+    revoked_entry: int = 0
     gpus: int | None = None
     memory_bytes: int | None = None
     by: str = ""

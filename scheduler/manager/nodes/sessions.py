@@ -59,6 +59,7 @@ class _Session:
         takes_questions: It was welcomed, and knows such questions.
         sensed: Its latest report, as far as no log keeps it; None: there is none yet.
         heard_s: When its last frame came.
+        since_entry: The last entry of the log when it was let in.
         problems: By service, why its last state could not be read.
         excess: What it says that it has, beyond what anybody vouched for, as the log was told; empty: nothing.
     """
@@ -70,6 +71,7 @@ class _Session:
     asker: checkpoint.Asker
     sensed: Sensed | None
     heard_s: float
+    since_entry: int
     takes_questions: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
     excess: str = ""
@@ -201,18 +203,20 @@ class AgentSessions:
     async def watch_tokens(self) -> None:
         """Hangs up on agents whose token does not count any more, within a second, until it is cancelled."""
         seen, told = self._tokens_stamp(None)
+        admissions = self._log.state.admissions
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
             stamp, told = self._tokens_stamp(told)
-            # Only a change can have taken a token away: looking at each of two thousand agents each second costs.
-            if stamp != seen:
-                seen = stamp
+            # Only a change can have taken a token away: looking at each of two thousand agents each second costs. The
+            # admissions are held here and compared themselves: once freed, their address may become a later one's.
+            if stamp != seen or self._log.state.admissions is not admissions:
+                seen, admissions = stamp, self._log.state.admissions
                 for session in list(self._sessions.values()):
                     await self._hang_up_on_revoked(session)
 
     def _tokens_stamp(self, told: str | None) -> tuple[object, str | None]:
         try:
-            return (self._callers.tokens_stamp(), id(self._log.state.admissions)), None
+            return self._callers.tokens_stamp(), None
         except FarsideError as error:
             # The tokens of before count on, as for all requests; once for each reason.
             if str(error) != told:
@@ -220,16 +224,24 @@ class AgentSessions:
             return "unusable", str(error)
 
     async def _hang_up_on_revoked(self, session: _Session) -> None:
-        hello = session.line.hello
-        try:
-            refusal = self._may_not_speak(hello, self._callers.of(session.connection.socket))
-        except HTTPException as error:
-            refusal = str(error.detail)
-        except FarsideError:
-            return  # not readable just now: said above, and looked at again when it has changed
+        refusal = self._refusal_of(session)
         if refusal:
-            _log.warning("hung up on an agent: its token counts no more", node=hello.node, reason=refusal)
+            _log.warning("hung up on an agent: its token counts no more", node=session.line.node, reason=refusal)
             await session.connection.close(protocol.CloseCode.FORBIDDEN, refusal)
+
+    def _refusal_of(self, session: _Session) -> str:
+        """Why a session that was let in must end; empty: it may go on."""
+        hello = session.line.hello
+        admission = self._log.state.admissions.get(hello.node)
+        if admission is not None and admission.revoked_entry > session.since_entry:
+            # Also where the name was let in again since: by its certificate, say, the revoked one would stay.
+            return f"{hello.node:.40} was revoked"
+        try:
+            return self._may_not_speak(hello, self._callers.of(session.connection.socket))
+        except HTTPException as error:
+            return str(error.detail)
+        except FarsideError:
+            return ""  # not readable just now: `watch_tokens` says it, and looks again when it has changed
 
     def _lost(self, now_s: float) -> Iterator[Event]:
         for node in list(self._log.state.nodes.values()):
@@ -275,6 +287,8 @@ class AgentSessions:
             # In the log before anything else: two connections by one invitation cannot both come here.
             await self._log.write([NodeKeyed(node=hello.node, key=connection.lasting_key)], f"node {hello.node}")
             connection.settle()
+        # Again, as what was awaited took time: what was revoked meanwhile has no session yet that would be ended. [M9]
+        self._admit(hello, self._caller_of(connection), connection)
         line, changed = self._line(hello, _address_of(connection.socket)), asyncio.Event()
         # The new session takes the place of the older one before anything is awaited; otherwise two of one node could
         # both believe to be the only one.
@@ -282,6 +296,7 @@ class AgentSessions:
         session = self._sessions[hello.node] = _Session(
             connection=connection, side=side, line=line, changed=changed, asker=checkpoint.Asker(changed.set),
             sensed=None if older is None else older.sensed, heard_s=self._log.clock.now_s(),
+            since_entry=self._log.state.seq,
         )  # fmt: skip
         try:
             if older is not None:
@@ -356,6 +371,8 @@ class AgentSessions:
         come back, these would be called lost, and start again on the same GPUs.
         """
         session, node = self._sessions.get(hello.node), self._log.state.nodes.get(hello.node)
+        if session is not None and self._refusal_of(session):
+            session = None  # its end is near: until then it must not keep out who was invited in its place
         if session is not None and session.line.hello.boot_id != hello.boot_id:
             return f"another machine is connected as {hello.node}; give one of them another name"
         known = [session.line.hello.agent] if session is not None else []
