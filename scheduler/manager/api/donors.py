@@ -3,6 +3,7 @@
 Agents are told by their sessions; this is for nodes without one, and for people.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -13,7 +14,8 @@ from farside.scheduler.manager.api.openapi_document import says
 from farside.scheduler.manager.api.route_arguments import Anyone, Shared
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.auth.token_file import Role
-from farside.scheduler.manager.model.record import LiveNode
+from farside.scheduler.manager.model.record import Admission, LiveNode
+from farside.scheduler.manager.nodes.admission import refusal_of_revoked
 from farside.scheduler.manager.view.overview import Loan, Sensed, show_loans
 
 router = APIRouter(prefix="/v1/donors", tags=["nodes"])
@@ -44,7 +46,8 @@ async def donors(
     node: Annotated[str | None, Query(description="The borrower; a node's token may ask only for its own node")] = None,
 ) -> Response:
     """Donors: all of them, or those that one node may borrow from."""
-    borrower, nodes = _borrower(caller, node), shared.log.state.nodes
+    state = shared.log.state
+    borrower, nodes = _borrower(caller, node, state.admissions), state.nodes
     if borrower is None:
         told = shared.sessions.sensed()
         lenders = (one for _, one in sorted(nodes.items()) if one.donor is not None)
@@ -56,14 +59,16 @@ async def donors(
     return answer(DonorList(donors=[Donor(donor=one.node, control=one.control, rdma=one.has_rdma) for one in near]))
 
 
-def _borrower(caller: Caller, asked: str | None) -> str | None:
-    """The borrower whose donors are shown; None: all."""
+def _borrower(caller: Caller, asked: str | None, admissions: Mapping[str, Admission]) -> str | None:
+    """The borrower whose donors are shown; None: all. A revoked node learns no address, by whatever proof. [M9]"""
     if caller.role is not Role.NODE:
         return asked
     if not caller.name:
         raise HTTPException(403, "a token for any node counts no more: `farside token NAME` makes one node's own")
     if asked not in (None, caller.name):
         raise HTTPException(403, f"node {caller.name} may not ask for node {asked:.64}")
+    if admissions.get(caller.name, Admission()).is_revoked:
+        raise HTTPException(403, refusal_of_revoked(caller.name))
     return caller.name
 
 

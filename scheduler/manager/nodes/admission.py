@@ -63,13 +63,19 @@ class AdmissionRow(Struct, frozen=True, kw_only=True):
     excess: str
 
 
-def is_stranger(state: LiveState, node: str, *, has_certificate: bool) -> bool:
+def is_stranger(state: LiveState, node: str, *, is_named: bool) -> bool:
     """Whether a node must wait for an operator.
 
-    A token, an invitation or a command on the manager's machine names the node, so an operator has named it. A
-    certificate is the word of the CA, which may have other uses.
+    ``is_named``: its proof is for this name. A node's token, an invitation, or a command of root on the manager's
+    machine names the node, so an operator has named it. A certificate is the word of the CA, which may have other uses;
+    an operator's token may speak for any name, also one that nobody meant.
     """
-    return has_certificate and _is_unknown(state, node)
+    return not is_named and _is_unknown(state, node)
+
+
+def refusal_of_revoked(node: str) -> str:
+    """What a revoked node is told."""
+    return f"{node:.40} was revoked: `farside node accept` or `invite` lets it in again"
 
 
 def admission_rows(state: LiveState, waiting: Mapping[str, Waiting], now_s: float) -> Iterator[AdmissionRow]:

@@ -23,7 +23,7 @@ from farside.scheduler.manager.model.event import Event, NodeKeyed, NodeLost
 from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes import services
-from farside.scheduler.manager.nodes.admission import WaitingNodes, is_stranger
+from farside.scheduler.manager.nodes.admission import WaitingNodes, is_stranger, refusal_of_revoked
 from farside.scheduler.manager.nodes.agent_connection import AgentConnection, let_in
 from farside.scheduler.manager.nodes.agent_socket import SILENT_S
 from farside.scheduler.manager.nodes.dispatch import AgentLine
@@ -336,7 +336,8 @@ class AgentSessions:
 
     def _admit(self, hello: m.Hello, caller: Caller, connection: AgentConnection) -> None:
         refusal = self._may_not_speak(hello, caller)
-        if not refusal and is_stranger(self._log.state, hello.node, has_certificate=caller.proof is Proof.CERTIFICATE):
+        is_named = caller.proof is Proof.KERNEL or (caller.proof is Proof.TOKEN and caller.role is Role.NODE)
+        if not refusal and is_stranger(self._log.state, hello.node, is_named=is_named):
             self.waiting.note(hello, _address_of(connection.socket), self._log.now_s())
             refusal = f"{hello.node:.40} is not known here: `farside node accept {hello.node:.40}` lets it in"
         if refusal:
@@ -356,7 +357,7 @@ class AgentSessions:
     def _may_not_speak(self, hello: m.Hello, caller: Caller) -> str:
         admission = self._log.state.admissions.get(hello.node)
         if admission is not None and admission.is_revoked:
-            return f"{hello.node:.40} was revoked: `farside node accept` or `invite` lets it in again"
+            return refusal_of_revoked(hello.node)
         if caller.role is Role.NODE and not caller.name:
             # Whoever had it could be a node that nobody knows, and was handed other users' jobs.
             return f"a token for any node counts no more: `farside token {hello.node:.40}` makes this node's own"
