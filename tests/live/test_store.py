@@ -4,7 +4,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -19,6 +21,8 @@ from farside.scheduler.manager.store.event_store import EventStore, StoreError, 
 from farside.scheduler.manager.store.migrate import backup, restore, upgrade
 from farside.scheduler.manager.store.transaction import Draft, LeadLost
 from tests.live.stores import KINDS, a_database, store_url
+
+NOBODY = 65534
 
 
 @pytest.fixture(params=KINDS)
@@ -205,6 +209,51 @@ def test_a_store_that_others_could_read_is_tightened_when_it_is_opened(tmp_path:
 
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
     made.close()
+
+
+@pytest.fixture
+def managers() -> Iterator[Path]:
+    """A folder of another user, as the manager's own; pytest's folders only root may pass."""
+    with TemporaryDirectory(prefix="farside-store-") as name:
+        Path(name).chmod(0o755)
+        folder = Path(name) / "manager"
+        folder.mkdir()
+        os.chown(folder, NOBODY, NOBODY)
+        yield folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder is made by root only")
+@pytest.mark.parametrize("name", ["manager.db", "manager.db-wal", "manager.db-shm"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_root_changes_and_makes_nothing_through_a_link_of_the_managers_user(
+    name: str, is_there: bool, managers: Path
+) -> None:
+    """[M10] `farside store check` of root took a file of root's from its readers, and `upgrade` made one."""
+    folder, target = managers, managers.with_name("root's")
+    if is_there:
+        target.write_bytes(b"")
+        target.chmod(0o644)
+    (folder / name).symlink_to(target)
+    os.chown(folder / name, NOBODY, NOBODY, follow_symlinks=False)
+
+    store = EventStore(f"sqlite:///{folder}/manager.db")
+    with suppress(FarsideError):
+        upgrade(store)
+    store.close()
+
+    assert target.exists() == is_there
+    assert not is_there or (target.stat().st_mode & 0o777, target.read_bytes()) == (0o644, b"")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder is made by root only")
+def test_what_root_makes_in_the_folder_of_the_managers_user_is_theirs(managers: Path) -> None:
+    store = EventStore(f"sqlite:///{managers}/manager.db")
+    upgrade(store)
+    store.append([told("1")], 1.0)
+
+    owners = {file.name: (file.stat().st_uid, file.stat().st_mode & 0o777) for file in managers.iterdir()}
+    store.close()
+    assert owners == dict.fromkeys(("manager.db", "manager.db-wal", "manager.db-shm"), (NOBODY, 0o600))
 
 
 def test_a_server_of_postgresql_is_asked_to_notice_soon_that_a_manager_has_died() -> None:

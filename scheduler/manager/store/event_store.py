@@ -12,14 +12,16 @@ How it works
   Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
 """
 
+import ctypes
 import math
 import os
 import secrets
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -396,8 +398,11 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
     engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
 
     @event.listens_for(engine, "do_connect")
-    def _make(*_: object) -> None:
-        _keep_private(Path(parsed.database))
+    def _make(dialect: Any, record: object, words: list[Any], options: dict[str, Any]) -> Any:
+        with _as_owner_of(Path(parsed.database).parent):
+            _keep_private(Path(parsed.database))
+            # SQLite opens the database here, and what lies beside it later; there it follows no links itself.
+            return dialect.connect(*words, **options)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: object) -> None:
@@ -420,17 +425,47 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
     return engine
 
 
+@contextmanager
+def _as_owner_of(folder: Path) -> Iterator[None]:
+    """Has root open files of another user's folder as that user: what they link there leads no further than they can go.
+
+    For files, and in this thread only (setfsuid(2)); what root makes there is theirs, so that their manager can use it.
+    [M10]
+    """
+    owner = folder.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(owner.st_gid)
+    libc.setfsuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        libc.setfsuid(0)
+        libc.setfsgid(os.getegid())
+
+
 def _keep_private(file: Path) -> None:
     """Makes it for its owner only, or tightens it: jobs' environments have secrets. SQLite's files beside it follow."""
+    with suppress(OSError):  # it is there, or SQLite says what is wrong
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    # SQLite gives the files beside it the mode of the database when it makes them; older ones keep the mode they have.
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(OSError):  # it is not there, or this user only reads what is another's
+            _tighten(file.with_name(file.name + suffix))
+
+
+def _tighten(file: Path) -> None:
+    """Takes a regular file's mode from others; a link is left alone. [M10]"""
+    # Not opened for reading: closing that would end the locks that SQLite has on it in this process (fcntl(2)).
+    fd = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # SQLite gives the files beside it the mode of the database when it makes them; older ones keep the mode they
-        # have.
-        for one in (file, *(file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))):
-            if one.exists() and one.stat().st_mode & 0o077:
-                one.chmod(0o600)
-    except OSError:
-        pass  # SQLite says what is wrong, or this user only reads what is another's
+        told = os.fstat(fd)
+        if stat.S_ISREG(told.st_mode) and told.st_mode & 0o077:
+            os.chmod(f"/proc/self/fd/{fd}", 0o600)
+    finally:
+        os.close(fd)
 
 
 def _begin_writing(connection: sa.Connection) -> None:
