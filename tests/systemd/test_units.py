@@ -24,6 +24,7 @@ EXPOSURE_MOST = {
     "farside-executor.service": 17,
     "farside-serve@.service": 19,
 }
+KEYLESS = ("farside-swap-watch.service", "farside-swap@.service", "farside-slurm.service")  # they read no key, no token
 USERS = ("farside", "farside-manager", "farside-slurm", "farside-serve", "farside-aggregator", "farside-executor")
 STANDARD = Path("/usr/lib/systemd/system")
 
@@ -102,6 +103,15 @@ def test_every_exposure_that_is_left_is_explained(path: Path, root: Path) -> Non
     left = {row["json_field"] for row in json.loads(done.stdout) if row["set"] is False and row["exposure"]}
 
     assert {field for field in left if f"`{field}" not in explained} == set()
+
+
+@pytest.mark.parametrize("path", [path for path in SERVICES if path.name not in KEYLESS], ids=lambda path: path.name)
+def test_what_has_keys_or_tokens_leaves_no_core_dump(path: Path) -> None:
+    """[L2] Agents, executors and deployments left one."""
+    limits = [word for name, word in words_of(path) if name == "LimitCORE"]
+
+    # A job that the agent starts may raise its own limit.
+    assert limits == (["1:infinity"] if path.name == "farside-agent.service" else ["1"])
 
 
 def test_after_any_end_of_the_agent_what_it_turned_down_is_put_back() -> None:

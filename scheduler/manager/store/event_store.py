@@ -427,7 +427,7 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
 
 @contextmanager
 def _as_owner_of(folder: Path) -> Iterator[None]:
-    """Has root open files of another user's folder as that user: what they link there leads no further than they can go.
+    """Has root open files of another user's folder as that user: links there lead no further than that user can go.
 
     For files, and in this thread only (setfsuid(2)); what root makes there is theirs, so that their manager can use it.
     [M10]
