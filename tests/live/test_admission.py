@@ -18,7 +18,7 @@ from farside.agent.mutual_proof import HEADER, NONCE_BYTES, Frames, PlainFrames,
 from farside.errors import ConfigError
 from farside.proof import key_id
 from farside.scheduler.manager.auth import caller as caller_module
-from farside.scheduler.manager.auth.caller import CERTIFICATE
+from farside.scheduler.manager.auth.caller import CERTIFICATE, UNTOLD
 from farside.scheduler.manager.auth.token_file import Role, add_token, read_tokens, revoke_tokens
 from farside.scheduler.manager.model.event import Event, NodeAccepted, NodeInvited, NodeKeyed, NodeRevoked
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
@@ -56,11 +56,14 @@ class Attempt:
 
 
 async def attempt(
-    api: Api, token: str = "", *, node: FakeNode | None = None, certificate: str = "", says_hello: bool = True
-) -> Attempt:
+    api: Api, token: str = "", *, node: FakeNode | None = None, certificate: str = "", says_hello: bool = True,
+    untold: Callable[[], None] = lambda: None,
+) -> Attempt:  # fmt: skip
     """An agent connects by a token or an invitation, or by a certificate for this node, and says HELLO."""
     offered = offer(key_of(token), b"n" * NONCE_BYTES)
-    state = {CERTIFICATE: {"subjectAltName": (("URI", f"farside://node/{certificate}"),)}} if certificate else {}
+    state: dict[str, object] = {UNTOLD: untold}
+    if certificate:
+        state[CERTIFICATE] = {"subjectAltName": (("URI", f"farside://node/{certificate}"),)}
     scope = {
         "type": "websocket", "path": protocol.PATH, "raw_path": protocol.PATH.encode(), "query_string": b"",
         "headers": [(HEADER.lower().encode(), offered.text.encode())] if token else [], "state": state,
@@ -298,7 +301,8 @@ def test_of_nodes_that_are_revoked_between_two_looks_each_loses_its_session(
             assert all("welcome" in one.answer for one in joined)
 
             # In one write, so that no look falls between them.
-            events = [by(name, event) for event in (NodeRevoked, *then) for name in names]
+            kinds: tuple[type[NodeRevoked | NodeAccepted], ...] = (NodeRevoked, *then)
+            events = [by(name, kind) for kind in kinds for name in names]
             await api.log.write(events, "test")
 
             assert ["was revoked" in (await one.closed())["reason"] for one in joined] == [True, True]
@@ -388,7 +392,12 @@ def test_names_of_keys_that_nobody_has_do_not_have_all_nodes_gone_through(
 ) -> None:
     """At 2,000 nodes each stranger's request took 1.7 ms of the loop that all requests share."""
     named: list[bytes] = []
-    monkeypatch.setattr(caller_module, "key_id", lambda key: named.append(key) or key_id(key))
+
+    def counted(key: bytes) -> bytes:
+        named.append(key)
+        return key_id(key)
+
+    monkeypatch.setattr(caller_module, "key_id", counted)
 
     async def test(api: Api) -> None:
         events = [
@@ -461,6 +470,21 @@ def test_admissions_outlive_a_snapshot(tmp_path: Path) -> None:
 
         assert decode_state(encode_state(state)).admissions == state.admissions
         assert set(state.admissions) == {"n8", "n9"}
+
+    run(tmp_path, test)
+
+
+def test_a_connection_is_one_that_anybody_may_have_opened_until_its_hello_came(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        counted_out: list[str] = []
+        token = api.node_token("n9")
+
+        silent = await attempt(api, token, says_hello=False, untold=lambda: counted_out.append("silent"))
+        joined = await attempt(api, token, untold=lambda: counted_out.append("joined"))
+
+        assert counted_out == ["joined"]
+        for one in (silent, joined):
+            await one.end()
 
     run(tmp_path, test)
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import os
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +23,8 @@ from farside.scheduler.manager.api.limit import connections
 from farside.scheduler.manager.api.limit.connections import Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
 from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
+from farside.scheduler.manager.auth.caller import UNTOLD
+from farside.scheduler.manager.nodes.agent_socket import AgentSocketProtocol
 from farside.tls import TlsFiles, client_tls, server_tls
 from tests.support.certificates import SERVER, Authority
 
@@ -32,11 +35,23 @@ PIECES, PIECE_BYTES = 64, 65_536
 REQUEST = b"GET / HTTP/1.1\r\nHost: m\r\n\r\n"
 LONG = REQUEST.replace(b"/ ", b"/long ")
 LISTING = REQUEST.replace(b"/ ", b"/listing ")
+SESSION = (
+    b"GET / HTTP/1.1\r\nHost: m\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+HELLO_FRAME = b"\x81\x82\0\0\0\0hi"  # RFC 6455 §5.2: text, whole, masked with zeroes
 HALF_HEADER = b"GET / HTTP/1.1\r\nHo"
 HALF_BODY = b"POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 10\r\n\r\nhalf"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+        await receive()
+        await receive()  # HELLO
+        scope["state"][UNTOLD]()
+        await send({"type": "websocket.send", "text": "welcome"})
+        await asyncio.Event().wait()
     if scope["path"] == "/waits":
         await asyncio.Event().wait()
     if scope["path"] == "/long":
@@ -70,7 +85,7 @@ class NodeAllocation:
 @asynccontextmanager
 async def a_place(folder: Path) -> AsyncIterator[NodeAllocation]:
     place = NodeAllocation(folder / "s")
-    config = uvicorn.Config(app, log_config=None, lifespan="off")
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws=AgentSocketProtocol)
     make = partial(
         LimitedProtocol, config=config, server_state=place.state, app_state={}, connections=place.connections
     )
@@ -177,6 +192,38 @@ def test_one_more_than_a_user_may_have_takes_the_place_of_his_that_waits_longest
         assert await is_answered(last)
         assert all([await is_closed(one) for one in made[:17]])
         assert len(place.state.connections) <= 4
+
+    place_test(test, tmp_path)
+
+
+async def session(place: NodeAllocation, ending: AsyncExitStack) -> Connection:
+    """An agent's connection that was accepted and has not said HELLO."""
+    made = await opened(place, ending, SESSION)
+    assert b" 101 " in await made[0].readuntil(b"\r\n\r\n")
+    return made
+
+
+def test_sessions_that_never_say_hello_are_those_of_their_owner_and_give_way_to_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who read a key's name off ws:// opened 9,900 of them in 8 s, and the API grew by 343 MB."""
+    monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 4)
+    owner = f"uid:{os.geteuid()}"
+
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
+        agent = await session(place, ending)
+        agent[1].write(HELLO_FRAME)
+        assert b"welcome" in await agent[0].read(100)
+
+        silent = [await session(place, ending) for _ in range(20)]
+
+        assert all([await is_closed(one) for one in silent[:16]])
+        assert not any(one[0].at_eof() for one in (*silent[16:], agent))
+        assert place.connections.count(owner) == 4
+        for one in (*silent, agent):
+            one[1].close()
+        while place.connections.count(owner):
+            await asyncio.sleep(0)
 
     place_test(test, tmp_path)
 

@@ -49,6 +49,8 @@ _PEER = "uid:"
 _MET = "farside.caller"  # in the scope of a request whose credential was opened
 PROVED_KEY = "farside.key"  # in the scope of an agent's session: hash of the token that it has proved to have
 CERTIFICATE = "certificate"
+UNTOLD = "farside.untold"
+"""In the state of an agent's connection: what to call once its HELLO has come, or it has ended; again does no harm."""
 
 
 class Proof(StrEnum):

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from farside.agent import mutual_proof, protocol
 from farside.errors import RemoteProtocolError
-from farside.scheduler.manager.auth.caller import PROVED_KEY, Callers, is_peer
+from farside.scheduler.manager.auth.caller import PROVED_KEY, UNTOLD, Callers, is_peer
 
 _HEADER = mutual_proof.HEADER.lower().encode()
 
@@ -55,6 +55,12 @@ class AgentConnection:
             text = "frames of this protocol are text"
             raise RemoteProtocolError(text, code=protocol.CloseCode.MALFORMED) from None
         return self._frames.open(frame)
+
+    def hello_came(self) -> None:
+        """It is one of an agent that proved itself: it counts no more among those that anybody may have opened."""
+        told = self.socket.scope.get("state", {}).get(UNTOLD)
+        if told is not None:
+            told()
 
     def settle(self) -> None:
         """Its invitation is used: from now on the agent is known by the lasting key."""

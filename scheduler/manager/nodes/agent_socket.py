@@ -10,7 +10,7 @@ from typing import cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from farside.scheduler.manager.auth.caller import peer_of
+from farside.scheduler.manager.auth.caller import UNTOLD, peer_of
 
 # More than the reports that an agent may have under way (`outbox.IN_FLIGHT_MAX`): while nothing is read its answers to
 # pings are not seen either, and its connection ends. Each frame is of at most 1 MiB.
@@ -26,6 +26,12 @@ class AgentSocketProtocol(WebSocketsSansIOProtocol):
         """Asks the kernel once a connection, as for other requests."""
         super().connection_made(transport)
         self.client = peer_of(transport) or self.client
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Counts it no more among those whose HELLO has not come."""
+        if UNTOLD in self.app_state:
+            self.app_state[UNTOLD]()
+        super().connection_lost(exc)
 
     def keepalive_timeout(self) -> None:
         """Ends a connection that did not answer, and notes for how long it has been silent."""

@@ -280,6 +280,7 @@ class AgentSessions:
         async with asyncio.timeout(HELLO_LIMIT_S):
             hello = side.receive(await connection.receive())
         assert isinstance(hello, m.Hello)
+        connection.hello_came()
         # Asked for now and not before: a proof over ws:// is complete with the code of this frame.
         self._admit(hello, self._caller_of(connection), connection)
         await self._refuse_debtor(hello.node)

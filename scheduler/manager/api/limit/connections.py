@@ -4,7 +4,8 @@ How it works
   Each connection belongs to a user, as a unix socket tells, or to an address. One that is more than its owner may have
   takes the place of the one that has waited longest for its own client: for a header, a body, or another request.
   So who opens many and says nothing on them loses those, and who only comes is let in. Connections that are being
-  answered stay; where all are, the new one is closed. An agent's ceases to count when it becomes a WebSocket.
+  answered stay; where all are, the new one is closed. An agent's ceases to count when its HELLO has come: until then
+  whoever has seen a key's name may have opened it.
 
   One that is to speak TLS waits for its client from when it is accepted (handshake.py), as one of its address. Of those
   that have not yet got through the handshake there are at most `HANDSHAKES_MAX`, whatever addresses they come from: one

@@ -8,7 +8,7 @@ from typing import Any
 
 from farside.log import Rarely, get_log
 from farside.scheduler.manager.api.limit import connections as limits
-from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
+from farside.scheduler.manager.auth.caller import UNTOLD, PeerProtocol, is_peer
 
 UVICORNS_LINE = "Invalid HTTP request received."
 """What uvicorn logs of bytes that are no request: it says neither whose they were nor what to do."""
@@ -106,8 +106,11 @@ class LimitedProtocol(PeerProtocol):
             self._connections.is_answered(self._owner, self)
 
     def handle_websocket_upgrade(self) -> None:
-        """An agent's session has its own limits."""
-        self._leave()
+        """An agent's session has its own limits once its HELLO has come; until then anybody may have opened it."""
+        self._expect_nothing()
+        if self._owner:
+            self._connections.waits(self._owner, self, self._evict)
+        self.app_state = {**self.app_state, UNTOLD: self._leave}
         super().handle_websocket_upgrade()
 
     def _expect(self, limit_s: float, bytes_max: int) -> None:
