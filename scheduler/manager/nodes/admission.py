@@ -74,7 +74,7 @@ def is_stranger(state: LiveState, node: str, *, is_named: bool) -> bool:
 
 
 def refusal_of_revoked(node: str) -> str:
-    """What a revoked node is told."""
+    """The answer to a revoked node, which says how it may come again."""
     return f"{node:.40} was revoked: `farside node accept` or `invite` lets it in again"
 
 

@@ -57,7 +57,7 @@ class AgentConnection:
         return self._frames.open(frame)
 
     def hello_came(self) -> None:
-        """It is one of an agent that proved itself: it counts no more among those that anybody may have opened."""
+        """Stop counting the connection among those that anybody may have opened: its agent proved itself."""
         told = self.socket.scope.get("state", {}).get(UNTOLD)
         if told is not None:
             told()

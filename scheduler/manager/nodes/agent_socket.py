@@ -28,7 +28,7 @@ class AgentSocketProtocol(WebSocketsSansIOProtocol):
         self.client = peer_of(transport) or self.client
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Counts it no more among those whose HELLO has not come."""
+        """Stop counting the connection among those whose HELLO has not come."""
         if UNTOLD in self.app_state:
             self.app_state[UNTOLD]()
         super().connection_lost(exc)
