@@ -14,6 +14,8 @@ from farside.group_time import GroupTime, ReadCost, Reloading, best_peer_bytes, 
 
 WINDOW = 3
 """Iterations of each job that a share is judged by."""
+USES_MAX = 64
+"""Iterations of a job that are kept while others have fewer than `WINDOW`."""
 DROPPED = 1
 """Iterations of each job after a change that nobody judges by: blocks are written or read back in them."""
 FIRST_STEP, LAST_STEP, LONGEST_STEP = 0.1, 0.025, 0.4
@@ -73,6 +75,13 @@ class Use:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A job is not on this node any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent:
+    """A job has said nothing for too long: nobody waits for its words any more, as long as it is here."""
 
     job: str
 
@@ -138,6 +147,7 @@ class Spilling:
 
     Attributes:
         jobs: Those that can spill.
+        silent: Those that said nothing for too long. They try nothing; what fills their memory still goes up at once.
         beside: Computing and communicating in an iteration of jobs that can't, in seconds.
         trial: What is tried.
         last: Who tried last.
@@ -148,6 +158,7 @@ class Spilling:
     """
 
     jobs: Mapping[str, Climber] = field(default_factory=dict)
+    silent: Mapping[str, Climber] = field(default_factory=dict)
     beside: GroupTime = _NOBODY
     trial: Trial | None = None
     last: str = ""
@@ -160,11 +171,21 @@ class Spilling:
 Answer = tuple[Spilling, Mapping[str, Keep]]
 
 
-def step(state: Spilling, event: Use | Left) -> Answer:
+def step(state: Spilling, event: Use | Left | Silent) -> Answer:
     """What follows from an event: what jobs are to do from their next iteration on, of those that are to change."""
+    if isinstance(event, Silent):
+        if event.job not in state.jobs:
+            return state, {}
+        silent = {**state.silent, event.job: state.jobs[event.job]}
+        rest = {job: one for job, one in state.jobs.items() if job != event.job}
+        return _anew(replace(state, jobs=rest, silent=silent)), {}
     if isinstance(event, Left):
+        silent = {job: one for job, one in state.silent.items() if job != event.job}
+        state = replace(state, silent=silent)
         rest = {job: one for job, one in state.jobs.items() if job != event.job}
         return (_anew(replace(state, jobs=rest)) if len(rest) < len(state.jobs) else state), {}
+    if event.job in state.silent:
+        return _raised_alone(state, event, state.silent[event.job])
     if event.job not in state.jobs:
         new = Climber(keep=Keep(spilled=event.spilled))
         state = _anew(replace(state, jobs={**state.jobs, event.job: new}))
@@ -174,7 +195,7 @@ def step(state: Spilling, event: Use | Left) -> Answer:
         return _with(state, event.job, replace(one, to_drop=one.to_drop - 1)), {}
     if _is_full(event) and one.keep.spilled < 1:
         return _raised(state, event, one)
-    state = _with(state, event.job, replace(one, uses=(*one.uses, event)))
+    state = _with(state, event.job, replace(one, uses=(*one.uses, event)[-USES_MAX:]))
     if any(len(each.uses) < WINDOW for each in state.jobs.values()):
         return state, {}
     return _judged(state)
@@ -202,10 +223,22 @@ def _is_full(use: Use) -> bool:
     return use.input_bytes > 0 and is_full(use.used_bytes, use.limit_bytes)
 
 
+def _raised_alone(state: Spilling, use: Use, one: Climber) -> Answer:
+    """More goes to the disk of a job for which nobody waits, where its memory is nearly full."""
+    if not _is_full(use) or one.keep.spilled >= 1:
+        return state, {}
+    raised = replace(one, keep=replace(one.keep, spilled=_filling(use, one)))
+    return replace(state, silent={**state.silent, use.job: raised}), {use.job: raised.keep}
+
+
+def _filling(use: Use, one: Climber) -> float:
+    """The share with which memory is filled as far as it is to be."""
+    return min(1.0, one.keep.spilled + (use.used_bytes - ROOM * use.limit_bytes) / use.input_bytes)
+
+
 def _raised(state: Spilling, use: Use, one: Climber) -> Answer:
     """Memory is nearly full: more goes to the disk at once, and less is not tried again."""
-    over = (use.used_bytes - ROOM * use.limit_bytes) / use.input_bytes
-    spilled = min(1.0, one.keep.spilled + over)
+    spilled = _filling(use, one)
     raised = replace(_fresh(one), keep=replace(one.keep, spilled=spilled), least=spilled, direction=-1)
     state = replace(_with(state, use.job, raised), trial=None, move=None)
     return _changed(state), {use.job: raised.keep}
@@ -405,7 +438,7 @@ def _thawed(state: Spilling, cost_s: float) -> Spilling:
 def _anew(state: Spilling) -> Spilling:
     """The jobs of the node have changed: what was measured says nothing any more."""
     jobs = {job: _fresh(one) for job, one in state.jobs.items()}
-    return _changed(Spilling(jobs=jobs, beside=state.beside, last=state.last))
+    return _changed(Spilling(jobs=jobs, silent=state.silent, beside=state.beside, last=state.last))
 
 
 def _fresh(one: Climber) -> Climber:

@@ -74,6 +74,8 @@ BURST_MAX = 10_000
 """Messages of one worker between two beats; one that waits for its turns can't send so many."""
 IDLE_FROM_S, IDLE_SHARE = 0.25, 0.01
 """A turn of so long in which its process had less of a processor than this share of the time was held without work."""
+SILENT_S, SILENT_ITERATIONS, SILENT_MOST_S = 60.0, 5, 600.0
+"""How long others wait for what a job says of its input: so long, or as many of its iterations, or the longest time."""
 WARNED_EVERY_S = 60.0
 """A user's workers that are refused make one line in this time, which counts those before it."""
 _CREDENTIALS = struct.Struct("3i")
@@ -101,6 +103,8 @@ class _Line:
         self.job = ""
         self.workers = 0
         self.burst = 0
+        self.used_s = 0.0
+        """When it said last what its input took, by the loop's clock."""
         self.held: tuple[int, int] | None = None
         """When its turn began, and the processor time of its process then, both in nanoseconds; None: it has none."""
 
@@ -169,12 +173,23 @@ class TurnServer:
         while True:
             await asyncio.sleep(BEAT_S)
             self.take(Passed(seconds=BEAT_S))
+            self.leave_silent_out()
             for line in list(self._lines):
                 line.burst = 0
                 worker = self.queue.workers.get(line.job)
                 # Others do not read, and it would be kept for them.
                 if worker is not None and worker.place == "door":
                     self._send(line, packet_of(Beat()))
+
+    def leave_silent_out(self) -> None:
+        """Has nobody wait for jobs that have said nothing of their input for too long."""
+        for job in list(self.spilling.jobs):
+            counts = self.record.jobs.get(job)
+            iterations_s = SILENT_ITERATIONS * counts.iteration_s if counts is not None else 0.0
+            limit_s = min(SILENT_MOST_S, max(SILENT_S, iterations_s))
+            if self._loop.time() - self._by_job[job].used_s > limit_s:
+                _log.warning("a job says nothing of its input; others do not wait for it", job=job, limit_s=limit_s)
+                self._take_use(alpha.step(self.spilling, alpha.Silent(job=job)))
 
     def close(self) -> None:
         """Ends all connections; workers go on without turns."""
@@ -293,8 +308,11 @@ class TurnServer:
             self.take(Yield(job=line.job, position=message.position))
         elif isinstance(message, Uses):
             use = use_of(line.job, message)
+            line.used_s = self._loop.time()
             self._take_use(self._stepped(use))
-            if line.job in self.spilling.jobs:  # it reads what it is told, or it would be gone by now
+            if (
+                line.job in self.spilling.jobs or line.job in self.spilling.silent
+            ):  # it reads what it is told, or it would be gone by now
                 self.record.used(line.job, use)
 
     def _stepped(self, use: alpha.Use) -> alpha.Answer:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.agent.training import alpha
 from farside.agent.training.alpha import Keep, Left, Spilling, Use, first_share, step
 from farside.group_time import ReadCost
 
@@ -221,7 +222,8 @@ def test_places_that_make_no_iteration_shorter_are_as_before_and_stay_four_times
 
 def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_them() -> None:
     # Each job reads 16 MB in 0.96 s, at half of the disk's rate, and the network is what they wait for.
-    state, told = Spilling(), dict[str, Keep]()
+    state = Spilling()
+    told: Mapping[str, Keep] = {}
     for number in range(12):
         for job in "ab":
             use = Use(
@@ -253,7 +255,8 @@ def test_a_peer_is_taken_to_deliver_what_has_come_from_it_and_not_what_was_asked
 
 
 def test_a_small_slow_reader_does_not_make_its_neighbour_move_to_a_peer() -> None:
-    state, told = Spilling(), dict[str, Keep]()
+    state = Spilling()
+    told: Mapping[str, Keep] = {}
     for number in range(12):
         for job, spilled, rate in (("large", 0.5, GB), ("small", 0.001, GB / 1000)):
             use = Use(
@@ -319,3 +322,33 @@ def test_a_job_begins_with_what_its_memory_has_room_for() -> None:
     assert first_share(input_bytes=GB, other_bytes=GB // 10, limit_bytes=GB) == pytest.approx(0.2)
     assert first_share(input_bytes=GB, other_bytes=2 * GB, limit_bytes=GB) == 1
     assert first_share(input_bytes=GB, other_bytes=0, limit_bytes=9 * GB) == 0
+
+
+def test_a_job_that_is_silent_makes_others_words_pile_up_to_a_bound_and_is_left_out_in_the_end() -> None:
+    state = Spilling()
+    told: Mapping[str, Keep] = {}
+    state, _ = alpha.step(state, Use(job="silent", spilled=0.5, iteration_s=1.0))
+    for _ in range(10 * alpha.USES_MAX):
+        state, _ = alpha.step(state, Use(job="a", spilled=0.5, iteration_s=1.0))
+    assert len(state.jobs["a"].uses) == alpha.USES_MAX
+    assert state.trial is None
+
+    state, _ = alpha.step(state, alpha.Silent(job="silent"))
+    for _ in range(alpha.DROPPED + alpha.WINDOW):
+        state, told = alpha.step(state, Use(job="a", spilled=0.5, iteration_s=1.0))
+
+    assert list(told) == ["a"], "it tries another share"
+
+
+def test_a_job_that_was_silent_is_not_waited_for_again_and_its_memory_does_not_get_full() -> None:
+    state, _ = alpha.step(Spilling(), Use(job="silent", spilled=0.5, iteration_s=1.0))
+    state, _ = alpha.step(state, alpha.Silent(job="silent"))
+
+    state, told = alpha.step(
+        state, Use(job="silent", spilled=0.5, iteration_s=1.0, input_bytes=100, used_bytes=100, limit_bytes=100)
+    )
+
+    assert told["silent"].spilled == pytest.approx(0.6)
+    assert not state.jobs
+    state, _ = alpha.step(state, Left(job="silent"))
+    assert alpha.step(state, Use(job="silent", spilled=0.5, iteration_s=1.0))[0].jobs

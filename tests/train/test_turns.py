@@ -275,7 +275,7 @@ def test_nonsense_at_the_socket_is_refused_and_others_go_on(tmp_path: Path) -> N
 def test_a_worker_whose_words_nobody_can_reckon_with_is_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reckoned(state: alpha.Spilling, event: alpha.Use | alpha.Left) -> alpha.Answer:
+    def reckoned(state: alpha.Spilling, event: alpha.Use | alpha.Left | alpha.Silent) -> alpha.Answer:
         if isinstance(event, alpha.Use) and event.job.endswith(":bad"):
             raise ZeroDivisionError("float division by zero")
         return steps(state, event)
@@ -339,6 +339,35 @@ def test_a_user_whose_process_holds_turns_without_work_goes_on_without_turns(
         return leases
 
     assert asyncio.run(scene()) == [True, works]
+
+
+def test_a_job_that_says_nothing_of_its_input_any_more_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> list[bool]:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind(str(tmp_path / "x.sock"))
+            listener.listen()
+            server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sock.setblocking(False)
+            await loop.sock_connect(sock, str(tmp_path / "x.sock"))
+            use = alpha.Use(job="", spilled=0.5, iteration_s=1.0)
+            for message in (Here(SPILLING_VERSION, "job", 0, 1, INIT_COMP, True), wire_of_use(use), Wants(INIT_COMP)):
+                await loop.sock_sendall(sock, packet_of(message))
+            async with asyncio.timeout(60):
+                await loop.sock_recv(sock, WORKER_BYTES_MAX)
+            server.leave_silent_out()
+            found = [bool(server.spilling.jobs)]
+            monkeypatch.setattr(turn_server, "SILENT_S", -1.0)
+            server.leave_silent_out()
+            found.append(bool(server.spilling.jobs))
+            server.close()
+        return found
+
+    assert asyncio.run(scene()) == [True, False]
 
 
 def test_connections_that_are_refused_make_one_line_a_minute(tmp_path: Path) -> None:
