@@ -70,7 +70,7 @@ def read_token(path: Path) -> str:
     """The token: one line of printable characters without spaces.
 
     Raises:
-        ConfigError: the file is missing, can be read by others, or holds something else.
+        ConfigError: the file is missing, another user's, can be read by others, or holds something else.
     """
     try:
         # O_NONBLOCK: a fifo in its place must not hang the start.
@@ -80,6 +80,10 @@ def read_token(path: Path) -> str:
     try:
         # Of the open file: the path may name another one by then.
         told = os.fstat(fd)
+        if told.st_uid not in (0, os.geteuid()):
+            # Its owner may write into it at any time, whatever its mode is now.
+            hint = f"write it anew as root, or chown root {path}"
+            raise ConfigError(f"token_file {path}: it belongs to uid {told.st_uid}", hint=hint)
         if stat.S_IMODE(told.st_mode) & 0o077:
             raise ConfigError(f"token_file {path}: others may read it", hint=f"chmod 600 {path}")
         # One byte more than may be there shows that it is too long.

@@ -1,7 +1,9 @@
 """Who may call what: every route there is, tried by everybody there is."""
 
 import asyncio
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -353,3 +355,38 @@ def test_a_tokens_file_that_others_may_read_or_change_is_refused(mode: int, tmp_
 
     with pytest.raises(ConfigError, match=rf"{file}: others may read or change it; chmod 600 {file}"):
         read_tokens(file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (lambda file: file.chmod(0o644), "others may read or change it; chmod 600"),
+        pytest.param(
+            lambda file: os.chown(file, OTHER.pw_uid, -1), f"it belongs to uid {OTHER.pw_uid}, who can make operators",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user"),
+        ),
+    ],
+    ids=["read by others", "another user's"],
+)  # fmt: skip
+def test_a_tokens_file_that_is_opened_to_others_while_the_manager_runs_lets_nobody_in(
+    spoil: Callable[[Path], None], line: str, tmp_path: Path
+) -> None:
+    """[H2] Only at the start, and after a change of what was in it, was that looked at."""
+    file = tmp_path / "tokens.toml"
+
+    async def test(api: Api) -> None:
+        operator = api.as_role(Role.OPERATOR)
+        before = await operator.get("/v1/whoami")
+        spoil(file)
+        agent = await first_answer(api, api.tokens[Role.NODE])
+        refused, by_kernel = await operator.get("/v1/whoami"), await api.as_uid(0).get("/v1/whoami")
+        os.chown(file, os.geteuid(), -1)
+        file.chmod(0o600)
+        after = await operator.get("/v1/whoami")
+
+        assert [one.status_code for one in (before, by_kernel, after)] == [200, 200, 200]
+        assert (agent["type"], agent["status"]) == ("websocket.http.response.start", 503)
+        assert refused.status_code == 422
+        assert line in refused.json()["detail"]
+
+    api_test(test, tmp_path)

@@ -20,6 +20,7 @@ How it works
 
 import asyncio
 import hmac
+import os
 import pwd
 import socket
 import struct
@@ -167,7 +168,7 @@ class Callers:
         self._sessions = sessions
         self._operators = operators
         self._own_uid = own_uid
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self._tokens: Mapping[str, TokenRow] = {}  # by hash
         self._keys: Mapping[bytes, bytes] = {}  # by their names
         self._marks: Mapping[str, str] = {}
@@ -334,10 +335,11 @@ class Callers:
         except FileNotFoundError:
             self._stamp, self._tokens, self._marks, self._keys = None, {}, {}, {}
             return
-        # Both, as two writes may fall into one tick of the file system's clock.
-        stamp = status.st_mtime_ns, status.st_size
+        # The size too, as two writes may fall into one tick of the file system's clock; whose it is and who may read it
+        # can change while the manager runs.
+        stamp = status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
         if stamp != self._stamp:
-            self._tokens = {row.sha256: row for row in read_tokens(self._file)}
+            self._tokens = {row.sha256: row for row in read_tokens(self._file, owners=frozenset({0, os.geteuid()}))}
             self._marks = marks_of(self._tokens)
             self._keys = {key_id(key): key for key in map(bytes.fromhex, self._tokens)}
             self._stamp = stamp

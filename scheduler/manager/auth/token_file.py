@@ -56,16 +56,22 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def read_tokens(file: Path) -> tuple[TokenRow, ...]:
+def read_tokens(file: Path, *, owners: frozenset[int] | None = None) -> tuple[TokenRow, ...]:
     """The rows of a tokens' file: ``[[token]]`` with name, role, sha256, and maybe expires.
 
+    ``owners``: uids whose it may be; None: anybody's, as root lists the tokens of whatever user the manager has.
+
     Raises:
-        ConfigError: It can't be read, others may read or change it, or an entry is not right.
+        ConfigError: It can't be read, is another user's, others may read or change it, or an entry is not right.
     """
     try:
         with file.open("rb") as stream:
+            told = os.fstat(stream.fileno())
+            if owners is not None and told.st_uid not in owners:
+                hint = f"look what is in it; then chown {max(owners)} {file}"
+                raise ConfigError(f"{file}: it belongs to uid {told.st_uid}, who can make operators", hint=hint)
             # Whoever reads a hash can pose as the manager to that node. [H2]
-            if os.fstat(stream.fileno()).st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+            if told.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
                 raise ConfigError(f"{file}: others may read or change it", hint=f"chmod 600 {file}")
             rows = tomllib.load(stream).get("token", [])
         return tuple(_row(file, number, row) for number, row in enumerate(rows, 1))

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from farside.agent import mutual_proof, protocol
-from farside.errors import RemoteProtocolError
+from farside.errors import FarsideError, RemoteProtocolError
 from farside.scheduler.manager.auth.caller import PROVED_KEY, UNTOLD, Callers, is_peer
 
 _HEADER = mutual_proof.HEADER.lower().encode()
@@ -86,6 +86,10 @@ async def let_in(socket: WebSocket, callers: Callers, now_s: float, *, takes_unp
         # The header tells an agent that the proof is spoken here: no reason to take the manager for one of before.
         headers = {mutual_proof.HEADER: mutual_proof.VERSION}
         await socket.send_denial_response(JSONResponse({"detail": error.detail}, error.status_code, headers))
+        return None
+    except FarsideError:  # the tokens' file is not usable: `watch_tokens` says why
+        detail = "who has a token can't be looked up; the manager's log says why"
+        await socket.send_denial_response(JSONResponse({"detail": detail}, 503))
         return None
 
 
