@@ -1,6 +1,7 @@
 """The loop of training programs: sums, checkpoints, and what workers agree on."""
 
-import shutil
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -83,13 +84,82 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_is_used(tmp_path
 
     job = job_of(folder=tmp_path)
     assert walk(job) == wanted
-    shutil.rmtree(tmp_path / "i-5", ignore_errors=True)
-    (tmp_path / "i-6" / "complete").write_bytes(b"{")
-    for folder in tmp_path.glob("i-[0-5]"):
-        shutil.rmtree(folder)
-    job = job_of(folder=tmp_path)
-    assert walk(job) == wanted
-    assert job.is_new
+    assert not job.is_new
+
+
+def test_a_folder_whose_checkpoints_are_all_damaged_is_refused_and_nothing_begins_anew_over_them(
+    tmp_path: Path,
+) -> None:
+    walk(job_of(folder=tmp_path))
+    for path in tmp_path.glob("i-*/complete"):
+        path.write_bytes(b"{")
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(ConfigError) as caught:
+        walk(job_of(folder=tmp_path))
+
+    line = str(caught.value)
+    assert f"{tmp_path}: all of its checkpoints are damaged (i-5, i-6); restore one" in line
+    assert "or remove them to begin anew" in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_one_that_is_kept(tmp_path: Path) -> None:
+    walk(job_of(folder=tmp_path, iterations=3))
+    (tmp_path / "i-3" / "complete").write_bytes(b"{")
+    (tmp_path / "i-3").rename(tmp_path / "i-5")
+    job = job_of(folder=tmp_path, iterations=4)
+
+    walk(job)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["i-3", "i-4", "i-5"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_a_file_of_a_checkpoint_that_has_no_end_is_damaged(tmp_path: Path, kind: str) -> None:
+    walk(job_of(folder=tmp_path))
+    for path in tmp_path.glob("i-*/complete"):
+        path.unlink()
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+
+    with pytest.raises(ConfigError, match="all of its checkpoints are damaged"):
+        walk(job_of(folder=tmp_path))
+
+
+def test_a_checkpoint_of_other_keys_is_refused_with_both(tmp_path: Path) -> None:
+    walk(job_of(folder=tmp_path))
+    keys = {"part": (7,), "count": np.zeros((), np.int64)}
+
+    with pytest.raises(ConfigError, match=r"part \(4,\) float64; this job has count \(\) int64, part \(7,\) float64"):
+        walk(job_of(folder=tmp_path, keys=keys))
+
+
+def test_a_program_without_a_fingerprint_does_not_take_the_checkpoint_of_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str) -> None:
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / name), raising=False)
+        with begin([1, 2], keys={"sum": ()}, iterations=2, checkpoint_dir=tmp_path / "kept", checkpoint_s=0) as job:
+            while job.goes_on():
+                job.pull()
+                job.push({"sum": 1.0})
+            job.pull()
+
+    for name in ("own.py", "other.py"):
+        (tmp_path / name).write_text(f"# {name}")
+    run("own.py")
+    run("own.py")
+
+    with pytest.raises(
+        ConfigError, match=r"a checkpoint of another job: own\.py \w{16}, 2 blocks; this one is other\.py"
+    ):
+        run("other.py")
 
 
 @pytest.mark.parametrize("change", ["fingerprint", "blocks", "version"])

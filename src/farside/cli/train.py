@@ -48,7 +48,9 @@ _Folder = Annotated[
     Path | None, typer.Option(help="Folder for checkpoints; a job that finds one there goes on from it.")
 ]
 _Every = Annotated[float | None, typer.Option(min=0, help="Seconds between checkpoints; default 30.")]
-_Retries = Annotated[int, typer.Option(min=0, help="Restarts of all workers after one was killed.")]
+_Retries = Annotated[
+    int, typer.Option(min=0, help="Restarts of all workers after one was killed; needs a checkpoint folder.")
+]
 _Service = Annotated[
     list[str] | None, typer.Option(metavar="ENDPOINT", help="Aggregator: unix:PATH or tcp:HOST:PORT (repeatable).")
 ]

@@ -5,12 +5,14 @@
                          state-<rank>.<run>  the state of this rank's blocks, by block
 
 Blocks are numbered over the whole input, so that any number of workers can go on from one. Each file is written whole
-or not at all, and the last two checkpoints that are complete are kept.
+or not at all, and the last two checkpoints that are complete and not known to be damaged are kept.
 """
 
 import io
+import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ _log = get_log("training")
 VERSION = 1
 KEPT = 2
 _COMPLETE = "complete"
+COMPLETE_BYTES_MAX = 1 << 20
+"""What a checkpoint says of itself is far smaller: a line for each of 64 workers."""
 _NAME = re.compile(r"i-(\d{1,15})")
 _MODEL, _SUM = "model/", "sum/"
 
@@ -72,6 +76,7 @@ class Checkpoints:
         self._folder, self._fingerprint, self._blocks = folder, fingerprint, blocks
         self._rank, self._workers = rank, workers
         self._open: dict[int, int] = {}  # by iteration: number of this start
+        self._damaged = set[int]()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -81,23 +86,34 @@ class Checkpoints:
         """The newest one that is complete and whole, with the state of these blocks; None: there is none.
 
         Raises:
-            ConfigError: it is of another job, input or version; nothing begins anew over it.
+            ConfigError: it is of another job, input or version, or all are damaged; nothing begins anew over them.
         """
         for iteration in sorted(self._iterations(), reverse=True):
             folder = self._at(iteration)
             try:
-                record = msgspec.json.decode((folder / _COMPLETE).read_bytes(), type=Record)
+                record = msgspec.json.decode(_content(folder / _COMPLETE, COMPLETE_BYTES_MAX), type=Record)
             except FileNotFoundError:
                 continue
-            except (OSError, msgspec.DecodeError) as error:
-                _log.warning("a checkpoint is passed over", folder=folder, reason=error)
+            except (OSError, ValueError) as error:
+                self._pass_over(iteration, error)
                 continue
             self._check(folder, record)
             try:
                 return self._read(folder, record, frozenset(numbers))
-            except (OSError, ValueError) as error:  # damaged, or taken away by another start's clean-up
-                _log.warning("a checkpoint is passed over", folder=folder, reason=error)
+            except (OSError, ValueError) as error:
+                if (folder / _COMPLETE).exists():  # otherwise another start's clean-up has taken it away
+                    self._pass_over(iteration, error)
+        if self._damaged:
+            names = ", ".join(f"i-{iteration}" for iteration in sorted(self._damaged))
+            raise ConfigError(
+                f"checkpoint folder {self._folder}: all of its checkpoints are damaged ({names})",
+                hint="restore one from a copy, or remove them to begin anew",
+            )
         return None
+
+    def _pass_over(self, iteration: int, error: Exception) -> None:
+        self._damaged.add(iteration)
+        _log.warning("a damaged checkpoint is passed over", folder=self._at(iteration), reason=error)
 
     def write(self, iteration: int, run: int, states: Mapping[int, Arrays], model: Arrays, sums: Arrays) -> None:
         """Writes this rank's part; at rank 0 the model too.
@@ -128,6 +144,7 @@ class Checkpoints:
                 )  # fmt: skip
                 write_whole(folder / _COMPLETE, msgspec.json.encode(record))
                 del self._open[iteration]
+                self._damaged.discard(iteration)
                 self._remove_old(iteration)
         return not self._open
 
@@ -155,7 +172,7 @@ class Checkpoints:
         states: dict[int, Arrays] = {}
         # All files, also those of other ranks' blocks: all workers pass over the same checkpoints.
         for name, check in record.files.items():
-            data = (folder / name).read_bytes()
+            data = _content(folder / name)
             if zlib.crc32(data) != check:
                 raise ValueError(f"{name} is damaged")
             for key, array in _unpacked(data).items():
@@ -169,11 +186,28 @@ class Checkpoints:
 
     def _remove_old(self, newest: int) -> None:
         # Whatever was begun before and not completed is of no use either.
-        done = sorted((i for i in self._iterations() if (self._at(i) / _COMPLETE).exists()), reverse=True)
+        whole = (i for i in self._iterations() if i not in self._damaged and (self._at(i) / _COMPLETE).exists())
+        done = sorted(whole, reverse=True)
         kept = {*done[:KEPT], *self._open}
         for iteration in self._iterations():
             if iteration not in kept and iteration < newest:
                 shutil.rmtree(self._at(iteration), ignore_errors=True)
+
+
+def _content(path: Path, most_bytes: int | None = None) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no regular file, such as a pipe that nobody writes to or a device without end, or too large.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path.name} is no regular file")
+        if most_bytes is not None and found.st_size > most_bytes:
+            raise ValueError(f"{path.name} has {found.st_size} bytes, more than {most_bytes}")
+        return file.read()
 
 
 def _state_name(rank: int, run: int) -> str:

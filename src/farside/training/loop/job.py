@@ -8,10 +8,12 @@ How it works
   and who goes on from it gets these sums from its first pull. [harmony §IV-B4, §VI]
 """
 
+import hashlib
 import math
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 import zlib
@@ -71,7 +73,8 @@ def begin(
         keys: What is pushed and pulled, by name: a shape, for float64, or an array of that shape and format (float64,
             float32, int64 or int32).
         iterations: How many, at most.
-        fingerprint: Program, input and options in words; only a checkpoint with the same ones is gone on from.
+        fingerprint: Program, input and options in words; only a checkpoint with the same ones is gone on from. Empty:
+            the name and a check sum of the program's file.
         checkpoint_dir: Where checkpoints go; None: as FARSIDE_CHECKPOINT_DIR says, and if that is not set, nowhere.
         checkpoint_s: Seconds from one to the next; None: as FARSIDE_CHECKPOINT_S says, otherwise 30. 0: each iteration.
 
@@ -91,7 +94,7 @@ def begin(
     checkpoints = None
     if folder:
         checkpoints = Checkpoints(
-            Path(folder), fingerprint=fingerprint, blocks=len(blocks), rank=rank, workers=workers
+            Path(folder), fingerprint=fingerprint or _program(), blocks=len(blocks), rank=rank, workers=workers
         )  # fmt: skip
     place = spill_place_for(blocks)
     turns: Turns = NoTurns()
@@ -156,6 +159,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         if self._checkpoints is not None:
             self._restored = self._checkpoints.newest(self._own.numbers)
             if self._restored is not None:
+                self._check_sums(self._restored)
                 self._take(self._restored)
         self._sums = OneWorker() if self._source is None else ByAggregators(self._source, self._all_keys)
         if threading.current_thread() is threading.main_thread():
@@ -360,6 +364,15 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
     def _is_over(self) -> bool:
         return self.iteration >= self._iterations
 
+    def _check_sums(self, restored: Restored) -> None:
+        ours = {key.name: (key.shape, key.dtype) for key in self._keys}
+        theirs = {name: (array.shape, array.dtype) for name, array in restored.sums.items()}
+        if ours != theirs:
+            raise ConfigError(
+                f"checkpoint i-{restored.iteration} has the keys {_in_words(theirs)}; this job has {_in_words(ours)}",
+                hint="name another checkpoint folder, or remove this one",
+            )
+
     def _take(self, restored: Restored) -> None:
         self._resumed = self._began = restored.iteration
         self.model.update(restored.model)
@@ -393,6 +406,19 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
         self._wants_stop = True
+
+
+def _program() -> str:
+    """Names the file that this process runs, with a check sum of it; empty: there is none."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return f"{Path(path).name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}" if path else ""
+    except OSError:
+        return ""
+
+
+def _in_words(keys: Mapping[str, tuple[tuple[int, ...], Any]]) -> str:
+    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in sorted(keys.items()))
 
 
 def _nothing() -> None:
