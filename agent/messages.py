@@ -926,11 +926,16 @@ class Probe(Message, frozen=True, kw_only=True):
     made: Path = ""
 
 
-class DonorAddress(Part, frozen=True, kw_only=True):
-    """A donor to borrow from: its name in the memory plane, and where it listens."""
+class DonorAddress(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """A donor to borrow from: its name in the memory plane, and where it listens.
+
+    ``owner`` is its node, by the token that the agent there has proved; empty: it has the donor's name. The donor's own
+    name is what that node says.
+    """
 
     node: Annotated[str, Meta(min_length=1, max_length=64)]
     control: Annotated[str, Meta(min_length=1, max_length=256)]
+    owner: Annotated[str, Meta(max_length=64)] = ""
 
 
 class BorrowerOrder(Part, frozen=True, kw_only=True):

@@ -61,7 +61,10 @@ class PeersFile:
         self._known = after
 
     def _write(self, addresses: Iterable[DonorAddress]) -> None:
-        text = HEAD + peers_text({address.node: address.control for address in addresses})
+        told = tuple(addresses)
+        text = HEAD + peers_text(
+            {address.node: address.control for address in told}, {address.node: address.owner for address in told}
+        )
         try:
             # 0644: the borrower may run as another user, and there is no secret in it.
             write_whole(self._path, text.encode(), mode=0o644)

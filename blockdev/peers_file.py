@@ -3,6 +3,7 @@
 [[donor]]
 node = "d1"
 control = "tcp:10.0.0.1:7001"        # or "unix:/run/farside/donor.sock"
+owner = "n1"                         # the manager's name of its node, where that is another
 """
 
 import tomllib
@@ -19,10 +20,19 @@ from farside.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorAddress:
-    """One donor: its node name, and its control listener, ``tcp:HOST:PORT`` or ``unix:PATH``."""
+    """One donor: its node name, and its control listener, ``tcp:HOST:PORT`` or ``unix:PATH``.
+
+    ``owner`` is the node that it belongs to, as the manager knows it by its token; empty: of the donor's name.
+    """
 
     node: str
     control: str
+    owner: str = ""
+
+    @property
+    def trusted_as(self) -> str:
+        """Whom its damage counts for. A donor chooses its own name, and could take another one each time."""
+        return self.owner or self.node
 
 
 class _File(msgspec.Struct):
@@ -43,7 +53,7 @@ def parse_peers(text: str, name: str) -> tuple[DonorAddress, ...]:
         tables = msgspec.convert(tomllib.loads(text), type=_TABLES)
         _check_names(tables, ("donor",), f"peers file {name}")
         for number, table in enumerate(tables.get("donor", ()), 1):
-            _check_names(table, ("node", "control"), f"peers file {name}: [[donor]] number {number}")
+            _check_names(table, ("node", "control", "owner"), f"peers file {name}: [[donor]] number {number}")
         donors = msgspec.convert(tables, type=_File).donor
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"peers file {name}: {error}") from error
@@ -63,8 +73,12 @@ def _check_names(table: Iterable[str], names: tuple[str, ...], where: str) -> No
     for name in table:
         if name not in names:
             meant = nearest(name, names)
-            hint = f"did you mean {meant!r}?" if meant else f"there is only {' and '.join(names)}"
+            hint = f"did you mean {meant!r}?" if meant else f"there is only {_listed(names)}"
             raise ConfigError(f"{where}: no such name: {name!r}", hint=hint)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def read_peers(path: Path) -> tuple[DonorAddress, ...]:

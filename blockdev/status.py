@@ -167,7 +167,7 @@ class Reporter:
             **{name: getattr(donor.figures, name, 0) for name in _DONOR_FIGURES},
             "slabs": donor.view().slabs,
             "hedge_after_s": hedge_after_s(self.device, donor),
-            "damaged_pages": self.device.context.table.damaged_pages.get(donor.address.node, 0),
+            "damaged_pages": self.device.context.table.damaged_pages.get(donor.address.trusted_as, 0),
             "faults_hit": self._engine.fault_hits(donor.number),
         }
 

@@ -104,9 +104,14 @@ class DonorList:
 
     # ----------------------------------------------------------------- trust
 
-    def gave_damaged(self, node: str) -> None:
-        """Count a copy that the node's donor had and that was found damaged; too many, and the donor is left out."""
+    def gave_damaged(self, donor: str) -> None:
+        """Count a copy that the donor of this name had and that was found damaged; too many, and it is left out.
+
+        With it is every donor of its node, under whatever name: `DonorAddress.trusted_as`.
+        """
         table = self._parts.table
+        known = self._donors.get(donor)
+        node = known.address.trusted_as if known is not None else donor
         table.damaged_pages[node] = table.damaged_pages.get(node, 0) + 1
         if self._trust.found(node, self._parts.clock.now_s()) and node not in table.distrusted:
             table.distrusted.add(node)
@@ -172,11 +177,13 @@ class DonorList:
         # leaves when they have moved: their pages are not given up.
         for record in self._parts.table.donors():
             if record.control and record.node not in self._donors and self._parts.table.slab_count(record.donor):
-                self._join(DonorAddress(node=record.node, control=record.control))
+                self._join(DonorAddress(node=record.node, control=record.control, owner=record.owner))
         self._follow()
 
     def _follow(self) -> None:
-        named = {node: at for node, at in self._named.items() if node not in self._parts.table.distrusted}
+        distrusted = self._parts.table.distrusted
+        # By its own name, too: that is what was kept of one that an earlier version left out.
+        named = {node: at for node, at in self._named.items() if not distrusted & {node, at.trusted_as}}
         # A copy: _send_away removes donors.
         for node, donor in list(self._donors.items()):
             address = named.get(node)
@@ -184,6 +191,7 @@ class DonorList:
             if address is not None and is_shared(address.control, transport) == donor.is_shared:
                 # An address of the same kind is only noted: the next connection goes there.
                 donor.retired, donor.address = False, address
+                self._parts.table.donor(node).owner = address.owner
             else:
                 self._send_away(donor)
         for node, address in named.items():
@@ -192,6 +200,7 @@ class DonorList:
 
     def _join(self, address: DonorAddress) -> None:
         donor = self._donors[address.node] = Donor(self._parts, address)
+        self._parts.table.donor(address.node).owner = address.owner
         donor.task = self._tasks.spawn(donor.run(), name=f"donor {address.node}")
 
     def _send_away(self, donor: Donor) -> None:

@@ -59,6 +59,7 @@ class DonorRecord:
     session: int = 0
     control: str = ""  # the listener through which its slabs were leased
     epoch: int = 0  # of the newest data connections; the donor fences lower ones
+    owner: str = ""  # as in the peers file
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +102,8 @@ class Table:
         totals: The engine's counters over all processes, as of the last second (total.py).
         region_rates: Page I/O a second of each region, likewise; empty in a new device.
         slab_rates: Page I/O a second by slab, likewise.
-        damaged_pages: Copies that were found damaged, by node of their donor, since the device was made.
-        distrusted: Nodes whose donors are left out for that (donor/trust.py), by name.
+        damaged_pages: Copies that were found damaged, by `DonorAddress.trusted_as`, since the device was made.
+        distrusted: Nodes whose donors are left out for that (donor/trust.py), likewise.
         committed: The whole size once had its mappings, so the device was exported (replica and none).
     """
 

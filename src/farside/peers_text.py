@@ -2,10 +2,16 @@
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 
 
-def peers_text(controls: Mapping[str, str]) -> str:
-    """A ``[[donor]]`` for each node, with where its control listener is."""
+def peers_text(controls: Mapping[str, str], owners: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A ``[[donor]]`` for each node, with where its control listener is, and the owner of those that have another."""
     # JSON's strings are TOML's too.
-    rows = (f"node = {json.dumps(node)}\ncontrol = {json.dumps(where)}\n" for node, where in controls.items())
-    return "\n".join(f"[[donor]]\n{row}" for row in rows)
+    rows = (
+        {"node": node, "control": where} | ({"owner": owners[node]} if owners.get(node) else {})
+        for node, where in controls.items()
+    )
+    return "\n".join(
+        "[[donor]]\n" + "".join(f"{key} = {json.dumps(told)}\n" for key, told in row.items()) for row in rows
+    )

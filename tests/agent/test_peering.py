@@ -91,6 +91,16 @@ def test_the_file_is_there_from_the_start_and_the_borrower_can_read_it(tmp_path:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_the_borrower_reads_to_whom_a_donor_belongs_and_after_a_restart_too(tmp_path: Path) -> None:
+    path = tmp_path / "peers.toml"
+    mine = DonorAddress(node="lender", control="tcp:h:1", owner="n2")
+    PeersFile(path).take([mine, at("d1")], 0.0)
+
+    PeersFile(path).take([at("d1"), at("d2")], 1.0)  # it writes the file anew, with those that it holds
+
+    assert [(one.node, one.owner) for one in read_peers(path)] == [("d1", ""), ("d2", ""), ("lender", "n2")]
+
+
 def test_without_a_manager_what_it_said_last_stands(tmp_path: Path) -> None:
     path = tmp_path / "peers.toml"
     PeersFile(path).take([at("d1"), at("d2")], 0.0)

@@ -1,8 +1,9 @@
 """All donors of the peers file: who joins, who leaves, and who comes back another way."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -11,6 +12,7 @@ from farside.blockdev.donor.donors import DonorList
 from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError
+from farside.peers_text import peers_text
 from tests.blockdev.test_donor import Scene, until
 
 
@@ -24,10 +26,10 @@ class Cast:
         self.file = folder / "peers.toml"
         self.table.forget_donor("d1")
 
-    def name(self, **donors: str) -> None:
+    def name(self, owners: Mapping[str, str] = MappingProxyType({}), **donors: str) -> None:
         """Writes the peers file."""
         new = self.file.with_suffix(".new")
-        new.write_text("".join(f'[[donor]]\nnode = "{node}"\ncontrol = "{at}"\n' for node, at in donors.items()))
+        new.write_text(peers_text(donors, owners))
         new.rename(self.file)
 
     def lend(self, node: str, *, control: str = "") -> int:
@@ -184,3 +186,35 @@ def test_a_donor_that_gives_damaged_pages_again_and_again_is_left_out_until_an_o
     play(cast, body)
 
     assert cast.table.damaged_pages == {"d1": 4}
+
+
+def test_a_donor_that_is_left_out_does_not_come_back_under_another_name_of_its_node(cast: Cast) -> None:
+    """[H1] A donor says its own name; whose it is the manager knows by the token of the node's agent."""
+    at = "tcp:127.0.0.1:1"
+    cast.name({"lender": "n1"}, lender=at)
+
+    async def body(donors: DonorList) -> None:
+        cast.lend("lender", control=at)
+        for _ in range(2):
+            donors.gave_damaged("lender")
+        cast.name({"lender-a": "n1"}, **{"lender-a": at, "d2": at})
+        donors.look(cast.file)
+        cast.lend("lender-a", control=at)
+        again = DonorList(cast.scene.parts, donors._tasks)  # a successor knows whose both are, the one that left too
+        again.start()
+        assert cast.seen(again) == {"lender": (at, True), "lender-a": (at, False), "d2": (at, False)}
+        for name in ("lender", "lender", "lender-a", "lender"):
+            again.gave_damaged(name)
+        assert cast.seen(again)["lender-a"] == (at, True)
+
+        cast.name({"lender-b": "n1"}, **{"lender-b": at, "d2": at})
+        again.look(cast.file)
+
+        assert "lender-b" not in cast.seen(again)
+        assert cast.table.distrusted == {"n1"}
+        again.trust("n1")
+        assert cast.seen(again)["lender-b"] == (at, False)
+
+    play(cast, body)
+
+    assert cast.table.damaged_pages == {"n1": 6}

@@ -17,6 +17,12 @@ def test_donors_are_read_in_order() -> None:
     )
 
 
+def test_a_donor_that_belongs_to_another_node_is_trusted_as_that() -> None:
+    text = '[[donor]]\nnode="a"\ncontrol="tcp:h:1"\nowner="n1"\n[[donor]]\nnode="b"\ncontrol="tcp:h:2"\n'
+
+    assert [one.trusted_as for one in parse_peers(text, "f")] == ["n1", "b"]
+
+
 def test_an_empty_file_is_a_device_without_donors() -> None:
     assert parse_peers("", "f") == ()
 
@@ -28,7 +34,7 @@ def test_an_empty_file_is_a_device_without_donors() -> None:
         ('[[donor]]\nnode="a"\n', "control"),
         ('[[donors]]\nnode="a"\n', "f: no such name: 'donors'; did you mean 'donor'?"),
         ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n[[donor]]\nnode="b"\ncontroll="x"\n', "[[donor]] number 2: no such"),
-        ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\nweight="x"\n', "'weight'; there is only node and control"),
+        ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\nweight="x"\n', "'weight'; there is only node, control and owner"),
         ('donor = "a"\n', "$[...]"),
         ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n' * 2, "named twice"),
         ('[[donor]]\nnode="a"\ncontrol="carrier-pigeon"\n', "peers file f: node 'a': control: 'carrier-pigeon' is no"),

@@ -151,6 +151,17 @@ def test_an_agent_is_told_on_each_connection_and_then_when_something_changes() -
     assert told(line(), world) == [["d2"]]
 
 
+def test_a_donor_of_another_name_than_its_nodes_is_told_with_whose_it_is() -> None:
+    """[H1] A donor takes what name it likes; a borrower that has left it out goes by its node."""
+    world = world_with("d1")
+    world.does(joined("n2", "n2", donor=Donor(node="lender", control="tcp:n2:1")))
+
+    (message,) = line().donors(world.state, DonorRing(world.state))
+
+    assert isinstance(message, m.Donors)
+    assert [(one.node, one.owner) for one in message.donors] == [("d1", ""), ("lender", "n2")]
+
+
 def test_an_agent_that_keeps_no_peers_file_or_is_of_an_older_version_is_not_told() -> None:
     assert told(line(can=("probe",)), world_with("d1")) == []
 

@@ -94,7 +94,7 @@ class AgentLine:
         self._meter = PowerMeter()
         # No list of donors has this version, so the first comparison always looks.
         self._ring_version = -1
-        self._donors: tuple[m.Donor, ...] | None = None
+        self._donors: tuple[tuple[str, m.Donor], ...] | None = None
         self._move_s, self._recall_s = move_s, recall_s  # borrowers get so long to move what they have
         self._rest_after_s = rest_after_s
         self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
@@ -283,10 +283,13 @@ class AgentLine:
         node = state.nodes.get(self.node)
         if node is None or not self.awaits_donors(ring):
             return
-        found, self._ring_version = ring.of(node), ring.version
+        found, self._ring_version = ring.lenders(node), ring.version
         if found != self._donors:
             self._donors = found
-            addresses = tuple(m.DonorAddress(node=one.node, control=one.control) for one in found)
+            addresses = tuple(
+                m.DonorAddress(node=one.node, control=one.control, owner="" if owner == one.node else owner)
+                for owner, one in found
+            )
             order = self._order(services.BORROWER, m.BorrowerOrder(donors=addresses), state)
             is_told = m.can_service(services.BORROWER) in self.hello.can and m.is_carried(order.raw)
             yield order if is_told else m.Donors(donors=addresses)

@@ -50,13 +50,17 @@ class DonorRing:
 
     def of(self, borrower: LiveNode, most: int = DONORS_MAX) -> tuple[Donor, ...]:
         """Those that this node may borrow from, by name; no two with the same name."""
-        found: dict[str, Donor] = {}
+        return tuple(donor for _, donor in self.lenders(borrower, most))
+
+    def lenders(self, borrower: LiveNode, most: int = DONORS_MAX) -> tuple[tuple[str, Donor], ...]:
+        """Those donors, each with the name of the node that it belongs to."""
+        found: dict[str, tuple[str, Donor]] = {}
         for node in self._behind(borrower.name):
             assert node.donor is not None
             donor = node.donor.address
             is_reached = not is_loopback(donor.control) or is_near(borrower.address)
             if node.name != borrower.name and is_reached:
-                found.setdefault(donor.node, donor)
+                found.setdefault(donor.node, (node.name, donor))
             if len(found) == most:
                 break
         return tuple(found[name] for name in sorted(found))
