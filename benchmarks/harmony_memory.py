@@ -96,7 +96,7 @@ def disks(seeds: Sequence[int]) -> Figure:
             Table(caption="Over isolated", header=("reading back", "JCT", "makespan", "CPU busy"), rows=tuple(rows)),
         ),
         notes=(
-            "Jobs alone on 10 machines have their input in memory. Groups are chosen without regard to what reading "
+            "Jobs alone on 10 machines have their input in memory. Groups are chosen with what reading back "
             f"costs them; on average {mean(outcome('harmony', seed).group_count for seed in seeds):.1f} run.",
         ),
     )
