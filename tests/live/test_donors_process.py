@@ -9,7 +9,7 @@ from tests.agent.process import agent, status, until_connected, write_config
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until
 
-D1 = DonorAddress(node="d1", control="tcp:127.0.0.1:7677")
+D1 = DonorAddress(node="d1", control="tcp:127.0.0.1:7677", owner="n1")
 
 
 def config(folder: Path, manager: Manager, node: str, **more: str) -> Path:
