@@ -7,12 +7,11 @@ same way, but the kernel says which user listens there (SO_PEERCRED, unix(7)), b
 import os
 import pwd
 import socket
-import struct
 
 from farside.errors import ConfigError
+from farside.listen import peer_uid
 
 MANAGER_USER = "farside-manager"  # of the package: systemd/sysusers.d/farside.conf
-_UCRED = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 
 
 def connect_near(path: str) -> socket.socket:
@@ -29,7 +28,7 @@ def connect_near(path: str) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ConnectionRefusedError(error.errno, "no manager listens on this socket") from error
         # The user who called listen(2): nobody can change it afterwards.
-        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        uid = peer_uid(sock)
         if uid not in manager_uids():
             hint = f"end that program; only root, {MANAGER_USER} and the agent's own user may listen there"
             raise ConfigError(f"{path}: a program of uid {uid} listens in the manager's place", hint=hint)

@@ -8,7 +8,6 @@ import asyncio
 import math
 import os
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -59,6 +58,7 @@ from farside.agent.training.turn_record import Clocks, TurnRecord
 from farside.errors import RemoteProtocolError
 from farside.group_time import GroupTime
 from farside.kmod_shim.process_time import processor_time_ns, processors_of
+from farside.listen import peer_process
 from farside.log import get_log
 
 _log = get_log("executor")
@@ -78,7 +78,6 @@ SILENT_S, SILENT_ITERATIONS, SILENT_MOST_S = 60.0, 5, 600.0
 """How long others wait for what a job says of its input: so long, or as many of its iterations, or the longest time."""
 WARNED_EVERY_S = 60.0
 """A user's workers that are refused make one line in this time, which counts those before it."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Group(Protocol):
@@ -250,8 +249,7 @@ class TurnServer:
         except OSError:
             return
         sock.setblocking(False)
-        given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _gid = _CREDENTIALS.unpack(given)
+        pid, uid = peer_process(sock)
         line = _Line(sock, uid, pid)
         self._lines.add(line)
         if len(self._lines) > CONNECTIONS_MAX or sum(one.uid == uid for one in self._lines) > USER_MAX:

@@ -11,7 +11,6 @@ are the caller's.
 import asyncio
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,14 +19,13 @@ from typing import Any
 import msgspec
 
 from farside.errors import FarsideError, PeerError
-from farside.listen import clear_stale, open_listener
+from farside.listen import clear_stale, open_listener, peer_process
 from farside.log import get_log
 
 LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway caller does not
 REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
 CALL_LIMIT_S = 10.0
 START_LIMIT_S = 150.0  # what starts a process answers when that serves; its own limit is shorter, and has a reason
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): of the process that called listen()
 _BEGINS = (b"{", b" ", b"\t")  # a request does
 _STARTING = ("replace", "guard", "start_agent", "start_aggregator", "start_manager", "start_donor")
 
@@ -131,9 +129,7 @@ def _call_checked(
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
             connection.connect(os.fspath(path))
-            pid, uid, _ = _CREDENTIALS.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
+            pid, uid = peer_process(connection)
             if owners is not None and uid not in owners:
                 raise PeerError(
                     f"{path}: a process of uid {uid} listens there, and it has to be one of uid "

@@ -18,7 +18,7 @@ from farside.errors import ConfigError
 
 BACKLOG = 4096  # connections not accepted yet: a cluster that reconnects at once after a restart, beside strangers
 
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 def open_listener(endpoint: str, *, setting: str = "listen", mode: int = 0o600) -> socket.socket:
@@ -50,10 +50,18 @@ def allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def peer_process(sock: socket.socket) -> tuple[int, int]:
+    """Pid and uid at the other end of this unix socket, as the kernel says (SO_PEERCRED, unix(7)).
+
+    They are of the process that called connect(2), or for a client listen(2): nobody can change them later.
+    """
+    pid, uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid), int(uid)
+
+
 def peer_uid(sock: socket.socket) -> int:
-    """The user that has connected to this unix socket, as the kernel says (SO_PEERCRED, unix(7))."""
-    _pid, uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)
+    """The user at the other end of this unix socket: `peer_process`."""
+    return peer_process(sock)[1]
 
 
 def close_listener(listener: socket.socket) -> None:

@@ -23,7 +23,6 @@ import hmac
 import os
 import pwd
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from fastapi import HTTPException, Request
 from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from farside.listen import peer_uid
 from farside.munge import SCHEME
 from farside.proof import key_id
 from farside.scheduler.manager.auth.certificate import named_in
@@ -44,8 +44,6 @@ from farside.scheduler.manager.auth.web_session import COOKIE, WebSessions, mark
 from farside.scheduler.manager.model.record import Admission
 from farside.units import format_moment
 
-# struct ucred of socket(7): pid, uid, gid.
-_UCRED = struct.Struct("3i")
 _PEER = "uid:"
 _MET = "farside.caller"  # in the scope of a request whose credential was opened
 PROVED_KEY = "farside.key"  # in the scope of an agent's session: hash of the token that it has proved to have
@@ -129,9 +127,7 @@ def peer_of(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
     peer = transport.get_extra_info("socket")
     if peer is None or peer.family != socket.AF_UNIX:
         return None
-    # SO_PEERCRED is who called connect(2), not who holds the descriptor now: it can't be changed later.
-    _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return peer_host(uid), 0
+    return peer_host(peer_uid(peer)), 0
 
 
 def peer_host(uid: int) -> str:
