@@ -9,7 +9,6 @@ on time (HANDSHAKE_LIMIT_S) and number (`Unproved`) hold for them, and every ref
 """
 
 import asyncio
-import math
 import secrets
 import socket
 from contextlib import suppress
@@ -25,7 +24,7 @@ from farside.daemon.slab.recall import Recaller
 from farside.daemon.slab.sessions import Refused, Session
 from farside.daemon.tasks import Tasks
 from farside.errors import EngineError, PeerError, RemoteProtocolError
-from farside.log import get_log
+from farside.log import Rarely, get_log
 from farside.proof import Unproved
 
 _log = get_log("daemon.server")
@@ -78,7 +77,7 @@ class Server:
         )
         self._rdma_address = rdma_address
         self._unproved = Unproved()
-        self._refusals_told_s: dict[m.ErrorCode, float] = {}
+        self._refusals = Rarely(REFUSALS_TOLD_S, now_s=self._lender.clock.now_s)  # by code
 
     async def accept(self, listener: socket.socket) -> None:
         """Serves each connection to a listening socket, until cancelled."""
@@ -232,9 +231,7 @@ class Server:
 
     def _refuse(self, channel: Channel, code: m.ErrorCode, text: str, address: str) -> None:
         self._lender.counters.refused[code.name] += 1
-        now_s = self._lender.clock.now_s()
-        if now_s - self._refusals_told_s.get(code, -math.inf) >= REFUSALS_TOLD_S:
-            self._refusals_told_s[code] = now_s
+        if self._refusals.may(code) is not None:
             hint = {"hint": _WAYS_OUT[code]} if code in _WAYS_OUT else {}
             _log.warning("connection refused", address=address or "unix", code=code.name, reason=text, **hint)
         channel.farewell(code, text)

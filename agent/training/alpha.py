@@ -167,6 +167,10 @@ class Spilling:
     period: int = PEER_PERIOD
     disk_most_s: float = math.inf
 
+    def knows(self, job: str) -> bool:
+        """Whether a job that can spill is here, silent or not."""
+        return job in self.jobs or job in self.silent
+
 
 Answer = tuple[Spilling, Mapping[str, Keep]]
 
@@ -177,12 +181,10 @@ def step(state: Spilling, event: Use | Left | Silent) -> Answer:
         if event.job not in state.jobs:
             return state, {}
         silent = {**state.silent, event.job: state.jobs[event.job]}
-        rest = {job: one for job, one in state.jobs.items() if job != event.job}
-        return _anew(replace(state, jobs=rest, silent=silent)), {}
+        return _anew(replace(state, jobs=_without(state.jobs, event.job), silent=silent)), {}
     if isinstance(event, Left):
-        silent = {job: one for job, one in state.silent.items() if job != event.job}
+        rest, silent = _without(state.jobs, event.job), _without(state.silent, event.job)
         state = replace(state, silent=silent)
-        rest = {job: one for job, one in state.jobs.items() if job != event.job}
         return (_anew(replace(state, jobs=rest)) if len(rest) < len(state.jobs) else state), {}
     if event.job in state.silent:
         return _raised_alone(state, event, state.silent[event.job])
@@ -217,6 +219,10 @@ def first_share(*, input_bytes: float, other_bytes: float, limit_bytes: float) -
 def is_full(used_bytes: int, limit_bytes: int) -> bool:
     """Whether memory of a limit, if there is one, has hardly room for more."""
     return limit_bytes > 0 and used_bytes > FULL * limit_bytes
+
+
+def _without(jobs: Mapping[str, Climber], job: str) -> dict[str, Climber]:
+    return {name: one for name, one in jobs.items() if name != job}
 
 
 def _is_full(use: Use) -> bool:

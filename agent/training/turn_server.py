@@ -5,7 +5,6 @@ descriptor of that process, since a child that inherited the connection keeps it
 """
 
 import asyncio
-import math
 import os
 import socket
 import time
@@ -59,7 +58,7 @@ from farside.errors import RemoteProtocolError
 from farside.group_time import GroupTime
 from farside.kmod_shim.process_time import processor_time_ns, processors_of
 from farside.listen import peer_process
-from farside.log import get_log
+from farside.log import Rarely, get_log
 
 _log = get_log("executor")
 
@@ -117,7 +116,7 @@ class TurnServer:
         self.record = TurnRecord()
         self.spilling = alpha.Spilling()
         self.hung_up = 0
-        self._refused: dict[int, tuple[float, int]] = {}  # by user: when a line was written, and refusals since
+        self._refused = Rarely(WARNED_EVERY_S)  # by user
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._lines: set[_Line] = set()
@@ -308,9 +307,7 @@ class TurnServer:
             use = use_of(line.job, message)
             line.used_s = self._loop.time()
             self._take_use(self._stepped(use))
-            if (
-                line.job in self.spilling.jobs or line.job in self.spilling.silent
-            ):  # it reads what it is told, or it would be gone by now
+            if self.spilling.knows(line.job):  # it reads what it is told, or it would be gone by now
                 self.record.used(line.job, use)
 
     def _stepped(self, use: alpha.Use) -> alpha.Answer:
@@ -388,20 +385,12 @@ class TurnServer:
         self._drop(line)
 
     def _warn(self, line: _Line, why: str) -> None:
-        now_s = self._loop.time()
-        warned_s, since = self._refused.get(line.uid, (-math.inf, 0))
-        if now_s < warned_s + WARNED_EVERY_S:
-            self._refused[line.uid] = (warned_s, since + 1)
-            return
-        self._refused[line.uid] = (now_s, 0)
-        _log.warning(
-            "a worker goes on without turns",
-            user=line.uid,
-            pid=line.pid,
-            job=line.job,
-            reason=why,
-            refused_before=since,
-        )
+        before = self._refused.may(line.uid)
+        if before is not None:
+            _log.warning(
+                "a worker goes on without turns", user=line.uid, pid=line.pid, job=line.job, reason=why,
+                refused_before=before,
+            )  # fmt: skip
 
     def _drop(self, line: _Line) -> None:
         if line not in self._lines:
