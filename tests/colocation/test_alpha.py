@@ -231,7 +231,7 @@ def test_a_disk_that_jobs_share_is_taken_to_deliver_what_it_delivers_to_all_of_t
                 disk=ReadCost(bytes_s=17e6), peer=ReadCost(bytes_s=8e6), disk_bytes=number * 16_000_000,
             )  # fmt: skip
             state, more = step(state, use)
-            told |= more
+            told = {**told, **more}
 
     assert {keep.by_peer for keep in told.values()} == {0.0}
 
@@ -264,7 +264,7 @@ def test_a_small_slow_reader_does_not_make_its_neighbour_move_to_a_peer() -> Non
                 peer=ReadCost(bytes_s=2 * GB), disk_bytes=round(number * spilled * GB),
             )  # fmt: skip
             state, more = step(state, use)
-            told |= more
+            told = {**told, **more}
 
     assert {keep.by_peer for keep in told.values()} == {0.0}
 

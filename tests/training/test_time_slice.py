@@ -41,6 +41,12 @@ def after_short() -> list[int]:
     return [before, slice_ns()]
 
 
+@pytest.fixture(autouse=True)
+def everybodys_slice() -> None:
+    """A job of a test before may have left this thread another slice, which all that it starts would have."""
+    set_time_slice(EVERYBODYS_NS)
+
+
 needs_slices = pytest.mark.skipif(
     os.sched_getscheduler(0) != os.SCHED_OTHER or in_thread(after_short)[-1] != SHORT_NS,
     reason="this kernel gives no thread a slice of its own",
