@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import slab_timing
-from benchmarks.load import BUILD, BenchmarkError, build_program, run_fio, run_load
+from benchmarks.load import BUILD, BenchmarkError, build_program, run_fio
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.plan import Plan, alternate, full_plan, quick_plan
 from benchmarks.render import render
 from benchmarks.result import Point, RecallShare, Run, Sample, SecondOpinion, SlabTiming, load_run, save_run
 from benchmarks.server import OPENERS, Server
-from benchmarks.settle import fill_and_settle, wait_until_quiet
+from benchmarks.settle import fill_and_settle, measured
 from benchmarks.target import CLEAR, OURS_TCP, SINGLE_READS, verdicts
 from farside.errors import FarsideError
 
@@ -119,23 +119,8 @@ def _samples(
     """A measurement for each turn. ``beside``: turns that are told together."""
     samples: list[Sample] = []
     started_s = time.monotonic()
-    for repetition, point, name in turns:
-        server = servers[name]
-        sample = run_load(
-            program,
-            server.socket,
-            point,
-            export=server.export,
-            seconds=plan.seconds,
-            warmup_s=plan.warmup_s,
-            seed=repetition + 1,
-            stamp=server.stamp,
-            roles=server.roles,
-            server=name,
-            repetition=repetition,
-        )
+    for sample in measured(program, servers, turns, seconds=plan.seconds, warmup_s=plan.warmup_s):
         samples.append(sample)
-        wait_until_quiet(server)
         if len(samples) % beside == 0:
             _tell(len(samples), len(turns), time.monotonic() - started_s, samples[-beside:])
     return samples

@@ -72,7 +72,7 @@ WINDOWS_OF_PREDICTION = 9
 PAIRS = ("", "2", "3")
 """How often one job runs alone with turns and without in each round: what turns cost it is less than runs differ by."""
 AROUND = PAIRS[:2]
-"""Of these the ones before and after both in turns, by which that is predicted."""
+"""The pairs before and after both run in turns, by which that run is predicted."""
 
 
 def arguments(description: str, output: Path, *, has_processors: bool = False) -> argparse.Namespace:

@@ -19,14 +19,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.load import BUILD, BenchmarkError, build_program, run_load
+from benchmarks.load import BUILD, BenchmarkError, build_program
 from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.plan import PAGE_BYTES, alternate
 from benchmarks.render import table
 from benchmarks.result import Point, Rw, Sample
 from benchmarks.sandbox import Layout
 from benchmarks.server import Server, ours
-from benchmarks.settle import fill_and_settle, wait_until_quiet
+from benchmarks.settle import fill_and_settle, measured
 from benchmarks.summary import Summaries, summarise
 
 ROOT = Path(__file__).parents[1]
@@ -165,17 +165,8 @@ def _samples(packages: Mapping[str, Path], repetitions: int, seconds: float) -> 
                 _check_build(server, package)
                 fill_and_settle(server, program)
                 servers[layout.name] = server
-        found = []
-        for repetition, point, name in alternate(list(servers), POINTS, range(repetitions)):
-            server = servers[name]
-            found.append(
-                run_load(
-                    program, server.socket, point, seconds=seconds, warmup_s=0.05, seed=repetition + 1, stamp=True,
-                    roles=server.roles, server=name, repetition=repetition,
-                )
-            )  # fmt: skip
-            wait_until_quiet(server)
-        return found
+        turns = alternate(list(servers), POINTS, range(repetitions))
+        return list(measured(program, servers, turns, seconds=seconds, warmup_s=0.05))
 
 
 def _check_build(server: Server, package: Path) -> None:

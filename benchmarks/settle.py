@@ -1,9 +1,11 @@
 """When a server may be measured: its pages are where they are to be, and nothing is left over from the last load."""
 
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.load import BenchmarkError, fill
+from benchmarks.load import BenchmarkError, fill, run_load
+from benchmarks.result import Point, Sample
 from benchmarks.server import Server
 
 SETTLE_S = 60.0
@@ -32,3 +34,22 @@ def wait_until_quiet(server: Server) -> None:
     deadline_s = time.monotonic() + QUIET_S
     while not server.is_quiet() and time.monotonic() < deadline_s:
         time.sleep(0.02)
+
+
+def measured(
+    program: Path,
+    servers: Mapping[str, Server],
+    turns: Iterable[tuple[int, Point, str]],
+    *,
+    seconds: float,
+    warmup_s: float,
+) -> Iterator[Sample]:
+    """A sample for each turn: a repetition, a load, and the name of a server, which is quiet again before the next."""
+    for repetition, point, name in turns:
+        server = servers[name]
+        sample = run_load(
+            program, server.socket, point, export=server.export, seconds=seconds, warmup_s=warmup_s,
+            seed=repetition + 1, stamp=server.stamp, roles=server.roles, server=name, repetition=repetition,
+        )  # fmt: skip
+        wait_until_quiet(server)
+        yield sample

@@ -31,7 +31,7 @@ class DonorAddress:
 
     @property
     def trusted_as(self) -> str:
-        """Whom its damage counts for. A donor chooses its own name, and could take another one each time."""
+        """The name that its damage counts for. A donor chooses its own, and could take another one each time."""
         return self.owner or self.node
 
 

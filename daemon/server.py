@@ -36,7 +36,7 @@ DATA_CONNECTIONS_MAX = 8192
 REFUSALS_TOLD_S = 60.0
 """A refusal of each kind is logged once in this time; the counters have them all."""
 ACCEPTED_A_TURN, SERVED_A_TURN = 256, 64
-"""Of the event loop: some 5 ms of accepting and 15 ms of serving, of which what a borrower says next waits twice."""
+"""A turn of the event loop: some 5 ms of accepting and 15 ms of serving. What a borrower says next waits for two."""
 # By the reason of a refusal: what an operator can do.
 _WAYS_OUT = {
     m.ErrorCode.VERSION: "update the older of the two",

@@ -512,7 +512,7 @@ def _filled(state: NodeQueue) -> Answer:
 
 
 def _row(state: NodeQueue, resource: Resource, owner: str, lease_s: float) -> tuple[str, float]:
-    """Who has the permission that is given now, and how long such could last in a row while another owner waited."""
+    """The owner that gets a permission now, and how long its permissions in a row may last while another waits."""
     if all(one.owner == owner for one in state.ready(resource).values()):
         return owner, 0.0
     before, row_s = state.rows.get(resource, ("", 0.0))

@@ -19,10 +19,10 @@
  *     - PEND: the newest content is in a slot. It is the first source of a read, and goes when the disk has it.
  *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
  *     - SEALED: donors have this content encrypted, by the page's number, this sequence and the epoch (seal.h). It comes
- *       and goes with a new sequence, or comes while no donor has the page. The epoch is the process that wrote it, counted: one that was killed may have
- *       given a donor what it never published, and its successor uses that sequence for something else. Version 2 of
- *       this state did not know SEALED: what donors had then is in the clear, is read so, and the mover writes it anew,
- *       sealed.
+ *       and goes with a new sequence, or comes while no donor has the page. The epoch is the process that wrote it,
+ *       counted: one that was killed may have given a donor what it never published, and its successor uses that
+ *       sequence for something else. Version 2 of this state did not know SEALED: what donors had then is in the clear,
+ *       is read so, and the mover writes it anew, sealed.
  *     - A page whose only source is one donor is exposed: a second copy was promised (unless protection is none) and is
  *       missing. Every change of a source goes through page_swap(), so that each cluster's count of them is exact; with
  *       replicas the mover writes the second copy again, at another donor, for all pages that a single donor has,

@@ -225,7 +225,7 @@ enum ne_event_kind {
 	NE_EVENT_CLUSTER_DRAINED = 6,	/* a: cluster, b: slab, c: pages left to disk, d: pages lost */
 	NE_EVENT_CONN_CLOSED = 7,	/* a: worker, b: 0 for NBD_CMD_DISC, else errno */
 	NE_EVENT_DISK_ERROR = 8,	/* a: errno, b: first page */
-	NE_EVENT_CHECKSUM = 9,		/* a: donor (or UINT32_MAX for disk), b: page, c: 1 if the donor's was all zeros. That copy was dropped */
+	NE_EVENT_CHECKSUM = 9,		/* a: donor (or UINT32_MAX for disk), b: page, c: 1: all zeros. That copy was dropped */
 };
 
 struct ne_event { uint32_t kind; uint32_t a; uint32_t b; uint32_t c; uint32_t d; };

@@ -535,8 +535,7 @@ static void copy_drop(struct worker *w, uint32_t page, const struct source *s, b
 			continue;
 		w->stats.checksum_errors++;
 		dev_event(w->dev, NE_EVENT_CHECKSUM,
-			  s->home == HOME_DISK ? UINT32_MAX : w->dev->slabs[H_SLAB(s->word)].donor, page, is_empty,
-			  0);
+			  s->home == HOME_DISK ? UINT32_MAX : w->dev->slabs[H_SLAB(s->word)].donor, page, is_empty, 0);
 		return;
 	}
 }

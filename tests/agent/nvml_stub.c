@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * An NVML with one GPU after another, which the file that $NVML_CAPS names has, a line each: UUID, lowest cap, cap (mW).
- * With $NVML_LOCKED set nobody may change them, as for users other than root. $NVML_LOST names a GPU that answers
+ * An NVML with one GPU after another, which the file that $NVML_CAPS names has, a line each: UUID, lowest cap, cap
+ * (mW). With $NVML_LOCKED set nobody may change them, as for users other than root. $NVML_LOST names a GPU that answers
  * nothing but its UUID, $NVML_BUSY one that has a process. With $NVML_NO_END set NVML does not shut down.
  */
 #include <stdio.h>
@@ -16,7 +16,8 @@ static void load(void)
 {
 	FILE *file = fopen(getenv("NVML_CAPS"), "r");
 
-	for (count = 0; file && count < MOST && fscanf(file, "%31s %u %u", uuids[count], &lowest_mw[count], &caps[count]) == 3;
+	for (count = 0;
+	     file && count < MOST && fscanf(file, "%31s %u %u", uuids[count], &lowest_mw[count], &caps[count]) == 3;
 	     count++)
 		;
 	if (file)
@@ -49,7 +50,9 @@ int nvmlShutdown(void)
 
 const char *nvmlErrorString(int result)
 {
-	return result == NO_PERMISSION ? "Insufficient Permissions" : result == IS_LOST ? "GPU is lost" : "Invalid Argument";
+	return result == NO_PERMISSION ? "Insufficient Permissions"
+	       : result == IS_LOST     ? "GPU is lost"
+				       : "Invalid Argument";
 }
 
 int nvmlDeviceGetCount_v2(unsigned int *ret)

@@ -66,7 +66,7 @@ def street(addresses: int) -> Iterator[Street]:
 
 @contextmanager
 def strangers(at: Street, port: int, count: int) -> Iterator[threading.Event]:
-    """So many; the event is set when the last of them has come."""
+    """Opens this many connections; the event is set when the last of them has come."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < count + 200:
         pytest.skip(f"a process may open {hard} files here, fewer than there are strangers")

@@ -206,7 +206,7 @@ async def session(place: NodeAllocation, ending: AsyncExitStack) -> Connection:
 def test_sessions_that_never_say_hello_are_those_of_their_owner_and_give_way_to_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who read a key's name off ws:// opened 9,900 of them in 8 s, and the API grew by 343 MB."""
+    """A stranger that had read a key's name off ws:// opened 9,900 of them in 8 s; the API grew by 343 MB."""
     monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 4)
     owner = f"uid:{os.geteuid()}"
 

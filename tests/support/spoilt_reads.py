@@ -27,9 +27,9 @@ AHEAD = 4  # chunks that are asked for before the first of them has come
 FABRIC = "127.0.0.1"  # the adapter takes any address
 
 Place = tuple[Slab, int]
-"""Of a granule: its slab, and the extent in it."""
+"""The slab of a granule, and the extent in it."""
 Page = tuple[Slab, int]
-"""Of a page: its slab, and the byte in it."""
+"""The slab of a page, and the byte in it."""
 
 
 class Spoiler:

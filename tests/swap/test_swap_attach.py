@@ -143,7 +143,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_a_process_that_names_another_as_the_server_gets_no_swap(world: World) -> None:
-    """Who may write in /run/farside put a socket of their own there, and named a process whose guard is well."""
+    """A user that may write in /run/farside put its own socket there, and named a process whose guard is well."""
     world.answering_pid = 99
 
     with pytest.raises(PeerError, match="process 99 answers and says that process 71 does"):

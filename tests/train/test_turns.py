@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,25 @@ def test_nonsense_at_the_socket_is_refused_and_others_go_on(tmp_path: Path) -> N
         assert shared.status()["hung_up"] == len(cases) + 1
 
 
+@contextlib.contextmanager
+def turn_server_at(path: Path) -> Iterator[TurnServer]:
+    """A server of this event loop, on a node that is alone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
+        with contextlib.closing(server):
+            yield server
+
+
+async def connected(stack: contextlib.ExitStack, path: Path) -> socket.socket:
+    """A worker's connection, until the stack ends."""
+    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, str(path))
+    return sock
+
+
 def test_a_worker_whose_words_nobody_can_reckon_with_is_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,22 +301,17 @@ def test_a_worker_whose_words_nobody_can_reckon_with_is_refused_alone(
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as stack:
-            listener.bind(str(tmp_path / "x.sock"))
-            listener.listen()
-            server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(turn_server_at(tmp_path / "x.sock"))
             workers = []
             for name in ("bad", "good"):
-                sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                sock.setblocking(False)
-                await loop.sock_connect(sock, str(tmp_path / "x.sock"))
+                sock = await connected(stack, tmp_path / "x.sock")
                 for message in (Here(SPILLING_VERSION, name, 0, 1, -2, False), wire_of_use(use)):
                     await loop.sock_sendall(sock, packet_of(message))
                 workers.append(sock)
             await loop.sock_sendall(workers[1], packet_of(Wants(-2)))
             async with asyncio.timeout(60):
                 answers = [to_worker(await loop.sock_recv(sock, WORKER_BYTES_MAX)) for sock in workers]
-            server.close()
         assert isinstance(answers[0], Refused)
         assert "float division by zero" in answers[0].line
         assert isinstance(answers[1], Granted)
@@ -319,13 +333,8 @@ def test_a_user_whose_process_holds_turns_without_work_goes_on_without_turns(
     async def scene() -> list[bool]:
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            listener.bind(str(tmp_path / "x.sock"))
-            listener.listen()
-            server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
-            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            sock.setblocking(False)
-            await loop.sock_connect(sock, str(tmp_path / "x.sock"))
+            stack.enter_context(turn_server_at(tmp_path / "x.sock"))
+            sock = await connected(stack, tmp_path / "x.sock")
             await loop.sock_sendall(sock, packet_of(Here(VERSION, "job", 0, 1, INIT_COMP, True)))
             leases = list[bool]()
             for position in (INIT_COMP, INIT_COMP + 1):
@@ -335,7 +344,6 @@ def test_a_user_whose_process_holds_turns_without_work_goes_on_without_turns(
                 assert isinstance(granted, Granted)
                 leases.append(granted.lease_s is not None)
                 await loop.sock_sendall(sock, packet_of(HasDone(position)))
-            server.close()
         return leases
 
     assert asyncio.run(scene()) == [True, works]
@@ -347,13 +355,8 @@ def test_a_job_that_says_nothing_of_its_input_any_more_is_left_out(
     async def scene() -> list[bool]:
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            listener.bind(str(tmp_path / "x.sock"))
-            listener.listen()
-            server = TurnServer(listener, lambda server: GroupHost(server.told, node="n", nodes=frozenset("n")))
-            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            sock.setblocking(False)
-            await loop.sock_connect(sock, str(tmp_path / "x.sock"))
+            server = stack.enter_context(turn_server_at(tmp_path / "x.sock"))
+            sock = await connected(stack, tmp_path / "x.sock")
             use = alpha.Use(job="", spilled=0.5, iteration_s=1.0)
             for message in (Here(SPILLING_VERSION, "job", 0, 1, INIT_COMP, True), wire_of_use(use), Wants(INIT_COMP)):
                 await loop.sock_sendall(sock, packet_of(message))
@@ -364,7 +367,6 @@ def test_a_job_that_says_nothing_of_its_input_any_more_is_left_out(
             monkeypatch.setattr(turn_server, "SILENT_S", -1.0)
             server.leave_silent_out()
             found.append(bool(server.spilling.jobs))
-            server.close()
         return found
 
     assert asyncio.run(scene()) == [True, False]
