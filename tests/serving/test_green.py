@@ -196,7 +196,11 @@ async def test_a_batch_that_hangs_ends_the_process_once_its_executor_is_killed(
 ) -> None:
     hangs, other = await Part(tmp_path, "hang").open(driver, 40), await Part(tmp_path).open(driver, 60)
     ran = await other.ran()
+    before = text_of(tmp_path / "hang.pt")
     hangs.ask(is_bad=True)
+    async with asyncio.timeout(DEADLINE_S):  # a batch that has not begun ends with its executor, and hangs nobody
+        while text_of(tmp_path / "hang.pt") == before:
+            await asyncio.sleep(0.01)
 
     hangs.executor.kill()
 
