@@ -15,7 +15,7 @@ from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rul
 from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
-from farside.scheduler.manager.colocation.plan import ColocationRules
+from farside.scheduler.manager.colocation.outlook import ColocationRules
 from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
 from farside.scheduler.manager.learned_before import has_lightgbm, learned_before
 from farside.scheduler.manager.power.check_setup import power_setup

@@ -1,6 +1,7 @@
 """Co-located jobs in the manager: where they run, what groups follow, and what the log says of them."""
 
 import io
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from farside.cli.cluster_table import plan_table
 from farside.errors import ConfigError
 from farside.scheduler.manager.api.jobs import cluster_problems
 from farside.scheduler.manager.colocation import news
-from farside.scheduler.manager.colocation.plan import ColocationRules
+from farside.scheduler.manager.colocation.outlook import ColocationRules
 from farside.scheduler.manager.colocation.state import JobTimes
 from farside.scheduler.manager.model.accounts import charged
 from farside.scheduler.manager.model.check_log import violations
@@ -58,7 +59,8 @@ THERE = '{"is_there":true}'
 
 def a_world(nodes: int = 2, gpus: int = 0, **more: Any) -> World:
     names = frozenset(f"n{at}" for at in range(nodes))
-    world = World(rules(), nodes=nodes, gpus=gpus, colocation=ColocationRules(nodes=names, min_run_s=0.0, **more))
+    told: dict[str, Any] = {"min_run_s": 0.0} | more
+    world = World(rules(), nodes=nodes, gpus=gpus, colocation=ColocationRules(nodes=names, **told))
     for name in sorted(names):
         world.does(ServiceChanged(node=name, name=EXECUTOR, raw=THERE))
     return world
@@ -100,9 +102,9 @@ def runs_measured(
 AGGREGATOR = '{"cores": 1, "memory_bytes": 1073741824, "tcp": "0.0.0.0:9000", "takes_grants": true}'
 
 
-def grouping_nodes(nodes: int) -> World:
+def grouping_nodes(nodes: int, **more: Any) -> World:
     """Nodes that can be a group of several."""
-    world = a_world(nodes)
+    world = a_world(nodes, **more)
     for at in range(nodes):
         listens = '{"is_there":true,"listen":"0.0.0.0:7690"}'
         world.does(ServiceChanged(node=f"n{at}", name=EXECUTOR, raw=listens))
@@ -204,6 +206,91 @@ def test_a_job_that_has_waited_too_long_is_in_the_next_grouping_though_it_keeps_
 
     assert world.phase(last) is phase
     assert not [*violations(world.log)]
+
+
+def test_a_job_of_two_nodes_that_has_waited_too_long_gets_them_though_jobs_of_one_node_have_them() -> None:
+    world = grouping_nodes(2, age_limit_s=100.0)
+    first, second = runs_measured(world, 1.0, 1.0), runs_measured(world, 1.0, 1.0)
+    wide = submit(world, workers="2")
+    world.pass_s(99.0)
+    assert together(world) == {("n0",): (first,), ("n1",): (second,)}
+
+    world.pass_s(2.0)
+    let_go(world)
+
+    assert together(world) == {("n0", "n1"): (wide,)}
+    assert [world.phase(job) for job in (first, second, wide)] == [Phase.WAITING, Phase.WAITING, Phase.RUNNING]
+    assert f"job {wide} has waited too long, and {first}, {second} waits in its stead" in world.state.colocation.reason
+    timed(world, wide, 4.0, 1.0)
+    assert world.phase(wide) is Phase.RUNNING
+    world.exits(wide)
+    let_go(world)
+    assert {world.phase(job) for job in (first, second)} == {Phase.RUNNING}
+    assert not [*violations(world.log)]
+
+
+def test_a_measured_job_that_keeps_nothing_busier_gets_a_place_by_time_alone() -> None:
+    world = a_world(nodes=1, age_limit_s=100.0)
+    first, second, third = (runs_measured(world, 2.0, 1.0) for _ in range(3))
+    let_go(world)
+    assert groups(world) == {"n0": (first, second)}
+
+    world.pass_s(101.0)
+    let_go(world)
+
+    assert groups(world) == {"n0": (first, second, third)}
+    assert {world.phase(job) for job in (first, second, third)} == {Phase.RUNNING}
+
+
+def test_who_got_a_place_by_waiting_too_long_keeps_it_for_a_while() -> None:
+    world = grouping_nodes(2, age_limit_s=100.0, kept_s=300.0)
+    first, second, third = (submit(world, workers="2") for _ in range(3))
+    world.runs(first)
+    world.pass_s(100.0)
+    let_go(world)
+    assert together(world) == {("n0", "n1"): (second,)}
+    took_s = world.now_s
+
+    world.pass_s(took_s + 299.0 - world.now_s)
+    let_go(world)
+    assert together(world) == {("n0", "n1"): (second,)}
+    world.pass_s(2.0)
+    let_go(world)
+
+    assert together(world) == {("n0", "n1"): (third,)}
+    assert [world.phase(job) for job in (first, second)] == [Phase.WAITING, Phase.WAITING]
+
+
+def test_who_has_just_started_gives_way_to_nobody_before_it_has_run_for_a_while() -> None:
+    world = grouping_nodes(2, age_limit_s=100.0, min_run_s=60.0)
+    first, second = submit(world), submit(world)
+    world.runs(first)
+    world.runs(second)
+    wide, young = submit(world, workers="2"), submit(world)
+    world.pass_s(90.0)
+    world.exits(second)
+    world.runs(young)
+
+    world.pass_s(59.0)
+    assert together(world) == {("n0",): (first,), ("n1",): (young,)}
+    world.pass_s(1.0)
+    let_go(world)
+
+    assert together(world) == {("n0", "n1"): (wide,)}
+
+
+def test_a_job_that_has_waited_too_long_for_memory_gets_that_of_others() -> None:
+    world = a_world(nodes=1, age_limit_s=100.0)  # of 64 GiB
+    large = runs_measured(world, 1.0, 1.0, memory_bytes=float(40 << 30))
+    small = runs_measured(world, 1.0, 1.0, memory_bytes=float(10 << 30))
+    waits = submit(world, memory_bytes=float(30 << 30))
+    assert groups(world) == {"n0": (large, small)}
+
+    world.pass_s(101.0)
+    let_go(world)
+
+    assert groups(world) == {"n0": (small, waits)}
+    assert world.phase(large) is Phase.WAITING
 
 
 def test_jobs_move_when_one_ends_if_that_keeps_more_nodes_busy() -> None:
@@ -511,6 +598,64 @@ def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(
                 world.exits(one.job_id)
     assert not [one.job_id for one in world.state.live_jobs() if not one.held_by]
     assert [*violations(world.log)] == []
+
+
+@pytest.mark.parametrize("workers", ["", "1-3"])
+@settings(max_examples=60, deadline=None)
+@given(steps=OPERATIONS)
+def test_nobody_waits_past_the_aging_bound_where_others_can_make_room(
+    workers: str, steps: list[tuple[str, int, tuple[float, float]]]
+) -> None:
+    aging: dict[str, Any] = {"age_limit_s": AGE_LIMIT_S, "kept_s": KEPT_S}
+    world = grouping_nodes(3, **aging) if workers else a_world(nodes=3, **aging)
+    for what, which, (comp_s, net_s) in steps:
+        world.pass_s(4.0)
+        entries = len(world.log)
+        _do(world, what, which, comp_s, net_s, workers)
+        _is_sound(world, entries)
+        _nobody_is_owed_a_place(world)
+    for _ in range(8):
+        let_go(world)
+        world.pass_s(AGE_LIMIT_S / 4)
+        _nobody_is_owed_a_place(world)
+    assert [*violations(world.log)] == []
+
+
+AGE_LIMIT_S, KEPT_S = 20.0, 15.0
+
+
+def _nobody_is_owed_a_place(world: World) -> None:
+    """No job waits past the bound that some nodes could have without another that may not be stopped yet."""
+    grouped, planned = world.state.colocation, world.state.colocation.nodes_of
+    reserved = {node for one in world.state.maintenance.values() if not one.cancelled_by for node in one.nodes}
+    taking = {name: node for name, node in world.state.nodes.items() if node.is_taking and name not in reserved}
+    for job in world.state.live_jobs():
+        is_owed = job.phase is Phase.WAITING and not job.held_by and world.now_s >= job.since_s + AGE_LIMIT_S
+        if not is_owed or job.job_id in planned:
+            continue
+        least, most = grouped.workers_of(job.job_id)
+        nodes = [name for name, node in taking.items() if node.executor.spills or not grouped.spills(job.job_id)]
+        for group in grouped.groups:
+            is_known = all(grouped.knows(other, len(group.nodes)) for other in group.jobs)
+            fits = least <= len(group.nodes) <= most and {*group.nodes} <= {*nodes}
+            assert not (fits and is_known), f"{job.job_id} may join {group}"
+        for chosen in (set(some) for size in range(least, 4) for some in itertools.combinations(nodes, size)):
+            touched = [group for group in grouped.groups if {*group.nodes} & chosen]
+            is_alike = least == 1 or len({taking[name].executor.spills for name in chosen}) == 1
+            may_go = all(_may_be_stopped(world, other) for group in touched for other in group.jobs)
+            is_free = may_go and all({*group.nodes} <= chosen for group in touched)
+            assert not (is_alike and is_free), f"{job.job_id} may have {least} of {sorted(chosen)}"
+
+
+def _may_be_stopped(world: World, job_id: str) -> bool:
+    """A running job, but for one that had waited past the bound itself and runs for a short time."""
+    job = world.job(job_id)
+    if job.phase is not Phase.RUNNING:
+        return False
+    begun_s = [one.begin_s for one in job.stints]
+    free_s = [job.submit_s, *(one.end_s for one in job.stints)]
+    has_waited = begun_s[-1] - free_s[len(begun_s) - 1] >= AGE_LIMIT_S
+    return world.now_s >= job.since_s + (KEPT_S if has_waited else 0.0)
 
 
 def _do(world: World, what: str, which: int, comp_s: float, net_s: float, workers: str) -> None:

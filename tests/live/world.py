@@ -7,7 +7,7 @@ import msgspec
 from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
-from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
+from farside.scheduler.manager.colocation.outlook import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.codec import decode_event, encode_event, is_decided

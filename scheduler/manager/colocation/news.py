@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from farside.agent.messages import SpilledInput, TurnTaker
-from farside.scheduler.manager.colocation.plan import STEP
+from farside.scheduler.manager.colocation.outlook import STEP
 from farside.scheduler.manager.colocation.state import Colocation, JobTimes, PlannedGroup, TaskTimed
 
 # The least time between two entries of a job. It doubles with each entry, so that noise writes few of them.

@@ -11,6 +11,8 @@ How it works
   * Once its times are known it goes where it keeps most machines busy: it stays unless another place is better by more
     than `RegroupRules.near_best`, and waits where it would keep none busier.
   * When a job ends, one like it takes its place, or one that waits joins, or jobs move, by the rules for that event.
+  * Who has waited for `ColocationRules.age_limit_s` gets a place at once; where nothing is free, others that have run
+    for a while wait in its stead (`farside.scheduler.sharing.colocation.aging`).
 
   Nodes on which nothing may start, or without an executor, keep the jobs that run there and get no others. Where only
   an executor stays away, jobs go elsewhere once other nodes take them, and run on without turns until then. Nodes that
@@ -26,113 +28,17 @@ from dataclasses import dataclass, field, replace
 from msgspec.structs import replace as replace_struct
 
 from farside.group_time import WorkProfile
-from farside.scheduler.manager.colocation.node_size import NodeSize
-from farside.scheduler.manager.colocation.state import Colocation, GroupsPlanned, PlannedGroup
+from farside.scheduler.manager.colocation.admission import admit
+from farside.scheduler.manager.colocation.outlook import Candidate, Nodes, Outlook
+from farside.scheduler.manager.colocation.state import GroupsPlanned, PlannedGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
 from farside.units import format_bytes
 
-Nodes = tuple[str, ...]
-"""Nodes of a group, in the order of workers."""
 _Pool = tuple[float, bool, bool]
 """When nodes close, whether they can be in a group of several, and whether they take jobs whose input does not fit in
 memory: jobs change places only within such a pool."""
-STEP = 0.05
-"""Times in the log are of this precision, as a share: a smaller change writes no entry."""
 NO_GAIN = "it would keep no more machines busy beside the jobs that run"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColocationRules:
-    """How groups are decided.
-
-    Attributes:
-        nodes: Names of the nodes that are set aside for co-located jobs.
-        min_run_s: A job that has run for less is not moved when another ends.
-        age_limit_s: Who has waited longer is in the next grouping.
-        away_s: A node whose executor has been away for longer gives up its jobs.
-        events: The rules of arrivals and ends.
-    """
-
-    nodes: frozenset[str] = frozenset()
-    min_run_s: float = 60.0
-    age_limit_s: float = 8 * 3600.0
-    away_s: float = 60.0
-    events: RegroupRules = field(default_factory=lambda: RegroupRules(noise=STEP))
-
-
-NO_RULES = ColocationRules()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A job that is not over.
-
-    Attributes:
-        nodes: Where it holds something, and need not leave it by another's will than the plan's; empty: nowhere.
-        may_start: It may be given a node.
-        threads: CPUs that it computes with.
-        since_s: Since when it waits, or runs.
-        ends_s: When it is over at the latest if it starts now; infinite: it may run for ever.
-        spills: Its input was seen not to fit in its memory.
-    """
-
-    nodes: tuple[str, ...] = ()
-    may_start: bool = False
-    threads: int = 1
-    since_s: float = 0.0
-    ends_s: float = math.inf
-    spills: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A node that is set aside.
-
-    Attributes:
-        why_not: Why no co-located job may start there now; empty: one may.
-        closes_s: Jobs that start there have to be over by then; infinite: it stays open.
-        closes_why: Why it closes.
-        why_alone: Why it can't be in a group of several nodes; empty: it can.
-        why_unspilled: Why no job whose input does not fit in its memory may start there; empty: one may.
-    """
-
-    why_not: str = ""
-    why_alone: str = ""
-    why_unspilled: str = ""
-    closes_s: float = math.inf
-    closes_why: str = ""
-
-    def takes(self, job: Candidate) -> bool:
-        """Whether a job may start there now."""
-        return not self.refusal(job)
-
-    def refusal(self, job: Candidate) -> str:
-        """Why a job may not start there now; empty: it may."""
-        closes = (self.closes_why or "it closes before the job is over") if job.ends_s > self.closes_s else ""
-        return self.why_not or closes or (self.why_unspilled if job.spills else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What groups are decided by.
-
-    ``jobs`` are in the order of submission; ``size`` is that of each usable site; ``alone``: sites whose jobs are to go
-    elsewhere, since nobody gives turns there.
-    """
-
-    state: Colocation
-    size: NodeSize
-    sites: Mapping[str, Site]
-    jobs: Mapping[str, Candidate]
-    now_s: float
-    rules: ColocationRules = NO_RULES
-    alone: frozenset[str] = frozenset()
-
-    def problems(self, job_id: str) -> tuple[str, ...]:
-        """Why no node takes a job, also if nothing runs there."""
-        found = self.size.problems(self.jobs[job_id].threads, self.state.jobs[job_id])
-        return tuple(why for _, why in found)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,6 +130,7 @@ class _Planning:
             groups |= self._named(cluster, names)
             waiting = [*cluster.waiting, *(job for job in waiting if job not in fitting)]
         self._measure(groups, tuple(waiting))
+        waiting = self._admit(groups, waiting)
         self._stay(groups)
         measuring = [job for nodes, jobs in groups.items() for job in jobs if not self._state.knows(job, len(nodes))]
         left_out = tuple(job for job in waiting if job not in self._sorted.leaving)
@@ -302,7 +209,7 @@ class _Planning:
         ]
         jobs = [*(job for group in groups for job in group.jobs), *waiting]
         outlook, rules = self._outlook, self._outlook.rules
-        old_s, young_s = outlook.now_s - rules.age_limit_s, outlook.now_s - rules.min_run_s
+        young_s = outlook.now_s - rules.min_run_s
         profiles = {job: profile for job in jobs if (profile := self._profile(job)) is not None}
         if not can_group:
             profiles = {job: replace(profile, machines_most=1) for job, profile in profiles.items()}
@@ -311,11 +218,21 @@ class _Planning:
             groups=tuple(groups),
             waiting=tuple(waiting),
             profiles=profiles,
-            required=frozenset(job for job in waiting if outlook.jobs[job].since_s <= old_s),
-            fixed=frozenset(job for group in groups for job in group.jobs if outlook.jobs[job].since_s > young_s)
+            required=frozenset(job for job in waiting if rules.is_owed(outlook.jobs[job], outlook.now_s)),
+            fixed=frozenset(
+                job
+                for group in groups
+                for job in group.jobs
+                if outlook.jobs[job].since_s > young_s or self._keeps_place(job)
+            )
             | self._staying(names),
             next_number=len(self._names) + 1,
         )
+
+    def _keeps_place(self, job: str) -> bool:
+        """Whether a job got its place because it had waited too long, a short time ago."""
+        one, rules = self._outlook.jobs[job], self._outlook.rules
+        return bool(one.nodes) and rules.has_by_age(one) and rules.yields_at_s(one) > self._outlook.now_s
 
     def _staying(self, names: Sequence[str]) -> frozenset[str]:
         """Jobs that run on nodes of one pool, and that none of these would take again."""
@@ -361,7 +278,7 @@ class _Planning:
         rules, regrouping = self._outlook.rules.events, self._regrouping
         gain = regrouping.busy(cluster) - regrouping.busy(alone)
         is_near = regrouping.busy(cluster) >= (1 - rules.near_best) * regrouping.busy(after)
-        if is_near and gain > rules.least_join * cluster.machines:
+        if self._keeps_place(job) or (is_near and gain > rules.least_join * cluster.machines):
             self._reasons.append(f"job {job} was measured, and stays")
             return cluster
         self._reasons.append(f"job {job} was measured, and {'waits' if job in after.waiting else 'moves'}")
@@ -402,6 +319,27 @@ class _Planning:
             self._reasons.append(f"job {job} is measured on {_words(nodes)}")
         if not left and not waiting:
             self._measure_on_two(groups)
+
+    def _pools_of(self, job: str) -> list[Sequence[str]]:
+        """Nodes that take a job, together those that can be a group if it needs several."""
+        one = self._outlook.jobs[job]
+        able = [node for node in self._names if self._takes((node,), one)]
+        if self._state.workers_of(job)[0] == 1:
+            return [able]
+        return [list(pool) for pool in dict.fromkeys(tuple(self._grouping_with(node, able)) for node in able) if pool]
+
+    def _admit(self, groups: dict[Nodes, list[str]], waiting: Sequence[str]) -> list[str]:
+        """Gives a place to who has waited too long; returns the measured jobs that wait then."""
+        outlook, after = self._outlook, list(waiting)
+        placed = {job for jobs in groups.values() for job in jobs} | self._sorted.leaving.keys()
+        left = [job for job in (*waiting, *self._sorted.new) if job not in placed]
+        owed = [job for job in left if outlook.rules.is_owed(outlook.jobs[job], outlook.now_s)]
+        for job in sorted(owed, key=lambda one: outlook.jobs[one].since_s):
+            change = admit(outlook, job, self._pools_of(job), groups, self._grouping)
+            if change is not None:
+                after = [one for one in after if one != job] + [one for one in change.moved if one in self._state.times]
+                self._reasons.append(f"job {change.why}")
+        return after
 
     def _measured_on(self, job: str, groups: Mapping[Nodes, Sequence[str]]) -> Nodes:
         """Where a job is measured: on one free node, on two if it may have two, in the smallest group, or nowhere."""

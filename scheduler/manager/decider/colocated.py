@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from farside.group_time import BOUND_WORDS
 from farside.scheduler.manager.colocation.node_size import NodeSize, common_size
-from farside.scheduler.manager.colocation.plan import Candidate, ColocationRules, Outlook, Site, replan, why_waiting
+from farside.scheduler.manager.colocation.outlook import Candidate, ColocationRules, Outlook, Site
+from farside.scheduler.manager.colocation.plan import replan, why_waiting
 from farside.scheduler.manager.decider.adapter import is_holding, may_wait
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.maintenance import first_reservations, latest_end_s, words_of
@@ -116,24 +117,47 @@ def can_group(state: LiveState, set_aside: frozenset[str]) -> int:
 
 
 def _candidate(state: LiveState, job: LiveJob, now_s: float) -> Candidate:
+    is_leaving = job.phase is Phase.STOPPING
     return Candidate(
         nodes=job.nodes if is_holding(job) else (),
         may_start=may_wait(state, job),
         threads=job.spec.threads,
-        since_s=job.since_s,
+        # It has not waited yet: until its processes have gone the job's own time is that of their start.
+        since_s=now_s if is_leaving else job.since_s,
+        waited_s=0.0 if is_leaving else _waited_s(job),
+        is_running=job.phase is Phase.RUNNING,
         ends_s=latest_end_s(job, now_s),
         spills=state.colocation.spills(job.job_id),
     )
 
 
+def _waited_s(job: LiveJob) -> float:
+    """For how long a job had waited before its latest start was decided."""
+    if not job.stints:
+        return 0.0
+    *before, latest = job.stints
+    return latest.begin_s - (before[-1].end_s if before else job.submit_s)
+
+
 def next_wake_s(state: LiveState, now_s: float, rules: ColocationRules) -> float:
     """When to look again though nothing has happened; infinite: never.
 
-    A reservation is over then, or an executor has been away for too long.
+    A reservation is over then, an executor has been away for too long, or a job has waited too long.
     """
     over_s = [one.end_s for one in state.maintenance.values() if one.is_pending(now_s)]
     leaving_s = [at_s for at_s in _leaves_at_s(state, rules).values() if at_s > now_s]
-    return min((*over_s, *leaving_s), default=math.inf)
+    return min((*over_s, *leaving_s, *_owed_s(state, now_s, rules)), default=math.inf)
+
+
+def _owed_s(state: LiveState, now_s: float, rules: ColocationRules) -> Iterator[float]:
+    """When jobs will have waited too long; and where one has, when another may make room for it."""
+    planned = state.colocation.nodes_of
+    found = {job_id: _candidate(state, state.jobs[job_id], now_s) for job_id in state.colocation.jobs}
+    owed_s = [rules.owed_at_s(one) for job_id, one in found.items() if one.may_start and job_id not in planned]
+    yield from (at_s for at_s in owed_s if at_s > now_s)
+    if any(at_s <= now_s for at_s in owed_s):
+        yielding_s = (rules.yields_at_s(one) for job_id, one in found.items() if job_id in planned)
+        yield from (at_s for at_s in yielding_s if at_s > now_s)
 
 
 def next_events(state: LiveState, outlook: Outlook) -> tuple[Step, ...]:

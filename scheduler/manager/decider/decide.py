@@ -18,7 +18,7 @@ from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.aggregation.decide import next_events as aggregation_events
 from farside.scheduler.manager.aggregation.decide import next_wake_s as aggregation_wake_s
 from farside.scheduler.manager.aggregation.show import explain as aggregation_lines
-from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
+from farside.scheduler.manager.colocation.outlook import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider import colocated
 from farside.scheduler.manager.decider.adapter import (
     DEFAULT_RULES,
@@ -90,7 +90,7 @@ class Decider:
         self._colocation = colocation
         self._partitions, self._idle, self._recall_s = partitions, idle, recall_s
         self._recalls_end_s = math.inf  # when a job starts that has waited long enough for memory
-        self._reserved_until_s = math.inf  # when nodes that were reserved may be free for them
+        self._reserved_until_s = math.inf  # when a reservation is over, or a co-located job has waited too long
         self._is_grouping = True  # groups of co-located jobs are looked at
         self._aggregation = aggregation
         self._aggregates_s = -math.inf  # when shared aggregation is looked at; infinite: when something has happened

@@ -27,7 +27,7 @@ from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.manager.aggregation.decide import AggregationRules
-from farside.scheduler.manager.colocation.plan import NO_RULES, ColocationRules
+from farside.scheduler.manager.colocation.outlook import NO_RULES, ColocationRules
 from farside.scheduler.manager.decider.adapter import DEFAULT_RULES
 from farside.scheduler.manager.decider.cycle_failures import CycleFailures
 from farside.scheduler.manager.decider.decide import Decider

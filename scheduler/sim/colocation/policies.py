@@ -13,6 +13,7 @@ from farside.group_time import (
     WorkProfile,
     group_time,
 )
+from farside.scheduler.sharing.colocation.aging import with_owed
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.printed import decide_printed
 from farside.scheduler.sharing.colocation.regroup import (
@@ -45,7 +46,7 @@ class Settings:
         spills: Whether input that does not fit lies on the disk, for the policies that group.
         disk_bytes_s: Bytes a second that a machine reads back from its disk; 0: reading takes no time.
         peer_bytes_s: Bytes a second that it reads back from other machines' memory, by the network; 0: it has none.
-        age_limit_s: A job that has waited longer is in the next grouping.
+        age_limit_s: A job that has waited longer gets a place when the next job comes or ends.
         min_run_s: A job that started less long ago is not moved.
         group_count: `sums` or the paper's `l6`.
         additions: Whether the additions to Algorithm 1 are used.
@@ -141,18 +142,22 @@ class Grouped:
 
     takes_turns = True
 
-    def __init__(self, settings: Settings, decide: Decide, order: Order = "long") -> None:
-        self._rules = settings.rules
+    def __init__(self, settings: Settings, decide: Decide, order: Order = "long", *, has_aging: bool = True) -> None:
+        """``has_aging``: who has waited too long gets a place in any case."""
+        self._rules, self._has_aging = settings.rules, has_aging
         self.order: Order = order
         self._regrouping = Regrouping(settings.rules, decide, settings.events)
 
     def arrived(self, cluster: Cluster, jobs: Sequence[str]) -> Change:
         """By the rule of arrivals."""
-        return self._regrouping.arrived(cluster, jobs)
+        return self._aged(cluster, self._regrouping.arrived(cluster, jobs))
 
     def ended(self, cluster: Cluster, number: int, job: WorkProfile) -> Change:
         """By the rules of ends."""
-        return self._regrouping.ended(cluster, number, job)
+        return self._aged(cluster, self._regrouping.ended(cluster, number, job))
+
+    def _aged(self, cluster: Cluster, change: Change) -> Change:
+        return with_owed(cluster, change, self._rules) if self._has_aging else change
 
     def iterations_s(self, jobs: Sequence[WorkProfile], machines: int) -> Mapping[str, float]:
         """All as long as the group, with what it reads back where its input does not fit."""
@@ -236,7 +241,7 @@ POLICIES: Mapping[str, Callable[[Settings, random.Random], Policy]] = MappingPro
         "subtasks": lambda settings, rng: _naive(settings, None),
         "harmony": lambda settings, rng: Grouped(settings, decide),
         "harmony-shortest": lambda settings, rng: Grouped(settings, decide, "shortest"),
-        "paper": lambda settings, rng: Grouped(settings, decide_printed),
+        "paper": lambda settings, rng: Grouped(settings, decide_printed, has_aging=False),
         "exhaustive": lambda settings, rng: Grouped(settings, exhaustive),
     }
 )
