@@ -507,6 +507,12 @@ def test_what_a_colocated_job_can_t_have_is_refused_in_one_line(told: dict[str, 
     assert any(problem.startswith(f"{key}: ") for problem in spec_problems(submitted_spec(good | told)))
 
 
+def test_a_colocated_job_without_a_checkpoint_folder_is_told_of_that_alone() -> None:
+    (problem,) = spec_problems(submitted_spec({"argv": ["true"], "colocate": True}))
+
+    assert problem.startswith("checkpoint_dir: ")
+
+
 def test_a_colocated_job_names_no_qos_and_gets_the_default_one() -> None:
     qualities = {name: Qos(name=name) for name in ("normal", "urgent")}
     tenancy = Tenancy(qualities=qualities, default_qos="normal")

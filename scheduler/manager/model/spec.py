@@ -224,7 +224,7 @@ def spec_of(body: JobBody, named: Container[str]) -> JobSpec:
     found |= {"after": tuple(dict.fromkeys(body.after))}
     found |= {key: tuple(sorted(set(getattr(body, key)))) for key in ("nodes", "exclude", "features")}
     if body.preemptible is None:
-        found["preemptible"] = bool(body.checkpoint_dir)
+        found["preemptible"] = bool(body.checkpoint_dir) or body.colocate
     if body.colocate:
         given = {"gpus": 0, "retries": COLOCATED_RETRIES}
         found |= {name: value for name, value in given.items() if name not in named}
