@@ -151,18 +151,20 @@ def test_mistakes_are_each_its_own_or_common_to_all() -> None:
         ("", "no column job, work_machine_s, net_s, iterations"),
         ("job,work_machines,net_s,iterations\n", "no column is called 'work_machines'.*work_machine_s"),
         (HEADER, "no job is in it"),
-        (HEADER + "a,1,1\n", "row 1: 3 values"),
-        (HEADER + "a,1,1,5\n\na,1,1,5\n", "row 2: job 'a' is there already"),
-        (HEADER + "a,0,1,5\n", "row 1: work_machine_s is '0'.*above 0"),
-        (HEADER + "a,1,-1,5\n", "row 1: net_s is '-1'"),
-        (HEADER + "a,1,nan,5\n", "row 1: net_s is 'nan'"),
-        (HEADER + "a,1,1,2.5\n", "row 1: iterations is '2.5'.*whole"),
-        (HEADER + ",1,1,5\n", "row 1: job ''"),
+        (HEADER + "a,1,1\n", "line 2: 3 values"),
+        (HEADER + "a,1,1,5\n\na,1,1,5\n", "line 4: job 'a' is there already"),
+        (HEADER + "a,0,1,5\n", r"line 2: work_machine_s is '0'; give a number above 0, up to 1e\+15"),
+        (HEADER + "a,1e300,1,5\n", r"line 2: work_machine_s is '1e300'; give a number above 0, up to 1e\+15"),
+        (HEADER + "a,1,1e16,5\n", r"line 2: net_s is '1e16'; give a number from 0, up to 1e\+15"),
+        (HEADER + "a,1,-1,5\n", "line 2: net_s is '-1'"),
+        (HEADER + "a,1,nan,5\n", "line 2: net_s is 'nan'"),
+        (HEADER + "a,1,1,2.5\n", "line 2: iterations is '2.5'.*whole"),
+        (HEADER + ",1,1,5\n", "line 2: job ''"),
         ("job,job,work_machine_s,net_s,iterations\n", "two columns are called 'job'"),
-        (HEADER + '"a,1,1,5\n', "row 1: 1 values"),
+        (HEADER + '"a,1,1,5\n', "line 2: 1 values"),
     ],
 )
-def test_a_bad_table_gets_one_line_that_names_the_row(text: str, message: str) -> None:
+def test_a_bad_table_gets_one_line_that_names_the_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_table(text.splitlines(keepends=True), "jobs.csv")
 

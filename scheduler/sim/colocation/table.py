@@ -125,6 +125,8 @@ def mistaken(profile: WorkProfile, rng: random.Random, *, error: float, common_e
     return replace(profile, work_machine_s=wrong(profile.work_machine_s, 1.0), net_s=wrong(profile.net_s, -1.0))
 
 
+NUMBER_MAX = 1e15
+"""Of all columns: seconds and bytes far beyond any job's, with room to add them up."""
 _TEXTS = ("job", "app", "data")
 _COUNTS = ("iterations", "input_bytes", "model_bytes", "floor_bytes")
 _NEEDED = ("job", "work_machine_s", "net_s", "iterations")
@@ -135,7 +137,7 @@ def read_table(lines: Iterable[str], name: str) -> list[TableJob]:
     """The jobs of a CSV file with a line of column names, in the order of their submission.
 
     Raises:
-        ConfigError: It is none; names the row, counted from 1 below the names.
+        ConfigError: It is none; names the line, as an editor counts it.
     """
     rows = csv.reader(lines)
     header = [column.strip() for column in next(rows, [])]
@@ -147,12 +149,13 @@ def read_table(lines: Iterable[str], name: str) -> list[TableJob]:
     if twice := next((column for column in header if header.count(column) > 1), None):
         raise ConfigError(f"{name}: two columns are called '{twice}'", hint="leave one out")
     found, seen = list[TableJob](), set[str]()
-    for number, row in enumerate(_filled(rows), 1):
+    for row in _filled(rows):
+        number = rows.line_num
         if len(row) != len(header):
-            raise ConfigError(f"{name}: row {number}: {len(row)} values", hint=f"there are {len(header)} columns")
-        job = _job(dict(zip(header, map(str.strip, row), strict=True)), f"{name}: row {number}")
+            raise ConfigError(f"{name}: line {number}: {len(row)} values", hint=f"there are {len(header)} columns")
+        job = _job(dict(zip(header, map(str.strip, row), strict=True)), f"{name}: line {number}")
         if job.job in seen:
-            raise ConfigError(f"{name}: row {number}: job '{job.job}' is there already", hint="give each its own name")
+            raise ConfigError(f"{name}: line {number}: job '{job.job}' is there already", hint="give each its own name")
         seen.add(job.job)
         found.append(job)
         if len(found) > JOBS_MAX:
@@ -182,9 +185,9 @@ def _job(texts: dict[str, str], where: str) -> TableJob:
         except ValueError:
             number = math.nan
         least = 0.0 if column not in ("work_machine_s", "iterations") else math.ulp(0.0)
-        if not least <= number < 1e15:
-            wanted = "a number above 0" if least else "a number of at least 0"
-            raise ConfigError(f"{where}: {column} is '{text[:40]}'", hint=f"give {wanted}")
+        if not least <= number <= NUMBER_MAX:
+            wanted = "a number above 0" if least else "a number from 0"
+            raise ConfigError(f"{where}: {column} is '{text[:40]}'", hint=f"give {wanted}, up to {NUMBER_MAX:g}")
         if column in _COUNTS and number != int(number):
             raise ConfigError(f"{where}: {column} is '{text[:40]}'", hint="give a whole number")
         values[column] = int(number) if column in _COUNTS else number
