@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import example, given, settings
 
+from farside.scheduler.sharing.glet import elastic, size
 from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy, tuned_part
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import Variant, place
@@ -223,6 +224,43 @@ def test_self_tuning_follows_the_larger_residual() -> None:
     assert tuned_part(PARTS, 40, 0.5, 1.1) == 50
     assert tuned_part(PARTS, 80, 0.5, 0.45) == 40
     assert tuned_part(PARTS, 80, 2.0, 2.0) == 100
+
+
+# ---- what is kept between tries and decisions
+
+
+def test_what_was_planned_before_changes_no_plan() -> None:
+    rng = random.Random(5)
+    models = {
+        f"m{at}": model(f"m{at}", slo_ms=rng.choice((40.0, 80.0, 200.0)), flat=rng.random(), each_ms=rng.uniform(1, 4))
+        for at in range(6)
+    }
+    profile = device(slowing(models, 0.6))
+    kept, yes = Sizes(models, profile), 0
+
+    for _ in range(80):
+        # Few values, so that what is kept is asked for again, beside other neighbours.
+        rates = {name: rng.choice((0.0, 60.0, 120.0, 240.0)) for name in models}
+        found = fewest(kept, rates, 4)
+        assert found == fewest(Sizes(models, profile), rates, 4)
+        yes += isinstance(found, Plan)
+
+    assert 20 < yes < 80
+
+
+def test_a_plan_does_not_depend_on_how_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {name: model(name, slo_ms=slo_ms) for name, slo_ms in zip("abcd", (40.0, 60.0, 100.0, 200.0), strict=True)}
+    profile, rates = device(slowing(models, 0.4)), dict.fromkeys("abcd", 45.0)
+    sizes = Sizes(models, profile)
+    kept = fewest(sizes, rates, 3)
+    assert isinstance(kept, Plan)
+    assert len(sizes.seats) > 1
+
+    monkeypatch.setattr(elastic, "KEPT_MAX", 1)
+    monkeypatch.setattr(size, "KEPT_MAX", 1)
+    small = Sizes(models, profile)
+    assert fewest(small, rates, 3) == kept
+    assert len(small.seats) == 1
 
 
 # ---- the derived table

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from farside.scheduler.sharing.glet.elastic import Fitting, Packing, Slot
+from farside.scheduler.sharing.glet.elastic import Packing, Slot
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.profile import MODELS_MAX, WHOLE_PCT
-from farside.scheduler.sharing.glet.size import ROUNDING, Sizes
+from farside.scheduler.sharing.glet.size import ROUNDING, Fitting, Sizes
 
 HALF_PCT = 50
 

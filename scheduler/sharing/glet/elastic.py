@@ -3,17 +3,22 @@
 After each step every glet that is used keeps its cycle, its SLOs and its memory beside its neighbour as it is then.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
 
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal, numbered
 from farside.scheduler.sharing.glet.profile import MODELS_MAX, WHOLE_PCT
-from farside.scheduler.sharing.glet.size import ROUNDING, Knee, Sizes
+from farside.scheduler.sharing.glet.size import KEPT_MAX, ROUNDING, Fitting, Knee, Seat, Sizes
 
 _TURNS_BASE, _TURNS_A_MODEL = 40, 4
 _REFITS_MAX = 4
 _LEAST_RATE = 1e-6
+_part = attrgetter("part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,10 @@ class Variant:
 class Slot:
     """A part of a GPU while a plan is made: the models on it with batch and rate, and its cycle."""
 
-    __slots__ = ("batches", "busy_ms", "cycle_ms", "gpu", "models", "neighbour", "part", "pressure", "rates")
+    __slots__ = (
+        "batches", "busy_ms", "cycle_ms", "gpu", "memory_mb", "models", "neighbour", "part", "pressure", "rates",
+        "share",
+    )  # fmt: skip
 
     def __init__(self, gpu: int, part: int) -> None:
         self.gpu, self.part = gpu, part
@@ -36,16 +44,10 @@ class Slot:
         self.rates: tuple[float, ...] = ()
         self.batches: tuple[int, ...] = ()
         self.cycle_ms = self.busy_ms = 0.0
+        # Computed when they are asked for: what it does to its neighbour, the time that its rates take, its memory.
         self.pressure: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fitting:
-    """Batches of some models on a part, the work that they are, and the longest cycle that keeps all promises."""
-
-    batches: tuple[int, ...]
-    busy_ms: float
-    cycle_ms: float
+        self.share: float | None = None
+        self.memory_mb: float | None = None
 
 
 class Packing:
@@ -57,28 +59,35 @@ class Packing:
         for gpu in range(gpus):
             self.slots.append([Slot(gpu, part) for part in (cuts[gpu] if cuts is not None else (WHOLE_PCT,))])
             self._join(gpu)
-        self._pairs = {part for cut in sizes.device.cuts if len(cut) > 1 for part in cut}
 
-    def used(self) -> list[Slot]:
-        """Slots with models, fullest first."""
-        found = [slot for slots in self.slots for slot in slots if slot.models]
-        return sorted(found, key=lambda slot: (-slot.busy_ms / slot.cycle_ms, slot.gpu, -slot.part))
+    def takers(self, name: str, rate: float) -> list[Slot]:
+        """Slots with models whose time and memory have room for another model, fullest first."""
+        best_rate = self.sizes.best_rate[name]
+        found = [
+            slot
+            for slots in self.slots
+            for slot in slots
+            if slot.models
+            and len(slot.models) < MODELS_MAX
+            and (most := best_rate[slot.part]) >= rate
+            and name not in slot.models
+            and self.share(slot) + rate / most <= 1 + ROUNDING
+            and self.has_memory(slot, name)
+        ]
+        if len(found) > 1:
+            found.sort(key=lambda slot: (-slot.busy_ms / slot.cycle_ms, slot.gpu, -slot.part))
+        return found
 
-    def free(self) -> Iterator[Slot]:
-        """Slots without models; of whole GPUs the first only, as all are alike."""
-        has_whole = False
-        for slots in self.slots:
-            for slot in slots:
-                if not slot.models:
-                    if slot.part == WHOLE_PCT:
-                        if has_whole:
-                            continue
-                        has_whole = True
-                    yield slot
+    def free(self) -> list[Slot]:
+        """Slots without models, by part and GPU; of whole GPUs the first only, as all are alike."""
+        found = [slot for slots in self.slots for slot in slots if not slot.models]
+        found.sort(key=_part)
+        at = bisect_left(found, WHOLE_PCT, key=_part)
+        return found[: at + 1]
 
     def can_cut(self, part: int) -> bool:
         """Whether a whole GPU can be cut into this part and the rest."""
-        return part in self._pairs
+        return part in self.sizes.pairs
 
     def cut(self, gpu: int, part: int) -> Slot:
         """Cuts a whole GPU; returns the slot of this part."""
@@ -92,8 +101,20 @@ class Packing:
 
     def share(self, slot: Slot) -> float:
         """Share of a slot's time that its rates take at the very least."""
-        best_rate = self.sizes.best_rate
-        return sum(rate / best_rate[name][slot.part] for name, rate in zip(slot.models, slot.rates, strict=True))
+        if slot.share is None:
+            best_rate, part = self.sizes.best_rate, slot.part
+            slot.share = sum(rate / best_rate[name][part] for name, rate in zip(slot.models, slot.rates, strict=True))
+        return slot.share
+
+    def pressure(self, slot: Slot) -> object:
+        """What a slot's models do to its neighbour; None: nothing, or it has none."""
+        if slot.pressure is None and slot.models:
+            slot.pressure = self._pressure(slot.part, slot.models, slot.batches)
+        return slot.pressure
+
+    def beside(self, slot: Slot) -> object:
+        """The pressure of a slot's neighbour."""
+        return self.pressure(slot.neighbour) if slot.neighbour is not None else None
 
     def plan(self) -> Plan:
         """What there is, as a plan."""
@@ -120,14 +141,16 @@ class Packing:
         needed_mb = models[model].memory_mb + (0.0 if slot.models else device.process_mb)
         for other in self.slots[slot.gpu]:
             if other.models:
-                needed_mb += device.process_mb + sum(models[name].memory_mb for name in other.models)
+                if other.memory_mb is None:
+                    other.memory_mb = device.process_mb + sum(models[name].memory_mb for name in other.models)
+                needed_mb += other.memory_mb
         return needed_mb <= device.memory_mb
 
     def put(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...], fitting: Fitting) -> None:
         """What a slot has from now on."""
         slot.models, slot.rates, slot.batches = models, rates, fitting.batches
         slot.cycle_ms, slot.busy_ms = fitting.cycle_ms, fitting.busy_ms
-        slot.pressure = self.sizes.pressure(slot.part, list(zip(models, fitting.batches, strict=True)))
+        slot.pressure = slot.share = slot.memory_mb = None
 
     def fittings(
         self, models: tuple[str, ...], rates: tuple[float, ...], part: int, pressure: object
@@ -139,19 +162,18 @@ class Packing:
         """
         sizes = self.sizes
         if len(models) == 1:
-            for batch, busy_ms, cycle_ms in sizes.alone(models[0], rates[0], part, pressure):
-                yield Fitting((batch,), busy_ms, cycle_ms)
+            yield from sizes.alone(models[0], rates[0], part, pressure)
             return
         times = [sizes.latencies(model, part, pressure) for model in models]
-        slo_ms = min(sizes.models[model].slo_ms for model in models)
-        room_ms = slo_ms - sum(each[0] for each in times)
+        slo_ms = min([sizes.models[model].slo_ms for model in models])
+        room_ms = slo_ms - sum([each[0] for each in times])
         if room_ms < slo_ms / 2:
             return
         per_ms = [rate / 1000 for rate in rates]
-        cycles = {room_ms}
+        cycles, least_ms = {room_ms}, sum([min(each) for each in times])
         for rate, each in zip(per_ms, times, strict=True):
             most = min(len(each), int(room_ms * rate))
-            cycles.update([batch / rate for batch in range(1, most + 1)])
+            cycles.update([batch / rate for batch in range(max(1, int(least_ms * rate)), most + 1)])
         largest = [len(each) for each in times]
         for cycle_ms in sorted(cycles, reverse=True):
             batches = [math.ceil(rate * cycle_ms - ROUNDING) or 1 for rate in per_ms]
@@ -166,10 +188,6 @@ class Packing:
                 elif busy_ms <= slo_ms - busy_ms < cycle_ms:
                     # The cycle may be a little shorter than its batches take to arrive.
                     yield Fitting(tuple(batches), busy_ms, slo_ms - busy_ms)
-
-    def held(self, slot: Slot, pressure: object) -> Fitting | None:
-        """A slot with its batches as they are beside another neighbour, its cycle made to match; None: not sound."""
-        return self.kept(slot.models, slot.rates, slot.batches, slot.part, pressure)
 
     def kept(
         self,
@@ -189,28 +207,94 @@ class Packing:
         cycle_ms = min(arrive_ms, slo_ms - busy_ms)
         return Fitting(batches, busy_ms, cycle_ms) if busy_ms <= cycle_ms * (1 + ROUNDING) else None
 
-    def settle(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...], fitting: Fitting) -> bool:
-        """Puts models on a slot if its neighbour keeps its promises, with other batches if it must."""
-        neighbour = slot.neighbour
-        if neighbour is None or not neighbour.models:
-            self.put(slot, models, rates, fitting)
-            return True
-        pressure = self.sizes.pressure(slot.part, list(zip(models, fitting.batches, strict=True)))
-        still = self.held(neighbour, pressure)
+    def take(self, slot: Slot, models: tuple[str, ...], seat: Seat) -> None:
+        """Puts models on a slot, and gives its neighbour the rates and batches that go with it."""
+        self.put(slot, models, seat.rates, seat.ours)
+        if seat.theirs is not None and slot.neighbour is not None:
+            self.put(slot.neighbour, slot.neighbour.models, seat.their_rates, seat.theirs)
+
+    def seat(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...]) -> Seat | Literal[False]:
+        """How models fit on a slot: in the longest cycle in which they and the neighbour's keep all promises.
+
+        Equal parts with equal rates beside equal neighbours have equal answers, which are kept. False: not at all.
+        """
+        seats, key = self.sizes.seats, (slot.part, models, rates, *_neighbour_key(slot))
+        found = seats.get(key)
+        if found is None:
+            tried = self.fittings(models, rates, slot.part, self.beside(slot))
+            found = self._first((self._seat(slot, models, rates, one) for one in tried), key)
+        return found
+
+    def saturated(self, slot: Slot, name: str, left: float) -> Seat | Literal[False]:
+        """How as much of a model's rate as a slot serves without a pause fits on it, the best batch first.
+
+        Beside a single model that may serve less from then on. Answers are kept as those of `seat` are.
+        """
+        seats, key = self.sizes.seats, (slot.part, name, left, *_neighbour_key(slot))
+        found = seats.get(key)
+        if found is None:
+            found = self._first(self._saturated(slot, name, left), key)
+        return found
+
+    def _first(self, tried: Iterable[Seat | None], key: object) -> Seat | Literal[False]:
+        """The first that there is; kept."""
+        seats = self.sizes.seats
+        if len(seats) >= KEPT_MAX:
+            seats.clear()
+        found = seats[key] = next((one for one in tried if one is not None), False)
+        return found
+
+    def _seat(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...], fitting: Fitting) -> Seat | None:
+        """Models in these batches, if the neighbour keeps its promises, with other batches if it must."""
+        other = slot.neighbour
+        if other is None or not other.models:
+            return Seat(rates, fitting)
+        pressure = self._pressure(slot.part, models, fitting.batches)
+        still = self.kept(other.models, other.rates, other.batches, other.part, pressure)
         if still is not None:
-            self.put(slot, models, rates, fitting)
-            self.put(neighbour, neighbour.models, neighbour.rates, still)
-            return True
-        for tried, other in enumerate(self.fittings(neighbour.models, neighbour.rates, neighbour.part, pressure)):
-            if tried == _REFITS_MAX:
-                break
-            loads = list(zip(neighbour.models, other.batches, strict=True))
-            ours = self.kept(models, rates, fitting.batches, slot.part, self.sizes.pressure(neighbour.part, loads))
+            return Seat(rates, fitting, other.rates, still)
+        for theirs in itertools.islice(self.fittings(other.models, other.rates, other.part, pressure), _REFITS_MAX):
+            beside = self._pressure(other.part, other.models, theirs.batches)
+            ours = self.kept(models, rates, fitting.batches, slot.part, beside)
             if ours is not None:
-                self.put(slot, models, rates, ours)
-                self.put(neighbour, neighbour.models, neighbour.rates, other)
-                return True
-        return False
+                return Seat(rates, ours, other.rates, theirs)
+        return None
+
+    def _saturated(self, slot: Slot, name: str, left: float) -> Iterator[Seat | None]:
+        sizes, other = self.sizes, slot.neighbour
+        half_ms = sizes.models[name].slo_ms / 2
+        found = sizes.saturations(name, slot.part, self.beside(slot))
+        for most, batch, ms in found:
+            rate = min(most, left)
+            fitting = Fitting((batch,), ms, min(1000 * batch / rate, 2 * half_ms - ms))
+            yield self._seat(slot, (name,), (rate,), fitting)
+        if other is not None and len(other.models) == 1:
+            for _, batch, _ in found:
+                yield self._yielded(slot, name, batch, left, other)
+
+    def _yielded(self, slot: Slot, name: str, batch: int, left: float, neighbour: Slot) -> Seat | None:
+        """A model in a batch on a slot whose neighbour, a single model, serves less from then on."""
+        sizes, slo_ms = self.sizes, self.sizes.models[name].slo_ms
+        (other,), (had,) = neighbour.models, neighbour.rates
+        half_ms = sizes.models[other].slo_ms / 2
+        for most, theirs, ms in sizes.saturations(other, neighbour.part, sizes.pressure(slot.part, [(name, batch)])):
+            ours = sizes.latencies(name, slot.part, sizes.pressure(neighbour.part, [(other, theirs)]))[batch - 1]
+            if 2 * ours > slo_ms:
+                continue
+            rate, kept = min(1000 * batch / ours, left), min(most, had)
+            # Only if more is won than lost, or two models could push each other away for ever.
+            if rate + kept <= had * (1 + ROUNDING):
+                return None
+            return Seat(
+                (rate,),
+                Fitting((batch,), ours, min(1000 * batch / rate, slo_ms - ours)),
+                (kept,),
+                Fitting((theirs,), ms, min(1000 * theirs / kept, 2 * half_ms - ms)),
+            )
+        return None
+
+    def _pressure(self, part: int, models: tuple[str, ...], batches: tuple[int, ...]) -> object:
+        return self.sizes.pressure(part, list(zip(models, batches, strict=True)))
 
     def _join(self, gpu: int) -> None:
         slots = self.slots[gpu]
@@ -218,9 +302,12 @@ class Packing:
             slots[0].neighbour, slots[1].neighbour = slots[1], slots[0]
 
 
-def _beside(slot: Slot) -> object:
-    """The pressure of a slot's neighbour."""
-    return slot.neighbour.pressure if slot.neighbour is not None else None
+def _neighbour_key(slot: Slot) -> tuple[object, ...]:
+    """What of a slot's neighbour decides what fits beside it."""
+    other = slot.neighbour
+    if other is None or not other.models:
+        return ()
+    return other.part, other.models, other.rates, other.batches
 
 
 class Elastic:
@@ -229,8 +316,7 @@ class Elastic:
     def __init__(self, packing: Packing, rates: Mapping[str, float], variant: Variant) -> None:
         self.packing, self.sizes, self.variant = packing, packing.sizes, variant
         self.left = {name: rate for name, rate in rates.items() if rate > 0}
-        rank = self.sizes.rank
-        self.order = sorted(self.left, key=lambda name: (self.left[name] * self.sizes.models[name].slo_ms, rank[name]))
+        self.order = self.sizes.ordered(rates)
         self._turns = _TURNS_BASE + _TURNS_A_MODEL * len(self.order)
 
     def run(self) -> Plan | Refusal:
@@ -256,33 +342,28 @@ class Elastic:
     def _merge(self, name: str) -> bool:
         """All that is left of a model onto a glet that has other models [glet §4.3 line 22]."""
         packing, rate = self.packing, self.left[name]
-        best_rate = self.sizes.best_rate[name]
-        for slot in packing.used():
-            if len(slot.models) >= MODELS_MAX or name in slot.models or best_rate[slot.part] < rate:
-                continue
-            if packing.share(slot) + rate / best_rate[slot.part] > 1 + ROUNDING or not packing.has_memory(slot, name):
-                continue
-            models, rates = (*slot.models, name), (*slot.rates, rate)
-            for fitting in packing.fittings(models, rates, slot.part, _beside(slot)):
-                if packing.settle(slot, models, rates, fitting):
-                    self.left[name] = 0.0
-                    return True
+        for slot in packing.takers(name, rate):
+            models = (*slot.models, name)
+            seat = packing.seat(slot, models, (*slot.rates, rate))
+            if seat:
+                packing.take(slot, models, seat)
+                self.left[name] = 0.0
+                return True
         return False
 
     def _place(self, name: str) -> bool:
         """A part of its own for a model, or for as much of its rate as the part serves [glet §4.3 lines 14 to 26]."""
-        packing, sizes = self.packing, self.sizes
-        knee = sizes.knee(name, self.variant.knee)
-        required = sizes.required(name, self.left[name])
+        sizes, left = self.sizes, self.left[name]
+        knee, required = sizes.knee(name, self.variant.knee), sizes.required(name, left)
         want = min(knee, required) if required is not None else knee
-        free = sorted(packing.free(), key=lambda slot: (slot.part, slot.gpu))
-        enough = [slot for slot in free if slot.part >= want]
-        short = [slot for slot in reversed(free) if slot.part < want]
-        whole = [slot for slot in (*enough, *short) if sizes.best_rate[name][slot.part] >= self.left[name]]
-        for slot in whole:
-            if self._try(slot, name, want, self._serve):
+        free = self.packing.free()
+        at = bisect_left(free, want, key=_part)
+        # The smallest that is large enough, and then smaller ones, the largest first.
+        ordered, best_rate = free[at:] + free[:at][::-1], sizes.best_rate[name]
+        for slot in ordered:
+            if best_rate[slot.part] >= left and self._try(slot, name, want, self._serve):
                 return True
-        return any(self._try(slot, name, want, self._saturate) for slot in (*enough, *short))
+        return any(self._try(slot, name, want, self._saturate) for slot in ordered)
 
     def _try(self, slot: Slot, name: str, want: int, how: Callable[[Slot, str], bool]) -> bool:
         """One way to serve a model on a slot, which is cut first where it is a whole GPU and less is wanted."""
@@ -301,57 +382,25 @@ class Elastic:
         packing, rate = self.packing, self.left[name]
         if self.sizes.best_rate[name][slot.part] < rate:
             return False
-        for fitting in packing.fittings((name,), (rate,), slot.part, _beside(slot)):
-            if packing.settle(slot, (name,), (rate,), fitting):
-                self.left[name] = 0.0
-                return True
-        return False
+        seat = packing.seat(slot, (name,), (rate,))
+        if seat:
+            packing.take(slot, (name,), seat)
+            self.left[name] = 0.0
+        return bool(seat)
 
     def _saturate(self, slot: Slot, name: str) -> bool:
-        """As much of a model as a part serves without a pause, the best batch first."""
-        packing, sizes, left = self.packing, self.sizes, self.left[name]
-        half_ms = sizes.models[name].slo_ms / 2
-        times = sizes.latencies(name, slot.part, _beside(slot))
-        found = [(1000 * (at + 1) / ms, at + 1, ms) for at, ms in enumerate(times) if ms <= half_ms]
-        for most, batch, ms in sorted(found, reverse=True):
-            rate = min(most, left)
-            if packing.settle(
-                slot, (name,), (rate,), Fitting((batch,), ms, min(1000 * batch / rate, 2 * half_ms - ms))
-            ):
-                self._reduce(name, slot.rates[0])
-                return True
-        neighbour = slot.neighbour
-        if neighbour is None or len(neighbour.models) != 1:
+        """As much of a model as a part serves; what its neighbour no longer serves goes back to that one's model."""
+        packing, neighbour = self.packing, slot.neighbour
+        seat = packing.saturated(slot, name, self.left[name])
+        if not seat:
             return False
-        return any(self._yield(slot, name, one, neighbour) for one in sorted(found, reverse=True))
-
-    def _yield(self, slot: Slot, name: str, one: tuple[float, int, float], neighbour: Slot) -> bool:
-        """Places a model where its neighbour serves less from then on, and gives that rest back to the neighbour's."""
-        packing, sizes = self.packing, self.sizes
-        (other,), (had,) = neighbour.models, neighbour.rates
-        pressure = sizes.pressure(slot.part, [(name, one[1])])
-        times, half_ms = sizes.latencies(other, neighbour.part, pressure), sizes.models[other].slo_ms / 2
-        found = [(1000 * (at + 1) / ms, at + 1, ms) for at, ms in enumerate(times) if ms <= half_ms]
-        for most, batch, ms in sorted(found, reverse=True):
-            ours = sizes.latencies(name, slot.part, sizes.pressure(neighbour.part, [(other, batch)]))[one[1] - 1]
-            slo_ms = sizes.models[name].slo_ms
-            if 2 * ours > slo_ms:
-                continue
-            rate, kept = min(1000 * one[1] / ours, self.left[name]), min(most, had)
-            # Only if more is won than lost, or two models could push each other away for ever.
-            if rate + kept <= had * (1 + ROUNDING):
-                return False
-            cycle_ms = min(1000 * one[1] / rate, slo_ms - ours)
-            packing.put(slot, (name,), (rate,), Fitting((one[1],), ours, cycle_ms))
-            packing.put(neighbour, (other,), (kept,), Fitting((batch,), ms, min(1000 * batch / kept, 2 * half_ms - ms)))
-            self._reduce(name, rate)
-            self.left[other] += had - kept
-            return True
-        return False
-
-    def _reduce(self, name: str, served: float) -> None:
-        left = self.left[name] - served
+        left = self.left[name] - seat.rates[0]
         self.left[name] = left if left > _LEAST_RATE else 0.0
+        if seat.theirs is not None and neighbour is not None:
+            for other, had, kept in zip(neighbour.models, neighbour.rates, seat.their_rates, strict=True):
+                self.left[other] += had - kept
+        packing.take(slot, (name,), seat)
+        return True
 
 
 def place(

@@ -26,6 +26,9 @@ class Separable:
         if not loads:
             return None
         other = self._other
+        if len(loads) == 1:
+            ((model, batch),) = loads
+            return other[model, part_pct][batch - 1]
         return max(other[model, part_pct][batch - 1] for model, batch in loads)
 
     def factors(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from farside.scheduler.sharing.glet.baseline import squishy
 from farside.scheduler.sharing.glet.elastic import Variant, place
@@ -129,10 +130,10 @@ def suitable_cuts(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> list[t
     wanted = sorted(wanted_parts(sizes, rates, "chord"), reverse=True)
     kinds = sizes.device.cuts
     if math.comb(gpus + len(kinds) - 1, len(kinds) - 1) <= _CUTS_LISTED:
-        listed = list(all_cuts(sizes, gpus))
+        listed = _all_offered(kinds, gpus)
     else:
-        listed = list(_near(kinds, _covering(kinds, wanted, gpus)))
-    return sorted(listed, key=lambda cuts: (_lack(cuts, wanted), cuts))
+        listed = tuple((cuts, _offered(cuts)) for cuts in _near(kinds, _covering(kinds, wanted, gpus)))
+    return [cuts for *_, cuts in sorted((*_lack(offered, wanted), cuts) for cuts, offered in listed)]
 
 
 def wanted_parts(sizes: Sizes, rates: Mapping[str, float], knee: Knee) -> list[int]:
@@ -149,18 +150,29 @@ def wanted_parts(sizes: Sizes, rates: Mapping[str, float], knee: Knee) -> list[i
     return found
 
 
-def _lack(cuts: Sequence[Cut], wanted: Sequence[int]) -> tuple[int, int]:
+def _offered(cuts: Sequence[Cut]) -> tuple[tuple[int, int], ...]:
+    """Each part of some cuts, ascending, and how many there are."""
+    return tuple(sorted(Counter(part for cut in cuts for part in cut).items()))
+
+
+@lru_cache(maxsize=_CUTS_LISTED)
+def _all_offered(kinds: tuple[Cut, ...], gpus: int) -> tuple[tuple[tuple[Cut, ...], tuple[tuple[int, int], ...]], ...]:
+    """Every way to cut the GPUs, with what it offers: the same for all rates."""
+    return tuple((cuts, _offered(cuts)) for cuts in itertools.combinations_with_replacement(kinds, gpus))
+
+
+def _lack(offered: Sequence[tuple[int, int]], wanted: Sequence[int]) -> tuple[int, int]:
     """Percent of wanted parts that find none, and percent that the others get too much; ``wanted`` descending."""
-    free = Counter(part for cut in cuts for part in cut)
-    offered = sorted(free)
+    free = dict(offered)
     lack = waste = 0
     for part in wanted:
-        fitting = next((each for each in offered if each >= part and free[each]), None)
-        if fitting is None:
-            lack += part
+        for each, _ in offered:
+            if each >= part and free[each]:
+                free[each] -= 1
+                waste += each - part
+                break
         else:
-            free[fitting] -= 1
-            waste += fitting - part
+            lack += part
     return lack, waste
 
 

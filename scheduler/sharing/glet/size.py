@@ -5,8 +5,8 @@ little. It is shared by all decisions of a deployment.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Load, ModelProfile
 
@@ -15,7 +15,25 @@ Knee = Literal["chord", "step", "ratio"]
 # Of the last bits of sums: what is so near is equal.
 ROUNDING = 1e-9
 _STEP_LEAST = 0.05
-_KEPT_LATENCIES = 20_000
+# Of what is computed anew when it is gone: entries of each kind.
+KEPT_MAX = 20_000
+
+
+class Fitting(NamedTuple):
+    """Batches of some models on a part, the work that they are, and the longest cycle that keeps all promises."""
+
+    batches: tuple[int, ...]
+    busy_ms: float
+    cycle_ms: float
+
+
+class Seat(NamedTuple):
+    """Rates and batches of models on a part, and those of its neighbour's models from then on; None: as before."""
+
+    rates: tuple[float, ...]
+    ours: Fitting
+    their_rates: tuple[float, ...] = ()
+    theirs: Fitting | None = None
 
 
 class Sizes:
@@ -35,8 +53,16 @@ class Sizes:
         self.best_rate = {
             name: {part: self._most(model, part) for part in self.parts} for name, model in self.models.items()
         }
+        self.pairs = frozenset(part for cut in device.cuts if len(cut) > 1 for part in cut)
+        # By models on a part and their neighbour; False: none. Tries and numbers of GPUs ask for the same many times.
+        self.seats: dict[object, Seat | Literal[False]] = {}
+        self._percent = {name: _percent(served) for name, served in self.best_rate.items()}
         self._latencies: dict[tuple[str, int, object], Sequence[float]] = {}
-        self._alone: dict[tuple[str, float, int, object], list[tuple[int, float, float]]] = {}
+        self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float]]] = {}
+        self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
+        # Of the last rates that were asked for: all tries of a decision ask for the same.
+        self._asked: tuple[tuple[str, float], ...] = ()
+        self._ordered: tuple[str, ...] = ()
         self._knees: dict[tuple[str, Knee], int] = {}
 
     def latencies(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:
@@ -47,7 +73,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._latencies.get(key)
         if found is None:
-            if len(self._latencies) >= _KEPT_LATENCIES:
+            if len(self._latencies) >= KEPT_MAX:
                 self._latencies.clear()
             factors = self.device.interference.factors(model, part_pct, pressure)
             alone_ms, slowed_ms = profile.latency_ms[part_pct], profile.slowed_ms[part_pct]
@@ -55,23 +81,43 @@ class Sizes:
             self._latencies[key] = found
         return found
 
-    def alone(self, model: str, rate: float, part_pct: int, pressure: object) -> list[tuple[int, float, float]]:
-        """Batches in which a part serves a rate of one model, with the work and the cycle in ms; longest cycles first.
+    def alone(self, model: str, rate: float, part_pct: int, pressure: object) -> Iterator[Fitting]:
+        """Batches in which a part serves a rate of one model; longest cycles first.
 
         A cycle is as long as the batch takes to arrive, or as the SLO leaves, whichever is less [glet §2.2].
         """
-        key = (model, rate, part_pct, pressure)
-        found = self._alone.get(key)
+        found = [
+            (-cycle_ms, batch, ms)
+            for batch, ms, rest_ms in self._batches(model, part_pct, pressure)
+            if ms <= (cycle_ms := arrive_ms if (arrive_ms := 1000 * batch / rate) < rest_ms else rest_ms)
+        ]
+        found.sort()
+        for negated_ms, batch, busy_ms in found:
+            yield Fitting((batch,), busy_ms, -negated_ms)
+
+    def _batches(self, model: str, part_pct: int, pressure: object) -> list[tuple[int, float, float]]:
+        """Batches that take no longer than what the SLO leaves beside them, with both in ms."""
+        key = (model, part_pct, pressure)
+        found = self._slo_batches.get(key)
         if found is None:
-            if len(self._alone) >= _KEPT_LATENCIES:
-                self._alone.clear()
-            found = self._alone[key] = []
+            if len(self._slo_batches) >= KEPT_MAX:
+                self._slo_batches.clear()
             slo_ms = self.models[model].slo_ms
-            for at, busy_ms in enumerate(self.latencies(model, part_pct, pressure)):
-                cycle_ms = min(1000 * (at + 1) / rate, slo_ms - busy_ms)
-                if busy_ms <= cycle_ms:
-                    found.append((at + 1, busy_ms, cycle_ms))
-            found.sort(key=lambda one: -one[2])
+            times = enumerate(self.latencies(model, part_pct, pressure), 1)
+            found = self._slo_batches[key] = [(batch, ms, slo_ms - ms) for batch, ms in times if ms <= slo_ms - ms]
+        return found
+
+    def saturations(self, model: str, part_pct: int, pressure: object) -> list[tuple[float, int, float]]:
+        """Requests a second, batch and its ms, where a part serves a model without a pause; most requests first."""
+        key = (model, part_pct, pressure)
+        found = self._saturations.get(key)
+        if found is None:
+            if len(self._saturations) >= KEPT_MAX:
+                self._saturations.clear()
+            half_ms = self.models[model].slo_ms / 2
+            times = enumerate(self.latencies(model, part_pct, pressure), 1)
+            found = sorted(((1000 * batch / ms, batch, ms) for batch, ms in times if ms <= half_ms), reverse=True)
+            self._saturations[key] = found
         return found
 
     def pressure(self, part_pct: int, loads: Sequence[Load]) -> object:
@@ -102,8 +148,19 @@ class Sizes:
 
     def required(self, model: str, rate: float) -> int | None:
         """The smallest part that serves a rate with the best batch there, p_req; None: none does [glet §4.3 line 7]."""
-        served = self.best_rate[model]
-        return next((part for part in self.parts if served[part] >= rate * (1 - ROUNDING)), None)
+        least = rate * (1 - ROUNDING)
+        for part, served in self.best_rate[model].items():
+            if served >= least:
+                return part
+        return None
+
+    def ordered(self, rates: Mapping[str, float]) -> tuple[str, ...]:
+        """Models that have a rate, those with the least rate times SLO first [glet §4.3 line 2]."""
+        asked = tuple(rates.items())
+        if asked != self._asked:
+            weights = [(rate * self.models[name].slo_ms, self.rank[name], name) for name, rate in asked if rate > 0]
+            self._asked, self._ordered = asked, tuple(name for *_, name in sorted(weights))
+        return self._ordered
 
     def gpus_min(self, rates: Mapping[str, float]) -> int:
         """GPUs that any sound plan of these rates needs at least.
@@ -113,8 +170,8 @@ class Sizes:
         """
         percent = 0.0
         for name, rate in rates.items():
-            costs = [part / best for part, best in self.best_rate[name].items() if best > 0]
-            percent += rate * min(costs) if costs else (math.inf if rate > 0 else 0.0)
+            if rate > 0:
+                percent += rate * self._percent[name]
         return math.ceil(percent / WHOLE_PCT - ROUNDING) if percent < math.inf else -1
 
     def _most(self, model: ModelProfile, part_pct: int) -> float:
@@ -134,6 +191,11 @@ class Sizes:
                     best, steepest = part, slope
             before_part, before = part, served[part]
         return best
+
+
+def _percent(served: Mapping[int, float]) -> float:
+    """Percent of a GPU that a request a second costs at the least; without end where no part serves any."""
+    return min((part / best for part, best in served.items() if best > 0), default=math.inf)
 
 
 def _content(model: ModelProfile) -> tuple[object, ...]:
