@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from farside.scheduler.sharing.glet import elastic, size
-from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy, tuned_part
+from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import Variant, place
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
@@ -219,11 +219,17 @@ def test_greedy_best_fit_shares_no_part_in_time() -> None:
     assert all(len(glet.models) == 1 for glet in found.glets)
 
 
-def test_self_tuning_follows_the_larger_residual() -> None:
-    assert tuned_part(PARTS, 40, 1.3, 0.5) == 60
-    assert tuned_part(PARTS, 40, 0.5, 1.1) == 50
-    assert tuned_part(PARTS, 80, 0.5, 0.45) == 40
-    assert tuned_part(PARTS, 80, 2.0, 2.0) == 100
+@pytest.mark.parametrize("rate", [10.0, 60.0, 120.0])
+def test_greedy_takes_the_part_at_which_tuning_would_end(rate: float) -> None:
+    """The smallest that serves the rate within the SLO: with the next smaller one more would come than it serves."""
+    sizes = Sizes({"a": model("a", flat=0.4)}, device())
+
+    found = greedy(sizes, {"a": rate}, 1)
+
+    assert isinstance(found, Plan)
+    (part,) = [glet.part_pct for glet in found.glets]
+    assert sizes.best_rate["a"][part] >= rate
+    assert all(sizes.best_rate["a"][smaller] < rate for smaller in PARTS if smaller < part)
 
 
 # ---- what is kept between tries and decisions

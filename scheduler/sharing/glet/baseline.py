@@ -1,6 +1,6 @@
 """What glet is compared with: squishy bin packing, the same on even halves, and greedy best fit. PURE."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from farside.scheduler.sharing.glet.elastic import Packing, Slot
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
@@ -106,7 +106,8 @@ def greedy(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusa
     """Greedy best fit: each model has a part of its own, the smallest that serves its rate [glet §2.4, §5.1].
 
     Where none does it gets the largest, and the rest again. A part goes to the GPU that has least room beyond it. No
-    part is shared in time.
+    part is shared in time. Tuning a part by what is measured [glet §2.3] would end at the part that is taken here, as
+    latencies of all parts are known: a smaller one does not serve the rate.
     """
     packing = Packing(sizes, gpus)
     for name in sorted(rates, key=lambda each: (rates[each] * sizes.models[each].slo_ms, sizes.rank[each])):
@@ -130,16 +131,3 @@ def _best_fit(packing: Packing, name: str, part: int) -> Slot | None:
         return None
     slot = min(fitting, key=lambda each: (each.part, each.gpu))
     return packing.cut(slot.gpu, part) if slot.part == WHOLE_PCT and packing.can_cut(part) else slot
-
-
-def tuned_part(parts: Sequence[int], part_pct: int, latency_ratio: float, rate_ratio: float) -> int:
-    """The part that self-tuning takes next: changed by the larger residual of latency and throughput [glet §2.3].
-
-    Args:
-        parts: Offered, ascending.
-        part_pct: The part now.
-        latency_ratio: Measured latency by SLO.
-        rate_ratio: Requests that arrive by those that the part serves.
-    """
-    wanted = part_pct * max(latency_ratio, rate_ratio)
-    return next((part for part in parts if part >= wanted * (1 - ROUNDING)), parts[-1])
