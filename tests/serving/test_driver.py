@@ -12,10 +12,13 @@ from farside.agent.serving.partition.catalog import ON_CORES, ON_GPU, find_drive
 from farside.agent.serving.partition.cpu import CpuDriver, threads_of
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
+from farside.agent.serving.remote import Address
 from farside.errors import ConfigError, Unavailable
+from farside.serve.site import LocalSite, RemoteSite
 from tests.serving.executors import Watched, small_models
 
 CORE = min(os.sched_getaffinity(0))
+ANYWHERE = Address("127.0.0.1", 1, b"")
 
 
 @pytest.fixture
@@ -196,3 +199,19 @@ def test_auto_takes_a_driver_of_the_kind_of_device_that_is_named(monkeypatch: py
     assert find_driver("auto")[0] == "mps"
     assert find_driver("auto", ON_CORES)[0] == "whole"
     assert find_driver("auto", ON_GPU)[0] == "mps"
+
+
+@pytest.mark.parametrize("name", sorted(catalog.DRIVERS))
+def test_a_part_elsewhere_is_resized_where_its_driver_resizes_here(name: str) -> None:
+    device = Device(cores=(CORE,))
+    here, there = LocalSite(catalog.DRIVERS[name](), device), RemoteSite(ANYWHERE, name, device, "")
+
+    assert there.can_resize(20, 40) == here.can_resize(20, 40) == (name in {"cpu", "green"})
+
+
+def test_a_part_that_is_never_resized_is_never_held() -> None:
+    place = WholeDriver().open(Device(cores=(CORE,)), 100)
+
+    assert not WholeDriver.traits.can_resize
+    assert not place.resize(50)
+    assert not place.hold(50)

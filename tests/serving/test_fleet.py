@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.policy import Capabilities, Device
+from farside.agent.serving.partition.policy import Device, Traits
 from farside.agent.serving.partition.whole import WholeDriver, WholePlace
 from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.change import changes
@@ -215,9 +216,7 @@ class ResizedPlace(WholePlace):
 
 class ResizingDriver(WholeDriver):
     agrees = True
-
-    def capabilities(self) -> Capabilities:
-        return msgspec.structs.replace(super().capabilities(), can_resize=True)
+    traits: ClassVar[Traits] = Traits(on_gpu=False, can_resize=True)
 
     def open(self, device: Device, part_pct: int) -> WholePlace:
         return ResizedPlace(self, device, part_pct)

@@ -1,6 +1,6 @@
 """The partition drivers by name, and which of them a machine has."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from farside.agent.serving.partition.cpu import CpuDriver
@@ -14,7 +14,7 @@ from farside.errors import ConfigError, Unavailable
 
 AUTO = "auto"
 # In the order in which `auto` tries them, but for those that have to be named.
-DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
+DRIVERS: Mapping[str, type[Driver]] = MappingProxyType(
     {
         "mps": MpsDriver,
         "cpu": CpuDriver,
@@ -25,7 +25,7 @@ DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType(
     }
 )
 TO_BE_NAMED = frozenset({"green"})  # it serves files of one framework alone
-ON_GPU = frozenset({"mig", "mps", "gpu", "green"})
+ON_GPU = frozenset(name for name, driver in DRIVERS.items() if driver.traits.on_gpu)
 ON_CORES = DRIVERS.keys() - ON_GPU
 
 

@@ -10,9 +10,9 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured, Traits
 from farside.agent.serving.partition.processor import Processor
 from farside.errors import Unavailable
 
@@ -50,6 +50,8 @@ class CpuDriver(Processor):
         root: Of the file system; another one than / in tests.
     """
 
+    traits: ClassVar[Traits] = Traits(on_gpu=False, can_resize=True)
+
     def __init__(self, capacity_pct: int = CAPACITY_PCT, *, weight: int = WEIGHT, root: Path = Path("/")) -> None:
         self.capacity_pct, self._weight, self._root = capacity_pct, weight, root
         self._base: _Base | None = None
@@ -59,11 +61,9 @@ class CpuDriver(Processor):
         try:
             base = self._own_groups()
         except Unavailable as error:
-            return Capabilities(driver=NAME, problem=str(error))
+            return Capabilities(problem=str(error))
         return Capabilities(
-            driver=NAME,
             parts=f"any percentage whose quota is {QUOTA_US_MIN / 1000:g} ms in {PERIOD_US // 1000} ms at least",
-            can_resize=True,
             isolation=f"CPU time and cores, by cgroup v{base.version}; caches and memory bandwidth are shared",
         )
 

@@ -1,8 +1,10 @@
 """A GPU that is not cut, or an instance that an administrator has cut: one part of 100 %, for one executor."""
 
+from typing import ClassVar
+
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
 NAME = "gpu"
@@ -11,16 +13,16 @@ NAME = "gpu"
 class GpuDriver(NvidiaGpus):
     """Gives a GPU or an instance whole, or nothing."""
 
+    traits: ClassVar[Traits] = Traits(on_gpu=True, can_cut=False)
+
     def capabilities(self) -> Capabilities:
         """Whether there is a GPU or an instance."""
         try:
             is_there = bool(self.devices())
         except Unavailable as error:
-            return Capabilities(driver=NAME, problem=str(error), can_cut=False)
+            return Capabilities(problem=str(error))
         problem = "" if is_there else "NVIDIA's driver finds no GPU, and no instance of one"
-        return Capabilities(
-            driver=NAME, problem=problem, parts="100 %", can_cut=False, isolation="a GPU or an instance of its own"
-        )
+        return Capabilities(problem=problem, parts="100 %", isolation="a GPU or an instance of its own")
 
     def devices(self) -> tuple[Device, ...]:
         """GPUs of this machine that are not cut, and instances of those that are.

@@ -18,13 +18,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from farside.agent.serving.model_file import Framework
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of, uuid_to_cut
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured, Traits
 from farside.errors import Unavailable
 
 NAME = "green"
@@ -48,6 +48,8 @@ class GreenDriver(NvidiaGpus):
         program: Python's arguments that start a GPU's process; others than PROGRAM in tests.
     """
 
+    traits: ClassVar[Traits] = Traits(on_gpu=True, can_resize=True)
+
     def __init__(self, nvml: Any = None, program: Sequence[str] = PROGRAM) -> None:
         super().__init__(nvml)
         self._program = tuple(program)
@@ -58,9 +60,9 @@ class GreenDriver(NvidiaGpus):
         try:
             self.nvml()
         except Unavailable as error:
-            return Capabilities(driver=NAME, problem=str(error))
+            return Capabilities(problem=str(error))
         return Capabilities(
-            driver=NAME, parts="1 to 100 %, rounded down to granules of SMs", can_resize=True,
+            parts="1 to 100 %, rounded down to granules of SMs",
             isolation="SMs of its own; caches and memory bandwidth are shared, and so is the end of their process",
         )  # fmt: skip
 

@@ -1,10 +1,10 @@
 """MIG: a part is an instance that the GPU is cut into already, and has one executor. The cut is never changed here."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.nvidia import NvidiaGpus, gpu_of, instances_of, uuid_of
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
 NAME = "mig"
@@ -14,6 +14,8 @@ _HINT = "an administrator cuts a GPU by nvidia-smi mig"
 
 class MigDriver(NvidiaGpus):
     """Hands out instances."""
+
+    traits: ClassVar[Traits] = Traits(on_gpu=True)
 
     def __init__(self, nvml: Any = None) -> None:
         super().__init__(nvml)
@@ -29,11 +31,10 @@ class MigDriver(NvidiaGpus):
                 for _, size in _instances(nvml, Device(number=number))
             ]
         except Unavailable as error:
-            return Capabilities(driver=NAME, problem=str(error))
+            return Capabilities(problem=str(error))
         if not sizes:
-            return Capabilities(driver=NAME, problem=f"no GPU here has MIG instances; {_HINT}")
+            return Capabilities(problem=f"no GPU here has MIG instances; {_HINT}")
         return Capabilities(
-            driver=NAME,
             parts=", ".join(f"{size} %" for size in sorted(sizes)),
             isolation="SMs, caches and memory of its own",
         )

@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from typing import Any
+from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uuid_to_cut
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
 NAME = "mps"
@@ -24,6 +24,8 @@ _QUIT_S = 10.0
 class MpsDriver(NvidiaGpus):
     """Cuts GPUs by limits."""
 
+    traits: ClassVar[Traits] = Traits(on_gpu=True)
+
     def __init__(self, nvml: Any = None) -> None:
         super().__init__(nvml)
         self._daemons: dict[str, _Daemon] = {}
@@ -33,10 +35,8 @@ class MpsDriver(NvidiaGpus):
         try:
             self.nvml()
         except Unavailable as error:
-            return Capabilities(driver=NAME, problem=str(error))
-        return Capabilities(
-            driver=NAME, parts="1 to 100 %", isolation="a limit on SMs; caches and memory bandwidth are shared"
-        )
+            return Capabilities(problem=str(error))
+        return Capabilities(parts="1 to 100 %", isolation="a limit on SMs; caches and memory bandwidth are shared")
 
     def open(self, device: Device, part_pct: int) -> "MpsPlace":
         """A limit for one process of this GPU's daemon, which is started for the first."""

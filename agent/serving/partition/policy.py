@@ -1,6 +1,6 @@
 """What every partition driver offers: parts of a device, and how a process gets into one."""
 
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -75,21 +75,30 @@ class Place(Protocol):
         ...
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver can do on this machine. ``problem``: why it can do nothing here; empty: it works.
-    ``can_cut``: it has parts below 100 %.
+class Traits(NamedTuple):
+    """What a driver does wherever it works, so that it is known also of a device elsewhere.
+
+    ``on_gpu``: its devices are GPUs; otherwise CPU cores. ``can_cut``: it has parts below 100 %. ``can_resize``: a part
+    gets another size under its executor, and so is held to less while that loads.
     """
 
-    driver: str
-    problem: str = ""
-    parts: str = ""
+    on_gpu: bool
     can_cut: bool = True
     can_resize: bool = False
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver can do on this machine. ``problem``: why it can do nothing here; empty: it works."""
+
+    problem: str = ""
+    parts: str = ""
     isolation: str = ""
 
 
 class Driver(Protocol):
     """One way to cut devices."""
+
+    traits: ClassVar[Traits]
 
     def capabilities(self) -> Capabilities:
         """Looks at this machine."""

@@ -1,7 +1,9 @@
 """A CPU device that is not cut: its cores by affinity, for processes that may not make cgroups."""
 
+from typing import ClassVar
+
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.policy import Capabilities, Device, Entry
+from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.agent.serving.partition.processor import Processor
 from farside.errors import Unavailable
 
@@ -11,11 +13,11 @@ NAME = "whole"
 class WholeDriver(Processor):
     """Gives the device whole, or nothing."""
 
+    traits: ClassVar[Traits] = Traits(on_gpu=False, can_cut=False)
+
     def capabilities(self) -> Capabilities:
         """Works everywhere."""
-        return Capabilities(
-            driver=NAME, parts="100 %", can_cut=False, isolation="cores by affinity; no limit on their use"
-        )
+        return Capabilities(parts="100 %", isolation="cores by affinity; no limit on their use")
 
     def open(self, device: Device, part_pct: int) -> "WholePlace":
         """The whole device."""

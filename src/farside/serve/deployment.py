@@ -15,6 +15,7 @@ import msgspec
 
 from farside.agent.serving.describe import ModelRequest
 from farside.agent.serving.model_file import FRAMEWORKS, MAX_BATCH
+from farside.agent.serving.partition.catalog import AUTO, DRIVERS, ON_CORES, ON_GPU
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
 from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
 from farside.endpoint import is_near, parse_address
@@ -27,11 +28,13 @@ FILE = "serving.toml"
 MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-GPU_DRIVERS = frozenset({"mps", "gpu", "green"})
-_DRIVERS = ("auto", "cpu", "whole", *sorted(GPU_DRIVERS))
 _NOT_SERVED = {
     "mig": ("an instance is not cut further", "use gpu, which serves on an instance as on a GPU"),
 }
+GPU_DRIVERS = ON_GPU - _NOT_SERVED.keys()
+_DRIVERS = (AUTO, *sorted(ON_CORES), *sorted(GPU_DRIVERS))
+# Those that give a part another size under its executor hold one to less while it loads; `auto` may be one of them.
+_HOLDING = (AUTO, *(name for name, driver in DRIVERS.items() if driver.traits.can_resize))
 
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +241,7 @@ class _Checked:
             raise self._wrong(f"device = {file.device!r} is no device", f"use {', '.join(_DRIVERS)}")
         for name, given, default, drivers, why in (
             ("capacity_pct", file.capacity_pct, CAPACITY_PCT, ("auto", "cpu"), "cuts no cores"),
-            ("prepare_pct", file.prepare_pct, WHOLE_PCT, ("auto", "cpu", "green"), "holds no executor to a part"),
+            ("prepare_pct", file.prepare_pct, WHOLE_PCT, _HOLDING, "holds no executor to a part"),
         ):
             if file.device not in drivers and given != default:
                 raise self._wrong(f"{name} = {given}: device = {file.device!r} {why}", "take it out")

@@ -18,7 +18,7 @@ import msgspec
 from farside import admin
 from farside.agent.serving.describe import describe_models
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.catalog import find_driver
+from farside.agent.serving.partition.catalog import DRIVERS, find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
 from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.green import GreenDriver
@@ -164,7 +164,7 @@ async def _grounds(
         driver_name, driver = deployment.driver, None
     else:
         driver_name, driver = _driver_of_profile(deployment, deployment.profile) if is_check else _driver(deployment)
-    if driver_name in ("whole", "gpu"):
+    if not DRIVERS[driver_name].traits.can_cut:
         device = replace(device, cuts=((WHOLE_PCT,),))
     devices = _devices(deployment, driver)
     missing = {core for one in devices for core in one.cores} - os.sched_getaffinity(0)
@@ -406,8 +406,7 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
 
     def site_of(number: int, address: Address) -> Site:
         device = grounds.devices[number % len(grounds.devices)]
-        can_be_resized = grounds.driver_name in ("cpu", "green")
-        return RemoteSite(address, grounds.driver_name, device, grounds.device_name, can_be_resized=can_be_resized)
+        return RemoteSite(address, grounds.driver_name, device, grounds.device_name)
 
     assert grounds.manager is not None
     own_command = (sys.executable, "-m", "farside")

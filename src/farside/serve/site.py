@@ -6,6 +6,7 @@ from typing import Protocol
 from farside.agent.serving.executor import start_executor
 from farside.agent.serving.handle import ExecutorHandle, OnDone, OnExit
 from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.partition.catalog import DRIVERS
 from farside.agent.serving.partition.cpu import threads_of
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.remote import Address, RemotePart, start_remote_executor
@@ -38,7 +39,7 @@ class LocalSite:
 
     def can_resize(self, from_pct: int, to_pct: int) -> bool:
         """Where the driver can, and the executor needs as many threads as before."""
-        return self._driver.capabilities().can_resize and _keeps_threads(self._device, from_pct, to_pct)
+        return self._driver.traits.can_resize and _keeps_threads(self._device, from_pct, to_pct)
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,
@@ -59,18 +60,15 @@ class RemoteSite:
         driver_name: How the worker cuts it.
         device: As its driver knows it there.
         device_name: What it has to be, as the profile says; empty: whatever it is.
-        can_be_resized: Whether its driver can give parts another size.
     """
 
-    def __init__(
-        self, address: Address, driver_name: str, device: Device, device_name: str, *, can_be_resized: bool
-    ) -> None:
+    def __init__(self, address: Address, driver_name: str, device: Device, device_name: str) -> None:
         self._address, self._driver_name, self._device = address, driver_name, device
-        self._device_name, self._can_be_resized = device_name, can_be_resized
+        self._device_name = device_name
 
     def can_resize(self, from_pct: int, to_pct: int) -> bool:
         """Where its driver can, and the executor needs as many threads as before."""
-        return self._can_be_resized and _keeps_threads(self._device, from_pct, to_pct)
+        return DRIVERS[self._driver_name].traits.can_resize and _keeps_threads(self._device, from_pct, to_pct)
 
     async def start(
         self, part_pct: int, models: Sequence[ModelFile], on_done: OnDone, on_exit: OnExit,

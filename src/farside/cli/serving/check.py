@@ -22,14 +22,14 @@ def run(models: Path | None, max_batch: int) -> int:
     """
     table = figure_table("device driver", "parts", "resize", "isolation or what is missing", texts=4)
     works = False
-    for driver in DRIVERS.values():
-        found = driver().capabilities()
+    for name, driver in DRIVERS.items():
+        found, traits = driver().capabilities(), driver.traits
         # A driver that can't cut is no way to share a device.
-        works = works or (not found.problem and found.can_cut)
+        works = works or (not found.problem and traits.can_cut)
         table.add_row(
-            found.driver,
+            name,
             found.parts or "none",
-            ("in place" if found.can_resize else "by a new process") if found.can_cut and not found.problem else "",
+            ("in place" if traits.can_resize else "by a new process") if traits.can_cut and not found.problem else "",
             found.problem or found.isolation,
         )
     frameworks = figure_table("framework", "version", texts=2)

@@ -275,7 +275,7 @@ class _Stage:
         for one in sorted(free, key=lambda one: one.executor.place.part_pct != side.part_pct):
             if one.executor.place.part_pct == side.part_pct or await one.executor.resize(side.part_pct):
                 return one
-        if len(self._open) >= _EXECUTORS_MAX or not self._task.driver.capabilities().can_resize:
+        if len(self._open) >= _EXECUTORS_MAX or not self._task.driver.traits.can_resize:
             for one in free:
                 self._open.remove(one)
                 await one.executor.close()
