@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
@@ -61,6 +60,7 @@ from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.ending import on_end_signals
 from farside.errors import ConfigError, FarsideError
+from farside.installed import version_of
 from farside.kernel_file import boot_id
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
@@ -240,7 +240,7 @@ class Agent:
             node=self.node,
             boot_id=boot_id(self._config.proc_root),
             incarnation=self._incarnation,
-            version=version("farside"),
+            version=version_of("farside"),
             cpus=cpus(),
             memory_bytes=self.sense.total_bytes,
             tasks=self.runner.states[: m.TASKS_MAX],

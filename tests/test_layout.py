@@ -141,8 +141,8 @@ IMPURE = {
 
 # Lower may not import higher.
 FOUNDATION = (
-    "errors", "units", "geometry", "group_time", "ending", "endpoint", "clock", "kernel_file", "log", "listen",
-    "memory_sense", "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls",
+    "errors", "units", "geometry", "group_time", "ending", "endpoint", "clock", "installed", "kernel_file", "log",
+    "listen", "memory_sense", "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls",
     "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
@@ -269,6 +269,17 @@ def test_imports_run_one_way(module: str) -> None:
 
     assert upwards == set()
     assert across == set()
+
+
+def test_one_module_only_reads_versions_of_what_is_installed() -> None:
+    """Elsewhere a source tree without metadata ended programs."""
+
+    def reads(name: str) -> bool:
+        return any(other.startswith("importlib.metadata") for other in compiled_imports(name))
+
+    readers = {name for name in modules() if reads(name)}
+
+    assert readers == {"farside.installed"}
 
 
 def test_one_module_only_knows_the_compiled_engine() -> None:

@@ -77,7 +77,7 @@ class Part(Watched):
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> GreenDriver:
-    monkeypatch.setattr(green, "_is_there", lambda module: True)
+    monkeypatch.setattr(green, "is_installed", lambda module: True)
     return GreenDriver(Nvml(is_cut=False), PROGRAM)
 
 
@@ -361,7 +361,7 @@ class Old(Nvml):
     ],
 )
 def test_what_is_missing_is_named(nvml: Nvml, absent: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(green, "_is_there", lambda module: module != absent)
+    monkeypatch.setattr(green, "is_installed", lambda module: module != absent)
     driver = GreenDriver(nvml, PROGRAM)
 
     assert driver.capabilities().problem.startswith(line)
@@ -381,11 +381,7 @@ def test_what_is_missing_is_named(nvml: Nvml, absent: str, line: str, monkeypatc
 def test_what_is_no_part_of_a_gpu_is_refused(
     device: Device, part_pct: int, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(green, "_is_there", lambda module: True)
+    monkeypatch.setattr(green, "is_installed", lambda module: True)
 
     with pytest.raises(Unavailable, match=line):
         GreenDriver(Nvml(), PROGRAM).open(device, part_pct)
-
-
-def test_a_module_that_is_not_there_is_seen() -> None:
-    assert [green._is_there(name) for name in ("json", "absent_package.of", "json.absent")] == [True, False, False]

@@ -5,7 +5,6 @@ starts a process that computes for all of them (agent/serving/green_process.py).
 placeholder: it passes its file descriptors on, and ends with its part.
 """
 
-import importlib.util
 import itertools
 import os
 import select
@@ -26,6 +25,7 @@ from farside.agent.serving.model_file import Framework
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured, Traits
 from farside.errors import Unavailable
+from farside.installed import is_installed
 
 NAME = "green"
 # What its parts run: of ONNX Runtime nobody has shown that all it starts stays on the stream that it is given.
@@ -103,7 +103,7 @@ class GreenDriver(NvidiaGpus):
                 hint="install a newer driver, or use mps",
             )
         for module, package, wanted in _MODULES:
-            if not _is_there(module):
+            if not is_installed(module):
                 raise Unavailable(f"{package} is not installed", hint=f"install {wanted}, or use mps")
         return nvml
 
@@ -212,10 +212,3 @@ class _Host:
     def _reap(self) -> None:
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package within another one that is not there
-        return False

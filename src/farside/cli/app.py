@@ -141,9 +141,9 @@ def _of_system(error: OSError) -> FarsideError:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from farside.installed import version_of
 
-        print(f"farside {version('farside')}")
+        print(f"farside {version_of('farside')}")
         raise typer.Exit
 
 

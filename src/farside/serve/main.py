@@ -1,7 +1,6 @@
 """`farside serve run`: a deployment on this machine or on a manager's nodes, from its file to its end."""
 
 import asyncio
-import importlib.metadata
 import os
 import socket
 import statistics
@@ -31,6 +30,7 @@ from farside.client.manager_client import ManagerAddress
 from farside.daemon.control.keys import read_keys
 from farside.ending import on_end_signals
 from farside.errors import ConfigError, Unavailable
+from farside.installed import version_of
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
@@ -298,7 +298,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     slo_s = {name: model.slo_ms / 1000 for name, model in deployment.models.items()}
     sizes = partial(sizes_of, grounds.profiles, grounds.device)
     pool = Pool(loop, grounds.models, slo_s, lambda: time.time_ns() // 1_000_000)
-    service = Service(importlib.metadata.version("farside"), grounds.models, slo_s, pool, deployment.tokens)
+    service = Service(version_of("farside"), grounds.models, slo_s, pool, deployment.tokens)
     stack.callback(service.large.close)
     # Addresses come first: one that is taken ends the start before any model is loaded.
     secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None

@@ -1,13 +1,12 @@
 """The command `farside serve check`: what this machine has to serve models with."""
 
 import asyncio
-import importlib.util
-from importlib import metadata
 from pathlib import Path
 
 from farside.agent.serving.partition.catalog import DRIVERS
 from farside.cli.figure_table import figure_table, print_plain
 from farside.cli.terminal import standard_output
+from farside.installed import is_installed, version_of
 from farside.serve.profile.profiler import describe_folder
 
 # The package that a framework is imported as, and what to install.
@@ -35,9 +34,9 @@ def run(models: Path | None, max_batch: int) -> int:
     frameworks = figure_table("framework", "version", texts=2)
     has_framework = False
     for package, wanted in _FRAMEWORKS.items():
-        is_there = importlib.util.find_spec(package) is not None
+        is_there = is_installed(package)
         has_framework = has_framework or is_there
-        frameworks.add_row(package, metadata.version(package) if is_there else f"not installed: {wanted}")
+        frameworks.add_row(package, version_of(package) if is_there else f"not installed: {wanted}")
     with standard_output():
         print_plain(table)
         print_plain(frameworks)

@@ -4,9 +4,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from farside.agent.serving.measure import BusyExecutor, Sample, measure, quantil
 from farside.agent.serving.model_file import FRAMEWORKS, ModelFile
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.errors import ConfigError
+from farside.installed import version_of
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, round_of
 from farside.serve.profile.folder import (
     HEADER,
@@ -124,14 +124,7 @@ def fingerprint(driver_name: str, driver: Driver, device: Device, frameworks: Se
 
 def runtimes(frameworks: Sequence[str]) -> dict[str, str]:
     """Versions of the frameworks that are installed here, by name; the build for GPUs is another package."""
-    return {name: _version(*_PACKAGES.get(name, (name,))) for name in sorted(set(frameworks))}
-
-
-def _version(*packages: str) -> str:
-    for package in packages[:-1]:
-        with suppress(metadata.PackageNotFoundError):
-            return metadata.version(package)
-    return metadata.version(packages[-1])
+    return {name: version_of(*_PACKAGES.get(name, (name,))) for name in sorted(set(frameworks))}
 
 
 async def profile(task: ProfileTask, say: Say) -> ProfileResult:
