@@ -23,10 +23,13 @@ from benchmarks.serving.promise import measure_promise
 from benchmarks.serving.shares import measure_shares
 from benchmarks.serving.steps import measure_steps
 from farside.errors import FarsideError
+from farside.serve.packages import GRPC_DOOR, OF_DRIVER, OF_FRAMEWORK, SAMPLE_MODELS, check_packages
 
 RESULTS = Path(__file__).parents[1] / "results"
-# Of parts that are measured on other machines than the rest.
+# Of parts that are measured on other machines than the rest, which may lack what these need.
 GPU_PARTS = frozenset({"green", "mps"})
+# Parts that ask no front.
+_WITHOUT_FRONT = frozenset({"shares", "prepare"})
 PARTS: dict[str, Callable[..., Figure]] = {
     "shares": measure_shares,
     "cost": measure_cost,
@@ -52,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     short: list[str] = []
+    try:
+        check_packages({package for name in options.parts for package in packages_of(name)})
+    except FarsideError as error:
+        print(error, file=sys.stderr)
+        return 1
     for name in options.parts:
         try:
             figure = PARTS[name](quick=options.quick)
@@ -65,6 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _keep(name, figure, options.output or kept)
     print("\n".join(["missed:", *short]) if short else "all bars are met")
     return 1 if short else 0
+
+
+def packages_of(part: str) -> set[str]:
+    """What a part imports, here and in the programs that it starts."""
+    framework = (*OF_FRAMEWORK["pytorch"], *OF_DRIVER.get(part, ())) if part in GPU_PARTS else SAMPLE_MODELS
+    return {*framework, *(() if part in _WITHOUT_FRONT else GRPC_DOOR)}
 
 
 def _keep(part: str, figure: Figure, output: Path) -> None:

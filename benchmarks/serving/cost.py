@@ -19,7 +19,6 @@ from benchmarks.figure import Figure, Table
 from benchmarks.serving.bars import at_least, at_most, bars
 from benchmarks.serving.deployed import machine_note
 from benchmarks.serving.machine_noise import Noise, noise, snapshot
-from farside.agent.serving.onnx_model import open_session
 from farside.cli.demo.serving_rig import MAX_BATCH, Mix, Running
 from farside.serve.sample_models import make_models
 
@@ -61,6 +60,8 @@ def _write_tables(folder: Path) -> None:
 
 async def _latency(running: Running, path: Path, calls: int, turns: int) -> tuple[list[float], list[float]]:
     """Median milliseconds of each turn, called in this process and asked for over HTTP."""
+    from farside.agent.serving.onnx_model import open_session  # ONNX Runtime, which other parts may do without
+
     session = open_session(str(path), 1, "cpu")
     shape = running.shape(MODEL)
     row = np.random.default_rng(1).random((1, *shape), dtype=np.float32)

@@ -26,6 +26,7 @@ from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.plan import Plan
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.size import Sizes
+from farside.serve.packages import GRPC_DOOR, SAMPLE_MODELS, check_packages
 from farside.serve.sample_models import make_models
 from farside.serve.status import ServeStatus
 from farside.serve.table import Tables, read_tables
@@ -73,8 +74,9 @@ def measure(
     ``capacity_pct``: so much of the cores is the models', as in serving.toml.
 
     Raises:
-        Unavailable: It could not be measured; the last line that was said.
+        Unavailable: A package is missing, or it could not be measured; the last line that was said.
     """
+    check_packages((*GRPC_DOOR, *SAMPLE_MODELS))
     for name, size in models.items():
         make_models(folder, (name,), size=size)
     on = ["--cores", ",".join(map(str, cores or devices()[-1:]))]

@@ -10,11 +10,10 @@ from rich.table import Table
 from farside import admin
 from farside.cli.figure_table import figure_table, print_plain
 from farside.cli.terminal import standard_output
-from farside.errors import ConfigError, Unavailable
+from farside.errors import ConfigError
 from farside.serve.status import ServeStatus
 from farside.units import format_seconds
 
-_PACKAGES = ("onnxruntime", "hpack", "tritonclient")
 _CHANGES_SHOWN = 10
 _LAG_MS_TOLD = 5.0
 
@@ -29,18 +28,13 @@ def run(
     Raises:
         FarsideError: The deployment is wrong, or could not be started.
     """
-    import importlib.util
-
-    for package in _PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            raise Unavailable(
-                f"the Python package {package} is not installed",
-                hint="install requirements/serving.txt (.venv/bin/pip install -r requirements/serving.txt)",
-            )
     from farside.serve.deployment import read_deployment
-    from farside.serve.main import run as run_deployment
+    from farside.serve.packages import check_packages, packages_of
 
     deployment = read_deployment(place, socket_folder())
+    check_packages(packages_of(deployment, on_this_machine=not manager and state is None))
+    from farside.serve.main import run as run_deployment
+
     address = None
     if manager or state is not None:
         from farside.client.manager_client import find_manager
