@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from farside.scheduler.sharing.glet import elastic, size
 from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
 from farside.scheduler.sharing.glet.check import check
-from farside.scheduler.sharing.glet.elastic import Variant, place
+from farside.scheduler.sharing.glet.elastic import Packing, Variant, place
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan
 from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
@@ -179,6 +179,32 @@ def test_the_lower_bound_is_never_above_what_a_plan_needs() -> None:
 
     assert isinstance(found, Plan)
     assert 1 <= sizes.gpus_min(rates) <= found.gpus
+
+
+@settings(max_examples=40)
+@given(drawn=deployments())
+def test_models_that_may_not_share_a_part_never_do(drawn: tuple[Sizes, dict[str, float]]) -> None:
+    """What rules a pair out at once rules out no pair that has batches."""
+    sizes, rates = drawn
+    packing = Packing(sizes, 1)
+    asked = [name for name, rate in rates.items() if rate > 0]
+
+    for pair in itertools.combinations(asked, 2):
+        for part in PARTS:
+            together = list(packing.fittings(pair, (rates[pair[0]], rates[pair[1]]), part, None))
+            assert sizes.may_share(pair, part) or not together
+
+
+@settings(max_examples=40)
+@given(drawn=deployments())
+def test_a_part_serves_a_rate_alone_where_its_best_batch_does(drawn: tuple[Sizes, dict[str, float]]) -> None:
+    sizes, rates = drawn
+
+    for name, rate in rates.items():
+        for part in PARTS:
+            found = list(sizes.alone(name, rate, part, None)) if rate > 0 else []
+            assert bool(found) == (0 < rate <= sizes.best_rate[name][part])
+            assert [one.cycle_ms for one in found] == sorted((one.cycle_ms for one in found), reverse=True)
 
 
 # ---- faults of the paper and of its authors' code

@@ -72,6 +72,7 @@ class Packing:
             and (most := best_rate[slot.part]) >= rate
             and name not in slot.models
             and self.share(slot) + rate / most <= 1 + ROUNDING
+            and self.sizes.may_share((*slot.models, name), slot.part)
             and self.has_memory(slot, name)
         ]
         if len(found) > 1:
@@ -155,15 +156,19 @@ class Packing:
     def fittings(
         self, models: tuple[str, ...], rates: tuple[float, ...], part: int, pressure: object
     ) -> Iterator[Fitting]:
-        """All batches in which a part serves these rates, those of the longest cycles first.
+        """All batches in which a part serves these rates, those of the longest cycles first."""
+        if len(models) == 1:
+            return self.sizes.alone(models[0], rates[0], part, pressure)
+        return self._together(models, rates, part, pressure)
 
-        Batches are as small as a cycle allows, so they change only where a cycle is b / r of one of the models: trying
-        these is trying all.
+    def _together(
+        self, models: tuple[str, ...], rates: tuple[float, ...], part: int, pressure: object
+    ) -> Iterator[Fitting]:
+        """Batches are as small as a cycle allows, so they change only where a cycle is b / r of one of the models.
+
+        Trying these is trying all.
         """
         sizes = self.sizes
-        if len(models) == 1:
-            yield from sizes.alone(models[0], rates[0], part, pressure)
-            return
         times = [sizes.latencies(model, part, pressure) for model in models]
         slo_ms = min([sizes.models[model].slo_ms for model in models])
         room_ms = slo_ms - sum([each[0] for each in times])

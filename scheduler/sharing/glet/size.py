@@ -60,6 +60,7 @@ class Sizes:
         self._latencies: dict[tuple[str, int, object], Sequence[float]] = {}
         self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float]]] = {}
         self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
+        self._sharing: dict[tuple[tuple[str, ...], int], bool] = {}
         # Of the last rates that were asked for: all tries of a decision ask for the same.
         self._asked: tuple[tuple[str, float], ...] = ()
         self._ordered: tuple[str, ...] = ()
@@ -86,6 +87,9 @@ class Sizes:
 
         A cycle is as long as the batch takes to arrive, or as the SLO leaves, whichever is less [glet §2.2].
         """
+        saturations = self.saturations(model, part_pct, pressure)
+        if not saturations or saturations[0][0] < rate * (1 - ROUNDING):
+            return
         found = [
             (-cycle_ms, batch, ms)
             for batch, ms, rest_ms in self._batches(model, part_pct, pressure)
@@ -94,6 +98,20 @@ class Sizes:
         found.sort()
         for negated_ms, batch, busy_ms in found:
             yield Fitting((batch,), busy_ms, -negated_ms)
+
+    def may_share(self, models: tuple[str, ...], part_pct: int) -> bool:
+        """Whether a batch of one of each, one after the other, takes no more than half of each SLO: a cycle is as long.
+
+        False rules them out beside any neighbour, which only slows them.
+        """
+        found = self._sharing.get((models, part_pct))
+        if found is None:
+            if len(self._sharing) >= KEPT_MAX:
+                self._sharing.clear()
+            busy_ms = sum([self.models[name].latency_ms[part_pct][0] for name in models])
+            half_ms = min([self.models[name].slo_ms for name in models]) / 2
+            found = self._sharing[models, part_pct] = busy_ms <= half_ms * (1 + ROUNDING)
+        return found
 
     def _batches(self, model: str, part_pct: int, pressure: object) -> list[tuple[int, float, float]]:
         """Batches that take no longer than what the SLO leaves beside them, with both in ms."""
