@@ -1,9 +1,11 @@
 """The four programs beside scikit-learn and the lda package, which share no code with them."""
 
 import itertools
+import re
 import warnings
 from importlib import import_module
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -114,16 +116,23 @@ def test_lda_is_as_likely_as_ldas(tmp_path: Path) -> None:
 
     options = Options(app="lda", data="reuters", components=20, blocks=395)
     counts = np.array([np.bincount(words, minlength=4258) for _, words in load(options).blocks])
-    other = lda.LDA(n_topics=20, alpha=0.1, eta=0.01, n_iter=200, random_state=1, refresh=200)
-    wanted = other.fit(counts).loglikelihood()
+    other = lda.LDA(n_topics=20, alpha=0.1, eta=0.01, n_iter=1000, random_state=1, refresh=100).fit(counts)
+    wanted = dict(zip(range(0, 1000, 100), other.loglikelihoods_, strict=False)) | {1000: other.loglikelihood()}
 
-    for workers, share in ((1, 1.01), (2, 1.01), (4, 1.015)):
-        out = tmp_path / f"{workers}.npz"
-        words = ("--iterations", 200, "--blocks", 8, "--seed", workers, "--workers", workers, "--out", out)
-        code, _, errors = ended(train("lda", *words))
+    def likelihoods(workers: int, seed: int) -> dict[int, float]:
+        """By iteration, every hundredth."""
+        out = tmp_path / "lda.npz"
+        words = ("--iterations", 1000, "--blocks", 8, "--seed", seed, "--workers", workers, "--out", out)
+        code, said, errors = ended(train("lda", *words))
         assert code == 0, errors
-        with np.load(out) as found:
-            assert float(found["objective"]) > wanted * share, workers  # both are negative
+        found = re.findall("iteration ([0-9]+) of 1000: objective (-[0-9.]+)", said)
+        with np.load(out) as model:
+            return {int(at): float(value) for at, value in found} | {1000: float(model["objective"])}
+
+    for workers, share, seeds in ((1, 1.01, (1,)), (2, 1.01, (1, 2, 3)), (4, 1.015, (1, 2, 3))):
+        runs = [likelihoods(workers, seed) for seed in seeds]
+        for at in (100, 200, 500, 1000):
+            assert mean(run[at] for run in runs) > wanted[at] * share, (workers, at)  # both are negative
 
 
 def test_ldas_counts_and_likelihood_are_those_of_their_definition() -> None:
