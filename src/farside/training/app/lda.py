@@ -12,7 +12,7 @@ import numpy as np
 
 from farside.errors import FarsideError
 from farside.training.app.dataset import Input
-from farside.training.app.program import Options, Outcome, Watch, nobody_watches, noted
+from farside.training.app.program import Options, Outcome, Watch, found, goes_on_ended, nobody_watches, noted
 from farside.training.app.synthetic import generator
 from farside.training.loop.block import Block
 from farside.training.loop.job import Job, begin
@@ -43,6 +43,7 @@ def train_lda(data: Input, options: Options, watch: Watch = nobody_watches) -> O
         if job.is_new:
             model["in_word"] = np.zeros(shape, np.int64)
             job.push(_first(job, shape, options))
+        goes_on_ended(job, options.tolerance)
         while job.goes_on():
             total = job.pull()
             _add(model, total)
@@ -51,7 +52,7 @@ def train_lda(data: Input, options: Options, watch: Watch = nobody_watches) -> O
             job.push(_sweep(job, model["in_word"], options, lda_kernel))
         total = job.pull()
         _add(model, total)
-        objective = _objective(total, model, options, lda_kernel)
+        objective = found(job, _objective(total, model, options, lda_kernel))
         return Outcome(objective=objective, iterations=job.iteration, model={"in_word": model["in_word"]})
 
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from farside.training.app import fista
 from farside.training.app.dataset import Input
-from farside.training.app.program import Options, Outcome, Watch, nobody_watches, noted
+from farside.training.app.program import Options, Outcome, Watch, found, goes_on_ended, nobody_watches, noted
 from farside.training.loop.job import Job, begin
+
+_NUMBERS = ("loss", "curvature", "last_loss", "last_right", "ended")
 
 
 def train_mlr(data: Input, options: Options, watch: Watch = nobody_watches) -> Outcome:
@@ -20,55 +22,68 @@ def train_mlr(data: Input, options: Options, watch: Watch = nobody_watches) -> O
         FarsideError: as of `farside.training.begin` and its job.
     """
     shape = data.classes, data.columns
-    keys = {"gradient": shape, "loss": (), "curvature": (), "right": ()}
     with begin(
-        data.blocks, keys=keys, iterations=options.iterations,
+        data.blocks, keys={"gradient": shape, **dict.fromkeys(_NUMBERS, ())}, iterations=options.iterations,
         fingerprint=f"mlr penalty {options.penalty:g} {data.fingerprint}",
     ) as job:  # fmt: skip
         model = job.model
         if job.is_new:
             fista.begin_at(model, np.zeros(shape))
             bound = sum(fista.curvature(block.data[0]) for block in job.blocks())
-            job.push({"gradient": np.zeros(shape), "loss": 0.0, "curvature": bound, "right": 0.0})
+            job.push({"gradient": np.zeros(shape), **dict.fromkeys(_NUMBERS, 0.0), "curvature": bound})
+        goes_on_ended(job, options.tolerance)
         while job.goes_on():
             total = job.pull()
             if "curvature" not in model:
-                model["curvature"] = total["curvature"]  # softmax's own is at most 1/2
+                # Softmax's own is at most 1/2.
+                model["curvature"] = fista.check_curvature(job, total["curvature"])
             else:
-                noted(job, _objective(total, model, options, data), options.tolerance, watch)
+                noted(job, _objective(total["loss"], model["at"], options, data), options.tolerance, watch)
                 gradient = total["gradient"] / data.rows + options.penalty * model["at"]
                 rate = 1 / (float(model["curvature"]) / (2 * data.rows) + options.penalty)
-                fista.step(model, gradient, rate, _unchanged, is_last=job.is_last)
-            job.push(_parts(job, model["at"]))
+                fista.step(model, gradient, rate, _unchanged)
+            job.push(_parts(job, model))
         total = job.pull()
-        objective = _objective(total, model, options, data)
-        accuracy = float(total["right"]) / data.rows
+        fista.check_ended(job, total)
+        weights = model["x"]
+        objective = found(job, _objective(total["last_loss"], weights, options, data))
+        accuracy = float(total["last_right"]) / data.rows
         return Outcome(
-            objective=objective, iterations=job.iteration, model={"weights": model["at"]},
-            figures={"accuracy": accuracy},
-        )  # fmt: skip
+            objective=objective, iterations=job.iteration, model={"weights": weights}, figures={"accuracy": accuracy}
+        )
 
 
-def _parts(job: Job[Any], weights: Any) -> dict[str, Any]:
-    gradient, loss, right = np.zeros(weights.shape), 0.0, 0.0
+def _parts(job: Job[Any], model: dict[str, Any]) -> dict[str, Any]:
+    gradient, loss, last_loss, last_right = np.zeros(model["at"].shape), 0.0, 0.0, 0.0
     for block in job.blocks():
         rows, labels = block.data
-        scores = rows @ weights.T
-        scores -= scores.max(axis=1, keepdims=True)
-        chosen = np.arange(len(labels)), labels
-        right += float(np.count_nonzero(scores.argmax(axis=1) == labels))
-        own = scores[chosen]
-        np.exp(scores, out=scores)
-        sums = scores.sum(axis=1, keepdims=True)
-        loss += float((np.log(sums[:, 0]) - own).sum())
+        scores, chosen = rows @ model["at"].T, (np.arange(len(labels)), labels)
+        sums, own_loss = _exponentials(scores, chosen)
+        loss += own_loss
         scores /= sums
         scores[chosen] -= 1
         gradient += scores.T @ rows
-    return {"gradient": gradient, "loss": loss, "curvature": 0.0, "right": right}
+        if job.is_last:
+            scores = rows @ model["x"].T
+            last_right += float(np.count_nonzero(scores.argmax(axis=1) == labels))
+            last_loss += _exponentials(scores, chosen)[1]
+    return {
+        "gradient": gradient, "loss": loss, "curvature": 0.0, "last_loss": last_loss, "last_right": last_right,
+        "ended": float(job.is_last),
+    }  # fmt: skip
 
 
-def _objective(total: dict[str, Any], model: dict[str, Any], options: Options, data: Input) -> float:
-    return float(total["loss"]) / data.rows + options.penalty / 2 * float(np.sum(model["at"] ** 2))
+def _exponentials(scores: Any, chosen: Any) -> tuple[Any, float]:
+    """Scores become their exponentials, up to a factor a row; the sum of each row, and the loss of all."""
+    scores -= scores.max(axis=1, keepdims=True)
+    own = scores[chosen]
+    np.exp(scores, out=scores)
+    sums = scores.sum(axis=1, keepdims=True)
+    return sums, float((np.log(sums[:, 0]) - own).sum())
+
+
+def _objective(loss: Any, weights: Any, options: Options, data: Input) -> float:
+    return float(loss) / data.rows + options.penalty / 2 * float(np.sum(weights**2))
 
 
 def _unchanged(point: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from farside.training.app.dataset import Input
-from farside.training.app.program import Options, Outcome, Watch, nobody_watches, noted
+from farside.training.app.program import Options, Outcome, Watch, found, goes_on_ended, nobody_watches, noted
 from farside.training.app.synthetic import generator
 from farside.training.loop.block import Block
 from farside.training.loop.job import begin
@@ -38,6 +38,7 @@ def train_nmf(data: Input, options: Options, watch: Watch = nobody_watches) -> O
                 entries += float(block.data.sum())
             zeros = {name: np.zeros(shape) for name, shape in keys.items()}
             job.push(zeros | {"squares": squares, "sum": entries})
+        goes_on_ended(job, options.tolerance)
         while job.goes_on():
             total = job.pull()
             if "right" not in model:
@@ -55,7 +56,7 @@ def train_nmf(data: Input, options: Options, watch: Watch = nobody_watches) -> O
                 cross += left.T @ block.data
                 gram += left.T @ left
             job.push({"cross": cross, "gram": gram, "squares": 0.0, "sum": 0.0})
-        objective = _objective(job.pull(), model)
+        objective = found(job, _objective(job.pull(), model))
         return Outcome(objective=objective, iterations=job.iteration, model={"right": model["right"]})
 
 

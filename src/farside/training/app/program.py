@@ -13,6 +13,8 @@ from farside.training.loop.job import Job
 AppName = Literal["nmf", "lda", "mlr", "lasso"]
 LOOK_BACK = 5
 """Iterations over which the objective is compared."""
+_SETTLED = "settled"
+"""Is in the model of a job that has ended since the objective no longer changed."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +76,32 @@ def noted(job: Job[Any], objective: float, tolerance: float, watch: Watch) -> No
     Raises:
         Diverged: it is not finite.
     """
-    if not np.isfinite(objective):
-        job.diverged("the objective", objective)
-    watch(job.iteration, objective)
+    watch(job.iteration, found(job, objective))
     # In the model, so that a job that goes on from a checkpoint ends where it would have ended.
     seen = np.append(job.model.get("objectives", np.empty(0)), objective)[-LOOK_BACK - 1 :]
     job.model["objectives"] = seen
-    if tolerance > 0 and len(seen) > LOOK_BACK and abs(seen[0] - seen[-1]) <= tolerance * abs(seen[-1]):
+    if _is_settled(seen, tolerance):
+        job.model[_SETTLED] = np.ones(())
         job.finish()
+
+
+def goes_on_ended(job: Job[Any], tolerance: float) -> None:
+    """Ends a job before its first iteration that goes on from where `noted` had ended it, if it would do so again."""
+    was_settled = job.model.pop(_SETTLED, None) is not None
+    if was_settled and not job.is_last and _is_settled(job.model["objectives"], tolerance):
+        job.finish()
+
+
+def _is_settled(seen: Any, tolerance: float) -> bool:
+    return bool(tolerance > 0 and len(seen) > LOOK_BACK and abs(seen[0] - seen[-1]) <= tolerance * abs(seen[-1]))
+
+
+def found(job: Job[Any], objective: float) -> float:
+    """An objective.
+
+    Raises:
+        Diverged: it is not finite.
+    """
+    if not np.isfinite(objective):
+        job.diverged("the objective", objective)
+    return objective

@@ -249,6 +249,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         self._run = said.run
         self._check(said)
         if self._restored is not None:
+            self._check_iterations(self._restored)  # here, where all workers are known to have the same one
             # These sums were pulled before the checkpoint was made.
             found, self._restored = dict(self._restored.sums), None
         elif self._checkpoints is not None and self.iteration >= 0 and (said.keeps or said.stops or self._is_over):
@@ -371,6 +372,13 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
             raise ConfigError(
                 f"checkpoint i-{restored.iteration} has the keys {_in_words(theirs)}; this job has {_in_words(ours)}",
                 hint="name another checkpoint folder, or remove this one",
+            )
+
+    def _check_iterations(self, restored: Restored) -> None:
+        if restored.iteration > self._iterations:
+            raise ConfigError(
+                f"iterations: is {self._iterations}, and checkpoint i-{restored.iteration} has {restored.iteration}",
+                hint=f"ask for {restored.iteration} or more, or name another checkpoint folder",
             )
 
     def _take(self, restored: Restored) -> None:
