@@ -1,17 +1,22 @@
-"""What is wrong with the input or the options of `farside train`: one line each, with file, row and column."""
+"""What is wrong with the input or the options of `farside train`: one line each, with file, line and column."""
 
 import gzip
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from farside.cli import train_worker
 from farside.errors import ConfigError
+from farside.training.app import dataset
 from farside.training.app.catalog import PROGRAMS
-from farside.training.app.dataset import load
-from farside.training.app.program import Options, nobody_watches
+from farside.training.app.dataset import Input, load
+from farside.training.app.memory_need import check_memory
+from farside.training.app.program import AppName, Options, nobody_watches
 from farside.training.loop.ended import Diverged
 from tests.train.programs import ended, train
 
@@ -33,6 +38,15 @@ def saved_array(array: Any) -> bytes:
 FILES: dict[str, str | bytes] = {
     "empty.csv": "",
     "words.csv": "1,2\n3,four\n",
+    "names.csv": "# of two columns\n\nheight,weight\n1,2\n",
+    "short.csv": "# of two columns\n1,2\n\n3\n",
+    "blanks.csv": "1,2\n \n",
+    "noted.csv": "# of two columns\n1,2\n\n3,nan # missing\n",
+    "noted.csv.gz": gzip.compress(b"# of two columns\n1,2\n\n3,-4\n"),
+    "binary.csv": b"\xff\xfe\x00",
+    "large.csv": "1,2\n3,1e200\n",
+    "rows.npy": saved_array(np.array([[1.0, 2.0], [3.0, np.nan]])),
+    "fives.csv": "1,5\n2,5\n",
     "nan.csv": "1,2\n3,nan\n",
     "minus.csv": "1,2\n3,-4\n",
     "half.csv": "1,2.5\n",
@@ -62,28 +76,39 @@ FILES: dict[str, str | bytes] = {
 }
 CASES = [
     ("nmf", "missing.csv", "data: there is no file '.*missing.csv', and no such data set"),
-    ("nmf", "empty.csv", "empty.csv: "),
-    ("nmf", "words.csv", "words.csv: could not convert string 'four' to float64 at row 1, column 2"),
-    ("nmf", "nan.csv", "nan.csv: row 2, column 2: is nan"),
-    ("nmf", "minus.csv", "minus.csv: row 2, column 2: is -4; this program needs numbers from 0 on"),
-    ("lda", "minus.csv", "minus.csv: row 2, column 2: is -4; this program needs counts"),
-    ("lda", "half.csv", "half.csv: row 1, column 2: is 2.5"),
-    ("mlr", "labels.csv", "labels.csv: row 2: label 1.5; labels are 0, 1, 2"),
-    ("mlr", "below.csv", "below.csv: row 2: label -1"),
+    ("nmf", "empty.csv", "empty.csv: has no line of numbers$"),
+    ("nmf", "words.csv", "words.csv: line 2, column 2: 'four' is not a number; a line is numbers with commas between"),
+    ("nmf", "names.csv", "names.csv: line 3, column 1: 'height' is not a number"),
+    ("nmf", "short.csv", "short.csv: line 4: has 1 columns, and the lines before it have 2$"),
+    ("nmf", "blanks.csv", "blanks.csv: line 2, column 1: '' is not a number"),
+    ("nmf", "noted.csv", "noted.csv: line 4, column 2: is nan"),
+    ("lasso", "noted.csv", "noted.csv: line 4, target: is nan"),
+    ("nmf", "noted.csv.gz", "noted.csv.gz: line 4, column 2: is -4"),
+    ("nmf", "binary.csv", "binary.csv: line 1, column 1: .* is not a number"),
+    ("nmf", "large.csv", r"large.csv: line 2, column 2: is 1e\+200; scale the column"),
+    ("lasso", "large.csv", r"large.csv: line 2, target: is 1e\+200; scale the column"),
+    ("nmf", "rows.npy", "rows.npy: row 2, column 2: is nan"),
+    ("mlr", "fives.csv", "fives.csv: all labels are 5; two classes at least are needed"),
+    ("nmf", "nan.csv", "nan.csv: line 2, column 2: is nan"),
+    ("nmf", "minus.csv", "minus.csv: line 2, column 2: is -4; this program needs numbers from 0 on"),
+    ("lda", "minus.csv", "minus.csv: line 2, column 2: is -4; this program needs counts"),
+    ("lda", "half.csv", "half.csv: line 1, column 2: is 2.5"),
+    ("mlr", "labels.csv", "labels.csv: line 2: label 1.5; labels are 0, 1, 2"),
+    ("mlr", "below.csv", "below.csv: line 2: label -1"),
     ("mlr", "zeros.csv", "zeros.csv: all labels are 0"),
     ("mlr", "one.csv", "one.csv: has one column; the last one is the target"),
-    ("lasso", "nan.csv", "nan.csv: row 2, target: is nan"),
+    ("lasso", "nan.csv", "nan.csv: line 2, target: is nan"),
     ("lasso", "rows.txt", "rows.txt: is neither"),
     ("lasso", "torn.npz", "torn.npz: "),
     ("nmf", "torn.npy", "torn.npy: "),
-    ("lda", "words.ldac", "words.ldac: row 2: invalid literal"),
-    ("lda", "minus.ldac", "minus.ldac: row 2, column 3: a number below 0"),
+    ("lda", "words.ldac", "words.ldac: line 2: '1 zero:1' is no document; a line is N word:count word:count"),
+    ("lda", "minus.ldac", "minus.ldac: line 2, column 3: a number below 0"),
     ("lda", "none.ldac", "none.ldac: has no rows"),
     ("lda", "silent.ldac", "silent.ldac: has no words"),
-    ("lda", "far.ldac", "far.ldac: row 2, column 2: a number too large; words are less than"),
-    ("lda", "many.ldac", "many.ldac: row 1, column 2: a number too large"),
-    ("lda", "short.ldac", "short.ldac: row 2: says 3 words and has 2"),
-    ("lda", "blank.ldac", "blank.ldac: row 2: invalid literal"),
+    ("lda", "far.ldac", "far.ldac: line 2, column 2: a number too large; words are less than"),
+    ("lda", "many.ldac", "many.ldac: line 1, column 2: a number too large"),
+    ("lda", "short.ldac", "short.ldac: line 2: says 3 words and has 2"),
+    ("lda", "blank.ldac", "blank.ldac: line 2: is empty"),
     ("nmf", "void.npy", "void.npy: "),
     ("nmf", "void.npz", "void.npz: "),
     ("nmf", "cut.csv.gz", "cut.csv.gz: "),
@@ -138,12 +163,35 @@ def test_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert [[list(words) for _, words in one.blocks] for one in documents] == [[[0, 0, 2], [2, 2, 2]]] * 2
 
 
-def test_an_objective_that_is_not_finite_ends_the_job_in_one_line(tmp_path: Path) -> None:
-    np.savez(tmp_path / "huge.npz", X=np.full((4, 2), 1e200), y=np.array([0.0, 1, 0, 1]))
-    options = Options(app="lasso", data=str(tmp_path / "huge.npz"), blocks=2)
+def test_an_objective_that_is_not_finite_ends_the_job_in_one_line() -> None:
+    blocks = [(np.ones((2, 2)), np.array([0.0, 1e200]))] * 2
+    data = Input(blocks=blocks, rows=4, columns=2, fingerprint="huge targets")
 
-    with np.errstate(all="ignore"), pytest.raises(Diverged, match=r"is (nan|inf) after iteration"):
-        PROGRAMS["lasso"](load(options), options, nobody_watches)
+    with np.errstate(all="ignore"), pytest.raises(Diverged, match=r"the objective is (nan|inf) after iteration 1"):
+        PROGRAMS["lasso"](data, Options(app="lasso", data=""), nobody_watches)
+
+
+def test_a_last_objective_that_is_not_finite_is_no_model() -> None:
+    blocks = [(np.ones((2, 2)), np.array([0.0, 1e200]))] * 2
+    data = Input(blocks=blocks, rows=4, columns=2, fingerprint="huge targets")
+
+    with np.errstate(all="ignore"), pytest.raises(Diverged, match=r"the objective is (nan|inf) after iteration 1"):
+        PROGRAMS["lasso"](data, Options(app="lasso", data="", iterations=1), nobody_watches)
+
+
+def test_input_whose_squares_are_no_numbers_ends_the_job_in_one_line() -> None:
+    blocks = [(np.full((2, 2), 1e200), np.ones(2))] * 2
+    data = Input(blocks=blocks, rows=4, columns=2, fingerprint="huge rows")
+
+    apps: tuple[AppName, ...] = ("lasso", "mlr")
+    for app in apps:
+        options = Options(app=app, data="")
+        with np.errstate(all="ignore"), pytest.raises(Diverged, match="the sum of the input's squares is inf"):
+            PROGRAMS[app](replace(data, classes=2, blocks=_labelled(blocks, app)), options, nobody_watches)
+
+
+def _labelled(blocks: list[Any], app: str) -> list[Any]:
+    return [(rows, targets.astype(np.int64) if app == "mlr" else targets) for rows, targets in blocks]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +206,13 @@ def test_an_objective_that_is_not_finite_ends_the_job_in_one_line(tmp_path: Path
         (("nmf", "--checkpoint-s", "nan"), "--checkpoint-s: is nan"),
         (("nmf", "--out", "none/model.npz"), "--out: no file can be made in '"),
         (("missing.py",), "there is no file 'missing.py'"),
+        (("mlr", "--workers", 40), "--workers: 40 for 32 input blocks, and each needs one; add --blocks 40 or more"),
+        (("mlr", "--workers", 3, "--blocks", 2), "--workers: 3 for 2 input blocks"),
+        (
+            ("mlr", "--data", "synthetic", "--rows", 10**12),
+            "mlr: 1,000,000,000,000 rows, 200 columns, 10 classes take 1455 TiB of memory at least, and ",
+        ),
+        (("nmf", "--rank", 10**8, "--workers", 2), "nmf: 64 columns, 100,000,000 components (--rank) take "),
     ],
 )
 def test_a_command_that_cant_be_run_says_why(words: tuple[str, ...], line: str) -> None:
@@ -166,6 +221,48 @@ def test_a_command_that_cant_be_run_says_why(words: tuple[str, ...], line: str) 
     assert (code, out) == (2, "")
     assert errors.startswith(f"farside: {line}")
     assert errors.count("\n") == 1
+
+
+def test_input_that_every_worker_refuses_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "big.csv"
+    path.write_text("".join(f"{number}e200,{number}\n" for number in range(1, 7)))
+
+    code, out, errors = ended(train("lasso", "--data", path, "--workers", 3, "--blocks", 3))
+
+    wanted = f"farside: {path}: line 1, column 1: is 1e+200; scale the column: numbers are from -1e+100 to 1e+100\n"
+    assert (code, out, errors) == (2, "", wanted)
+
+
+def test_memory_that_is_not_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draws(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr(dataset, "load", draws)
+
+    code = train_worker.main([msgspec.json.encode(Options(app="nmf", data="synthetic")).decode()])
+
+    line = "farside: there is not enough memory: Unable to allocate 9 TiB; choose fewer rows, columns or components\n"
+    assert (code, capsys.readouterr().err) == (2, line)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"app": "nmf", "components": 3}, 8 * (2 * 3 * (20 + 3) + 7 * 3 + 7 * 20)),
+        ({"app": "lda", "components": 3}, 8 * (3 * 3 * 20 + 7 * 3)),
+        ({"app": "mlr", "classes": 5}, 8 * (4 * 5 * 20 + 7 * 20)),
+        ({"app": "lasso"}, 8 * (4 * 20 + 7 * 20)),
+    ],
+)
+def test_what_takes_more_memory_than_there_is_is_refused(options: dict[str, Any], needed: int) -> None:
+    wanted = Options(data="synthetic", **options)
+    sizes = {"rows": 7, "columns": 20, "classes": options.get("classes", 0)}
+
+    check_memory(wanted, **sizes, has_bytes=needed)
+    with pytest.raises(ConfigError, match=f"^{wanted.app}: 7 rows, 20 columns.* of memory at least, and .* is there"):
+        check_memory(wanted, **sizes, has_bytes=needed - 1)
 
 
 def test_a_worker_that_finds_no_executor_says_so_once(tmp_path: Path) -> None:

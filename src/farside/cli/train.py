@@ -209,7 +209,23 @@ def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
     for name, value in what.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"--{name}: is {value}; a number is needed")
+    _check_blocks(what, how["workers"] or 1)
     _start([json.dumps(what)], how)
+
+
+def _check_blocks(what: dict[str, Any], workers: int) -> None:
+    """Raises ConfigError where some workers would have no input block."""
+    if workers == 1:
+        return
+    from farside.training.app.dataset import BLOCKS, SYNTHETIC
+
+    most = min(BLOCKS, what["rows"]) if what["data"] == SYNTHETIC else BLOCKS
+    blocks = what["blocks"] or most
+    if workers > blocks > 0:
+        raise ConfigError(
+            f"--workers: {workers} for {blocks} input blocks, and each needs one",
+            hint=f"add --blocks {workers} or more, or give at most {blocks} workers",
+        )
 
 
 def _spilling(how: dict[str, Any]) -> dict[str, str]:

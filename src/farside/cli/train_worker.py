@@ -3,6 +3,7 @@
 WHAT is a program's options as JSON, or a user's Python file, which gets the arguments.
 """
 
+import fcntl
 import io
 import os
 import runpy
@@ -16,29 +17,53 @@ import msgspec
 
 from farside.cli.terminal import note
 from farside.ending import die_with
-from farside.errors import FarsideError
+from farside.errors import ConfigError, FarsideError
 from farside.log import start_logging
 from farside.training.app.program import Options, Outcome
+from farside.training.launch import SAID
 
 PARENT = "FARSIDE_TRAIN_PARENT"
+MEMORY_HINT = "choose fewer rows, columns or components"
 
 
 def main(argv: list[str]) -> int:
     """Runs the worker to its end; its exit code."""
     die_with_parent(signal.SIGKILL)
     start_logging("warning")
+    told = os.environ.pop(SAID, "")
+    said = int(told) if told else None
     try:
         if argv[0].startswith("{"):
             _run_program(msgspec.json.decode(argv[0], type=Options))
         else:
             _run_file(argv)
     except FarsideError as error:
-        note(str(error))
+        _note_once(str(error), said)
         return error.exit_code
     return 0
 
 
+def _note_once(line: str, said: int | None) -> None:
+    """Prints a line on standard error, unless another worker has printed it.
+
+    ``said``: a file that all workers of a start have open, with the lines that they have printed; None: this is the
+    only worker.
+    """
+    if said is not None:
+        fcntl.lockf(said, fcntl.LOCK_EX)
+        try:
+            lines = os.pread(said, os.fstat(said).st_size, 0).decode().splitlines()
+            if line in lines:
+                return
+            os.pwrite(said, f"{line}\n".encode(), os.fstat(said).st_size)
+        finally:
+            fcntl.lockf(said, fcntl.LOCK_UN)
+    note(line)
+
+
 def _run_program(options: Options) -> None:
+    import numpy as np
+
     from farside.training.app.catalog import PROGRAMS
     from farside.training.app.dataset import can_leave_memory, load
     from farside.training.loop.spilling import spill_place
@@ -52,7 +77,14 @@ def _run_program(options: Options) -> None:
 
     place = spill_place()
     lets_go = place is not None and (not place.is_offered or can_leave_memory(options))
-    outcome = PROGRAMS[options.app](load(options, lets_go=lets_go), options, watch)
+    workers = os.environ.get("WORLD_SIZE", "")
+    try:
+        # A number that is none shows in the objective, at all workers alike.
+        with np.errstate(all="ignore"):
+            data = load(options, lets_go=lets_go, workers=int(workers) if workers.isdigit() else 1)
+            outcome = PROGRAMS[options.app](data, options, watch)
+    except MemoryError as error:
+        raise ConfigError(f"there is not enough memory: {error}", hint=MEMORY_HINT) from error
     if is_first:
         _show(options, outcome)
 

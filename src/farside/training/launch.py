@@ -28,6 +28,8 @@ from farside.training.static_plan import JOB, KEY, KEY_FILE, SERVICE, START
 
 _log = get_log("training")
 
+SAID = "FARSIDE_TRAIN_SAID"
+"""By this variable workers of one start know the file in which they note lines: what all have to say is said once."""
 AGREE_LIMIT_S = 20.0
 """For the others to end by themselves, once one has said that it fails."""
 _AGGREGATOR = """\
@@ -154,15 +156,19 @@ def _once(
     if wanted.workers and variables.get(SERVICE):
         # Another name for each start: Aggregators may still have the last one's sums.
         ours[JOB] = f"{variables.get(JOB) or 'train'}-{secrets.token_hex(6)}"
-    workers = [
-        subprocess.Popen(
-            wanted.argv,
-            env={**variables, **ours, **({"RANK": str(rank)} if wanted.workers else {})},
-            # Ctrl-C reaches us alone: workers agree on where they stop.
-            start_new_session=True,
-        )
-        for rank in range(wanted.workers or 1)
-    ]
+    # In memory: a machine whose disk is full, or that has no folder for such files, trains all the same.
+    with os.fdopen(os.memfd_create("farside-train-said"), "rb") as said:
+        ours[SAID] = str(said.fileno())
+        workers = [
+            subprocess.Popen(
+                wanted.argv,
+                env={**variables, **ours, **({"RANK": str(rank)} if wanted.workers else {})},
+                pass_fds=(said.fileno(),),
+                # Ctrl-C reaches us alone: workers agree on where they stop.
+                start_new_session=True,
+            )
+            for rank in range(wanted.workers or 1)
+        ]
     told.watch(workers)
     try:
         return _ended(workers, aggregator)

@@ -26,6 +26,7 @@ from farside.training.app.input_file import (
     read_documents,
     read_matrix,
 )
+from farside.training.app.memory_need import check_memory
 from farside.training.app.program import Options
 
 BLOCKS = 32
@@ -57,16 +58,25 @@ class Input:
     fingerprint: str
 
 
-def load(options: Options, *, lets_go: bool = False) -> Input:
-    """The input that the options name; with ``lets_go`` no block is in memory before it is asked for.
+def load(options: Options, *, lets_go: bool = False, workers: int = 1) -> Input:
+    """The input that the options name.
+
+    Args:
+        options: Those of the program.
+        lets_go: No block is in memory before it is asked for, and not all of them are at once.
+        workers: How many share the input.
 
     Raises:
-        ConfigError: there is none, or it does not fit the program; with file, row and column.
+        ConfigError: there is none, or it does not fit the program, with file, line and column; or no memory.
     """
-    if lets_go and options.data != SYNTHETIC:
-        return _mapped(options)
     if options.data == SYNTHETIC:
-        return _drawn(options)
+        return _drawn(options, lets_go=lets_go, workers=workers)
+    found = _mapped(options) if lets_go else _loaded(options)
+    check_memory(options, rows=0, columns=found.columns, classes=found.classes)
+    return found
+
+
+def _loaded(options: Options) -> Input:
     if options.data in _PACKAGED:
         package, programs, inside = _PACKAGED[options.data]
         if options.app not in programs:
@@ -258,13 +268,15 @@ _LOADERS: dict[str, Callable[[Path, Options], Input]] = {
 }
 
 
-def _drawn(options: Options) -> Input:
+def _drawn(options: Options, *, lets_go: bool, workers: int) -> Input:
     rows, columns, seed = options.rows, options.columns, options.seed
     if rows < 1 or columns < 1:
         raise ConfigError(f"{rows} rows and {columns} columns of synthetic data", hint="at least 1 each is needed")
     if options.app == "mlr" and options.classes < 2:
         raise ConfigError(f"classes: is {options.classes}; at least 2 are needed")
     blocks = _blocks(options, rows)
+    classes = options.classes if options.app == "mlr" else 0
+    check_memory(options, rows=rows // (blocks if lets_go else workers), columns=columns, classes=classes)
     words = {
         "nmf": f"rank {options.components}",
         "lda": f"{options.components} topics",
@@ -280,6 +292,6 @@ def _drawn(options: Options) -> Input:
         blocks=made,
         rows=rows,
         columns=columns,
-        classes=options.classes if options.app == "mlr" else 0,
+        classes=classes,
         fingerprint=f"synthetic {rows} x {columns} {words.get(options.app, '')} seed {seed}",
     )
