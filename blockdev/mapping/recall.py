@@ -3,7 +3,8 @@
 This module is the borrower's answer to `daemon/slab/recall.py`; `migration.py` makes the plan that it carries out.
 
 How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
-tell the engine the new mappings, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
+several at a time, as each takes two answers of a donor, tell the engine the new mappings, then let it drain the slab
+until the deadline. EVICT: the deadline is too short to ask
 anybody; with a disk that is well the slab is drained at once, unless donors are to hold all. SLAB_DRAINED comes back to
 ``drained`` in any case, and the donor gets DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
 
@@ -12,6 +13,7 @@ itself, not its number, and asks ``is_ours`` after each wait: the slab may have 
 its number.
 """
 
+import asyncio
 import math
 from collections.abc import Sequence
 
@@ -30,6 +32,8 @@ DEADLINE_SHARE = 0.8
 LEAVE_LIMIT_S = 30.0  # to move off a donor of our own accord; then the rest falls to the disk
 LEAVE_BARE_LIMIT_S = 3600.0  # without a disk that is well what has not moved by then is lost; nobody is in a hurry
 LEAVE_PERIOD_S = 1.0  # between two looks for room
+LEASES_AT_ONCE = 8  # of one recall: donors grant one after the other, and others' requests wait behind these
+LEASING_S = 1.0  # until it is planned anew what goes into the slabs: those that stay empty for seconds go back
 
 log = get_log("blockdev.recall")
 
@@ -135,21 +139,41 @@ class Recaller:
 
     async def _map_elsewhere(self, donor: int, slabs: Sequence[Slab], end_s: float) -> None:
         context = self._context
-        # Plan, lease one slab for what found no room, and plan anew: all figures may have changed while the donor
-        # answered.
+        # Plan, lease slabs for what found no room, and plan anew: all figures may have changed while donors answered.
         while (left_s := end_s - context.clock.now_s()) > 0:
             numbers = frozenset(slab.slab for slab in filter(self.is_ours, slabs))
             recall = Recall(donor=donor, slabs=numbers, deadline_s=left_s, residents=self._residents(numbers))
             plan = plan_recall(recall, context.table.open_views(), granules_per_region=context.law.granules_per_region)
             apply_assignments(context, plan.moves)
             log.info("recall planned", donor=context.table.node(donor), plan=_summary(plan))
-            if not plan.wanting:
+            if not plan.wanting or not await self._lease_for(plan.wanting, recall, end_s):
                 return
-            # The busiest granule that found no room. What it may not share a donor with decides which donors are asked.
-            first = plan.wanting[0]
-            banned = self._other_donors(first, numbers) | {donor}
-            if await self._leaser.lease_slab(region=context.region_of(first), banned=banned) is None:
-                return
+
+    async def _lease_for(self, wanting: Sequence[int], recall: Recall, end_s: float) -> bool:
+        """Leases slabs for granules that found no room, as many as hold them; False: no donor gave one.
+
+        One after the other, a recall of many slabs would take as long as all these answers together.
+        """
+        context, is_any = self._context, False
+        # The busiest granule of those that will fill a slab, which is as large as a region. What that one may not share
+        # a donor with decides which donors are asked.
+        firsts, until_s = wanting[:: context.law.granules_per_region], min(end_s, context.clock.now_s() + LEASING_S)
+        while firsts and context.clock.now_s() < until_s:
+            now, firsts = firsts[:LEASES_AT_ONCE], firsts[LEASES_AT_ONCE:]
+            leases = (
+                self._leaser.lease_slab(
+                    region=context.region_of(first), banned=self._other_donors(first, recall.slabs) | {recall.donor}
+                )
+                for first in now
+            )
+            found = await asyncio.gather(*leases, return_exceptions=True)  # none goes on behind another's error
+            for one in found:
+                if isinstance(one, BaseException):
+                    raise one
+            if not any(found):
+                break
+            is_any = True
+        return is_any
 
     def _residents(self, numbers: frozenset[int]) -> tuple[Resident, ...]:
         context = self._context

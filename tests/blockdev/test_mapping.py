@@ -297,6 +297,37 @@ def test_a_recalled_slab_moves_to_another_donor(world: World) -> None:
     world.check()
 
 
+@pytest.mark.parametrize("room", [8, 2])
+def test_a_recall_of_several_slabs_asks_for_all_the_room_that_it_needs_at_once(world: World, room: int) -> None:
+    """It leased one slab after the other, and planned all anew for each: a job waited for all these answers."""
+    first = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, *range(12))
+        for granule in range(12):
+            fill(client, granule)
+        leases = tuple(slab.lease for slab in world.table.slabs_of(first))
+        assert leases == (0, 1, 2)
+        second = world.add_donor(room=room)
+        gate = world.donors.by_number[second].gate = asyncio.Event()
+        recall = asyncio.create_task(world.recaller.migrate(first, leases, 60.0))
+        await world.until(lambda: world.donors.by_number[second].waiting == 3)
+        gate.set()
+        await recall
+        for slab in (0, 1, 2):
+            await world.drained(slab)
+
+    asyncio.run(body())
+
+    moved = min(room, 3)
+    assert len(world.table.slabs) == moved
+    assert world.table.counters.migrated_pages == moved * 4 * 64
+    assert world.table.counters.dropped_pages == (3 - moved) * 4 * 64
+    assert all(is_intact(client, granule) for granule in range(12))
+    world.check()
+
+
 def test_a_recalled_slab_falls_to_disk_where_nobody_has_room(world: World) -> None:
     donor = world.add_donor()
     client = world.connect()
@@ -523,7 +554,7 @@ def test_two_mappings_never_meet_on_one_donor_when_a_recall_overtakes_the_commit
         await twins.until(lambda: twins.donors.by_number[third].waiting)
         leases = tuple(slab.lease for slab in twins.table.slabs_of(first))
         recall = asyncio.create_task(twins.recaller.migrate(first, leases, 5.0))
-        await twins.until(lambda: twins.donors.by_number[third].waiting == 2)
+        await twins.until(lambda: twins.donors.by_number[third].waiting >= 2)
         gate.set()
         await asyncio.gather(restoring, recall)
 
