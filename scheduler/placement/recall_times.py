@@ -3,7 +3,11 @@
 A recall has a part that is the same for all, until the order has reached the donor and its end has been told of, and
 one that grows with its size: pages move to other donors, or to disks. So a line is fitted to what was measured, and
 raised as far as the slowest of those was above it: whoever waits is to know by when the memory is there. Of eight, the
-slowest is the quantile of 8/9: so many of the next ones are no slower, if nothing else changes.
+slowest is the quantile of 8/9: so many of the next ones are no slower, if nothing else changes. One or two recalls do
+not say that, so a node that has fewer than eight goes by the newest of others as well.
+
+A recall whose job leaves before the memory is back has no end that could be measured. Those are the slow ones, and to
+leave them out would make all others look faster: what it had taken by then counts, where that is more than expected.
 
 The end is seen when the agent looks, four times a second, so what was measured may have ended up to one look before,
 and the next one may be seen a look later: that is added.
@@ -11,9 +15,10 @@ and the next one may be seen a look later: that is added.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 
 KEPT = 8
-"""The newest recalls of a node, by which the next one is judged: rates follow the load, so older ones say little."""
+"""So many recalls, the newest, tell how long the next one takes: rates follow the load, so older ones say little."""
 
 LOOK_S = 0.25
 """Between two looks of an agent whose donor takes memory back (`HURRY_S` of agent/session.py)."""
@@ -32,10 +37,21 @@ class RecallTimes:
         """One more: from the order until its node said that the memory had come back."""
         self.by_node[node] = [*self.by_node.get(node, ()), (recalled_bytes, took_s)][-KEPT:]
 
+    def add_unfinished(self, node: str, recalled_bytes: int, so_far_s: float) -> None:
+        """One whose end nobody sees: it would have taken ``so_far_s`` at least, and counts where that was not expected.
+
+        Before anything was measured it does not count: how much more it would have taken nobody knows.
+        """
+        expected_s = self.expected_s(node, recalled_bytes)
+        if expected_s is not None and so_far_s > expected_s:
+            self.add(node, recalled_bytes, so_far_s)
+
     def samples(self, node: str) -> Sequence[Sample]:
-        """Those of a node; of all nodes while it has none."""
-        own = self.by_node.get(node)
-        return own or [sample for name in sorted(self.by_node) for sample in self.by_node[name]]
+        """Those of a node, and while it has fewer than `KEPT`, the newest of others, as many of each."""
+        own = self.by_node.get(node, [])
+        others = [reversed(self.by_node[name]) for name in sorted(self.by_node) if name != node]
+        by_age = (sample for same_age in zip_longest(*others) for sample in same_age if sample is not None)
+        return [*own, *islice(by_age, KEPT - len(own))]
 
     def expected_s(self, node: str, recalled_bytes: int) -> float | None:
         """In how long so much comes back to a node; None: nothing was measured yet."""

@@ -20,6 +20,7 @@ from farside.scheduler.manager.model.event import (
     LendingOrdered,
     MemoryRecalled,
     NodeChanged,
+    NodeLost,
 )
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
@@ -147,6 +148,41 @@ def test_a_recall_that_takes_longer_than_its_job_waits_is_measured_all_the_same(
 
     assert world.state.recall_times.by_node == {"n0": [(20 * GIB, 100.0)]}
     assert "had lent came back in 1.67 min" in "\n".join(why(world, job))
+
+
+def test_of_a_recall_whose_job_is_cancelled_before_its_end_what_it_took_by_then_counts() -> None:
+    world = a_world([30])
+    first = submit(world, 54)
+    world.now_s += 4.0
+    has_lent(world, "n0", 10)
+    world.runs(first)
+    world.exits(first)
+    has_lent(world, "n0", 20)
+    second = submit(world, 54)
+    world.now_s += 30.0
+    world.does(CancelRequested(job_id=second, by="ann"))
+    third = submit(world, 54)
+    world.now_s += 1.0
+    world.does(CancelRequested(job_id=third, by="ann"))
+
+    assert [one.expected_s for one in recalls(world)] == [None, 4.25, 30.25]
+    assert world.state.recall_times.by_node == {"n0": [(20 * GIB, 4.0), (10 * GIB, 30.0)]}
+
+
+def test_a_node_that_is_lost_has_given_nothing_back() -> None:
+    """Its donor counts as one that lends nothing, so another job's recall was over when the first job left."""
+    world = a_world([30])
+    jobs = [submit(world, 40, gpus=2), submit(world, 20, gpus=2)]
+    world.pass_s(WAIT_S + 0.1)
+    for job in jobs:
+        world.runs(job)
+    waited = [one.recalled_bytes for one in recalls(world)]
+
+    world.does(NodeLost(node="n0", reason="silent"))
+
+    assert waited == [6 * GIB, 26 * GIB]
+    assert [world.phase(job) for job in jobs] == [Phase.WAITING] * 2
+    assert world.state.recall_times.by_node == {}
 
 
 def test_what_has_come_back_when_an_agent_connects_anew_starts_the_job() -> None:

@@ -155,13 +155,45 @@ def test_nothing_is_expected_before_anything_was_measured() -> None:
     assert RecallTimes().expected_s("n0", GIB) is None
 
 
-def test_what_is_expected_goes_by_the_nodes_own_recalls_and_by_all_while_it_has_none() -> None:
+def test_what_is_expected_goes_by_the_newest_recalls_of_all_until_a_node_has_enough_of_its_own() -> None:
+    """One quick recall was all that its node went by, however slow the others had been."""
     times = RecallTimes()
     times.add("n0", 100, 10.0)
     assert (times.expected_s("n0", 200), times.expected_s("n1", 200)) == (20.0 + LOOK_S, 20.0 + LOOK_S)
+    for _ in range(KEPT - 1):
+        times.add("n1", 100, 3.0)
+        assert times.expected_s("n1", 100) == pytest.approx(10.0 + LOOK_S)
+
     times.add("n1", 100, 3.0)
 
-    assert (times.expected_s("n0", 100), times.expected_s("n1", 100)) == (10.0 + LOOK_S, 3.0 + LOOK_S)
+    assert times.expected_s("n1", 100) == pytest.approx(3.0 + LOOK_S)
+    assert times.expected_s("n0", 100) == pytest.approx(10.0 + LOOK_S)
+
+
+def test_of_other_nodes_the_newest_recalls_count_as_many_of_each() -> None:
+    times = RecallTimes()
+    for at in range(KEPT):
+        times.add("n1", 100, float(at))
+        times.add("n2", 200, float(at))
+    times.add("n0", 300, 1.0)
+
+    assert times.samples("n0") == [
+        (300, 1.0), (100, 7.0), (200, 7.0), (100, 6.0), (200, 6.0), (100, 5.0), (200, 5.0), (100, 4.0),
+    ]  # fmt: skip
+
+
+def test_a_recall_that_nobody_saw_the_end_of_counts_where_it_took_longer_than_expected() -> None:
+    """Jobs that were cancelled while they waited left no trace, so that the slow recalls were missing."""
+    times = RecallTimes()
+    times.add_unfinished("n0", 100, 50.0)
+    assert times.expected_s("n0", 100) is None
+    times.add("n0", 100, 3.0)
+    times.add_unfinished("n0", 100, 3.0 + LOOK_S)
+    assert len(times.samples("n0")) == 1
+
+    times.add_unfinished("n0", 100, 9.0)
+
+    assert times.expected_s("n0", 100) == pytest.approx(9.0 + LOOK_S)
 
 
 def test_an_end_may_be_seen_a_look_later_than_those_before() -> None:

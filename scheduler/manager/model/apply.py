@@ -248,9 +248,10 @@ def _follow_recalls(state: LiveState, name: str, now_s: float) -> None:
 def _come_back(state: LiveState, node: LiveNode, now_s: float) -> None:
     """Notes what its donor has taken back by now, and how long that took, also where its job waits no longer.
 
-    What others have left instead came back without a recall, and says nothing of how long one takes.
+    What others have left instead came back without a recall, and says nothing of how long one takes. Nor does a node
+    that is away: what its donor has lent is not known then.
     """
-    for job_id in node.recalls:
+    for job_id in node.recalls if node.is_up else ():
         job = state.jobs[job_id]
         after = tuple(
             replace(one, back_s=now_s)
@@ -701,6 +702,8 @@ def _leave_places(state: LiveState, job: LiveJob, now_s: float) -> None:
     state.drop_allocation(job)
     for one in job.recalls:
         if one.node in state.nodes:
+            if not one.is_back and state.nodes[one.node].is_up:
+                state.recall_times.add_unfinished(one.node, one.recalled_bytes, now_s - one.ordered_s)
             recalls = state.nodes[one.node].recalls
             kept = {job_id: most for job_id, most in recalls.items() if job_id != job.job_id}
             _change_node(state, one.node, recalls=kept)
