@@ -32,7 +32,7 @@ def submit(session: Session, model: str, *options: str) -> str:
     )  # fmt: skip
 
 
-def test_the_limit_moves_to_where_the_simulator_has_it_and_outlives_the_manager(tmp_path: Path) -> None:
+def test_the_limit_moves_to_where_the_simulator_has_it_and_the_next_manager_places_jobs_by_it(tmp_path: Path) -> None:
     with open_sandbox(OPTIONS) as session:
         for job in [submit(session, model) for model in SPREAD_S]:
             assert len(until_job(session, job, "done", "failed")["nodes"]) == 1
@@ -52,9 +52,15 @@ def test_the_limit_moves_to_where_the_simulator_has_it_and_outlives_the_manager(
         assert after is not None
         replayed = json.loads(farside(session, "sim", "replay", "--state", str(session.state), "--json"))
         shown = farside(session, "show", spread[0])
+        farside(session, "release", held)
+        later = until_job(session, submit(session, "resnet50"), "done", "failed")
+        held_back = asked(session, "jobs", held)["state"]
         go.touch()
+        held_for = until_job(session, held, "done", "failed")
 
     assert [(job["state"], len(job["nodes"])) for job in ended] == [("done", 2)] * 2
+    # Each node has one GPU left: by the limit that it began with, 1, the next leader would spread both.
+    assert (held_back, len(later["nodes"]), len(held_for["nodes"])) == ("waiting", 2, 1)
     limit = before["packlimit"]
     assert 0.092 < limit["packlimit"] < 0.743
     assert (limit["learned_from"], limit["spread_starts"]) == (4, 2)
