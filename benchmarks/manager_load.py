@@ -94,17 +94,13 @@ def _measure(options: argparse.Namespace) -> Mapping[str, object]:
     with ExitStack() as stack:
         machine = this_machine()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-load-")))
-        address, fleet = stack.enter_context(_manager(folder, options.policy, options.agents))
-        agents = stack.enter_context(_agents(fleet, options))
+        address, fleet = stack.enter_context(running_manager(folder, options.agents, policy=options.policy))
+        agents = stack.enter_context(running_agents(fleet, options))
         client = stack.enter_context(ManagerClient(address))
-        wait_until(
-            lambda: len(client.get("nodes")["nodes"]) == options.agents, "all agents to join", limit_s=START_LIMIT_S
-        )
-        print(f"{options.agents} agents joined", flush=True)
-        queue = _fill(client, options)
+        queue = fill(client, options)
         parts = json.loads((folder / "m" / PIDS).read_text())["pids"]
         cores = _Cores({"api": parts["api"], "brain": parts["brain"], "agents": agents, "clients": os.getpid()})
-        asked = _ask(folder / "manager.sock", queue, options)
+        asked = ask(folder / "manager.sock", queue, options)
         return _told(options, machine, asked, cores.taken(), admin.call(folder / "m" / ASK, "status"))
 
 
@@ -126,7 +122,18 @@ class _Cores:
 
 
 @contextmanager
-def _manager(folder: Path, policy: str, agents: int) -> Iterator[tuple[ManagerAddress, Fleet]]:
+def running_manager(
+    folder: Path, agents: int, *, first: str = "", limit_s: float = START_LIMIT_S, **more: object
+) -> Iterator[tuple[ManagerAddress, Fleet]]:
+    """A manager with tokens for so many agents: where it answers, and what agents are told.
+
+    Args:
+        folder: An empty one.
+        agents: How many.
+        first: Python that its process runs before all else, to change its rules.
+        limit_s: By when it has to answer.
+        more: Settings.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     tokens = folder / "tokens.toml"
@@ -138,17 +145,18 @@ def _manager(folder: Path, policy: str, agents: int) -> Iterator[tuple[ManagerAd
         "store_url": f"sqlite:///{folder}/manager.db",
         "state_dir": folder / "m",
         "tokens_file": tokens,
-        "policy": policy,
         "node_timeout_s": 60,
         "run_as": "starter",  # else root, as whom it may be run, submits nothing
         "log_level": "warning",
+        **more,
     }
     settings = [part for name, value in told.items() for part in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *settings]
+    program = ("-c", f"{first}\nfrom farside.cli import main\nmain()") if first else ("-m", "farside")
+    command = [sys.executable, *program, "manager", "-c", "/dev/null", *settings]
     address = ManagerAddress(endpoint=f"unix:{folder}/manager.sock")
     process = subprocess.Popen(command)
     try:
-        wait_until(lambda: _generation(address) > 0, "the manager to be ready", limit_s=START_LIMIT_S)
+        wait_until(lambda: _generation(address) > 0, "the manager to be ready", limit_s=limit_s)
         yield address, Fleet(url=f"ws://127.0.0.1:{port}", tokens=str(agents_tokens), first=0, nodes=0, gpus=GPUS)
     finally:
         process.terminate()
@@ -164,7 +172,8 @@ def _generation(address: ManagerAddress) -> int:
 
 
 @contextmanager
-def _agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[int]:
+def running_agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[int]:
+    """Agents, ``options.agents`` of them, whose jobs run ``options.run`` seconds in the mean; their process's id."""
     command = [sys.executable, "-m", "benchmarks.manager_agents"]
     one = {**asdict(fleet), "nodes": options.agents, "mean_run_s": options.run}
     process = subprocess.Popen([*command, json.dumps(one)])
@@ -175,8 +184,8 @@ def _agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[int]:
         process.wait()
 
 
-def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
-    """A job for each node, that all GPUs are held, and the queue behind them; the ids of that."""
+def fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
+    """Waits for all agents; then a job for each node, that all GPUs are held, and the queue behind them: its ids."""
 
     def submit(gpus: int, count: int) -> list[str]:
         ids: list[str] = []
@@ -189,6 +198,8 @@ def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
         nodes = client.get("nodes")["nodes"]
         return bool(sum(node["state"] == "busy" for node in nodes) >= BUSY_SHARE * len(nodes))
 
+    wait_until(lambda: len(client.get("nodes")["nodes"]) == options.agents, "all agents to join", limit_s=START_LIMIT_S)
+    print(f"{options.agents} agents joined", flush=True)
     submit(GPUS, options.agents)
     queue = [job for gpus, share in QUEUED for job in submit(gpus, round(options.jobs * share))]
     wait_until(is_full, "all nodes to be busy", limit_s=START_LIMIT_S)
@@ -196,8 +207,8 @@ def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
     return queue
 
 
-def _ask(path: Path, queue: Sequence[str], options: argparse.Namespace) -> Asked:
-    """Clients that each ask on, at a steady rate, however long an answer takes."""
+def ask(path: Path, queue: Sequence[str], options: argparse.Namespace) -> Asked:
+    """Clients that each ask on for ``options.seconds``, at a steady rate, however long an answer takes."""
     end_s = time.monotonic() + options.seconds
     with ThreadPoolExecutor(CLIENTS) as pool:
         every = [pool.submit(_client, path, queue, seed, options.rate / CLIENTS, end_s) for seed in range(CLIENTS)]
@@ -247,7 +258,8 @@ def _answer(connection: http.client.HTTPConnection, method: str, path: str, body
     return text
 
 
-def _latency(times_ms: Sequence[float]) -> Latency:
+def latency_of(times_ms: Sequence[float]) -> Latency:
+    """Of one kind of request."""
     ordered = sorted(times_ms)
     return Latency(
         requests=len(ordered),
@@ -260,9 +272,9 @@ def _latency(times_ms: Sequence[float]) -> Latency:
 def _told(
     options: argparse.Namespace, machine: Machine, asked: Asked, cores: Mapping[str, float], brain: Mapping[str, object]
 ) -> Mapping[str, object]:
-    latencies = {kind: _latency([ms for other, ms in asked.answers if other == kind]) for kind in ASKED}
-    latencies |= {"all": _latency([ms for _, ms in asked.answers])}
-    wakes = _latency(asked.wakes_ms)
+    latencies = {kind: latency_of([ms for other, ms in asked.answers if other == kind]) for kind in ASKED}
+    latencies |= {"all": latency_of([ms for _, ms in asked.answers])}
+    wakes = latency_of(asked.wakes_ms)
     rows = [
         (kind, f"{one.requests}", f"{one.median_ms:.1f}", f"{one.p99_ms:.1f}", f"{one.most_ms:.1f}")
         for kind, one in latencies.items()
