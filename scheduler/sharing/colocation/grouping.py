@@ -173,6 +173,8 @@ class _Search:
         self._floors = np.cumsum([float(job.floor_bytes) for job in jobs])
         self._first = dict[int, float]()
         self._time = rules.time if rules.chooses_reads(jobs) else None
+        # Climbs from several groupings, and steps of one climb, ask for the same groups again.
+        self._busy = dict[tuple[int, ...], float]()
 
     def best(self) -> Grouping | None:
         for size in self._sizes():
@@ -280,7 +282,11 @@ class _Search:
     def _climbed(self, candidate: "_Candidate") -> "_Candidate":
         def busy(group: Group) -> float:
             jobs, held = group
-            return self._needed(jobs).busy(held, rules.cpu_weight) if rules.has_room(jobs, held) else -math.inf
+            key = held, *map(id, jobs)
+            if key not in self._busy:
+                has_room = rules.has_room(jobs, held)
+                self._busy[key] = self._needed(jobs).busy(held, rules.cpu_weight) if has_room else -math.inf
+            return self._busy[key]
 
         rules = self._rules
         groups = climb(
