@@ -1,11 +1,13 @@
 """What changes when a co-located job comes or ends."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from farside.group_time import ReadCost, Reloading, WorkProfile
-from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
+from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, decide, grouping_of
 from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
 from tests.colocation.draws import drawn
 
@@ -99,7 +101,7 @@ def test_a_job_like_the_one_that_ended_takes_its_place() -> None:
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_several_jobs_take_the_place_of_one_where_that_is_allowed(most: int) -> None:
     jobs = [*PAIR, job("x", 60, 5), job("y", 20, 2.5), job("z", 20, 2.5)]
-    rules = Regrouping(GroupingRules(), decide, RegroupRules(alike_max=most, least_rise=9.0))
+    rules = Regrouping(GroupingRules(), decide, RegroupRules(alike_max=most, least_gain=99.0))
 
     change = rules.ended(cluster({1: (10, "a"), 2: (10, "")}, "x y z", jobs), 2, job("b", 100, 10))
 
@@ -136,10 +138,149 @@ def test_jobs_move_where_that_makes_machines_much_busier() -> None:
 
 def test_nobody_moves_for_a_small_gain_nor_soon_after_a_start() -> None:
     _, before = bad_groups()
-    careful = Regrouping(GroupingRules(), decide, RegroupRules(least_rise=9.0))
+    careful = Regrouping(GroupingRules(), decide, RegroupRules(least_gain=99.0))
 
     assert careful.ended(before, 1, job("c3", 200, 1)).moved == ()
     assert RULES.ended(replace(before, fixed=frozenset({"c1", "n1"})), 1, job("c3", 200, 1)).moved == ()
+
+
+def lopsided() -> Cluster:
+    """Jobs that only compute, jobs that only communicate, and a group that is busy all the time."""
+    jobs = [job("c1", 200, 1), job("c2", 200, 1), job("n1", 10, 20), job("n2", 10, 20), *PAIR]
+    return cluster({1: (10, "c1 c2"), 2: (10, "n1 n2"), 3: (10, "a b")}, "", jobs, machines=30)
+
+
+def test_two_jobs_change_places_where_that_is_all_that_is_missing() -> None:
+    change = RULES.ended(lopsided(), 1, job("x", 50, 2))
+
+    assert set(change.moved) == {"c1", "n1"}
+    assert [(group.number, group.machines) for group in change.cluster.groups] == [(1, 10), (2, 10), (3, 10)]
+    assert RULES.busy(change.cluster) == pytest.approx(30)
+
+
+@pytest.mark.parametrize(("share", "moves"), [(1.3, 2), (1.5, 0)])
+def test_each_job_that_moves_must_keep_more_machines_busy(share: float, moves: int) -> None:
+    """9.5 more of 20.5 machines are busy after two moves: 1.39 times for each what one of the six jobs keeps busy."""
+    before = lopsided()
+    rules = Regrouping(GroupingRules(), decide, RegroupRules(least_gain=share))
+
+    assert RULES.busy(before) == pytest.approx(20.5, abs=0.05)
+    assert len(rules.ended(before, 1, job("x", 50, 2)).moved) == moves
+
+
+def test_jobs_that_move_keep_more_busy_than_times_may_be_wrong() -> None:
+    before = lopsided()
+
+    assert Regrouping(GroupingRules(), decide, RegroupRules(noise=0.4)).ended(before, 1, job("x", 50, 2)).moved
+    assert not Regrouping(GroupingRules(), decide, RegroupRules(noise=0.5)).ended(before, 1, job("x", 50, 2)).moved
+
+
+def test_free_machines_go_to_one_job_and_the_others_stay() -> None:
+    jobs = [job("a", 300, 2), job("b", 60, 10), job("c", 60, 10)]
+
+    change = RULES.ended(cluster({1: (5, "a"), 2: (5, "b c"), 3: (10, "")}, "", jobs), 3, job("x", 50, 2))
+
+    assert change.moved == ("a",)
+    assert {group.jobs: group.machines for group in change.cluster.groups} == {("b", "c"): 5, ("a",): 15}
+
+
+def test_a_step_that_memory_does_not_allow_is_not_taken() -> None:
+    before = lopsided()
+    heavy = {name: replace(one, floor_bytes=600 * name.startswith("c")) for name, one in before.profiles.items()}
+    apart = cluster({1: (10, "c1"), 2: (10, "c2"), 3: (10, "a b")}, "", [*heavy.values()], machines=30)
+
+    change = RULES.ended(apart, 1, job("x", 50, 2))
+
+    assert not any({"c1", "c2"} <= set(group.jobs) for group in change.cluster.groups)
+
+
+def nobody(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules, required: int = 0) -> Grouping:
+    """An answer that no grouping is worth anything."""
+    return Grouping(free=machines)
+
+
+def single_steps(before: Cluster) -> list[Cluster]:
+    """All that comes of it if a job moves to another group, or two of two groups change places."""
+    found = list[Cluster]()
+    for one, other in itertools.permutations(before.groups, 2):
+        for gives, takes in itertools.product(one.jobs, ("", *other.jobs)):
+            new = {
+                one.number: [*(job for job in one.jobs if job != gives), *([takes] if takes else [])],
+                other.number: [*(job for job in other.jobs if job != takes), gives],
+            }
+            groups = [replace(group, jobs=tuple(new.get(group.number, group.jobs))) for group in before.groups]
+            found.append(replace(before, groups=tuple(group for group in groups if group.jobs)))
+    return found
+
+
+def test_no_other_single_step_is_worth_more_once_all_are_taken() -> None:
+    """What is cut off since it can't be worth enough would be found here."""
+    rules, moves = Regrouping(GroupingRules(), nobody), 0
+    for seed in range(40):
+        jobs = drawn(10, seed)
+        before = cluster({1: (14, "j0 j1 j2"), 2: (9, "j3 j4 j5"), 3: (5, "j6 j7 j8")}, "", jobs, machines=28)
+        each = rules.busy(before) / len(before.profiles.keys() - {"j9"}) / 3
+        number = {job: group.number for group in before.groups for job in group.jobs}
+
+        def worth(after: Cluster, number: dict[str, int] = number, each: float = each) -> float:
+            moved = sum(number[job] != group.number for group in after.groups for job in group.jobs)
+            return rules.busy(after) - each * moved
+
+        change = rules.ended(before, 1 + seed % 3, jobs[9])
+
+        moves += len(change.moved)
+        assert max(map(worth, single_steps(change.cluster))) <= worth(change.cluster) + 1e-5
+    assert moves > 20
+
+
+def test_nothing_is_regrouped_where_too_few_machines_are_idle_for_a_move() -> None:
+    asked = list[int]()
+
+    def answer(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules, required: int = 0) -> Grouping:
+        asked.append(machines)
+        return Grouping(free=machines)
+
+    jobs = [*PAIR, job("c", 97, 10), job("d", 97, 10)]
+    before = cluster({1: (10, "a b"), 2: (10, "c d")}, "", jobs)
+    Regrouping(GroupingRules(), answer).ended(before, 2, job("x", 5, 0))
+
+    assert RULES.busy(before) == pytest.approx(19.7)
+    assert not asked
+
+
+def test_regroupings_are_few_and_of_few_jobs_however_many_there_are() -> None:
+    asked = list[int]()
+
+    def answer(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules, required: int = 0) -> Grouping:
+        asked.append(len(jobs))
+        return Grouping(free=machines)
+
+    names = [f"r{number}" for number in range(60)]
+    jobs = [*(job(name, 60, 20) for name in names), *(job(f"w{number}", 1, 20) for number in range(500))]
+    groups = {at + 1: (10, f"{names[2 * at]} {names[2 * at + 1]}") for at in range(30)}
+    before = cluster(groups, " ".join(f"w{number}" for number in range(500)), jobs, machines=300)
+    Regrouping(GroupingRules(), answer, RegroupRules(least_join=1.0)).ended(before, 1, job("x", 500, 2))
+
+    running = [2 * groups for groups in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 19)]
+    assert asked == [2 * count + 24 for count in running]
+
+
+def test_a_new_group_keeps_the_machines_of_one_with_as_many_that_shares_fewer_jobs() -> None:
+    jobs = [job(name, 20, 2) for name in "abcdeo"]
+
+    def answer(jobs: Sequence[WorkProfile], machines: int, rules: GroupingRules, required: int = 0) -> Grouping:
+        by_name = {one.job: one for one in jobs}
+        if len(by_name) < 6:
+            return Grouping(free=machines)
+        return grouping_of([[by_name[name] for name in names] for names in ("cdeao", "b")], [10, 5], machines, rules)
+
+    before = replace(
+        cluster({1: (10, "a b"), 2: (5, "c d e")}, "o", jobs, machines=15), required=frozenset({"o"})
+    )  # fmt: skip
+    change = Regrouping(GroupingRules(), answer, RegroupRules(least_join=1.0)).ended(before, 1, job("x", 500, 2))
+
+    assert change.cluster.groups[0] == RunningGroup(number=1, machines=10, jobs=("c", "d", "e", "a", "o"))
+    assert set(change.moved) == {"b", "c", "d", "e"}
 
 
 def test_who_has_waited_too_long_is_in_the_next_grouping() -> None:

@@ -51,7 +51,8 @@ class Settings:
         group_count: `sums` or the paper's `l6`.
         additions: Whether the additions to Algorithm 1 are used.
         alike_max: How many jobs together may take the place of one that has ended, from 1 to 3.
-        least_rise: How much busier machines must become for jobs to move, as a share of those that are busy.
+        least_gain: How many more machines must be busy for each job that moves, as a share of those that a running job
+            keeps busy on average.
     """
 
     subset: Literal["all", "comp", "comm"] = "all"
@@ -72,7 +73,7 @@ class Settings:
     group_count: Literal["sums", "l6"] = "sums"
     additions: bool = True
     alike_max: int = field(default=1, metadata={"least": 1})
-    least_rise: float = 0.1
+    least_gain: float = 1 / 3
 
     def __post_init__(self) -> None:
         if self.cpu_weight > 1:
@@ -107,7 +108,7 @@ class Settings:
     @property
     def events(self) -> RegroupRules:
         """The part of it that says when something changes."""
-        return RegroupRules(alike_max=self.alike_max, least_rise=self.least_rise)
+        return RegroupRules(alike_max=self.alike_max, least_gain=self.least_gain)
 
 
 # Who waits goes by submission; of those submitted together long ones first; or by what is left, the shortest first.
