@@ -9,15 +9,19 @@ from statistics import mean, median
 
 from benchmarks.figure import Figure, Table
 from farside.group_time import ReadCost, Reloading, WorkProfile, group_time, iteration_in_turns_s
+from farside.scheduler.sharing.colocation.forecast import without
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, decide
 from farside.scheduler.sharing.colocation.printed import decide_printed
-from farside.scheduler.sharing.colocation.regroup import Decide
+from farside.scheduler.sharing.colocation.regroup import Cluster, Decide, Regrouping, RunningGroup
 from farside.scheduler.sim.colocation.exhaustive import exhaustive
 from farside.scheduler.sim.colocation.subtasks import played_iterations_s
 
 JOBS, MACHINES, WEIGHT = 7, 16, 0.7
-SIZES = ((80, 100, 0.8, "1.2 s"), (800, 1000, 1.2, "-"), (8000, 10_000, 1.2, "under 5 s"))
+# Jobs, machines, the spread of communicating, the paper's time, and the seconds that a decision may take.
+SIZES = ((80, 100, 0.8, "1.2 s", 0.1), (800, 1000, 1.2, "-", 0.2), (8000, 10_000, 1.2, "under 5 s", 1.0))
 _REPEATS = 3
+# So many jobs end, one at a time, each beside all the others.
+_ENDS, _GONE = 10, 10
 _DISK = Reloading(disk=ReadCost(bytes_s=200e6, cpu_s_byte=0.2e-9))
 _KEPT_ON = 16
 
@@ -80,14 +84,17 @@ def _timed(profiles: Sequence[WorkProfile], machines: int) -> tuple[float, Group
     return time.process_time() - began_s, found
 
 
-def scale(sizes: Sequence[tuple[int, int, float, str]] = SIZES) -> Figure:
-    """How long a decision takes, of jobs in memory and of jobs whose input spills."""
-    rows, spilling = list[tuple[str, ...]](), list[tuple[str, ...]]()
-    for jobs, machines, sigma, paper in sizes:
+def scale(sizes: Sequence[tuple[int, int, float, str, float]] = SIZES) -> Figure:
+    """How long decisions take: of all jobs, in memory or spilled, and of those that are left when one ends."""
+    rows, spilling, ends = list[tuple[str, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for jobs, machines, sigma, paper, bar_s in sizes:
         profiles = drawn(jobs, 1, sigma)
-        rows.append((*_scale_row(profiles, machines), paper))
-        spilling.append(_scale_row([spilled(job) for job in profiles], machines))
-    header = ("jobs/machines", "CPU", "machines' CPUs busy", "jobs that run")
+        row, grouping = _scale_row(profiles, machines)
+        rows.append((*row, f"{bar_s:g} s", paper))
+        spilling.append((*_scale_row([spilled(job) for job in profiles], machines)[0], "-"))
+        ends.append((row[0], *_end_cells(profiles, machines, grouping), f"{bar_s:g} s"))
+    header = ("jobs/machines", "CPU", "machines' CPUs busy", "jobs that run", "at most")
+    ends_header = ("jobs/machines", "others wait", "nobody waits", "at most")
     return Figure(
         key="harmony-scale",
         title="CPU time of a decision",
@@ -95,16 +102,59 @@ def scale(sizes: Sequence[tuple[int, int, float, str]] = SIZES) -> Figure:
         tables=(
             Table(caption=f"The best of {_REPEATS}", header=(*header, "paper"), rows=tuple(rows)),
             Table(caption="Jobs that read input back from disks", header=header, rows=tuple(spilling)),
+            Table(caption=f"A job ends: mean of {_ENDS}, in brackets the worst", header=ends_header, rows=tuple(ends)),
         ),
-        notes=("Seconds on the network are drawn with sigma 1.2 above 80 jobs, so that they are more unlike.",),
+        notes=(
+            "Seconds on the network are drawn with sigma 1.2 above 80 jobs, so that they are more unlike.",
+            f"When a job ends, either all of the first table that do not run wait, or nobody does and every {_GONE}th "
+            "job has ended before, so that machines are idle.",
+        ),
     )
 
 
-def _scale_row(profiles: Sequence[WorkProfile], machines: int) -> tuple[str, ...]:
+def _scale_row(profiles: Sequence[WorkProfile], machines: int) -> tuple[tuple[str, ...], Grouping]:
     tries = [_timed(profiles, machines) for _ in range(_REPEATS)]
     least_s, found = min(took_s for took_s, _ in tries), tries[-1][1]
     placed = sum(len(group.jobs) for group in found.groups)
-    return f"{len(profiles):,}/{machines:,}", f"{least_s:.3f} s", f"{found.score:.3f}", f"{placed:,}"
+    return (f"{len(profiles):,}/{machines:,}", f"{least_s:.3f} s", f"{found.score:.3f}", f"{placed:,}"), found
+
+
+def _end_cells(profiles: Sequence[WorkProfile], machines: int, grouping: Grouping) -> tuple[str, ...]:
+    """CPU time of deciding what follows from a job's end, where others wait and where nobody does: mean and worst."""
+    running = [job for group in grouping.groups for job in group.jobs]
+    waiting = tuple(job.job for job in profiles if job.job not in {*running})
+    full = _running(profiles, machines, grouping, frozenset(), waiting)
+    left = _running(profiles, machines, grouping, frozenset(running[::_GONE]), ())
+    cells = list[str]()
+    for cluster in (full, left):
+        jobs = [job for group in cluster.groups for job in group.jobs]
+        ending = [jobs[len(jobs) * at // _ENDS] for at in range(_ENDS)]
+        took_s = [min(_ended_s(cluster, job) for _ in range(_REPEATS)) for job in ending]
+        cells.append(f"{mean(took_s):.3f} s ({max(took_s):.3f} s)")
+    return tuple(cells)
+
+
+def _running(
+    profiles: Sequence[WorkProfile], machines: int, grouping: Grouping, gone: frozenset[str], waiting: tuple[str, ...]
+) -> Cluster:
+    """A cluster that runs a grouping, without those jobs of it that are gone."""
+    groups = [
+        RunningGroup(number=number, machines=group.machines, jobs=tuple(job for job in group.jobs if job not in gone))
+        for number, group in enumerate(grouping.groups, 1)
+    ]
+    return Cluster(
+        machines=machines, groups=tuple(group for group in groups if group.jobs), waiting=waiting,
+        profiles={job.job: job for job in profiles}, next_number=len(groups) + 1,
+    )  # fmt: skip
+
+
+def _ended_s(cluster: Cluster, job: str) -> float:
+    """CPU time of deciding what follows from a job's end."""
+    after, number = without(cluster, job)
+    regrouping = Regrouping(GroupingRules(), decide)
+    began_s = time.process_time()
+    regrouping.ended(after, number, cluster.profiles[job])
+    return time.process_time() - began_s
 
 
 def eq1(groups: int) -> Figure:

@@ -90,7 +90,7 @@ def disks(seeds: Sequence[int]) -> Figure:
     ]
     return Figure(
         key="harmony-disks",
-        title="Input that does not fit in memory",
+        title=f"Input that does not fit in memory, {len(seeds)} draws",
         source="harmony §IV-C",
         tables=(
             Table(caption="Over isolated", header=("reading back", "JCT", "makespan", "CPU busy"), rows=tuple(rows)),

@@ -145,11 +145,11 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     ),
     "autops-mixes": lambda effort: autops_mixes.figure(mixes=300 if len(effort.draws) > 1 else 30),
     "harmony-main": lambda effort: harmony_figures.main(range(1, effort.clusters + 1)),
-    "harmony-parts": lambda effort: harmony_figures.parts(range(1, min(3, effort.clusters) + 1)),
-    "harmony-mix": lambda effort: harmony_figures.mix(range(1, min(2, effort.clusters) + 1)),
-    "harmony-arrivals": lambda effort: harmony_figures.arrivals(range(1, min(2, effort.clusters) + 1)),
+    "harmony-parts": lambda effort: harmony_figures.parts(range(1, effort.clusters + 1)),
+    "harmony-mix": lambda effort: harmony_figures.mix(range(1, effort.clusters + 1)),
+    "harmony-arrivals": lambda effort: harmony_figures.arrivals(range(1, effort.clusters + 1)),
     "harmony-error": lambda effort: harmony_figures.errors(
-        range(1, min(2, effort.clusters) + 1), (0.05, 0.1, 0.2, 0.4) if effort.clusters > 1 else (0.2,)
+        range(1, effort.clusters + 1), (0.05, 0.1, 0.2, 0.4) if effort.clusters > 1 else (0.2,)
     ),
     "harmony-oracle": lambda effort: harmony_decisions.oracle(50 if effort.clusters > 1 else 5),
     "harmony-scale": lambda effort: harmony_decisions.scale(
@@ -157,7 +157,7 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     ),
     "harmony-eq1": lambda effort: harmony_decisions.eq1(300 if effort.clusters > 1 else 20),
     "harmony-alpha": lambda effort: harmony_memory.alpha(50 if effort.clusters > 1 else 10),
-    "harmony-disks": lambda effort: harmony_memory.disks(range(1, min(2, effort.clusters) + 1)),
+    "harmony-disks": lambda effort: harmony_memory.disks(range(1, effort.clusters + 1)),
     "glet-latency": lambda effort: glet_interference.latency(effort.data),
     "glet-interference": lambda effort: glet_interference.interference(effort.data, seeds=effort.draws),
     "glet-schedulable": lambda effort: glet_schedulable.figure(effort.data, every=1 if len(effort.draws) > 1 else 20),

@@ -241,6 +241,7 @@ POLICIES: Mapping[str, Callable[[Settings, random.Random], Policy]] = MappingPro
         "naive": _naive,
         "subtasks": lambda settings, rng: _naive(settings, None),
         "harmony": lambda settings, rng: Grouped(settings, decide),
+        "harmony-submitted": lambda settings, rng: Grouped(settings, decide, "submitted"),
         "harmony-shortest": lambda settings, rng: Grouped(settings, decide, "shortest"),
         "paper": lambda settings, rng: Grouped(settings, decide_printed, has_aging=False),
         "exhaustive": lambda settings, rng: Grouped(settings, exhaustive),
