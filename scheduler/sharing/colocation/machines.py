@@ -69,23 +69,20 @@ class _DiskReads:
 
     def __init__(self, jobs: Sequence[WorkProfile]) -> None:
         # A job whose input fits into the memory of so many machines reads nothing on more of them.
-        reads = [
-            (-job.input_bytes / job.kept_bytes if job.kept_bytes else -math.inf, job, job.reloading.disk)
+        reads = sorted(
+            (
+                -job.input_bytes / job.kept_bytes if job.kept_bytes else -math.inf,
+                job.input_bytes / (disk := job.reloading.disk).bytes_s,
+                job.kept_bytes / disk.bytes_s,
+                job.input_bytes * disk.cpu_s_byte,
+                job.kept_bytes * disk.cpu_s_byte,
+            )
             for job in jobs
             if job.reloading is not None
-        ]
-        reads.sort(key=lambda one: one[0])
-        self._fits = [fit for fit, _, _ in reads]
+        )
         # For each number of first jobs: seconds of all their input and of what is kept, of disk and processors.
-        costs = [(1 / disk.bytes_s, disk.cpu_s_byte) for _, _, disk in reads]
-        self._sums = [
-            list(itertools.accumulate(values, initial=0.0))
-            for at in (0, 1)
-            for values in (
-                [job.input_bytes * cost[at] for (_, job, _), cost in zip(reads, costs, strict=True)],
-                [job.kept_bytes * cost[at] for (_, job, _), cost in zip(reads, costs, strict=True)],
-            )
-        ]
+        fits, *seconds = zip(*reads, strict=True)
+        self._fits, self._sums = fits, [list(itertools.accumulate(each, initial=0.0)) for each in seconds]
 
     def seconds(self, machines: int) -> tuple[float, float]:
         """Seconds in which the disk of each machine is read, and in which its processors work on that."""
