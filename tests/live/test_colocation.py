@@ -441,6 +441,22 @@ def test_a_job_of_several_nodes_moves_as_a_whole_and_one_that_nobody_has_measure
     assert not [*violations(world.log)]
 
 
+def test_a_job_of_two_nodes_stays_whole_where_one_has_no_executor_and_no_others_are_there() -> None:
+    world = grouping_nodes(2)
+    wide = submit(world, workers="2")
+    world.runs(wide)
+    timed(world, wide, 4.0, 1.0)
+    small = submit(world)
+    world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=""))
+
+    world.pass_s(100.0)
+    let_go(world)
+
+    assert together(world) == {("n0", "n1"): (wide,)}
+    assert [world.phase(job) for job in (wide, small)] == [Phase.RUNNING, Phase.WAITING]
+    assert not [*violations(world.log)]
+
+
 def test_gpu_jobs_get_nothing_of_nodes_that_are_set_aside() -> None:
     world = World(rules(), nodes=2, gpus=4, colocation=ColocationRules(nodes=frozenset({"n0"})))
     jobs = [world.submit(4) for _ in range(2)]
@@ -551,6 +567,7 @@ OPERATIONS = st.lists(
                 "time",
                 "spill",
                 "place",
+                "away",
                 "end",
                 "fail",
                 "cancel",
@@ -577,7 +594,7 @@ OPERATIONS = st.lists(
 def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(
     workers: str, steps: list[tuple[str, int, tuple[float, float]]]
 ) -> None:
-    world = grouping_nodes(3) if workers else a_world(nodes=3)
+    world = grouping_nodes(3, away_s=1.0) if workers else a_world(nodes=3, away_s=1.0)
     for what, which, (comp_s, net_s) in steps:
         world.now_s += 1.0
         entries = len(world.log)
@@ -612,7 +629,7 @@ def test_whatever_comes_no_job_is_lost_and_the_log_is_sound(
 def test_nobody_waits_past_the_aging_bound_where_others_can_make_room(
     workers: str, steps: list[tuple[str, int, tuple[float, float]]]
 ) -> None:
-    aging: dict[str, Any] = {"age_limit_s": AGE_LIMIT_S, "kept_s": KEPT_S}
+    aging: dict[str, Any] = {"age_limit_s": AGE_LIMIT_S, "kept_s": KEPT_S, "away_s": 8.0}
     world = grouping_nodes(3, **aging) if workers else a_world(nodes=3, **aging)
     for what, which, (comp_s, net_s) in steps:
         world.pass_s(4.0)
@@ -634,7 +651,8 @@ def _nobody_is_owed_a_place(world: World) -> None:
     """No job waits past the bound that some nodes could have without another that may not be stopped yet."""
     grouped, planned = world.state.colocation, world.state.colocation.nodes_of
     reserved = {node for one in world.state.maintenance.values() if not one.cancelled_by for node in one.nodes}
-    taking = {name: node for name, node in world.state.nodes.items() if node.is_taking and name not in reserved}
+    taking = {name: node for name, node in world.state.nodes.items() if node.is_taking and node.executor.is_there}
+    taking = {name: node for name, node in taking.items() if name not in reserved}
     for job in world.state.live_jobs():
         is_owed = job.phase is Phase.WAITING and not job.held_by and world.now_s >= job.since_s + AGE_LIMIT_S
         if not is_owed or job.job_id in planned:
@@ -692,6 +710,8 @@ def _do(world: World, what: str, which: int, comp_s: float, net_s: float, worker
         timed(world, running[which % len(running)], comp_s, net_s, spill)
     elif what == "place":
         place(world, node, spills=which > 3, workers=workers)
+    elif what == "away":
+        world.does(ServiceChanged(node=node, name=EXECUTOR, raw=""))
     elif running and what in ("end", "fail"):
         world.exits(running[which % len(running)], int(what == "fail"))
     elif live and what in ("cancel", "hold"):

@@ -64,14 +64,27 @@ class _Sorted:
 
 def replan(outlook: Outlook) -> GroupsPlanned | None:
     """The next plan; None: the last one holds."""
-    return _Planning(outlook).plan()
+    kept = frozenset[str]()
+    while True:
+        planning = _Planning(outlook, kept)
+        plan = planning.plan()
+        if not planning.stuck:
+            return plan
+        kept |= planning.stuck
 
 
 class _Planning:
-    """One look at all groups."""
+    """One look at all groups.
 
-    def __init__(self, outlook: Outlook) -> None:
-        self._outlook, self._state = outlook, outlook.state
+    Attributes:
+        stuck: Jobs that were to leave nodes where nobody gives turns, found no other place, and have lost some of their
+            own: there is no plan before another look, in which they stay.
+    """
+
+    def __init__(self, outlook: Outlook, kept: frozenset[str]) -> None:
+        """``kept``: jobs that stay where they run though nobody gives turns there."""
+        self._outlook, self._state, self._kept = outlook, outlook.state, kept
+        self.stuck = frozenset[str]()
         # Nodes by number: a group that the rules leave on its machines keeps its number, and so its node.
         self._names = sorted(outlook.sites)
         self._order = {job: at for at, job in enumerate(outlook.jobs)}
@@ -113,6 +126,8 @@ class _Planning:
 
     def _leaves(self, job_id: str, job: Candidate) -> bool:
         """Whether a job runs where nobody gives turns, and other nodes would take it."""
+        if job_id in self._kept:
+            return False
         is_taken = any(self._takes((node,), job) for node in self._names)
         return bool({*job.nodes} & self._outlook.alone) and is_taken and not self._outlook.problems(job_id)
 
@@ -139,11 +154,15 @@ class _Planning:
     def _stay(self, groups: dict[Nodes, list[str]]) -> None:
         """A job that was to leave and has found no other place stays where it is."""
         placed = {job for jobs in groups.values() for job in jobs}
+        held = {node: nodes for nodes, jobs in groups.items() if jobs for node in nodes}
         for job, nodes in self._sorted.leaving.items():
             if job in placed:
                 self._reasons.append(f"job {job} leaves {_words(nodes)}, where no executor gives turns")
-            else:
+            elif all(held.get(node, nodes) == nodes for node in nodes):
                 groups.setdefault(nodes, []).append(job)
+                held |= dict.fromkeys(nodes, nodes)
+            else:
+                self.stuck |= {job}
 
     def _fits(self, job: str, pool: _Pool) -> bool:
         """Whether a job that waits may run on nodes of a pool."""
