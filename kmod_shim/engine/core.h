@@ -230,6 +230,7 @@ struct rio {
 	struct req *req;		/* NULL: answered without it */
 	uint32_t first, n, at;		/* pages; index of the first within the request */
 	uint64_t stage_pos;
+	uint64_t word;			/* home that was asked; nothing for the disk */
 	uint8_t home;			/* 0..2, or HOME_DISK, or HOME_HERE */
 	bool ended;
 	bool hedged, refused, won;	/* a second copy: was asked, or there is none; was not asked; was quicker */

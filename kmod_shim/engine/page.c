@@ -731,6 +731,7 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 		expect(w, rio, k, &each[k]);
 		rq->src[i + k] = IN_FLIGHT;
 	}
+	rio->word = s->word;
 	rio->posted_ns = now_ns();
 	rq->ops++;
 	if (s->from == FROM_DISK) {
@@ -817,13 +818,21 @@ int page_read(struct worker *w, struct req *rq)
 	return rq->error ? 0 : rc;
 }
 
+/* False: what was asked lies elsewhere by now, maybe at another donor, which is not to be blamed for this one. */
+static bool home_stands(const struct worker *w, const struct rio *rio)
+{
+	const struct ne_cluster *c = &w->dev->cluster[rio->first / NE_CLUSTER_PAGES];
+
+	return rio->home >= NE_HOMES || !((atomic_load(&c->home[rio->home]) ^ rio->word) & ~H_WRITE);
+}
+
 /* Checks one page that came; false when it must be asked for again. */
 static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 {
 	uint32_t at = ring_index(&w->stage, rio->stage_pos + i);
 	uint8_t *mem = ring_at(&w->stage, rio->stage_pos + i);
 	struct ne_page *p = page_of(w, rio->first + i);
-	struct source s = {.home = rio->home, .a = w->stage_word[at]};
+	struct source s = {.home = rio->home, .a = w->stage_word[at], .word = rio->word};
 	uint64_t a;
 
 	if (s.a & P_SEALED && rio->home < NE_HOMES)
@@ -831,13 +840,16 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == w->stage_crc[at])
 		return true;
 	a = atomic_load(&p->a);
-	if ((a & P_SEQ) == (s.a & P_SEQ) && !(a & P_WIP)) {
-		if (rio->home < NE_HOMES)
-			s.word = atomic_load(&w->dev->cluster[(rio->first + i) / NE_CLUSTER_PAGES].home[rio->home]);
+	if ((a & P_SEQ) == (s.a & P_SEQ) && !(a & P_WIP) && home_stands(w, rio))
 		copy_drop(w, rio->first + i, &s, false);
-	}
-	w->stats.reads_retried++;
 	return false;
+}
+
+/* Pages for which nobody waits any more, as another copy came first: a donor that lies is found out all the same. */
+static void check_late(struct worker *w, struct rio *rio, uint32_t i)
+{
+	if (rio->home < NE_HOMES)
+		read_check(w, rio, i);
 }
 
 /* Another part of the request, still under way, will bring that page. */
@@ -902,6 +914,8 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 
 	rio->ended = true;
 	if (!rq) {
+		for (uint32_t i = 0; i < rio->n && !status; i++)
+			check_late(w, rio, i);
 		rio_free(w, rio);
 		return;
 	}
@@ -911,9 +925,17 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 	else if (status)
 		rq->avoid |= (uint8_t)(1u << rio->home); /* page_read() forgets it when nothing else is left */
 	for (uint32_t i = 0; i < rio->n; i++) {
-		if (page_has(rq, rio->at + i))
+		bool has = page_has(rq, rio->at + i), good = false;
+
+		if (has && !status)
+			check_late(w, rio, i);
+		if (has)
 			continue;
-		if (!status && read_check(w, rio, i)) {
+		if (!status) {
+			good = read_check(w, rio, i);
+			w->stats.reads_retried += !good;
+		}
+		if (good) {
 			rq->src[rio->at + i] = ring_at(&w->stage, rio->stage_pos + i);
 			rq->done++;
 			used = true;

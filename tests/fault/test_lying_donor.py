@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from farside.kmod_shim.engine.binding import DonorState, EventKind, Protection
+from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command, NbdClient
 from tests.support.rig import Rig, Slab
@@ -18,13 +18,14 @@ from tests.support.waiting import until
 
 RNG = random.Random(11)
 PAGES = 512
+LATE_US = 1_000_000
 VERSION_AT = 8  # of the state memory: magic, then version
 SECRET = b"root:$6$SECRET-that-a-client-wrote"
 
 
 @pytest.fixture(params=["shm", "tcp"])
 def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
-    """A rig whose donor has time: of a late read the disk would answer first, and the donor's copy not be looked at."""
+    """A rig whose donor has time: of a late read the disk would answer first, and the donor's copy be counted later."""
     return make_rig(transport=request.param, hedge_us=5_000_000, deadline_ms=10_000)
 
 
@@ -92,6 +93,22 @@ def test_a_page_that_a_donor_changed_comes_from_the_disk_and_is_counted(rig: Rig
     assert told.c == (how == "zeroes" and rig.transport == "shm")
     assert client.read(0, len(data)) == data  # that copy is never asked for again
     assert rig.device.stats().checksum_errors == errors
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_lie_that_comes_after_the_disks_answer_is_counted(make_rig: MakeRig, transport: str) -> None:
+    """[H1] Of a read that was late the disk's answer was taken, and the donor's not looked at when it came."""
+    rig = make_rig(transport=transport)
+    client, data, slab = written(rig)
+    put(slab, 0, page_of(slab, 1))
+    rig.device.fault_set(slab.donor, Fault.DELAY, 1, LATE_US)
+
+    assert client.read(0, PAGE_BYTES) == data[:PAGE_BYTES]
+
+    told = rig.wait_event(EventKind.CHECKSUM)
+    assert (told.a, told.b) == (slab.donor, 0)
+    stats = rig.device.stats()
+    assert stats.checksum_errors == stats.hedges_won == 1, "the disk was quicker"
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

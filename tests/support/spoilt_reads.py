@@ -171,7 +171,8 @@ def main(transport: str, pages: int, folder: Path) -> None:
     if adapter is not None:
         adapter.fake_reset()  # of LD_PRELOAD
         adapter.fake_broken.restype = ctypes.c_char_p
-    # Patient: of a read that is late for its donor the disk's copy would be taken, and the donor's not be looked at.
+    # Patient: of a read that is late for its donor the disk's copy would be taken, and the page be written before the
+    # donor's has come and been looked at.
     params = default_params(workers=1, hedge_us=5_000_000, deadline_ms=30_000)
     with Rig(folder, params, transport=transport, fabric=FABRIC) as rig:
         told = attacked(rig, pages)
