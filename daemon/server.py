@@ -4,14 +4,12 @@ Every connection begins with the handshake (control/protocol.py). A control conn
 one, and becomes a conversation. A data connection is welcomed into its session and handed to the engine's threads at
 the frame boundary; this process's Python never sees it again.
 
-Whatever a peer sends, it can only end its own connection, or another one of those that have not proved the key: bounds
-on time (HANDSHAKE_LIMIT_S) and number (`Unproved`) hold for them, and every refusal is counted by its reason.
+Whatever a peer sends, it can only end its own connection, or another one of those that have not proved the key
+(newcomers.py), and every refusal is counted by its reason.
 """
 
-import asyncio
 import secrets
 import socket
-from contextlib import suppress
 
 from farside.daemon.control import messages as m
 from farside.daemon.control.channel import Channel
@@ -25,26 +23,19 @@ from farside.daemon.slab.sessions import Refused, Session
 from farside.daemon.tasks import Tasks
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.log import Rarely, get_log
-from farside.proof import Unproved
 
 _log = get_log("daemon.server")
 
-HANDSHAKE_LIMIT_S = 5.0
-"""From accept to a proved key: two round trips, so 5 s is a peer that only holds a place."""
 DATA_CONNECTIONS_MAX = 8192
 """Each has a thread; 16 workers and a mover of 480 borrowers. The kernel's own limit of threads is rarely lower."""
 REFUSALS_TOLD_S = 60.0
 """A refusal of each kind is logged once in this time; the counters have them all."""
-ACCEPTED_A_TURN, SERVED_A_TURN = 256, 64
-"""A turn of the event loop: some 5 ms of accepting and 15 ms of serving. What a borrower says next waits for two."""
 # By the reason of a refusal: what an operator can do.
 _WAYS_OUT = {
     m.ErrorCode.VERSION: "update the older of the two",
     m.ErrorCode.AUTH: "the cluster has one key: copy its file to that machine, or keep it from this port",
     m.ErrorCode.MALFORMED: "is it a borrower of Farside? keep others from this port by a firewall",
 }
-ACCEPT_PAUSE_S = 0.1
-"""After accept failed for want of descriptors or memory, so as not to spin on a listener that stays readable."""
 
 
 class Server:
@@ -76,66 +67,32 @@ class Server:
             m.Feature.SHM | m.Feature.MIGRATE | m.Feature.CODES | (m.Feature.RDMA if has_rdma else m.Feature.NONE)
         )
         self._rdma_address = rdma_address
-        self._unproved = Unproved()
         self._refusals = Rarely(REFUSALS_TOLD_S, now_s=self._lender.clock.now_s)  # by code
 
     async def accept(self, listener: socket.socket) -> None:
         """Serves each connection to a listening socket, until cancelled."""
-        loop = asyncio.get_running_loop()
-        listener.setblocking(False)
-        newcomers = Newcomers()
+        counters = self._lender.counters
+        await Newcomers(
+            listener, begin=self._connection, let_in=self._let_in, refused=self._note_refusal, counters=counters
+        ).run()
+
+    def _let_in(self, channel: Channel, hello: m.Hello, address: str) -> None:
+        self._tasks.start(self._serve(channel, hello, address), "serving a connection")
+
+    async def _serve(self, channel: Channel, hello: m.Hello, address: str) -> None:
+        """Serves a connection that has proved the key to its end. Never raises for what a peer does."""
         try:
-            while True:
-                try:
-                    if not newcomers.count:
-                        self._come(newcomers, *await loop.sock_accept(listener))
-                    self._accept_waiting(listener, newcomers)
-                except OSError as error:
-                    _log.warning("a connection could not be taken", error=error)
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                for _ in range(SERVED_A_TURN):
-                    one = newcomers.take()
-                    if one is None:
-                        break
-                    self._tasks.start(self.serve(*one), "serving a connection")
-                await asyncio.sleep(0)  # the turn of all that is being served
-        finally:
-            newcomers.close()
-
-    def _accept_waiting(self, listener: socket.socket, newcomers: Newcomers) -> None:
-        """Takes what waits in the kernel, up to a bound. Raises OSError."""
-        with suppress(BlockingIOError):
-            for _ in range(ACCEPTED_A_TURN):
-                self._come(newcomers, *listener.accept())
-
-    def _come(self, newcomers: Newcomers, sock: socket.socket, peer: object) -> None:
-        # Of an unknown length by family; empty for a unix socket.
-        address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-        sock.setblocking(False)
-        if not newcomers.come(sock, address):
-            self._lender.counters.refused["CONNECTIONS"] += 1
-
-    async def serve(self, sock: socket.socket, address: str = "") -> None:
-        """Serves one connection from this address to its end. Never raises for what a peer does."""
-        if sock.family != socket.AF_UNIX:
-            # Frames are small, and most wait for an answer: Nagle's algorithm would hold them back.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The keys are looked at for each connection: a changed key file counts from the next one on.
-        channel = Channel(sock, self._connection())
-        if not self._unproved.come(address, channel, channel.close):
-            self._lender.counters.refused["CONNECTIONS"] += 1
-        try:
-            await self._serve(channel, address)
+            if hello.role == "data":
+                await self._serve_data(channel, hello)
+            else:
+                await self._serve_control(channel, hello, address)
         except RemoteProtocolError as error:
             self._refuse(channel, m.ErrorCode(error.code or m.ErrorCode.MALFORMED), str(error), address)
         except Refused as error:
             self._refuse(channel, error.code, str(error), address)
-        except TimeoutError:
-            self._refuse(channel, m.ErrorCode.NOT_NOW, f"no proof of the key in {HANDSHAKE_LIMIT_S:g} s", address)
         except PeerError as error:
             _log.debug("connection lost", reason=error)
         finally:
-            self._unproved.leave(address, channel)
             channel.close()
 
     def _connection(self) -> Connection:
@@ -146,16 +103,6 @@ class Server:
             node=self._node,
             features=self._features,
         )
-
-    async def _serve(self, channel: Channel, address: str) -> None:
-        # The limit ends with the handshake: a borrower that has proved the key may be silent until its session expires.
-        async with asyncio.timeout(HANDSHAKE_LIMIT_S):
-            hello = await channel.accept()
-        self._unproved.leave(address, channel)
-        if hello.role == "data":
-            await self._serve_data(channel, hello)
-        else:
-            await self._serve_control(channel, hello, address)
 
     # ---- control
 
@@ -230,8 +177,11 @@ class Server:
         sock.detach()
 
     def _refuse(self, channel: Channel, code: m.ErrorCode, text: str, address: str) -> None:
+        self._note_refusal(code, text, address)
+        channel.farewell(code, text)
+
+    def _note_refusal(self, code: m.ErrorCode, text: str, address: str) -> None:
         self._lender.counters.refused[code.name] += 1
         if self._refusals.may(code) is not None:
             hint = {"hint": _WAYS_OUT[code]} if code in _WAYS_OUT else {}
             _log.warning("connection refused", address=address or "unix", code=code.name, reason=text, **hint)
-        channel.farewell(code, text)

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from farside.daemon.control import messages as m
-from farside.daemon.control.protocol import Connection, Event, NeedData, Output, PeerClosed, PeerProved, Received, Side
+from farside.daemon.control.protocol import Connection, Event, NeedData, Output, PeerClosed, Received, Side
 from farside.errors import PeerError, RemoteProtocolError
 
 OUT_BYTES_MAX = 1 << 20
@@ -74,20 +74,6 @@ class Channel:
                     raise PeerError(f"the donor refused: {error.message}", code=error.code)
                 case PeerClosed():
                     raise PeerError("the donor closed the connection during the handshake")
-
-    async def accept(self) -> m.Hello:
-        """Donor: returns what a borrower that has proved the key wants; answer with ``decide``.
-
-        Raises:
-            PeerError: the borrower gave up.
-            RemoteProtocolError: it broke the protocol, or does not have the key.
-        """
-        match await self.next_event():
-            case PeerProved(hello=hello):
-                return hello
-            case Received(message=m.Error() as error):
-                raise PeerError(f"the borrower gave up: {error.message}", code=error.code)
-        raise PeerError("the borrower closed the connection during the handshake")
 
     def decide(self, answer: m.Welcome | m.Error) -> None:
         """Donor: welcomes a proved borrower, or refuses it."""

@@ -9,16 +9,17 @@ Connections that have not proved the key yet are counted (`Unproved`), by where 
 import enum
 import hashlib
 import hmac
+from collections import OrderedDict
 from collections.abc import Callable
 
 KEY_ID_BYTES = 8
 CODE_BYTES = 16
 """A message code is cut to this: a forger has one try in 2^128 before the connection ends."""
 HEAD_KEY_BYTES = 16
-UNPROVED_AN_ADDRESS = 256
+UNPROVED_AN_ADDRESS = 1024
 """All borrowers of a network may come from one address, by way of a translator, and at once after a restart."""
 UNPROVED_ALL = 4096
-"""Each costs a descriptor, a task and some KiB."""
+"""Each costs a descriptor and some KiB."""
 
 Close = Callable[[], None]
 
@@ -102,38 +103,50 @@ class Unproved:
 
     Each belongs to an address. Where an address has ``an_address`` of them, or all together have ``all_addresses``, one
     more takes the place of the oldest: of that address, or of the one that has most. So who opens many loses its own,
-    and who has the key is let in whatever others do: it proves it within milliseconds. [M1]
+    and who has the key has as long to prove it as it takes to open so many; it needs milliseconds. [M1]
     """
 
     def __init__(self, an_address: int = UNPROVED_AN_ADDRESS, all_addresses: int = UNPROVED_ALL) -> None:
         self._an_address, self._all_addresses = an_address, all_addresses
-        self._open: dict[str, dict[object, Close]] = {}
+        # Not a dict: to find its first member takes the longer the more were taken out before it.
+        self._open: dict[str, OrderedDict[object, Close]] = {}
+        # Addresses by how many each has, and the most that one has: strangers may have more addresses than can be
+        # looked at for each connection.
+        self._by_count: dict[int, dict[str, None]] = {}
+        self._most = 0
         self.count = 0
 
     def come(self, address: str, one: object, close: Close) -> bool:
         """One more; False: another one was closed for it, which has left by then."""
-        crowd = self._open.get(address, {})
-        if len(crowd) >= self._an_address:
-            self._close_oldest(address)
-        elif self.count >= self._all_addresses:
-            self._close_oldest(max(self._open, key=lambda other: len(self._open[other])))
-        else:
-            self._add(address, one, close)
-            return True
-        self._add(address, one, close)
-        return False
+        is_crowded = len(self._open.get(address, ())) >= self._an_address
+        is_full = is_crowded or self.count >= self._all_addresses
+        if is_full:
+            self._close_oldest(address if is_crowded else next(iter(self._by_count[self._most])))
+        crowd = self._open.setdefault(address, OrderedDict())
+        crowd[one] = close
+        self._count(address, len(crowd) - 1, len(crowd))
+        return not is_full
 
     def leave(self, address: str, one: object) -> None:
         """Stops counting a connection that has proved the key or is closed; harmless for one that has left."""
-        crowd = self._open.get(address, {})
-        if crowd.pop(one, None) is not None:
-            self.count -= 1
+        crowd = self._open.get(address)
+        if crowd is None or crowd.pop(one, None) is None:
+            return
         if not crowd:
-            self._open.pop(address, None)
+            del self._open[address]
+        self._count(address, len(crowd) + 1, len(crowd))
 
-    def _add(self, address: str, one: object, close: Close) -> None:
-        self._open.setdefault(address, {})[one] = close
-        self.count += 1
+    def _count(self, address: str, before: int, now: int) -> None:
+        self.count += now - before
+        if before:
+            del self._by_count[before][address]
+            if not self._by_count[before]:
+                del self._by_count[before]
+        if now:
+            self._by_count.setdefault(now, {})[address] = None
+        # One more or one less: no other address can have as many as there were, if nobody has.
+        if now > self._most or self._most not in self._by_count:
+            self._most = now
 
     def _close_oldest(self, address: str) -> None:
         one, close = next(iter(self._open[address].items()))

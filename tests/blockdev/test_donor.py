@@ -31,6 +31,7 @@ from farside.daemon.control.keys import KeyRing
 from farside.daemon.control.protocol import Connection, PeerClosed, Received, Side
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState, RdmaLink
+from tests.daemon.plane import proved
 
 KEY = bytes(range(32))
 MIB = 1 << 20
@@ -99,7 +100,7 @@ class ScriptedDonor:
         channel = Channel(sock, connection)
         try:
             await self.is_thawed.wait()
-            hello = await channel.accept()
+            hello = await proved(channel)
             self.hellos.append(hello)
             if hello.session not in (0, self.session):
                 channel.decide(m.Error(code=m.ErrorCode.SESSION, message="no such session"))

@@ -11,9 +11,10 @@ from pathlib import Path
 from farside.config import DaemonConfig
 from farside.daemon.control import messages as m
 from farside.daemon.control.channel import Channel
-from farside.daemon.control.protocol import Connection, PeerClosed, Received, Side
+from farside.daemon.control.protocol import Connection, PeerClosed, PeerProved, Received, Side
 from farside.daemon.main import Donor
 from farside.daemon.status import DonorStatus, donor_status
+from farside.errors import PeerError
 from tests.daemon.fakes import FakeExporter, FakeMemory
 from tests.support.virtual_clock import VirtualClock
 
@@ -214,6 +215,14 @@ async def running(plane: Plane) -> AsyncIterator[Plane]:
                 borrower.close()
             plane.donor.stop()
             plane.donor.stop()
+
+
+async def proved(channel: Channel) -> m.Hello:
+    """A donor's end of a handshake: what a borrower that has proved the key wants. Raises PeerError: it has not."""
+    event = await channel.next_event()
+    if not isinstance(event, PeerProved):
+        raise PeerError(f"the borrower proved nothing: {event}")
+    return event.hello
 
 
 async def settled() -> None:

@@ -14,6 +14,7 @@ from farside.daemon.control import messages as m
 from farside.daemon.control.channel import OUT_BYTES_MAX, Channel
 from farside.daemon.control.protocol import Connection, PeerClosed, Received, Side
 from farside.errors import PeerError, RemoteProtocolError
+from tests.daemon.plane import proved
 
 KEY = b"k" * 32
 WELCOME = m.Welcome(session=7, slab_bytes=1 << 26, lease_expiry_s=30.0)
@@ -35,7 +36,7 @@ async def opened(role: m.Role = "control") -> AsyncIterator[tuple[Channel, Chann
     try:
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
             welcome = group.create_task(b.open(role=role))
-            await d.accept()
+            await proved(d)
             d.decide(WELCOME)
         assert welcome.result() == WELCOME
         async with asyncio.timeout(LIMIT_S):
@@ -209,7 +210,7 @@ def test_a_refusal_reaches_the_borrower_with_its_code() -> None:
         b, d = borrower(left), donor(right)
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
             task = group.create_task(_refused(b))
-            await d.accept()
+            await proved(d)
             d.decide(m.Error(code=m.ErrorCode.SLAB_SIZE, message="64 MiB here"))
         d.close()
         b.close()

@@ -2,19 +2,28 @@
 
 import asyncio
 import os
+import resource
 import socket
+from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.daemon.newcomers import Newcomers
+from farside.daemon import newcomers
+from farside.daemon.control import messages as m
+from farside.daemon.control.protocol import Connection, Output, Received
+from farside.daemon.newcomers import HANDLED_A_TURN, Turns
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
+from farside.listen import allow_many_connections
 from farside.proof import UNPROVED_AN_ADDRESS, Unproved
-from tests.daemon.plane import Plane, running, until
+from tests.daemon.plane import Plane, running, settled, until
+from tests.support.ports import free_port
+from tests.support.strangers import BEGUN
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
 
@@ -37,6 +46,30 @@ def test_there_are_never_more_than_allowed_and_the_newest_is_always_in(steps: li
             crowd.leave(there.pop(number), number)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 5)), max_size=60))
+def test_the_oldest_of_its_own_address_or_of_who_has_most_makes_room(steps: list[tuple[str, int]]) -> None:
+    crowd = Unproved(an_address=3, all_addresses=7)
+    there: dict[int, str] = {}  # the oldest first
+    for number, (address, leaves) in enumerate(steps):
+        counts = Counter(there.values())
+        before = dict(there)
+
+        def close(number: int = number) -> None:
+            del there[number]
+
+        there[number] = address
+        is_free = crowd.come(address, number, close)
+
+        gone = before.keys() - there.keys()
+        assert len(gone) == (not is_free) == (counts[address] == 3 or counts.total() == 7)
+        for one in gone:
+            assert one == min(other for other in before if before[other] == before[one])
+            assert before[one] == address if counts[address] == 3 else counts[before[one]] == max(counts.values())
+        if leaves < len(there):
+            left = list(there)[leaves]
+            crowd.leave(there.pop(left), left)
+
+
 def test_who_has_most_makes_room_for_another_address() -> None:
     crowd = Unproved(an_address=10, all_addresses=4)
     closed: list[str] = []
@@ -52,63 +85,187 @@ def test_who_has_most_makes_room_for_another_address() -> None:
     assert closed == ["x1"]
 
 
-def names_served(newcomers: Newcomers) -> list[str]:
-    """The addresses in the order in which they are served."""
-    served = []
-    while (one := newcomers.take()) is not None:
-        one[0].close()
-        served.append(one[1])
-    return served
-
-
-def test_who_comes_with_many_is_served_in_turn_with_those_who_come_with_one() -> None:
+def test_who_comes_with_many_has_its_turn_with_those_who_come_with_one() -> None:
     """[M1]"""
-    newcomers = Newcomers()
-    for address in ("stranger",) * 5 + ("b1", "b2"):
-        assert newcomers.come(socket.socket(), address)
+    turns: Turns[str] = Turns()
+    for address, one in (*(("stranger", f"s{number}") for number in range(5)), ("b1", "b1"), ("b2", "b2")):
+        turns.add(address, one)
 
-    assert names_served(newcomers) == ["stranger", "b1", "b2", *("stranger",) * 4]
-    assert newcomers.count == 0
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=40))
-def test_newcomers_are_bounded_and_the_newest_of_an_address_stay(addresses: list[str]) -> None:
-    newcomers = Newcomers(an_address=3, all_addresses=6)
-    made = []
-    for address in addresses:
-        made.append((address, sock := socket.socket()))
-        newcomers.come(sock, address)
-        assert newcomers.count == len([each for _, each in made if each.fileno() >= 0]) <= 6
-
-    for address in "abc":
-        is_open = [sock.fileno() >= 0 for of, sock in made if of == address]
-        assert is_open == sorted(is_open), "the oldest went first"
-        assert sum(is_open) <= 3
-    newcomers.close()
-    assert all(sock.fileno() < 0 for _, sock in made)
+    assert list(iter(turns.take, None)) == ["s0", "b1", "b2", "s1", "s2", "s3", "s4"]
+    assert not turns
 
 
-def test_a_borrower_comes_in_while_strangers_hold_all_places(tmp_path: Path) -> None:
+@given(st.lists(st.one_of(st.none(), st.sampled_from("abc")), max_size=60))
+def test_turns_lose_nothing_and_keep_the_order_of_each_address(steps: list[str | None]) -> None:
+    turns: Turns[tuple[str, int]] = Turns()
+    waiting: dict[str, list[int]] = {address: [] for address in "abc"}
+    taken = []
+    for number, address in enumerate(steps):
+        if address is not None:
+            turns.add(address, (address, number))
+            waiting[address].append(number)
+        elif (one := turns.take()) is not None:
+            taken.append(one)
+    taken += iter(turns.take, None)
+
+    assert {address: [number for of, number in taken if of == address] for address in "abc"} == waiting
+
+
+def many_files(count: int) -> None:
+    """Lets this process open so many; skips where it may not."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < count:
+        pytest.skip(f"a process may not open {count} files here")
+    allow_many_connections()
+
+
+class Door:
+    """The donor's listener, for a test that comes with many connections before the donor has its turn."""
+
+    def __init__(self, stack: ExitStack, at: str | tuple[str, int]) -> None:
+        self._stack, self._at = stack, at
+
+    def come(self, said: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+        """One connection more, which says this at once."""
+        is_local = isinstance(self._at, str)
+        sock = self._stack.enter_context(socket.socket(socket.AF_UNIX if is_local else socket.AF_INET))
+        if not is_local:
+            sock.bind((source, 0))
+        sock.connect(self._at)
+        sock.setblocking(False)
+        sock.sendall(said)
+        return sock
+
+
+async def heard(sock: socket.socket) -> bytes:
+    """What the donor says next; nothing when it has closed."""
+    with suppress(ConnectionResetError):  # it was closed with bytes of ours unread
+        return await asyncio.get_running_loop().sock_recv(sock, 4096)
+    return b""
+
+
+async def is_welcome(sock: socket.socket, connection: Connection, challenge: bytes) -> bool:
+    """Answers the challenge; whether the donor lets the borrower in."""
+    connection.receive(challenge)
+    auth = connection.next_event()
+    assert isinstance(auth, Output)
+    sock.sendall(auth.data)
+    connection.receive(await heard(sock))
+    event = connection.next_event()
+    return isinstance(event, Received) and isinstance(event.message, m.Welcome)
+
+
+def test_a_borrower_comes_in_while_strangers_of_its_address_hold_all_places(tmp_path: Path) -> None:
     """[M1] 8,600 connections of one stranger kept borrowers out, and one hiccup of a link cost all slabs."""
 
     async def live() -> None:
         async with running(Plane(tmp_path)) as plane:
             with ExitStack() as stack:
+                door = Door(stack, os.fspath(plane.path))
                 strangers = []
                 for _ in range(UNPROVED_AN_ADDRESS + 40):
-                    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                    sock.connect(os.fspath(plane.path))
-                    sock.setblocking(False)
-                    strangers.append(sock)
+                    strangers.append(door.come())
                     await asyncio.sleep(0)
                 await until(lambda: plane.status().refused.get("CONNECTIONS", 0) >= 40, "strangers that made room")
 
                 borrower = await plane.borrower()
 
                 assert await borrower.map(1)
-                assert await asyncio.get_running_loop().sock_recv(strangers[0], 1) == b"", "the oldest went first"
+                assert await heard(strangers[0]) == b"", "the oldest went first"
 
+    many_files(2 * UNPROVED_AN_ADDRESS)
     asyncio.run(asyncio.wait_for(live(), 60))
+
+
+def test_a_hello_is_answered_though_more_strangers_of_its_address_come_than_there_are_places(tmp_path: Path) -> None:
+    """[M1] Connections of its own address put out a borrower before its HELLO was read: it got in never."""
+    strangers = 3 * UNPROVED_AN_ADDRESS // 2
+
+    async def live() -> None:
+        async with running(Plane(tmp_path)) as plane:
+            with ExitStack() as stack:
+                door = Door(stack, os.fspath(plane.path))
+                connection = plane.connection()
+                # All at once: the donor's loop has its turn only after the last of them.
+                for _ in range(strangers):
+                    door.come(BEGUN)
+                sock = door.come(connection.start())
+                for _ in range(strangers):
+                    door.come(BEGUN)
+
+                challenge = await heard(sock)
+                assert challenge, "the donor closed it"
+                # It has named a key: those who can't have a room of their own, however many more come.
+                for _ in range(strangers):
+                    door.come(BEGUN)
+                made_room = 3 * strangers - UNPROVED_AN_ADDRESS
+                await until(
+                    lambda: plane.status().refused.get("CONNECTIONS", 0) >= made_room, "strangers that made room"
+                )
+
+                assert await is_welcome(sock, connection, challenge)
+
+    many_files(5 * strangers)
+    asyncio.run(asyncio.wait_for(live(), 60))
+
+
+def test_who_repeats_a_hello_that_was_seen_on_the_wire_puts_out_no_borrower_of_another_address(tmp_path: Path) -> None:
+    """[M1]"""
+    port = free_port()
+    strangers = 3 * UNPROVED_AN_ADDRESS // 2
+
+    async def live() -> None:
+        async with running(Plane(tmp_path, settings={"listen": (f"tcp:127.0.0.1:{port}",)})) as plane:
+            with ExitStack() as stack:
+                door = Door(stack, ("127.0.0.1", port))
+                connection = plane.connection()
+                seen = connection.start()
+                sock = door.come(seen)
+                challenge = await heard(sock)
+
+                for _ in range(strangers):
+                    door.come(seen, source="127.0.0.2")
+                made_room = strangers - UNPROVED_AN_ADDRESS
+                await until(
+                    lambda: plane.status().refused.get("CONNECTIONS", 0) >= made_room, "strangers that made room"
+                )
+
+                assert await is_welcome(sock, connection, challenge)
+
+    many_files(4 * strangers)
+    asyncio.run(asyncio.wait_for(live(), 60))
+
+
+def test_a_hello_in_many_pieces_waits_for_those_that_come_whole(tmp_path: Path) -> None:
+    """[M1] Bytes that drip in cost turns of the event loop; they are not the turns of who says all at once."""
+
+    async def live() -> list[str]:
+        async with running(Plane(tmp_path)) as plane:
+            with ExitStack() as stack:
+                door = Door(stack, os.fspath(plane.path))
+                drips, whole = plane.connection("b1"), plane.connection("b2")
+                said = drips.start()
+                slow = door.come(said[:20])
+                others = [door.come() for _ in range(HANDLED_A_TURN - 1)]
+                quick = door.come()
+                await settled()
+                # All in one turn, and just as many of them are new as are handled in it.
+                slow.sendall(said[20:])
+                for other in others:
+                    other.sendall(BEGUN)
+                quick.sendall(whole.start())
+                answered: list[str] = []
+
+                async def wait(sock: socket.socket, name: str) -> None:
+                    assert await heard(sock)
+                    answered.append(name)
+
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(wait(slow, "in pieces"))
+                    group.create_task(wait(quick, "whole"))
+                return answered
+
+    many_files(4 * HANDLED_A_TURN)
+    assert asyncio.run(asyncio.wait_for(live(), 60)) == ["whole", "in pieces"]
 
 
 def test_one_address_opens_no_session_without_end() -> None:
@@ -120,3 +277,19 @@ def test_one_address_opens_no_session_without_end() -> None:
     with pytest.raises(Refused, match="from this address"):
         ledger.open(number=10_000, node="another", now_s=0.0, address="10.0.0.1")
     assert ledger.open(number=10_001, node="other", now_s=0.0, address="10.0.0.2")
+
+
+def test_a_stranger_that_says_nothing_is_told_to_go_when_its_time_is_over(tmp_path: Path) -> None:
+    """[M1]"""
+
+    async def live() -> None:
+        async with running(Plane(tmp_path)) as plane:
+            with ExitStack() as stack:
+                sock = Door(stack, os.fspath(plane.path)).come()
+
+                assert b"no proof of the key" in await heard(sock)
+                assert await heard(sock) == b""
+                assert plane.status().refused == {"NOT_NOW": 1, "DATA": 0}
+
+    with patch.object(newcomers, "HANDSHAKE_LIMIT_S", 0.02):
+        asyncio.run(asyncio.wait_for(live(), 60))
