@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import socket
+from contextlib import suppress
 from typing import Any
 
 from farside.blockdev.carrier.carrier import DataConnection
@@ -11,6 +12,9 @@ from farside.daemon.control.messages import NONCE_BYTES, Feature, Welcome
 from farside.daemon.control.protocol import Connection, Side
 from farside.endpoint import parse_endpoint
 from farside.errors import PeerError
+
+CONNECT_AGAIN_S = 0.25
+"""A donor that strangers crowd drops first packets, and the kernel sends one again after a second only."""
 
 
 async def connect(endpoint: str) -> socket.socket:
@@ -23,10 +27,20 @@ async def connect(endpoint: str) -> socket.socket:
     last: OSError = OSError(f"{host} has no address")
     for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:
-            return await _connect(family, address)
+            return await _connect_soon(family, address)
         except OSError as error:
             last = error
     raise last
+
+
+async def _connect_soon(family: int, address: tuple[Any, ...]) -> socket.socket:
+    """As _connect, begun anew after a while, and then after twice as long: the donor may just be far away."""
+    limit_s = CONNECT_AGAIN_S
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                return await _connect(family, address)
+        limit_s *= 2
 
 
 async def _connect(family: int, address: tuple[Any, ...] | str) -> socket.socket:

@@ -1,9 +1,7 @@
 """Strangers crowd a donor's door during load: who has the key is let in, and no slab is given up [M1]."""
 
 import asyncio
-import os
 import resource
-import socket
 import subprocess
 import sys
 import threading
@@ -16,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from farside.blockdev.donor.dial import open_control
 from farside.daemon.control import messages as m
-from farside.daemon.control.channel import Channel
-from farside.daemon.control.protocol import Connection, Side
 from farside.errors import PeerError
 from tests.daemon.plane import KEY
 from tests.fault.donor_and_borrower import Pair, donor_and_borrower
@@ -28,6 +25,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
+BORROWERS = "127.0.0.1"
 LET_IN_S = 1.0
 """The bar of docs/trust.md: a borrower that waits longer has been kept out."""
 CALM_S = 0.25
@@ -53,10 +51,10 @@ class Street:
 def street(addresses: int) -> Iterator[Street]:
     """One address of this machine, or those of another machine with so many of them; borrowers have another one.
 
-    Skips where there are no network namespaces for the other machine.
+    0: the borrowers' own address. Skips where there are no network namespaces for the other machine.
     """
-    if addresses == 1:
-        yield Street(donor="127.0.0.1", on=(), sources=["127.0.0.2"])
+    if addresses <= 1:
+        yield Street(donor=BORROWERS, on=(), sources=["127.0.0.2" if addresses else BORROWERS])
         return
     with two_machines() as cable:
         sources = cable.many_addresses(addresses)
@@ -96,14 +94,12 @@ def let_in_s(at: Street, port: int, node: str) -> float:
     """
 
     async def come() -> m.Welcome:
-        sock = socket.create_connection((at.donor, port), timeout=60)
-        nonce = os.urandom(m.NONCE_BYTES)
-        connection = Connection(side=Side.BORROWER, keys=(KEY,), nonce=nonce, node=node, features=m.Feature.NONE)
-        channel = Channel(sock, connection)
-        try:
-            return await channel.open()
-        finally:
-            channel.close()
+        async with asyncio.timeout(LIMIT_S):
+            channel, welcome = await open_control(
+                f"tcp:{at.donor}:{port}", keys=(KEY,), node=node, session=0, features=m.Feature.NONE
+            )
+        channel.close()
+        return welcome
 
     began_s = time.monotonic()
     while True:
@@ -132,7 +128,9 @@ def leases(pair: Pair) -> set[tuple[int, int]]:
 @pytest.mark.parametrize(
     "count", [600, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(600)], id="ten thousand")]
 )
-@pytest.mark.parametrize("addresses", [1, 64], ids=["one address", "64 addresses of a namespace"])
+@pytest.mark.parametrize(
+    "addresses", [1, 0, 64], ids=["one address", "the borrowers' own address", "64 addresses of a namespace"]
+)
 def test_strangers_during_load_keep_no_borrower_out_and_cost_no_slab(
     addresses: int, count: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
