@@ -184,6 +184,7 @@ class Donor:
         await cycle.step()
         group.create_task(cycle.run())
         group.create_task(self._keep_publishing(lender))
+        group.create_task(server.watch_data())
         group.create_task(self._feed_watchdog())
         # Last of all: from here on borrowers are answered.
         for listener in listeners:

@@ -59,6 +59,10 @@ class Exporter(Protocol):
     def fence(self, session: int, /) -> None:
         """Ends the session's connections; nothing of them can land afterwards."""
 
+    def malformed(self) -> tuple[int, ...]:
+        """Sessions whose connections have ended, since the last call, by what is no request or has a wrong code."""
+        ...
+
     def stats(self) -> "ExportStats":
         """What was served so far."""
         ...

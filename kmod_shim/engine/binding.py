@@ -483,6 +483,12 @@ class Exporter:
         """Ends the session's data connections; nothing of them can land after this."""
         _check("export_fence", lib.ne_export_fence(self._export, session))
 
+    def malformed(self) -> tuple[int, ...]:
+        """Sessions whose connections have ended, since the last call, by what is no request or has a wrong code."""
+        raw = ffi.new(f"uint64_t[{lib.NE_MALFORMED_MAX}]")
+        count = _check("export_malformed_take", lib.ne_export_malformed_take(self._export, raw))
+        return tuple(int(raw[at]) for at in range(count))
+
     def stats(self) -> ExportStats:
         """Counters of what has been served."""
         raw = ffi.new("struct ne_export_stats *")

@@ -33,6 +33,7 @@ enum {
 	NE_WORKERS_MAX = 16,		/* NBD connections at once; one thread each. Worker NE_MOVER is the mover */
 	NE_MOVER = 16,
 	NE_SESSION_CONNS_MAX = 64,	/* connections of one borrower to a donor: one a thread, old ones not yet gone */
+	NE_MALFORMED_MAX = 64,		/* kept until ne_export_malformed_take() */
 	NE_DONORS_MAX = 256,
 	NE_SLABS_MAX = 65536,
 	NE_HOMES = 3,			/* places a cluster may have: primary, replica, and one being filled */
@@ -312,6 +313,11 @@ int ne_export_offer(struct ne_export *exp, void *addr, uint64_t bytes);
 int ne_export_withdraw(struct ne_export *exp, void *addr);
 /* Ends the session's connections; blocks until their threads are gone, so that nothing of them can land any more. */
 int ne_export_fence(struct ne_export *exp, uint64_t session);
+/*
+ * ret[NE_MALFORMED_MAX]: the sessions of which connections have ended, since the last call, by what is no request or has
+ * a wrong code, once for each connection. Returns how many; what was not kept is counted in refused alone.
+ */
+int ne_export_malformed_take(struct ne_export *exp, uint64_t *ret);
 struct ne_export_stats {
 	uint64_t reads, writes, read_bytes, write_bytes, refused, connections;
 	uint64_t cpu_ns;		/* time that serving threads have spent on a CPU */

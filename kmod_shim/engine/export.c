@@ -93,6 +93,7 @@ struct conn {
 	uint32_t write_left;
 	uint32_t write_status;
 	bool broken;		 /* the stream makes no sense any more */
+	bool malformed;		 /* and that for what came: no request, or one with a wrong code */
 	bool drained;		 /* the last receive took all there was */
 	bool backlog;		 /* the round was full: `in` holds more requests */
 	uint64_t idle_ns;	 /* since when there is nothing to do, or 0 */
@@ -111,8 +112,10 @@ struct ne_export {
 	uint8_t *zeros;	      /* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
 	pthread_mutex_t lock; /* peers; never taken while serving */
 	struct peers peers;
-	struct ne_export_stats past;   /* of connections that are gone */
-	struct ne_verbs_export *verbs; /* NULL in a build without rdma-core */
+	struct ne_export_stats past;	      /* of connections that are gone */
+	uint64_t malformed[NE_MALFORMED_MAX]; /* lock; sessions */
+	uint32_t malformed_n;		      /* lock */
+	struct ne_verbs_export *verbs;	      /* NULL in a build without rdma-core */
 };
 
 /* A counter with one writer needs no locked add. */
@@ -247,6 +250,7 @@ static bool next_request(struct conn *conn)
 	if (!request_is_sound(&request) || !code_is_sound(conn, &coded)) {
 		count(&conn->refused, 1);
 		conn->broken = true;
+		conn->malformed = true;
 		return false;
 	}
 	conn->in_from += bytes;
@@ -429,12 +433,23 @@ static void serve(struct conn *conn)
 	}
 }
 
+/* Beyond what is kept they are only counted. */
+static void malformed_note(struct ne_export *exp, uint64_t session)
+{
+	pthread_mutex_lock(&exp->lock);
+	if (exp->malformed_n < NE_MALFORMED_MAX)
+		exp->malformed[exp->malformed_n++] = session;
+	pthread_mutex_unlock(&exp->lock);
+}
+
 static void *conn_main(void *arg)
 {
 	struct conn *conn = arg;
 
 	pthread_setname_np(pthread_self(), "fs-export");
 	serve(conn);
+	if (conn->malformed)
+		malformed_note(conn->exp, conn->peer.session);
 	peer_leave(&conn->exp->peers, &conn->peer);
 	return NULL;
 }
@@ -583,6 +598,18 @@ int ne_export_withdraw(struct ne_export *exp, void *addr)
 	if (exp->verbs)
 		ne_verbs_export_withdraw(exp->verbs, addr);
 	return 0;
+}
+
+int ne_export_malformed_take(struct ne_export *exp, uint64_t *ret)
+{
+	uint32_t n;
+
+	pthread_mutex_lock(&exp->lock);
+	n = exp->malformed_n;
+	memcpy(ret, exp->malformed, n * sizeof(*ret));
+	exp->malformed_n = 0;
+	pthread_mutex_unlock(&exp->lock);
+	return (int)n;
 }
 
 int ne_export_stats_get(struct ne_export *exp, struct ne_export_stats *ret)

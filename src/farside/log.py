@@ -27,7 +27,7 @@ ROOT = "farside"
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "farside_fields"
 BEHIND_MAX = 1000  # lines that may wait to be written; about half a MiB
-KINDS_MAX = 4096  # of lines that are told rarely, at once
+KINDS_MAX = 4096  # default: of lines that are told rarely, at once
 _LAST_BYTES = 4096
 _LAST_WORDS_S = 1.0  # for them to be written when the process ends
 
@@ -64,8 +64,10 @@ class Log:
 class Rarely:
     """Lets one line of each kind through in a while, and counts the others: what strangers send fills no log."""
 
-    def __init__(self, period_s: float = 60.0, *, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._period_s, self._now_s = period_s, now_s
+    def __init__(
+        self, period_s: float = 60.0, kinds_max: int = KINDS_MAX, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._period_s, self._kinds_max, self._now_s = period_s, kinds_max, now_s
         self._told: dict[object, tuple[float, int]] = {}  # when it may come again, and how many did not come
 
     def may(self, kind: object) -> int | None:
@@ -75,9 +77,9 @@ class Rarely:
         if now_s < again_s:
             self._told[kind] = again_s, left_out + 1
             return None
-        if len(self._told) >= KINDS_MAX:
+        if len(self._told) >= self._kinds_max:
             self._told = {one: told for one, told in self._told.items() if now_s < told[0]}
-        if len(self._told) >= KINDS_MAX:  # of more kinds than anybody reads none is new
+        if len(self._told) >= self._kinds_max:  # of more kinds than anybody reads none is new
             return None
         self._told[kind] = now_s + self._period_s, 0
         return left_out

@@ -42,6 +42,7 @@ class FakeExporter:
     keys: dict[int, bytes] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
+    ended: list[int] = field(default_factory=list)
     closed: bool = False
 
     def lease(self, lease: int, session: int, token: int, addr: int, size_bytes: int, /) -> None:
@@ -73,6 +74,10 @@ class FakeExporter:
         self.calls["fence"] += 1
         for connection in (*self.conns.pop(session, []), *self.pairs.pop(session, [])):
             connection.close()
+
+    def malformed(self) -> tuple[int, ...]:
+        told, self.ended = tuple(self.ended), []
+        return told
 
     def stats(self) -> ExportStats:
         nothing = ExportStats(**dict.fromkeys((each.name for each in fields(ExportStats)), 0))

@@ -19,6 +19,7 @@ TOKEN = 2**64 - 5
 REQUEST = struct.Struct("<IHHIIQQQ")  # wire.h, struct ne_wire_request
 REPLY = struct.Struct("<IIQ")
 READ, WRITE = 1, 2
+SESSION_CONNECTIONS = 64  # engine.h, NE_SESSION_CONNS_MAX
 
 
 @dataclass
@@ -113,6 +114,50 @@ def test_the_real_one_serves_a_lease_by_its_token_until_it_is_revoked(memfd: int
     exporter.destroy()
     binding.unmap(address, SLAB)
     ours.close()
+
+
+def test_the_real_one_names_the_session_whose_connection_it_ends_for_what_came_on_it() -> None:
+    binding = pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
+    exporter = binding.Exporter()
+    pairs = [socket.socketpair() for _ in range(3)]
+    for session, (_, theirs) in enumerate(pairs, 7):
+        exporter.conn(session, theirs.detach())
+
+    pairs[0][0].sendall(b"no request".ljust(REQUEST.size))
+    pairs[1][0].close()  # as borrowers do
+    assert pairs[0][0].recv(1) == b""
+
+    assert exporter.malformed() == (7,)
+    assert exporter.malformed() == ()
+    assert exporter.stats().refused == 1
+    exporter.destroy()
+    for ours, _ in pairs:
+        ours.close()
+
+
+def test_a_session_has_a_bounded_number_of_connections_and_threads() -> None:
+    """[L10] One more ends the oldest of the same session, and of no other."""
+    binding = pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
+    exporter = binding.Exporter()
+    pairs = [socket.socketpair() for _ in range(SESSION_CONNECTIONS + 3)]
+    for number, (_, theirs) in enumerate(pairs):
+        exporter.conn(1 if number else 2, theirs.detach())
+
+    assert exporter.stats().connections == SESSION_CONNECTIONS + 1
+    for ours, _ in pairs:
+        ours.setblocking(False)
+    assert [number for number, (ours, _) in enumerate(pairs) if is_ended(ours)] == [1, 2]
+    exporter.destroy()
+    for ours, _ in pairs:
+        ours.close()
+
+
+def is_ended(sock: socket.socket) -> bool:
+    """Whether the other end has closed."""
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
 
 
 def ask(sock: socket.socket, op: int, *, token: int, length: int = 0, payload: bytes = b"") -> tuple[int, bytes]:

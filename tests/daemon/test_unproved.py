@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from farside.daemon import newcomers
 from farside.daemon.control import messages as m
 from farside.daemon.control.protocol import Connection, Output, Received
 from farside.daemon.newcomers import HANDLED_A_TURN, Turns
+from farside.daemon.server import DATA_LOOK_S, REFUSALS_TOLD_MAX
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
 from farside.listen import allow_many_connections
 from farside.proof import UNPROVED_AN_ADDRESS, Unproved
@@ -293,3 +294,52 @@ def test_a_stranger_that_says_nothing_is_told_to_go_when_its_time_is_over(tmp_pa
 
     with patch.object(newcomers, "HANDSHAKE_LIMIT_S", 0.02):
         asyncio.run(asyncio.wait_for(live(), 60))
+
+
+def refused_lines(log: Mock) -> list[tuple[str, str]]:
+    """Code and address of each line."""
+    told = [call.kwargs for call in log.warning.call_args_list if call.args == ("connection refused",)]
+    return [(fields["code"], fields["address"]) for fields in told]
+
+
+def test_one_strangers_refusals_hide_those_of_no_other_address(tmp_path: Path) -> None:
+    """[L6] One line a minute for each code let one stranger hide a borrower that had a wrong key."""
+    port = free_port()
+    plane = Plane(tmp_path, settings={"listen": (f"tcp:127.0.0.1:{port}",)})
+
+    async def live() -> None:
+        async with running(plane):
+            with ExitStack() as stack:
+                door = Door(stack, ("127.0.0.1", port))
+                for source in ("127.0.0.2", "127.0.0.2", "127.0.0.3"):
+                    assert b"no common key" in await heard(door.come(plane.connection(key=b"o" * 32).start(), source))
+                # Of more addresses than anybody reads, none is new before the time is over.
+                for number in range(REFUSALS_TOLD_MAX):
+                    assert await heard(door.come(bytes(64), f"127.0.1.{number}"))
+
+    many_files(4 * REFUSALS_TOLD_MAX)
+    with patch("farside.daemon.server._log") as log:
+        asyncio.run(asyncio.wait_for(live(), 60))
+
+    lines = refused_lines(log)
+    assert lines[:2] == [("AUTH", "127.0.0.2"), ("AUTH", "127.0.0.3")]
+    assert len(lines) == len(set(lines)) == REFUSALS_TOLD_MAX
+
+
+def test_what_is_no_request_on_a_data_connection_costs_a_line_a_minute_for_its_address(tmp_path: Path) -> None:
+    """[L6]"""
+
+    async def live() -> None:
+        async with running(Plane(tmp_path)) as plane:
+            borrower = await plane.borrower()
+
+            plane.exporter.ended += [borrower.session, borrower.session, 999]
+            await plane.pass_time(DATA_LOOK_S)
+            plane.exporter.ended += [borrower.session]
+            await plane.pass_time(DATA_LOOK_S)
+
+    with patch("farside.daemon.server._log") as log:
+        asyncio.run(asyncio.wait_for(live(), 60))
+
+    told = [call.kwargs for call in log.warning.call_args_list if call.args == ("data connection ended",)]
+    assert [(fields["address"], fields["borrower"]) for fields in told] == [("unix", "b1"), ("", "")]
