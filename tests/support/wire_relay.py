@@ -85,11 +85,12 @@ class Stream:
 
 
 class Sent(NamedTuple):
-    """What goes on in a frame's place, whether that was spoilt, and whether the connection ends then."""
+    """What goes on in a frame's place, whether that was spoilt, whether the connection ends then, and wrong pages."""
 
     data: bytes
     is_spoilt: bool = True
     is_cut: bool = False
+    pages: int = 0
 
 
 Spoil = Callable[[Stream, Frame], Sent]
@@ -175,11 +176,17 @@ def swap_pages(stream: Stream, frame: Frame) -> Sent:
     (first,) = stream.release()
     if len(first.payload) != len(frame.payload):
         return Sent(first.data + frame.data, is_spoilt=False)
-    return Sent(first.head + frame.payload + frame.head + first.payload)
+    wrong = 2 * _pages_changed(first.payload, frame.payload)
+    return Sent(first.head + frame.payload + frame.head + first.payload, pages=wrong)
 
 
 def _with_payload(frame: Frame, payload: bytes) -> Sent:
-    return Sent(frame.head + payload, is_spoilt=payload != frame.payload)
+    wrong = _pages_changed(frame.payload, payload)
+    return Sent(frame.head + payload, is_spoilt=wrong > 0, pages=wrong)
+
+
+def _pages_changed(old: bytes, new: bytes) -> int:
+    return sum(old[at : at + PAGE_BYTES] != new[at : at + PAGE_BYTES] for at in range(0, len(old), PAGE_BYTES))
 
 
 def _flipped(rng: random.Random, data: bytes) -> bytes:
@@ -214,10 +221,12 @@ class Relay:
     Attributes:
         port: Where it listens.
         done: How many frames it has spoilt, by the way.
+        pages: How many pages were wrong in them behind heads that are right.
     """
 
     def __init__(self, donor_port: int, seed: int) -> None:
         self.done: Counter[What] = Counter()
+        self.pages = 0
         self._donor_port = donor_port
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
@@ -266,6 +275,7 @@ class Relay:
             sent = WAYS[what](stream, frame)
             if sent.is_spoilt:
                 self.done[what] += 1
+                self.pages += sent.pages
                 self._armed = None
             return sent
 
