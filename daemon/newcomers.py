@@ -184,7 +184,7 @@ class Newcomers:
             self._refuse(self._oldest(), m.ErrorCode.NOT_NOW, f"no proof of the key in {HANDSHAKE_LIMIT_S:g} s")
 
     def _accept_some(self) -> None:
-        """Raises OSError: the kernel gives no more."""
+        """Take what waits in the kernel, up to a bound. Raises OSError: it cannot be taken."""
         now_s = asyncio.get_running_loop().time()
         with suppress(BlockingIOError):
             for _ in range(ACCEPTED_A_TURN):

@@ -181,7 +181,7 @@ class Server:
         sock.detach()
 
     async def watch_data(self) -> None:
-        """Until cancelled, tells of data connections that the engine has ended for what came on them."""
+        """Log data connections that the engine has ended for what came on them, until cancelled."""
         clock = self._lender.clock
         while True:
             await clock.sleep_until_s(clock.now_s() + DATA_LOOK_S)

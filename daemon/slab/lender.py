@@ -60,7 +60,7 @@ class Exporter(Protocol):
         """Ends the session's connections; nothing of them can land afterwards."""
 
     def malformed(self) -> tuple[int, ...]:
-        """Sessions whose connections have ended, since the last call, by what is no request or has a wrong code."""
+        """Sessions of which a connection has ended, since the last call, for what came on it."""
         ...
 
     def stats(self) -> "ExportStats":

@@ -484,7 +484,7 @@ class Exporter:
         _check("export_fence", lib.ne_export_fence(self._export, session))
 
     def malformed(self) -> tuple[int, ...]:
-        """Sessions whose connections have ended, since the last call, by what is no request or has a wrong code."""
+        """Sessions of which a connection has ended, since the last call, for what came on it."""
         raw = ffi.new(f"uint64_t[{lib.NE_MALFORMED_MAX}]")
         count = _check("export_malformed_take", lib.ne_export_malformed_take(self._export, raw))
         return tuple(int(raw[at]) for at in range(count))
