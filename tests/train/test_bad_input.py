@@ -79,7 +79,7 @@ CASES = [
     ("nmf", "empty.csv", "empty.csv: has no line of numbers$"),
     ("nmf", "words.csv", "words.csv: line 2, column 2: 'four' is not a number; a line is numbers with commas between"),
     ("nmf", "names.csv", "names.csv: line 3, column 1: 'height' is not a number"),
-    ("nmf", "short.csv", "short.csv: line 4: has 1 columns, and the lines before it have 2$"),
+    ("nmf", "short.csv", "short.csv: line 4: has 1 column, and the lines before it have 2$"),
     ("nmf", "blanks.csv", "blanks.csv: line 2, column 1: '' is not a number"),
     ("nmf", "noted.csv", "noted.csv: line 4, column 2: is nan"),
     ("lasso", "noted.csv", "noted.csv: line 4, target: is nan"),

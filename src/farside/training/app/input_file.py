@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from farside.errors import ConfigError
+from farside.units import format_count
 
 WORDS_MAX, COUNT_MAX = 10_000_000, 10_000_000
 """Limits for LDA: each word is a row of the model, and each use of a word takes memory."""
@@ -94,7 +95,7 @@ def _fault_of(path: Path) -> ConfigError:
         columns = columns or len(values)
         if len(values) != columns:
             return ConfigError(
-                f"{path}: line {number}: has {len(values)} columns, and the lines before it have {columns}"
+                f"{path}: line {number}: has {format_count(len(values), 'column')}, and the lines before it have {columns}"
             )
     return ConfigError(f"{path}: is not a table of numbers with commas between")
 
