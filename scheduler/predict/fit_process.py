@@ -87,7 +87,7 @@ class Fitter:
 async def _tried(lesson: Lesson) -> Fitted | None:
     try:
         return await fitted_apart(lesson)
-    except PeerError as error:
+    except Exception as error:  # whatever it met: the scheduler process takes its result, and goes on deciding
         _log.error("the model of run times was not fitted; jobs are expected by what is known", reason=error)
         return None
 
@@ -97,6 +97,7 @@ async def fitted_apart(lesson: Lesson) -> Fitted:
 
     Raises:
         PeerError: It could not, with its last line.
+        ConfigError: What it found is no model.
     """
     question = await asyncio.to_thread(_asked, lesson)
     process = await asyncio.create_subprocess_exec(

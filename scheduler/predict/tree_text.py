@@ -3,8 +3,8 @@
 LightGBM believes what it reads: a count that is too large or a child that is its own ancestor ends the process, or
 never returns. So a text is taken apart here. Of each tree every array must be as long as the tree says, every number
 finite, every feature one of the model's, and every node and leaf the child of exactly one node of a lower number: then
-there is no cycle, and nothing is out of reach. What stands behind the trees (parameters of the fit, importances) is not
-handed on.
+there is no cycle, and nothing is out of reach. One number may be infinite: the threshold of a split that parts missing
+values from all others. What stands behind the trees (parameters of the fit, importances) is not handed on.
 
 Rejected: reading it in a child process with a deadline. That would keep the process, but not say what is wrong, and
 broken trees that do answer would be believed.
@@ -30,6 +30,7 @@ _HEADER: Mapping[str, str | None] = {
 }  # fmt: skip
 _OBJECTIVES = ("regression", "quantile")
 _CATEGORICAL = 1  # this bit of a node's decision type
+_MISSING, _MISSING_IS_NAN = 12, 8  # these bits of it, and what they are where a missing value is NaN
 _SPLITS = ("split_gain", "threshold", "internal_value", "internal_weight", "internal_count")
 _LEAVES = ("leaf_value", "leaf_weight", "leaf_count")
 
@@ -133,7 +134,10 @@ def _check_tree(tree: Mapping[str, str], where: str, features: int) -> None:
         if any(tree.get(name) for name in ("split_feature", "left_child", "right_child", *_SPLITS)):
             raise ValueError(f"{where} has one leaf, and splits")
         return
-    numbers = {name: _real(tree.get(name, ""), leaves - 1, f"{where}: {name}") for name in _SPLITS}
+    numbers = {
+        name: _real(tree.get(name, ""), leaves - 1, f"{where}: {name}", may_be_infinite=name == "threshold")
+        for name in _SPLITS
+    }
     for name in _LEAVES:
         _real(tree.get(name, ""), leaves, f"{where}: {name}")
     splits = {name: _whole(tree.get(name, ""), leaves - 1, f"{where}: {name}")
@@ -145,7 +149,10 @@ def _check_tree(tree: Mapping[str, str], where: str, features: int) -> None:
     _check_children(splits["left_child"], splits["right_child"], where)
     if categories:
         _check_categories(tree, categories, where)
-    sets = [at for at, of in zip(numbers["threshold"], splits["decision_type"], strict=True) if of & _CATEGORICAL]
+    decisions = [*zip(numbers["threshold"], splits["decision_type"], strict=True)]
+    if not all(at < math.inf or of & _MISSING == _MISSING_IS_NAN for at, of in decisions):
+        raise ValueError(f"{where} has an infinite threshold, and no missing values that it parts from others")
+    sets = [at for at, of in decisions if of & _CATEGORICAL]
     if not all(at.is_integer() and 0 <= at < categories for at in sets):
         raise ValueError(f"{where} has a set of categories that there is not")
 
@@ -176,11 +183,11 @@ def _whole(text: str, count: int | None, where: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _real(text: str, count: int, where: str) -> list[float]:
+def _real(text: str, count: int, where: str, *, may_be_infinite: bool = False) -> list[float]:
     try:
         numbers = [float(word) for word in text.split(" ")] if text else []
     except ValueError:
         numbers = []
-    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+    if len(numbers) != count or not all(math.isfinite(one) or (may_be_infinite and one == math.inf) for one in numbers):
         raise ValueError(f"{where} is not {count} finite numbers")
     return numbers

@@ -61,8 +61,12 @@ def test_a_lesson_that_can_t_be_learned_from_is_one_line() -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_fit_that_fails_leaves_the_way_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/true"])
+def test_a_fit_that_fails_or_finds_no_model_leaves_the_way_free_for_the_next(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that could not be read failed the cycle that took it, and each one after it."""
+    monkeypatch.setattr(sys, "executable", program)
 
     async def scene() -> tuple[Fitted | None, bool]:
         async with Fitter() as fitter:

@@ -46,6 +46,22 @@ def test_trees_that_never_split_are_whole() -> None:
     assert told(booster_of(flat.model_to_string(), 3))[0] == pytest.approx(2)
 
 
+def test_a_split_that_parts_missing_values_from_all_others_is_whole() -> None:
+    """LightGBM writes its threshold as infinite, and a manager's fit failed by that."""
+    rows = ROWS.copy()
+    rows[:, 1] -= 0.5  # of both signs: otherwise a threshold at 0 parts them
+    rows[::2, 1] = np.nan
+    names = ["a", "b", "c"]
+    trees = lightgbm.train(
+        {"verbosity": -1, "num_leaves": 6, "num_threads": 1, "min_data_in_leaf": 5},
+        lightgbm.Dataset(rows, np.isnan(rows[:, 1]) + 0.1 * rows[:, 2], feature_name=names), 3,
+    )  # fmt: skip
+    text = trees.model_to_string()
+    assert "threshold=inf " in text
+
+    assert np.array_equal(trees.predict(rows), booster_of(text, 3).predict(rows))
+
+
 def first(name: str, to: Callable[[list[str]], str]) -> str:
     """The text with another line in its first tree, at the size that it has then."""
     line = re.search(rf"^{name}=(.*)$", TEXT, re.MULTILINE)
@@ -69,6 +85,8 @@ def first(name: str, to: Callable[[list[str]], str]) -> str:
         (first("num_leaves", lambda words: "-1"), "of another kind"),
         (first("split_feature", lambda words: " ".join(["3", *words[1:]])), "a feature that there is not"),
         (first("leaf_value", lambda words: " ".join(["nan", *words[1:]])), "leaf_value is not 6 finite numbers"),
+        (first("threshold", lambda words: " ".join([*words[:-1], "nan"])), "threshold is not 5 finite numbers"),
+        (first("threshold", lambda words: " ".join([*words[:-1], "inf"])), "an infinite threshold, and no missing"),
         (first("decision_type", lambda words: " ".join(["99", *words[1:]])), "decides in a way"),
         (first("cat_boundaries", lambda words: " ".join([*words[:-1], "1000000000"])), "cat_threshold is not"),
         (first("is_linear", lambda words: "1"), "is linear"),
