@@ -94,9 +94,8 @@ def _fault_of(path: Path) -> ConfigError:
                 )
         columns = columns or len(values)
         if len(values) != columns:
-            return ConfigError(
-                f"{path}: line {number}: has {format_count(len(values), 'column')}, and the lines before it have {columns}"
-            )
+            has = format_count(len(values), "column")
+            return ConfigError(f"{path}: line {number}: has {has}, and the lines before it have {columns}")
     return ConfigError(f"{path}: is not a table of numbers with commas between")
 
 
