@@ -14,7 +14,8 @@ from tests.support.liar import Liar
 from tests.support.waiting import until
 
 SIZES = ("--donors", "2", "--donor-memory", "256MiB", "--size", "192MiB", "--slab", "8MiB")
-LIMIT_S = 540.0
+LIMIT_S = 1_500.0
+"""On a machine that other work keeps busy, ten million pages took more than 540 s."""
 
 
 def pages_in(session: Session) -> int:
@@ -30,7 +31,7 @@ def pages_in(session: Session) -> int:
     "pages",
     [
         pytest.param(100_000, id="some pages"),
-        pytest.param(10_000_000, id="ten million pages", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+        pytest.param(10_000_000, id="ten million pages", marks=[pytest.mark.long, pytest.mark.timeout(1_600)]),
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
