@@ -157,7 +157,7 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     ),
     "harmony-eq1": lambda effort: harmony_decisions.eq1(300 if effort.clusters > 1 else 20),
     "harmony-alpha": lambda effort: harmony_memory.alpha(50 if effort.clusters > 1 else 10),
-    "harmony-disks": lambda effort: harmony_memory.disks(range(1, effort.clusters + 1)),
+    "harmony-disks": lambda effort: harmony_memory.disks(range(1, min(2, effort.clusters) + 1)),
     "glet-latency": lambda effort: glet_interference.latency(effort.data),
     "glet-interference": lambda effort: glet_interference.interference(effort.data, seeds=effort.draws),
     "glet-schedulable": lambda effort: glet_schedulable.figure(effort.data, every=1 if len(effort.draws) > 1 else 20),
