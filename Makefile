@@ -151,7 +151,7 @@ check: lint types test
 attack: venv-dev packages-test
 	@$(PYTHON) -m tools.attack $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-# Each target of tests/fuzz for MINUTES, files side by side; `make test-long` has a moment of them.
+# Each target of tests/fuzz for MINUTES, all side by side; `make test-long` has a moment of them.
 fuzz: venv-dev packages-test
 	@FARSIDE_FUZZ_S=$$((60 * $(MINUTES))) $(PYTHON) -m pytest tests/fuzz -m long -k "not sanitized" -n 8 \
 		--timeout 0 -o faulthandler_timeout=0 $(PYTEST_ARGS)

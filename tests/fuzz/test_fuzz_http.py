@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz.test_fuzz_nbd import FUZZ_S
 from tests.live.manager import Manager
-from tests.live.test_api_contract import asked, manager
+from tests.live.test_api_contract import LIMIT_S, asked, manager
 
 __all__ = ["manager"]
 
@@ -20,7 +20,8 @@ def test_no_request_upsets_the_manager(manager: Manager, tmp_path: Path) -> None
     while True:
         seed = time.time_ns() % 2**32
 
-        done = asked(manager, tmp_path, "--max-examples", str(ROUND_EXAMPLES), "--seed", str(seed))
+        how = ("--max-examples", str(ROUND_EXAMPLES), "--seed", str(seed))
+        done = asked(manager, tmp_path, *how, limit_s=LIMIT_S + FUZZ_S)
 
         assert done.returncode == 0, f"--seed {seed}\n{done.stdout}{done.stderr}"
         assert "Traceback" not in manager.log()

@@ -60,7 +60,7 @@ def operations_of(manager: Manager) -> int:
     return sum(map(len, paths.values()))
 
 
-def asked(manager: Manager, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
+def asked(manager: Manager, folder: Path, *how: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Schemathesis, as an operator; ``how``: how many requests, and which."""
     (folder / "schemathesis.toml").write_text(SETTINGS)
     token = add_token(manager.tokens, "carl", Role.OPERATOR)
@@ -72,7 +72,7 @@ def asked(manager: Manager, folder: Path, *how: str) -> subprocess.CompletedProc
             "--exclude-checks", "positive_data_acceptance",  # a job that is well told may be larger than the cluster
             "--continue-on-failure", "--no-color", "--warnings", "off", "--request-timeout", "60",
         ],
-        cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False,
     )  # fmt: skip
 
 

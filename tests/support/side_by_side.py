@@ -11,6 +11,7 @@ APART = frozenset(
         "tests/blockdev/test_fd_store.py",
         "tests/blockdev/test_process.py",
         "tests/cli/test_sim.py",
+        "tests/fuzz/test_fuzz_codecs.py",
         "tests/live/test_manager_process.py",
         "tests/live/test_versions_processes.py",
     }
