@@ -8,11 +8,13 @@ p99.
 The manager is as installed but for two rules, since a fit comes once a week otherwise: it is due while a file exists,
 and all of the history counts as jobs that ended while the manager ran do, not the newest 50,000 alone.
 
-The exit code is 1 where the bar is missed.
+A fit is at the lowest priority, and so no lower than a manager that is started by ``nice``: the benchmark says so then,
+and its figures are no measure of the bar. The exit code is 1 where that is missed.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -122,8 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     head = {
         "command": this_command("benchmarks.manager_fit"), "commit": this_commit(), "machine": asdict(this_machine()),
         "date": f"{datetime.now(UTC):%Y-%m-%d}", "agents": asked.agents, "jobs": asked.jobs, "history": asked.history,
-        "turn_s": asked.seconds, "rate": asked.rate,
+        "turn_s": asked.seconds, "rate": asked.rate, "nice": os.nice(0),
     }  # fmt: skip
+    if head["nice"]:
+        print(f"benchmarks: started at nice {head['nice']}: a fit has nearly as much of a processor as the manager")
     try:
         with tempfile.TemporaryDirectory(prefix="farside-fit-") as folder:
             turns = measure(Path(folder), asked)

@@ -16,7 +16,6 @@ How it works
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,7 +25,7 @@ import numpy as np
 from farside.errors import ConfigError
 from farside.scheduler.predict.choose_estimator import LEAST_JUDGED, Judge, Judged, Source
 from farside.scheduler.predict.gbdt import Gbdt, gbdt_from_text
-from farside.scheduler.predict.gpu_time_fit import Fitted, Lesson, learned_from
+from farside.scheduler.predict.gpu_time_fit import EndedJobs, Fitted, Lesson, learned_from
 from farside.scheduler.predict.job_features import CATEGORIES, FEATURES, Codes, feature_row
 from farside.scheduler.predict.mean_correction import RecentErrors, Spread, kind_of
 from farside.scheduler.predict.rolling_estimate import (
@@ -140,7 +139,7 @@ class GpuTimeService:
         self._codes = {name: Codes() for name in CATEGORIES[:2]}
         self._trees: Gbdt | None = None
         self._pending: dict[int, _Seen] = {}
-        self._ended: deque[tuple[_Seen, float]] = deque(maxlen=params.window_jobs)  # with its seconds
+        self._ended = EndedJobs(params.window_jobs)
         self._learned = 0
         self._errors = RecentErrors()
         self._over: dict[int, Expectation] = {}  # of jobs that have ended, the oldest first
@@ -287,7 +286,10 @@ class GpuTimeService:
             return
         self._keep(fact.job.sequence, seen, ran_s)
         self._learned += 1
-        self._ended.append((seen, ran_s))
+        self._ended.add(
+            seen.row, ran_s=ran_s, gpus=seen.gpus, kind=seen.kind, rolling_median_s=seen.rolling_median_s,
+            rolling_s=seen.rolling_s, submit_s=seen.submit_s,
+        )  # fmt: skip
         # By the estimates of its submission: what was learned since was not known then.
         self._spread["rolling"].add(seen.kind, math.log(ran_s / seen.rolling_median_s))
         if not math.isnan(seen.model_median_s):
@@ -308,18 +310,7 @@ class GpuTimeService:
         """All that a fit needs; None: no model is wanted, or too few jobs have ended."""
         if self.params.use != "best" or len(self._ended) < LEAST_FIT:
             return None
-        seen = [one for one, _ in self._ended]
-        return Lesson(
-            rows=np.array([one.row for one in seen]),
-            ran_s=np.array([seconds for _, seconds in self._ended]),
-            gpus=np.array([float(one.gpus) for one in seen]),
-            kinds=np.array([float(one.kind) for one in seen]),
-            rolling_median_s=np.array([one.rolling_median_s for one in seen]),
-            rolling_s=np.array([one.rolling_s for one in seen]),
-            from_s=min(one.submit_s for one in seen),
-            rolling_weight=self.params.rolling_weight,
-            is_first=not self.judge.has_judged_model,
-        )
+        return self._ended.lesson(rolling_weight=self.params.rolling_weight, is_first=not self.judge.has_judged_model)
 
     def take(self, fitted: Fitted) -> None:
         """Use what a fit found; jobs that come from now on are expected by it."""
