@@ -69,7 +69,12 @@ def job_of(
 
 
 def walk(
-    job: Job[Any], *, stop_before: int | None = None, fail_in: int | None = None, term_in: int | None = None
+    job: Job[Any],
+    *,
+    stop_before: int | None = None,
+    fail_in: int | None = None,
+    term_in: int | None = None,
+    finish_in: int | None = None,
 ) -> bytes:
     """A program whose every number depends on all before it; the bytes that it ends with.
 
@@ -78,6 +83,7 @@ def walk(
         stop_before: It is killed after the pull of this iteration.
         fail_in: It raises an error in this iteration.
         term_in: It is asked to stop in this iteration.
+        finish_in: It says in this iteration that it is the last one.
     """
     with job:
         place = job.model.setdefault("place", np.ones(4))
@@ -90,6 +96,8 @@ def walk(
                 raise ZeroDivisionError
             if job.iteration == term_in:
                 os.kill(os.getpid(), signal.SIGTERM)
+            if job.iteration == finish_in:
+                job.finish()
             part, count = np.zeros(4), 0
             for block in job.blocks():
                 memory = block.state.setdefault("memory", np.zeros(4))
@@ -98,6 +106,8 @@ def walk(
                 count += 1
             job.push({"part": part, "count": count})
         total = job.pull()
+        if job.iteration == stop_before:
+            raise Killed
         assert total["count"] == len(BLOCKS)
         return b"".join([place.tobytes(), total["part"].tobytes()])
 

@@ -73,6 +73,42 @@ def test_a_program_that_is_asked_to_stop_keeps_all_and_goes_on_to_the_same_bits(
     assert walk(job_of(folder=tmp_path)) == wanted
 
 
+def finished(folder: Path | None = None, *, iterations: int = 6, **ends: int) -> tuple[int, bytes]:
+    """How many iterations a program makes that calls `finish` in iteration 3, and the bytes that it ends with."""
+    job = job_of(folder=folder, iterations=iterations)
+    found = walk(job, finish_in=3, **ends)
+    return job.iteration, found
+
+
+def test_a_program_that_is_asked_to_stop_in_the_iteration_that_it_finishes_in_makes_no_more(tmp_path: Path) -> None:
+    wanted = finished()
+    assert wanted[0] == 4
+
+    with pytest.raises(Paused, match="paused in iteration 4"):
+        finished(tmp_path, term_in=3)
+
+    assert finished(tmp_path) == wanted
+
+
+def test_a_program_that_is_killed_after_its_last_pull_makes_no_more_iterations(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        finished(tmp_path, stop_before=4)
+
+    assert [finished(tmp_path, iterations=most) for most in (6, 6, 9)] == [finished()] * 3
+    with pytest.raises(ConfigError, match="iterations: is 3, and checkpoint i-4 has 4"):
+        finished(tmp_path, iterations=3)
+
+
+def test_a_program_takes_back_that_its_checkpoint_is_finished(tmp_path: Path) -> None:
+    finished(tmp_path)
+
+    with job_of(folder=tmp_path) as job:
+        assert (job.is_finished, job.goes_on()) == (True, False)
+    with job_of(folder=tmp_path) as job:
+        job.reopen()
+        assert (job.is_finished, job.goes_on()) == (False, True)
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_is_used(tmp_path: Path) -> None:
     wanted = walk(job_of())
     walk(job_of(folder=tmp_path))

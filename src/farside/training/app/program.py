@@ -13,8 +13,6 @@ from farside.training.loop.job import Job
 AppName = Literal["nmf", "lda", "mlr", "lasso"]
 LOOK_BACK = 5
 """Iterations over which the objective is compared."""
-_SETTLED = "settled"
-"""Is in the model of a job that has ended since the objective no longer changed."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +79,13 @@ def noted(job: Job[Any], objective: float, tolerance: float, watch: Watch) -> No
     seen = np.append(job.model.get("objectives", np.empty(0)), objective)[-LOOK_BACK - 1 :]
     job.model["objectives"] = seen
     if _is_settled(seen, tolerance):
-        job.model[_SETTLED] = np.ones(())
         job.finish()
 
 
 def goes_on_ended(job: Job[Any], tolerance: float) -> None:
-    """Ends a job before its first iteration that goes on from where `noted` had ended it, if it would do so again."""
-    was_settled = job.model.pop(_SETTLED, None) is not None
-    if was_settled and not job.is_last and _is_settled(job.model["objectives"], tolerance):
-        job.finish()
+    """A job that `noted` had ended goes on, before its first iteration, if it would not be ended there now."""
+    if job.is_finished and not _is_settled(job.model["objectives"], tolerance):
+        job.reopen()
 
 
 def _is_settled(seen: Any, tolerance: float) -> bool:

@@ -38,23 +38,37 @@ _MODEL, _SUM = "model/", "sum/"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What a complete checkpoint says of itself; ``files`` are check sums (crc32) by name."""
+    """What a complete checkpoint says of itself.
+
+    Attributes:
+        version: `VERSION`.
+        iteration: Before which it was made.
+        blocks: Number of blocks of the whole input.
+        fingerprint: Of program, input and options.
+        files: Check sums (crc32) by name.
+        finished: How many iterations the job has, as its program has said by `finish`; None: it has said nothing.
+    """
 
     version: int
     iteration: int
     blocks: int
     fingerprint: str
     files: dict[str, int]
+    finished: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a job goes on from: before iteration ``iteration``, whose sums are pulled already."""
+    """What a job goes on from: before iteration ``iteration``, whose sums are pulled already.
+
+    ``finished``: how many iterations the job has, as its program has said by `finish`; None: it has said nothing.
+    """
 
     iteration: int
     model: Arrays
     sums: Arrays
     states: Mapping[int, Arrays]
+    finished: int | None = None
 
 
 class Checkpoints:
@@ -75,7 +89,7 @@ class Checkpoints:
         """
         self._folder, self._fingerprint, self._blocks = folder, fingerprint, blocks
         self._rank, self._workers = rank, workers
-        self._open: dict[int, int] = {}  # by iteration: number of this start
+        self._open: dict[int, tuple[int, int | None]] = {}  # by iteration: number of this start, and `finished`
         self._damaged = set[int]()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,8 +129,17 @@ class Checkpoints:
         self._damaged.add(iteration)
         _log.warning("a damaged checkpoint is passed over", folder=self._at(iteration), reason=error)
 
-    def write(self, iteration: int, run: int, states: Mapping[int, Arrays], model: Arrays, sums: Arrays) -> None:
-        """Writes this rank's part; at rank 0 the model too.
+    def write(
+        self,
+        iteration: int,
+        run: int,
+        states: Mapping[int, Arrays],
+        model: Arrays,
+        sums: Arrays,
+        *,
+        finished: int | None = None,
+    ) -> None:
+        """Writes this rank's part; at rank 0 the model too. ``finished``: as in `Restored`.
 
         Raises:
             OSError: it can't be written; what was there before stays.
@@ -129,18 +152,18 @@ class Checkpoints:
             both = {_MODEL + name: array for name, array in model.items()}
             both |= {_SUM + name: array for name, array in sums.items()}
             write_whole(folder / f"model.{run}", _packed(both))
-            self._open[iteration] = run
+            self._open[iteration] = run, finished
 
     def complete(self) -> bool:
         """At rank 0: closes those whose parts are all there, and removes what is too old; True where none is open."""
-        for iteration, run in sorted(self._open.items()):
+        for iteration, (run, finished) in sorted(self._open.items()):
             folder = self._at(iteration)
             names = [f"model.{run}", *(_state_name(rank, run) for rank in range(self._workers))]
             if all((folder / name).exists() for name in names):
                 files = {name: zlib.crc32((folder / name).read_bytes()) for name in names}
                 record = Record(
                     version=VERSION, iteration=iteration, blocks=self._blocks, fingerprint=self._fingerprint,
-                    files=files,
+                    files=files, finished=finished,
                 )  # fmt: skip
                 write_whole(folder / _COMPLETE, msgspec.json.encode(record))
                 del self._open[iteration]
@@ -182,7 +205,9 @@ class Checkpoints:
                     number, _, what = key.partition("/")
                     if int(number) in numbers:
                         states.setdefault(int(number), {})[what] = array
-        return Restored(iteration=record.iteration, model=model, sums=sums, states=states)
+        return Restored(
+            iteration=record.iteration, model=model, sums=sums, states=states, finished=record.finished
+        )  # fmt: skip
 
     def _remove_old(self, newest: int) -> None:
         # Whatever was begun before and not completed is of no use either.

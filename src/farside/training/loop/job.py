@@ -140,7 +140,8 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         self._keys = keys
         agreement = Key(name=_AGREEMENT, shape=(size_of(self.workers),), dtype=np.dtype(np.int64))
         self._all_keys = (*keys, agreement)
-        self._iterations = iterations
+        self._iterations = self._asked = iterations
+        self._finished: int | None = None
         self._turns, self._spills = turns, spills or SpillsNothing()
         self._net_s = self._computes_from_s = 0.0
         self._began = 0  # positions of subtasks count from where this start begins
@@ -209,8 +210,20 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
         return True
 
     def finish(self) -> None:
-        """This iteration is the last one; all workers must call it in the same one, by what they have pulled."""
-        self._iterations = self.iteration + 1
+        """This iteration is the last one; all workers must call it in the same one, by what they have pulled.
+
+        Checkpoints have it: a job that is started again after this iteration has ended.
+        """
+        self._iterations = self._finished = self.iteration + 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` was called, by the checkpoint's job too."""
+        return self._finished is not None
+
+    def reopen(self) -> None:
+        """Takes a `finish` back, so that the job goes on; all workers must call it, before their loops."""
+        self._iterations, self._finished = self._asked, None
 
     def diverged(self, what: str, value: float) -> None:
         """Ends the job at all workers: a sum that all of them have pulled is not finite.
@@ -383,6 +396,9 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
 
     def _take(self, restored: Restored) -> None:
         self._resumed = self._began = restored.iteration
+        if restored.finished is not None:
+            self._finished = restored.finished
+            self._iterations = min(self._asked, restored.finished)
         self.model.update(restored.model)
         for number, state in restored.states.items():
             self._own.state_of(number).update(state)
@@ -392,7 +408,9 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
     def _keep(self, checkpoints: Checkpoints, sums: Arrays) -> None:
         self._kept_s = time.monotonic()
         try:
-            checkpoints.write(self.iteration, self._run, self._own.states(), self.model, sums)
+            checkpoints.write(
+                self.iteration, self._run, self._own.states(), self.model, sums, finished=self._finished
+            )  # fmt: skip
         except OSError as error:
             _log.error("a checkpoint can't be written; the one before stays", rank=self.rank, reason=error)
 
