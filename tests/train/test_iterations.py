@@ -84,6 +84,25 @@ def test_a_program_of_a_user_s_own_is_told_so_too(tmp_path: Path) -> None:
         walk(job_of(folder=tmp_path, iterations=5))
 
 
+@pytest.mark.parametrize(
+    ("app", "option", "theirs", "ours"),
+    [("mlr", "penalty", 0.1, 0.10000004), ("lasso", "penalty", 0.1, 0.10000004), ("lda", "alpha", 0.1, 0.10000004),
+     ("lda", "eta", 0.01, 0.010000004), ("lasso", "penalty", 1234567.0, 1234568.0)],
+)  # fmt: skip
+def test_a_checkpoint_of_an_option_that_differs_in_its_seventh_digit_is_refused(
+    app: AppName, option: str, theirs: float, ours: float, kept: Path
+) -> None:
+    if app == "lda":
+        pytest.importorskip("numba")
+    small = SMALL | {"app": app, "iterations": 2}
+    first, other = (Options(**small | {option: value}) for value in (theirs, ours))
+    PROGRAMS[app](load(first), first, nobody_watches)
+
+    with pytest.raises(ConfigError, match=f"a checkpoint of another job: {app} .*this one is {app} "):
+        PROGRAMS[app](load(other), other, nobody_watches)
+    PROGRAMS[app](load(first), first, nobody_watches)
+
+
 @pytest.mark.parametrize("app", ["mlr", "lasso"])
 def test_as_many_iterations_as_a_longer_job_had_made_by_then_are_refused(app: AppName, kept: Path) -> None:
     """Its last step was none then, so what it takes for the objective of the result is not there."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from farside.errors import FarsideError
 from farside.training.app.dataset import Input
-from farside.training.app.program import Options, Outcome, Watch, found, goes_on_ended, nobody_watches, noted
+from farside.training.app.program import Options, Outcome, Watch, exact, found, goes_on_ended, nobody_watches, noted
 from farside.training.app.synthetic import generator
 from farside.training.loop.block import Block
 from farside.training.loop.job import Job, begin
@@ -33,7 +33,7 @@ def train_lda(data: Input, options: Options, watch: Watch = nobody_watches) -> O
     count = options.components
     shape = data.columns, count
     keys = {"in_word": np.zeros(shape, np.int64), "documents": (), "tokens": np.zeros((), np.int64)}
-    words = f"{count} topics alpha {options.alpha:g} eta {options.eta:g} seed {options.seed}"
+    words = f"{count} topics alpha {exact(options.alpha)} eta {exact(options.eta)} seed {options.seed}"
     if options.frozen:
         words += " frozen"
     with begin(

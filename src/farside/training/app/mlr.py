@@ -9,7 +9,7 @@ import numpy as np
 
 from farside.training.app import fista
 from farside.training.app.dataset import Input
-from farside.training.app.program import Options, Outcome, Watch, found, goes_on_ended, nobody_watches, noted
+from farside.training.app.program import Options, Outcome, Watch, exact, found, goes_on_ended, nobody_watches, noted
 from farside.training.loop.job import Job, begin
 
 _NUMBERS = ("loss", "curvature", "last_loss", "last_right", "ended")
@@ -24,7 +24,7 @@ def train_mlr(data: Input, options: Options, watch: Watch = nobody_watches) -> O
     shape = data.classes, data.columns
     with begin(
         data.blocks, keys={"gradient": shape, **dict.fromkeys(_NUMBERS, ())}, iterations=options.iterations,
-        fingerprint=f"mlr penalty {options.penalty:g} {data.fingerprint}",
+        fingerprint=f"mlr penalty {exact(options.penalty)} {data.fingerprint}",
     ) as job:  # fmt: skip
         model = job.model
         if job.is_new:

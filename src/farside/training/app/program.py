@@ -68,6 +68,11 @@ def nobody_watches(_iteration: int, _objective: float) -> None:
     """For callers that want the outcome alone."""
 
 
+def exact(number: float) -> str:
+    """A number with all of its digits, such that two different ones have different texts."""
+    return repr(number).removesuffix(".0")
+
+
 def noted(job: Job[Any], objective: float, tolerance: float, watch: Watch) -> None:
     """Shows an objective, and ends the job where it is not finite or no longer changes.
 
