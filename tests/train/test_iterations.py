@@ -13,6 +13,10 @@ from farside.training.loop.job import CHECKPOINT_DIR, CHECKPOINT_S
 from tests.train.programs import ended, job_of, train, walk
 
 SMALL: dict[str, Any] = {"data": "synthetic", "rows": 60, "columns": 8, "classes": 3, "components": 2, "blocks": 3}
+REFUSED = (
+    "iterations: checkpoint i-5 is from the middle of a job of more iterations; "
+    "ask for 6 or more, or name another checkpoint folder"
+)
 NAMES: tuple[AppName, ...] = ("nmf", "mlr", "lasso")
 
 
@@ -104,10 +108,13 @@ def test_a_checkpoint_of_an_option_that_differs_in_its_seventh_digit_is_refused(
 
 
 @pytest.mark.parametrize("app", ["mlr", "lasso"])
-def test_as_many_iterations_as_a_longer_job_had_made_by_then_are_refused(app: AppName, kept: Path) -> None:
+def test_as_many_iterations_as_a_longer_job_had_made_by_then_are_refused_and_one_more_is_taken(
+    app: AppName, kept: Path
+) -> None:
     """Its last step was none then, so what it takes for the objective of the result is not there."""
     trained(app, 6)
     (kept / "i-6" / "complete").unlink()
 
-    with pytest.raises(ConfigError, match="iterations: checkpoint i-5 is from the middle of a job of more iterations"):
+    with pytest.raises(ConfigError, match=REFUSED):
         trained(app, 5)
+    assert trained(app, 6).iterations == 6

@@ -70,5 +70,5 @@ def check_ended(job: Job[Any], total: Arrays) -> None:
     if not float(total["ended"]):
         raise ConfigError(
             f"iterations: checkpoint i-{job.iteration} is from the middle of a job of more iterations",
-            hint=f"ask for more than {job.iteration}, or name another checkpoint folder",
+            hint=f"ask for {job.iteration + 1} or more, or name another checkpoint folder",
         )
