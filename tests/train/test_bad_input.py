@@ -12,7 +12,7 @@ import pytest
 
 from farside.cli import train_worker
 from farside.errors import ConfigError
-from farside.training.app import dataset
+from farside.training.app import dataset, memory_need
 from farside.training.app.catalog import PROGRAMS
 from farside.training.app.dataset import Input, load
 from farside.training.app.memory_need import check_memory
@@ -139,6 +139,10 @@ def test_a_file_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, app:
         ({"app": "nmf", "data": "synthetic", "rows": 0}, "0 rows and 200 columns"),
         ({"app": "nmf", "data": "digits", "blocks": 5000}, "blocks: 5000 for 1797 rows"),
         ({"app": "mlr", "data": "synthetic", "classes": 1}, "classes: is 1"),
+        (
+            {"app": "lasso", "data": "synthetic", "rows": 10**7, "columns": 1, "blocks": 100_001},
+            "^blocks: is 100001; at most 100000 are taken, since each takes memory and time of its own; choose fewer",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], line: str) -> None:
@@ -263,6 +267,30 @@ def test_what_takes_more_memory_than_there_is_is_refused(options: dict[str, Any]
     check_memory(wanted, **sizes, has_bytes=needed)
     with pytest.raises(ConfigError, match=f"^{wanted.app}: 7 rows, 20 columns.* of memory at least, and .* is there"):
         check_memory(wanted, **sizes, has_bytes=needed - 1)
+
+
+def test_all_workers_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(app="lasso", data="synthetic", rows=40, columns=20, blocks=10)
+    monkeypatch.setattr(memory_need, "_has_bytes", lambda: 4 * 8 * (4 * 20 + 10 * 20) - 1)
+
+    load(options, workers=4, here=3)
+    line = "^lasso: 10 rows a worker, 20 columns take 8.75 KiB of memory at least with 4 workers on this machine, and "
+    with pytest.raises(ConfigError, match=line):
+        load(options, workers=4, here=4)
+    monkeypatch.setattr(memory_need, "_has_bytes", lambda: 4 * 8 * (4 * 20 + 4 * 20) - 1)
+    load(options, lets_go=True, workers=4, here=3)
+    with pytest.raises(ConfigError, match="lasso: 4 rows a worker"):
+        load(options, lets_go=True, workers=4, here=4)
+
+
+def test_workers_are_told_how_many_share_their_machine() -> None:
+    rows = 10**12
+
+    code, out, errors = ended(train("lasso", "--data", "synthetic", "--rows", rows, "--columns", 1, "--workers", 2))
+
+    assert (code, out) == (2, "")
+    line = "farside: lasso: 500,000,000,000 rows a worker, 1 columns take 7.28 TiB of memory at least with 2 workers on"
+    assert errors.startswith(line)
 
 
 def test_a_worker_that_finds_no_executor_says_so_once(tmp_path: Path) -> None:

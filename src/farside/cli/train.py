@@ -78,7 +78,8 @@ _SpillMemory = Annotated[
 _Iterations = Annotated[int, typer.Option(min=1, help="Maximum number of iterations.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
 _Blocks = Annotated[
-    int, typer.Option(min=0, help="Number of input blocks; 0: 32, or the number of rows if that is less.")
+    int,
+    typer.Option(min=0, help="Number of input blocks, 100000 at most; 0: 32, or the number of rows if that is less."),
 ]
 _Rows = Annotated[int, typer.Option(help="Rows of synthetic data.")]
 _Columns = Annotated[int, typer.Option(help="Columns of synthetic data; for lda its number of different words.")]

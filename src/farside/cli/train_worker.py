@@ -20,7 +20,7 @@ from farside.ending import die_with
 from farside.errors import ConfigError, FarsideError
 from farside.log import start_logging
 from farside.training.app.program import Options, Outcome
-from farside.training.launch import SAID
+from farside.training.launch import LOCAL_WORKERS, SAID
 
 PARENT = "FARSIDE_TRAIN_PARENT"
 MEMORY_HINT = "choose fewer rows, columns or components"
@@ -77,16 +77,21 @@ def _run_program(options: Options) -> None:
 
     place = spill_place()
     lets_go = place is not None and (not place.is_offered or can_leave_memory(options))
-    workers = os.environ.get("WORLD_SIZE", "")
     try:
         # A number that is none shows in the objective, at all workers alike.
         with np.errstate(all="ignore"):
-            data = load(options, lets_go=lets_go, workers=int(workers) if workers.isdigit() else 1)
+            data = load(options, lets_go=lets_go, workers=_told("WORLD_SIZE"), here=_told(LOCAL_WORKERS))
             outcome = PROGRAMS[options.app](data, options, watch)
     except MemoryError as error:
         raise ConfigError(f"there is not enough memory: {error}", hint=MEMORY_HINT) from error
     if is_first:
         _show(options, outcome)
+
+
+def _told(name: str) -> int:
+    """A number of workers that the environment says; 1: it says none."""
+    text = os.environ.get(name, "")
+    return max(int(text), 1) if text.isdecimal() else 1
 
 
 def _show(options: Options, outcome: Outcome) -> None:

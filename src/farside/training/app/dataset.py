@@ -30,6 +30,8 @@ from farside.training.app.memory_need import check_memory
 from farside.training.app.program import Options
 
 BLOCKS = 32
+BLOCKS_MAX = 100_000
+"""Each block is an object of Python's, with a state and a check sum, and is looked at in each iteration."""
 # Which package has a data set, for which programs, and where in the package its files are.
 _PACKAGED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "digits": ("scikit-learn", ("nmf", "mlr"), "sklearn/datasets/data/digits.csv.gz"),
@@ -58,21 +60,22 @@ class Input:
     fingerprint: str
 
 
-def load(options: Options, *, lets_go: bool = False, workers: int = 1) -> Input:
+def load(options: Options, *, lets_go: bool = False, workers: int = 1, here: int = 1) -> Input:
     """The input that the options name.
 
     Args:
         options: Those of the program.
         lets_go: No block is in memory before it is asked for, and not all of them are at once.
         workers: How many share the input.
+        here: How many of them are on this machine.
 
     Raises:
         ConfigError: there is none, or it does not fit the program, with file, line and column; or no memory.
     """
     if options.data == SYNTHETIC:
-        return _drawn(options, lets_go=lets_go, workers=workers)
+        return _drawn(options, lets_go=lets_go, workers=workers, here=here)
     found = _mapped(options) if lets_go else _loaded(options)
-    check_memory(options, rows=0, columns=found.columns, classes=found.classes)
+    check_memory(options, rows=0, columns=found.columns, classes=found.classes, here=here)
     return found
 
 
@@ -107,6 +110,11 @@ def _blocks(options: Options, rows: int) -> int:
     blocks = options.blocks or min(BLOCKS, rows)
     if not 1 <= blocks <= rows:
         raise ConfigError(f"blocks: {blocks} for {rows} rows", hint="a block has at least one row")
+    if blocks > BLOCKS_MAX:
+        raise ConfigError(
+            f"blocks: is {blocks}; at most {BLOCKS_MAX} are taken, since each takes memory and time of its own",
+            hint="choose fewer: each then has more rows",
+        )
     return blocks
 
 
@@ -268,7 +276,7 @@ _LOADERS: dict[str, Callable[[Path, Options], Input]] = {
 }
 
 
-def _drawn(options: Options, *, lets_go: bool, workers: int) -> Input:
+def _drawn(options: Options, *, lets_go: bool, workers: int, here: int) -> Input:
     rows, columns, seed = options.rows, options.columns, options.seed
     if rows < 1 or columns < 1:
         raise ConfigError(f"{rows} rows and {columns} columns of synthetic data", hint="at least 1 each is needed")
@@ -276,7 +284,8 @@ def _drawn(options: Options, *, lets_go: bool, workers: int) -> Input:
         raise ConfigError(f"classes: is {options.classes}; at least 2 are needed")
     blocks = _blocks(options, rows)
     classes = options.classes if options.app == "mlr" else 0
-    check_memory(options, rows=rows // (blocks if lets_go else workers), columns=columns, classes=classes)
+    own = rows // (blocks if lets_go else workers)
+    check_memory(options, rows=own, columns=columns, classes=classes, here=here)
     words = {
         "nmf": f"rank {options.components}",
         "lda": f"{options.components} topics",

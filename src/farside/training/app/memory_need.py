@@ -30,25 +30,35 @@ def least_bytes(options: Options, *, rows: int, columns: int, classes: int = 0) 
     return _NUMBER_BYTES * (model + own + table)
 
 
-def check_memory(options: Options, *, rows: int, columns: int, classes: int = 0, has_bytes: int | None = None) -> None:
-    """Raises ConfigError where a worker needs more than there is: memory and swap, or its cgroup's limit and swap.
+def check_memory(
+    options: Options,
+    *,
+    rows: int,
+    columns: int,
+    classes: int = 0,
+    here: int = 1,
+    has_bytes: int | None = None,
+) -> None:
+    """Raises ConfigError where workers need more than there is: memory and swap, or their cgroup's limit and swap.
 
     Args:
         options: The program.
-        rows: Of the input that this worker keeps in memory; 0: it is there already.
+        rows: Of the input that a worker keeps in memory; 0: it is there already.
         columns: Of the input.
         classes: Of the input.
+        here: How many workers share this machine's memory.
         has_bytes: What there is; None: as the kernel says.
     """
-    needed_bytes = least_bytes(options, rows=rows, columns=columns, classes=classes)
+    needed_bytes = here * least_bytes(options, rows=rows, columns=columns, classes=classes)
     has_bytes = _has_bytes() if has_bytes is None else has_bytes
     if needed_bytes > has_bytes:
         names = {"nmf": "components (--rank)", "lda": "topics", "mlr": "classes", "lasso": ""}[options.app]
         count = classes if options.app == "mlr" else options.components
-        sizes = [f"{rows:,} rows"] if rows else []
+        sizes = [f"{rows:,} rows{' a worker' if here > 1 else ''}"] if rows else []
         sizes += [f"{columns:,} columns", *([f"{count:,} {names}"] if names else [])]
+        shared = f" with {here} workers on this machine" if here > 1 else ""
         raise ConfigError(
-            f"{options.app}: {', '.join(sizes)} take {format_bytes(needed_bytes)} of memory at least, and "
+            f"{options.app}: {', '.join(sizes)} take {format_bytes(needed_bytes)} of memory at least{shared}, and "
             f"{format_bytes(has_bytes)} is there",
             hint="choose fewer",
         )
