@@ -77,6 +77,8 @@
 #define P_SEALED (1ull << 41)
 #define P_EPOCH_SHIFT 48
 #define P_EPOCH (0xffffull << P_EPOCH_SHIFT)
+/* What a copy at a donor must be: page_seal_first() seals a page without another sequence. */
+#define P_CONTENT (P_SEQ | P_SEALED | P_EPOCH)
 #define P_SOURCES (P_RALL | P_DISK | P_PEND)
 
 /* home word */
@@ -307,7 +309,7 @@ struct worker {
 
 	/* engine parts */
 	struct ring slots, stage;
-	uint64_t *stage_word;		/* of each staged page of a read: sequence and SEALED of what was asked for */
+	uint64_t *stage_word;		/* of each staged page of a read: P_CONTENT of what was asked for */
 	uint32_t *stage_crc;
 	struct ne_seal *seal;
 	struct ne_link *links[NE_DONORS_MAX];

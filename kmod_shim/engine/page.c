@@ -530,7 +530,7 @@ static void copy_drop(struct worker *w, uint32_t page, const struct source *s, b
 	struct ne_page *p = page_of(w, page);
 	uint64_t bit = s->home == HOME_DISK ? P_DISK : P_R(s->home), a = atomic_load(&p->a);
 
-	while ((a & P_SEQ) == (s->a & P_SEQ) && a & bit) {
+	while (!((a ^ s->a) & P_CONTENT) && a & bit) {
 		if (!page_swap(w->dev, p, &a, without_copy(a, bit)))
 			continue;
 		w->stats.checksum_errors++;
@@ -690,7 +690,7 @@ static void expect(struct worker *w, struct rio *rio, uint32_t i, const struct s
 {
 	uint32_t at = ring_index(&w->stage, rio->stage_pos + i);
 
-	w->stage_word[at] = s->a & (P_SEQ | P_SEALED | P_EPOCH);
+	w->stage_word[at] = s->a & P_CONTENT;
 	w->stage_crc[at] = (uint32_t)s->b;
 }
 
@@ -840,7 +840,7 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == w->stage_crc[at])
 		return true;
 	a = atomic_load(&p->a);
-	if ((a & P_SEQ) == (s.a & P_SEQ) && !(a & P_WIP) && home_stands(w, rio))
+	if (!((a ^ s.a) & P_CONTENT) && !(a & P_WIP) && home_stands(w, rio))
 		copy_drop(w, rio->first + i, &s, false);
 	return false;
 }
