@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import socket
-from contextlib import suppress
 from typing import Any
 
 from farside.blockdev.carrier.carrier import DataConnection
@@ -24,23 +23,32 @@ async def connect(endpoint: str) -> socket.socket:
     if isinstance(target, str):
         return await _connect(socket.AF_UNIX, target)
     host, port = target
-    last: OSError = OSError(f"{host} has no address")
-    for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            return await _connect_soon(family, address)
-        except OSError as error:
-            last = error
-    raise last
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return await _connect_soon([(family, address) for family, _, _, _, address in found])
 
 
-async def _connect_soon(family: int, address: tuple[Any, ...]) -> socket.socket:
-    """As _connect, begun anew after a while, and then after twice as long: the donor may just be far away."""
+async def _connect_soon(addresses: list[tuple[int, tuple[Any, ...]]]) -> socket.socket:
+    """Tries each address, and all of them again with twice the time: the donor may just be far away.
+
+    An address that refuses is not tried again. Raises OSError, the last one's, when all have.
+    """
     limit_s = CONNECT_AGAIN_S
-    while True:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                return await _connect(family, address)
+    last = OSError("the donor's name has no address")
+    while addresses:
+        silent = []
+        for family, address in addresses:
+            try:
+                async with asyncio.timeout(limit_s) as scope:
+                    return await _connect(family, address)
+            except OSError as error:
+                # The kernel's own ETIMEDOUT is a TimeoutError, too, and is this address's answer.
+                if scope.expired():
+                    silent.append((family, address))
+                else:
+                    last = error
+        addresses = silent
         limit_s *= 2
+    raise last
 
 
 async def _connect(family: int, address: tuple[Any, ...] | str) -> socket.socket:

@@ -1,9 +1,13 @@
-"""How a borrower reaches a donor whose queue of connections is full."""
+"""How a borrower reaches a donor whose queue of connections is full, or whose name has several addresses."""
 
 import asyncio
+import errno
+import os
 import socket
 from typing import Any
 from unittest.mock import patch
+
+import pytest
 
 from farside.blockdev.donor import dial
 
@@ -23,3 +27,64 @@ def test_a_first_packet_that_was_dropped_is_followed_by_another_before_the_kerne
         assert asyncio.run(asyncio.wait_for(dial.connect("tcp:127.0.0.1:7677"), 60)) is ours
 
     assert tries == [("127.0.0.1", 7677)] * 3
+
+
+FIRST, SECOND = ("192.0.2.1", 7677), ("192.0.2.2", 7677)
+
+
+async def dialled(answers: dict[tuple[Any, ...], list[socket.socket | OSError | None]]) -> socket.socket:
+    """Connects to a name of these addresses. Each tells its answer to each try, the last one from then on.
+
+    None: nothing comes.
+    """
+
+    async def found(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in answers]
+
+    async def connect(_: int, address: tuple[Any, ...]) -> socket.socket:
+        left = answers[address]
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, OSError):
+            raise answer
+        assert answer is not None
+        return answer
+
+    with (
+        patch.object(dial, "CONNECT_AGAIN_S", 0.001),
+        patch.object(dial, "_connect", connect),
+        patch.object(asyncio.get_running_loop(), "getaddrinfo", found),
+    ):
+        async with asyncio.timeout(60):
+            return await dial.connect("tcp:donor.example:7677")
+
+
+def failed(number: int) -> OSError:
+    """As the kernel says it."""
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    "first", [None, failed(errno.ETIMEDOUT), failed(errno.ECONNREFUSED)], ids=["silent", "ETIMEDOUT", "ECONNREFUSED"]
+)
+def test_where_a_names_first_address_does_not_answer_the_second_is_taken(first: OSError | None) -> None:
+    """The kernel's ETIMEDOUT is a TimeoutError in Python: it was tried again without a pause, and the second never."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert asyncio.run(dialled({FIRST: [first], SECOND: [ours]})) is ours
+
+
+def test_silent_addresses_are_tried_again_in_turns_until_one_answers() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert asyncio.run(dialled({FIRST: [None, None, ours], SECOND: [None]})) is ours
+
+
+def test_where_each_address_refuses_the_last_reason_is_raised() -> None:
+    answers: dict[tuple[Any, ...], list[socket.socket | OSError | None]] = {
+        FIRST: [None, failed(errno.EHOSTUNREACH)], SECOND: [failed(errno.ETIMEDOUT)],
+    }  # fmt: skip
+
+    with pytest.raises(OSError, match=os.strerror(errno.EHOSTUNREACH)):
+        asyncio.run(dialled(answers))
