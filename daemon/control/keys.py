@@ -44,6 +44,8 @@ def read_keys(path: str | Path) -> tuple[bytes, ...]:
         _check_access(path, os.fstat(fd))
         # One byte more than may be there shows that the file is too long.
         text = os.read(fd, _FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"key file {path}: {error.strerror}; is its disk well?") from error
     finally:
         os.close(fd)
     if len(text) > _FILE_BYTES_MAX:

@@ -1,8 +1,10 @@
 """The key file: what is accepted, and that everything else is one clear line."""
 
 import base64
+import errno
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -78,5 +80,17 @@ def test_a_changed_file_that_was_refused_is_taken_once_its_mode_is_mended(tmp_pa
     before = ring.current()
 
     path.chmod(0o600)
+
+    assert (before, ring.current()) == ((A,), (B, A))
+
+
+def test_a_changed_file_that_its_disk_does_not_give_leaves_the_keys_as_they_were(tmp_path: Path) -> None:
+    """It was raised where a stranger's time was over, and ended the donor."""
+    path = write(tmp_path / "key", A.hex().encode())
+    ring = KeyRing(path)
+    write(path, f"{B.hex()}\n{A.hex()}\n".encode())
+
+    with patch.object(os, "read", side_effect=OSError(errno.EIO, os.strerror(errno.EIO))):
+        before = ring.current()
 
     assert (before, ring.current()) == ((A,), (B, A))
