@@ -7,6 +7,7 @@ ends it at once. Killed without warning it leaves nothing but socket files, whic
 
 import asyncio
 import random
+import resource
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -19,6 +20,7 @@ from farside.daemon.counters import Counters
 from farside.daemon.cycle import Cycle
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.metrics import donor_metrics
+from farside.daemon.newcomers import DESCRIPTORS
 from farside.daemon.server import Server
 from farside.daemon.slab.drain import Drain
 from farside.daemon.slab.lender import Exporter, Lender
@@ -61,6 +63,7 @@ def run(config: DaemonConfig) -> int:
     start_logging(config.log_level)
     leave_no_core_dump()
     allow_many_connections()
+    _warn_of_few_descriptors(len(config.listen))
     donor = Donor(
         config,
         exporter=binding.Exporter(),
@@ -70,6 +73,18 @@ def run(config: DaemonConfig) -> int:
     )
     asyncio.run(donor.run())
     return 0
+
+
+def _warn_of_few_descriptors(listeners: int) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS * listeners
+    if limit < needed:
+        _log.warning(
+            "the limit of open files is low: strangers' connections can leave none for borrowers' slabs and data",
+            limit=limit,
+            strangers_may_hold=needed,
+            hint="raise it above that (LimitNOFILE, ulimit -Hn)",
+        )
 
 
 class Donor:

@@ -17,6 +17,9 @@ What keeps strangers from locking borrowers out [M1]:
   room is turned over in four turns of the event loop at the soonest. The right answer is checked as it comes, and
   whoever gave it is in neither room.
 * Each address has its turn, so that strangers of one address delay borrowers of another by one connection, not by all.
+* Where this process, or the machine, has no descriptor left before the rooms are full, the oldest of the address that
+  has most in the first room makes room as well, or of the second where the first is empty; in a turn a quarter of all
+  that are there at most. The rooms need `DESCRIPTORS` of them.
 
 Rejected: a challenge that the donor does not keep (as SYN cookies are). What a connection costs is its socket, which
 TCP keeps between both messages in any case. To put out one at random and not the oldest: whoever has the key proves it
@@ -24,11 +27,11 @@ within milliseconds, and who comes first goes first gives it that time for certa
 """
 
 import asyncio
+import errno
 import select
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -38,8 +41,8 @@ from farside.daemon.control.channel import Channel
 from farside.daemon.control.protocol import Connection, NeedData, Output, PeerProved
 from farside.daemon.counters import Counters
 from farside.errors import RemoteProtocolError
-from farside.log import get_log
-from farside.proof import Unproved
+from farside.log import Rarely, get_log
+from farside.proof import UNPROVED_ALL, Unproved
 
 _log = get_log("daemon.newcomers")
 
@@ -49,8 +52,13 @@ ACCEPTED_A_TURN = 256
 """A quarter of the places that an address has in either room. Some 5 ms; what a borrower says next waits for it."""
 HANDLED_A_TURN = 2 * ACCEPTED_A_TURN
 """A connection is new twice: with its HELLO and with its AUTH."""
+ENDED_A_TURN = ACCEPTED_A_TURN
+"""No more become late in a turn than were accepted in one; after a hiccup of this process they take a few turns."""
 ACCEPT_PAUSE_S = 0.1
-"""After accept failed for want of descriptors or memory, so as not to spin on a listener that stays readable."""
+"""After accept failed and nothing could make room, so as not to spin on a listener that stays readable."""
+DESCRIPTORS = 2 * UNPROVED_ALL
+"""What both rooms of one listener hold when they are full."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # this process has none left, or the machine
 _READ_BYTES = 4096  # a handshake's frame is a quarter of that at most
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT  # not again before it was handled
 
@@ -113,6 +121,7 @@ class Newcomers:
         """
         self._listener, self._begin, self._let_in, self._refused = listener, begin, let_in, refused
         self._counters = counters
+        self._rarely = Rarely()
         self._nameless, self._named = Unproved(), Unproved()
         self._open: OrderedDict[int, _Newcomer] = OrderedDict()  # of both rooms, by descriptor, the oldest first
         self._new: Turns[_Newcomer] = Turns()
@@ -136,7 +145,7 @@ class Newcomers:
                 try:
                     self._accept_some()
                 except OSError as error:
-                    _log.warning("a connection could not be taken", error=error)
+                    self._warn("a connection could not be taken", error)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
         finally:
             for one in list(self._open.values()):
@@ -180,22 +189,49 @@ class Newcomers:
 
     def _end_late(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        while self._open and self._oldest().since_s + HANDSHAKE_LIMIT_S <= now_s:
+        for _ in range(ENDED_A_TURN):
+            if not self._open or self._oldest().since_s + HANDSHAKE_LIMIT_S > now_s:
+                return
             self._refuse(self._oldest(), m.ErrorCode.NOT_NOW, f"no proof of the key in {HANDSHAKE_LIMIT_S:g} s")
 
     def _accept_some(self) -> None:
         """Take what waits in the kernel, up to a bound. Raises OSError: it cannot be taken."""
-        now_s = asyncio.get_running_loop().time()
-        with suppress(BlockingIOError):
-            for _ in range(ACCEPTED_A_TURN):
-                sock, peer = self._listener.accept()
-                sock.setblocking(False)
-                # Of an unknown length by family; empty for a unix socket.
-                address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-                one = _Newcomer(sock=sock, address=address, since_s=now_s)
-                self._enter(self._nameless, one)
-                self._open[sock.fileno()] = one
-                self._epoll.register(sock, _ONCE)
+        left_to_close = 1 + (self._nameless.count + self._named.count) // 4
+        for _ in range(ACCEPTED_A_TURN):
+            try:
+                self._accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                if not _is_readable(self._listener):  # accept(2) looks for a descriptor first, and then who waits
+                    return
+                if not (self._nameless.make_room() or self._named.make_room()):
+                    raise
+                self._counters.refused["CONNECTIONS"] += 1
+                self._warn("no descriptor is left: connections that have not proved the key make room", error)
+                left_to_close -= 1
+                if not left_to_close:
+                    return
+
+    def _accept(self) -> None:
+        """Takes one, or raises what accept(2) does."""
+        sock, peer = self._listener.accept()
+        sock.setblocking(False)
+        # Of an unknown length by family; empty for a unix socket.
+        address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        one = _Newcomer(sock=sock, address=address, since_s=asyncio.get_running_loop().time())
+        self._enter(self._nameless, one)
+        self._open[sock.fileno()] = one
+        self._epoll.register(sock, _ONCE)
+
+    def _warn(self, text: str, error: OSError) -> None:
+        left_out = self._rarely.may((text, error.errno))
+        if left_out is not None:
+            hint = "raise the limit of open files (LimitNOFILE)" if error.errno in _NO_DESCRIPTOR else None
+            told = {"hint": hint, "more_like_it": left_out}
+            _log.warning(text, error=error, **{name: value for name, value in told.items() if value})
 
     # ---- one connection
 
@@ -270,6 +306,12 @@ def _say(sock: socket.socket, data: bytes) -> bool:
         return sock.send(data, socket.MSG_NOSIGNAL) == len(data)
     except OSError:
         return False
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    poll = select.poll()  # which takes no descriptor
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 # The future may be done already: cancelled, or both have come in the same turn of the loop.

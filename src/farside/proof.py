@@ -127,6 +127,13 @@ class Unproved:
         self._count(address, len(crowd) - 1, len(crowd))
         return not is_full
 
+    def make_room(self) -> bool:
+        """Closes the oldest of the address that has most; False: there is none."""
+        if not self.count:
+            return False
+        self._close_oldest(next(iter(self._by_count[self._most])))
+        return True
+
     def leave(self, address: str, one: object) -> None:
         """Stops counting a connection that has proved the key or is closed; harmless for one that has left."""
         crowd = self._open.get(address)

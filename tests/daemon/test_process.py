@@ -74,13 +74,17 @@ def test_it_says_what_it_is_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
 
 def test_slabs_and_connections_may_take_all_descriptors_that_the_system_allows(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "farside", "daemon", "--config", str(write_config(tmp_path))]
-    with subprocess.Popen(["sh", "-c", 'ulimit -Sn 256 && ulimit -Hn 4096 && exec "$@"', "sh", *argv]) as process:
+    limited = ["sh", "-c", 'ulimit -Sn 256 && ulimit -Hn 4096 && exec "$@"', "sh", *argv]
+    with subprocess.Popen(limited, stderr=subprocess.PIPE, text=True) as process:
         try:
             until(lambda: status(tmp_path), what="the donor's status")
 
             assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
         finally:
             process.kill()
+        assert process.stderr is not None
+        # Fewer than strangers may hold.
+        assert any("limit=4096 strangers_may_hold=8192" in line for line in process.stderr)
 
 
 def test_what_it_lends_is_in_no_core_dump(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Strangers at a donor's door, who have no key: they keep nobody out who has it [M1]."""
 
 import asyncio
+import errno
 import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
@@ -16,13 +18,15 @@ from hypothesis import strategies as st
 
 from farside.daemon import newcomers
 from farside.daemon.control import messages as m
-from farside.daemon.control.protocol import Connection, Output, Received
-from farside.daemon.newcomers import HANDLED_A_TURN, Turns
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.protocol import Connection, Output, Received, Side
+from farside.daemon.counters import Counters
+from farside.daemon.newcomers import HANDLED_A_TURN, Newcomers, Turns
 from farside.daemon.server import DATA_LOOK_S, REFUSALS_TOLD_MAX
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
 from farside.listen import allow_many_connections
 from farside.proof import UNPROVED_AN_ADDRESS, Unproved
-from tests.daemon.plane import Plane, running, settled, until
+from tests.daemon.plane import KEY, Plane, running, settled, until
 from tests.support.ports import free_port
 from tests.support.strangers import BEGUN
 
@@ -294,6 +298,123 @@ def test_a_stranger_that_says_nothing_is_told_to_go_when_its_time_is_over(tmp_pa
 
     with patch.object(newcomers, "HANDSHAKE_LIMIT_S", 0.02):
         asyncio.run(asyncio.wait_for(live(), 60))
+
+
+class Scarce(socket.socket):
+    """A listener of a process that may have only so many connections open."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(socket.AF_UNIX)
+        self._most = most
+        self.taken: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As accept(2) does: looks for a descriptor first, and then who waits."""
+        if sum(sock.fileno() >= 0 for sock in self.taken) >= self._most:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        sock, peer = super().accept()
+        self.taken.append(sock)
+        return sock, peer
+
+
+@asynccontextmanager
+async def door_with(plane: Plane, listener: Scarce, counters: Counters) -> AsyncIterator[list[str]]:
+    """Serves the listener; yields the nodes that were let in."""
+    let_in: list[str] = []
+
+    def begin() -> Connection:
+        return Connection(side=Side.DONOR, keys=(KEY,), nonce=os.urandom(32), node="d1")
+
+    def take(channel: Channel, hello: m.Hello, _: str) -> None:
+        let_in.append(hello.node)
+        channel.close()
+
+    listener.bind(os.fspath(plane.path))
+    listener.listen(1000)
+    door = Newcomers(listener, begin=begin, let_in=take, refused=lambda *_: None, counters=counters)
+    task = asyncio.ensure_future(door.run())
+    try:
+        yield let_in
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_silent_strangers_that_hold_all_descriptors_keep_no_borrower_out(tmp_path: Path) -> None:
+    """[M1] Nobody was put out then, and [L6] each try to accept cost a line of the log."""
+    most, strangers = 40, 200
+    counters = Counters()
+
+    async def live() -> list[str]:
+        with ExitStack() as stack:
+            listener = stack.enter_context(Scarce(most))
+            plane = Plane(tmp_path)
+            async with door_with(plane, listener, counters) as let_in:
+                door = Door(stack, os.fspath(plane.path))
+                for _ in range(strangers // 2):
+                    door.come()
+                sock = door.come((connection := plane.connection()).start())
+                for _ in range(strangers // 2):
+                    door.come()
+                connection.receive(await heard(sock))
+                auth = connection.next_event()
+                assert isinstance(auth, Output)
+                sock.sendall(auth.data)
+                await until(lambda: bool(let_in), "the borrower")
+                await until(lambda: counters.refused["CONNECTIONS"] >= strangers - most, "strangers that made room")
+                return list(let_in)
+
+    with patch("farside.daemon.newcomers._log") as log:
+        assert asyncio.run(asyncio.wait_for(live(), 60)) == ["b1"]
+
+    (line,) = log.warning.call_args_list
+    assert "LimitNOFILE" in line.kwargs["hint"]
+
+
+def test_nobody_is_put_out_for_want_of_a_descriptor_where_nobody_waits(tmp_path: Path) -> None:
+    """accept(2) says that there is no descriptor also where there is no connection."""
+    counters = Counters()
+
+    async def live() -> None:
+        with ExitStack() as stack:
+            listener = stack.enter_context(Scarce(2))
+            plane = Plane(tmp_path)
+            async with door_with(plane, listener, counters):
+                door = Door(stack, os.fspath(plane.path))
+                first, second = door.come(), door.come()
+                await until(lambda: len(listener.taken) == 2, "both of them")
+                second.sendall(plane.connection().start())
+
+                assert await heard(second)
+                await settled()
+                first.sendall(plane.connection().start())
+                assert await heard(first)
+
+    asyncio.run(asyncio.wait_for(live(), 60))
+    assert not counters.refused
+
+
+def test_where_no_connection_can_make_room_it_is_said_once_a_minute(tmp_path: Path) -> None:
+    """[L6]"""
+
+    async def live() -> None:
+        with ExitStack() as stack:
+            listener = stack.enter_context(Scarce(0))
+            plane = Plane(tmp_path)
+
+            async with door_with(plane, listener, Counters()):
+                Door(stack, os.fspath(plane.path)).come()
+                await until(lambda: failures.call_count >= 5, "some tries")
+
+    with (
+        patch("farside.daemon.newcomers._log") as log,
+        patch.object(newcomers, "ACCEPT_PAUSE_S", 0.001),
+        patch.object(Scarce, "accept", side_effect=OSError(errno.ENFILE, os.strerror(errno.ENFILE))) as failures,
+    ):
+        asyncio.run(asyncio.wait_for(live(), 60))
+
+    assert [call.args[0] for call in log.warning.call_args_list] == ["a connection could not be taken"]
 
 
 def refused_lines(log: Mock) -> list[tuple[str, str]]:
