@@ -17,29 +17,20 @@ from farside.daemon.control.keys import KeyRing
 from farside.daemon.control.protocol import Connection, Side
 from farside.daemon.conversation import Conversation
 from farside.daemon.newcomers import Newcomers
+from farside.daemon.refusals import Refusals
 from farside.daemon.slab.lender import Lender
 from farside.daemon.slab.recall import Recaller
 from farside.daemon.slab.sessions import Refused, Session
 from farside.daemon.tasks import Tasks
 from farside.errors import EngineError, PeerError, RemoteProtocolError
-from farside.log import Rarely, get_log
+from farside.log import get_log
 
 _log = get_log("daemon.server")
 
 DATA_CONNECTIONS_MAX = 8192
 """Each has a thread; 16 workers and a mover of 480 borrowers. The kernel's own limit of threads is rarely lower."""
-REFUSALS_TOLD_S = 60.0
-"""A refusal of each kind is logged once in this time for each address; the counters have them all."""
-REFUSALS_TOLD_MAX = 256
-"""Kinds and addresses that are remembered, and so the most lines in that time: strangers may have many addresses."""
 DATA_LOOK_S = 1.0
 """How often the engine is asked whose data connections it has ended: its threads tell nobody by themselves."""
-# By the reason of a refusal: what an operator can do.
-_WAYS_OUT = {
-    m.ErrorCode.VERSION: "update the older of the two",
-    m.ErrorCode.AUTH: "the cluster has one key: copy its file to that machine, or keep it from this port",
-    m.ErrorCode.MALFORMED: "is it a borrower of Farside? keep others from this port by a firewall",
-}
 
 
 class Server:
@@ -71,7 +62,7 @@ class Server:
             m.Feature.SHM | m.Feature.MIGRATE | m.Feature.CODES | (m.Feature.RDMA if has_rdma else m.Feature.NONE)
         )
         self._rdma_address = rdma_address
-        self._refusals = Rarely(REFUSALS_TOLD_S, REFUSALS_TOLD_MAX, now_s=self._lender.clock.now_s)
+        self._refusals = Refusals(self._lender.clock.now_s)
 
     async def accept(self, listener: socket.socket) -> None:
         """Serves each connection to a listening socket, until cancelled."""
@@ -190,18 +181,7 @@ class Server:
 
     def _note_malformed(self, number: int) -> None:
         session = next((one for one in self._lender.ledger.sessions if one.number == number), None)
-        # Without one it has expired by now, and its borrower with it.
-        address, borrower = (session.address or "unix", session.node) if session else ("", "")
-        left_out = self._refusals.may(("data", address))
-        if left_out is not None:
-            _log.warning(
-                "data connection ended",
-                address=address,
-                borrower=borrower,
-                reason="what came on it is no request, or has a wrong code",
-                hint="does anything between the two machines change what they send?",
-                more_like_it=left_out,
-            )
+        self._refusals.ended_data(session.address if session else None, session.node if session else "")
 
     def _refuse(self, channel: Channel, code: m.ErrorCode, text: str, address: str) -> None:
         self._note_refusal(code, text, address)
@@ -209,9 +189,4 @@ class Server:
 
     def _note_refusal(self, code: m.ErrorCode, text: str, address: str) -> None:
         self._lender.counters.refused[code.name] += 1
-        # By address, so that one stranger hides no borrower that has a wrong key.
-        left_out = self._refusals.may((code, address))
-        if left_out is not None:
-            told = {"hint": _WAYS_OUT.get(code), "more_like_it": left_out}
-            fields = {name: value for name, value in told.items() if value}
-            _log.warning("connection refused", address=address or "unix", code=code.name, reason=text, **fields)
+        self._refusals.refused(code, text, address)

@@ -69,6 +69,8 @@ class Rarely:
     ) -> None:
         self._period_s, self._kinds_max, self._now_s = period_s, kinds_max, now_s
         self._told: dict[object, tuple[float, int]] = {}  # when it may come again, and how many did not come
+        self.crowded_out = 0
+        """How many were left out that are of none of these kinds, as there were kinds enough."""
 
     def may(self, kind: object) -> int | None:
         """How many of this kind were left out since the last one; None: this one is left out too."""
@@ -80,6 +82,7 @@ class Rarely:
         if len(self._told) >= self._kinds_max:
             self._told = {one: told for one, told in self._told.items() if now_s < told[0]}
         if len(self._told) >= self._kinds_max:  # of more kinds than anybody reads none is new
+            self.crowded_out += 1
             return None
         self._told[kind] = now_s + self._period_s, 0
         return left_out

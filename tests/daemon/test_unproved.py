@@ -22,7 +22,8 @@ from farside.daemon.control.channel import Channel
 from farside.daemon.control.protocol import Connection, Output, Received, Side
 from farside.daemon.counters import Counters
 from farside.daemon.newcomers import HANDLED_A_TURN, Newcomers, Turns
-from farside.daemon.server import DATA_LOOK_S, REFUSALS_TOLD_MAX
+from farside.daemon.refusals import ADDRESSES_MAX, Refusals, subnet
+from farside.daemon.server import DATA_LOOK_S
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
 from farside.listen import allow_many_connections
 from farside.proof import UNPROVED_AN_ADDRESS, Unproved
@@ -423,8 +424,8 @@ def refused_lines(log: Mock) -> list[tuple[str, str]]:
     return [(fields["code"], fields["address"]) for fields in told]
 
 
-def test_one_strangers_refusals_hide_those_of_no_other_address(tmp_path: Path) -> None:
-    """[L6] One line a minute for each code let one stranger hide a borrower that had a wrong key."""
+def test_noise_from_many_addresses_hides_no_borrower_with_a_wrong_key(tmp_path: Path) -> None:
+    """[L6] One table for all kinds was full after 256 addresses, and one line for all addresses hid the others."""
     port = free_port()
     plane = Plane(tmp_path, settings={"listen": (f"tcp:127.0.0.1:{port}",)})
 
@@ -432,19 +433,47 @@ def test_one_strangers_refusals_hide_those_of_no_other_address(tmp_path: Path) -
         async with running(plane):
             with ExitStack() as stack:
                 door = Door(stack, ("127.0.0.1", port))
+                # Of more addresses than anybody reads, none is new before the time is over.
+                for number in range(ADDRESSES_MAX + 2):
+                    assert await heard(door.come(bytes(64), f"127.0.{1 + number // 200}.{1 + number % 200}"))
                 for source in ("127.0.0.2", "127.0.0.2", "127.0.0.3"):
                     assert b"no common key" in await heard(door.come(plane.connection(key=b"o" * 32).start(), source))
-                # Of more addresses than anybody reads, none is new before the time is over.
-                for number in range(REFUSALS_TOLD_MAX):
-                    assert await heard(door.come(bytes(64), f"127.0.1.{number}"))
 
-    many_files(4 * REFUSALS_TOLD_MAX)
-    with patch("farside.daemon.server._log") as log:
+    many_files(4 * ADDRESSES_MAX)
+    with patch("farside.daemon.refusals._log") as log:
         asyncio.run(asyncio.wait_for(live(), 60))
 
     lines = refused_lines(log)
-    assert lines[:2] == [("AUTH", "127.0.0.2"), ("AUTH", "127.0.0.3")]
-    assert len(lines) == len(set(lines)) == REFUSALS_TOLD_MAX
+    assert lines[-2:] == [("AUTH", "127.0.0.2"), ("AUTH", "127.0.0.3")]
+    assert len(lines) == len(set(lines)) == ADDRESSES_MAX + 2
+    crowds = [call.kwargs["kind"] for call in log.warning.call_args_list if "more addresses" in call.args[0]]
+    assert crowds == ["MALFORMED"]
+
+
+def test_a_wrong_answer_is_told_of_though_unknown_keys_come_from_many_addresses() -> None:
+    """[L6]"""
+    refusals = Refusals(lambda: 0.0)
+
+    with patch("farside.daemon.refusals._log") as log:
+        for number in range(ADDRESSES_MAX + 2):
+            refusals.refused(m.ErrorCode.AUTH, "no common key", f"10.0.{number // 200}.{number % 200}")
+        refusals.refused(m.ErrorCode.AUTH, "the borrower's proof is wrong", "10.1.1.1")
+
+    assert refused_lines(log)[-1] == ("AUTH", "10.1.1.1")
+
+
+def test_all_addresses_of_a_subnet_of_ipv6_are_told_of_as_one() -> None:
+    """[L6] Whoever has one of them has 2^64."""
+    refusals = Refusals(lambda: 0.0)
+
+    with patch("farside.daemon.refusals._log") as log:
+        for address in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1", "::ffff:10.0.0.1", "10.0.0.1", "10.0.0.2"):
+            refusals.refused(m.ErrorCode.MALFORMED, "noise", address)
+
+    told = [address for _, address in refused_lines(log)]
+    assert told == ["2001:db8::1", "2001:db8:0:1::1", "::ffff:10.0.0.1", "10.0.0.2"]
+    assert subnet("fe80::1%eth0") == "fe80::"
+    assert subnet("") == ""
 
 
 def test_what_is_no_request_on_a_data_connection_costs_a_line_a_minute_for_its_address(tmp_path: Path) -> None:
@@ -459,8 +488,9 @@ def test_what_is_no_request_on_a_data_connection_costs_a_line_a_minute_for_its_a
             plane.exporter.ended += [borrower.session]
             await plane.pass_time(DATA_LOOK_S)
 
-    with patch("farside.daemon.server._log") as log:
+    with patch("farside.daemon.refusals._log") as log:
         asyncio.run(asyncio.wait_for(live(), 60))
 
     told = [call.kwargs for call in log.warning.call_args_list if call.args == ("data connection ended",)]
-    assert [(fields["address"], fields["borrower"]) for fields in told] == [("unix", "b1"), ("", "")]
+    assert [fields.get("session_of") for fields in told] == ["unix", None]
+    assert [(fields.get("borrower"), fields.get("session")) for fields in told] == [("b1", None), (None, "expired")]
