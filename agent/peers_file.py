@@ -12,9 +12,9 @@ import msgspec
 
 from farside.agent.messages import DonorAddress
 from farside.agent.peering import Known, merged
+from farside.config.peers_text import peers_text
 from farside.endpoint import is_on_network
 from farside.log import get_log
-from farside.peers_text import peers_text
 from farside.whole_file import write_whole
 
 HEAD = "# Donors as the manager knows them, written by farside agent: what is changed here does not last.\n\n"

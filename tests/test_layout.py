@@ -142,7 +142,7 @@ IMPURE = {
 # Lower may not import higher.
 FOUNDATION = (
     "errors", "units", "geometry", "group_time", "ending", "endpoint", "clock", "installed", "kernel_file", "log",
-    "listen", "memory_sense", "notify", "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls",
+    "listen", "memory_sense", "notify", "own_task", "http_header", "munge", "proof", "scrape", "tls",
     "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")

@@ -11,8 +11,8 @@ from farside.blockdev.donor import donors as donors_module
 from farside.blockdev.donor.donors import DonorList
 from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
+from farside.config.peers_text import peers_text
 from farside.errors import ConfigError
-from farside.peers_text import peers_text
 from tests.blockdev.test_donor import Scene, until
 
 

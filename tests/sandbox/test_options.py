@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from farside.config import BlockdevConfig, DaemonConfig, load_config
+from farside.config.peers_text import peers_text
 from farside.errors import ConfigError
-from farside.peers_text import peers_text
 from farside.sandbox import settings
 from farside.sandbox.files import backup_disk, free_port, uri
 from farside.sandbox.layout import Plan

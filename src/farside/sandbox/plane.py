@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from farside.admin import ask
+from farside.config.peers_text import peers_text
 from farside.errors import PeerError
-from farside.peers_text import peers_text
 from farside.sandbox import layout, pressure, settings
 from farside.sandbox.cluster import Cluster
 from farside.sandbox.crew import Crew, post_in
