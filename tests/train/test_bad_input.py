@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ FILES: dict[str, str | bytes] = {
     "rows.txt": "1,2\n",
     "torn.npz": b"PK\x03\x04 nothing",
     "torn.npy": b"\x93NUMPY\x01",
+    "garbage.npy": b"garbage",
+    "garbage.npz": b"garbage",
+    "long.npy": b"\x93NUMPY\x01\x00\xff\xff" + b" " * 65535,
+    "objects.npy": saved_array(np.array([[None]])),
     "words.ldac": "1 0:1\n1 zero:1\n",
     "minus.ldac": "1 0:1\n2 0:1 1:-1\n",
     "none.ldac": "",
@@ -101,6 +106,10 @@ CASES = [
     ("lasso", "rows.txt", "rows.txt: is neither"),
     ("lasso", "torn.npz", "torn.npz: "),
     ("nmf", "torn.npy", "torn.npy: "),
+    ("nmf", "garbage.npy", "garbage.npy: is damaged, or no .npy file of numbers; write it by numpy.save$"),
+    ("mlr", "garbage.npz", "garbage.npz: is damaged, or no .npz file of numbers; write it by numpy.savez$"),
+    ("nmf", "long.npy", "long.npy: is damaged, or no .npy file of numbers; write it by numpy.save$"),
+    ("nmf", "objects.npy", "objects.npy: is damaged, or no .npy file of numbers; write it by numpy.save$"),
     ("lda", "words.ldac", "words.ldac: line 2: '1 zero:1' is no document; a line is N word:count word:count"),
     ("lda", "minus.ldac", "minus.ldac: line 2, column 3: a number below 0"),
     ("lda", "none.ldac", "none.ldac: has no rows"),
@@ -130,6 +139,41 @@ def test_a_file_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, app:
         load(Options(app=app, data=str(tmp_path / name)))
 
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["garbage.npy", "long.npy", "objects.npy"])
+def test_a_file_that_is_no_array_is_refused_where_it_would_be_spilled_too(tmp_path: Path, name: str) -> None:
+    content = FILES[name]
+    assert isinstance(content, bytes)
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(ConfigError, match="is damaged, or no") as caught:
+        load(Options(app="nmf", data=str(tmp_path / name)), lets_go=True)
+
+    assert "pickle" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.npy", "rows.ldac"])
+def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+
+    code, out, errors = ended(train("nmf", "--data", tmp_path / name))
+
+    line = f"farside: data: '{tmp_path / name}' is no regular file; write the data to a file first\n"
+    assert (code, out, errors) == (2, "", line)
+
+
+@pytest.mark.parametrize("mark", ["\x0b", "\x1c", "\x85", "\u2028"])
+def test_a_cell_with_what_looks_like_a_line_end_is_one_line(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "cell.csv"
+    path.write_text(f"1,2\n3,a{mark}b\n", encoding="utf-8")
+
+    code, out, errors = ended(train("nmf", "--data", path, "--workers", 2, "--blocks", 2))
+
+    shown = mark.encode("unicode_escape").decode("ascii")
+    hint = "a line is numbers with commas between, or begins with #"
+    line = f"farside: {path}: line 2, column 2: 'a{shown}b' is not a number; {hint}\n"
+    assert (code, out, errors) == (2, "", line)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +256,12 @@ def _labelled(blocks: list[Any], app: str) -> list[Any]:
         (("missing.py",), "there is no file 'missing.py'"),
         (("mlr", "--workers", 40), "--workers: 40 for 32 input blocks, and each needs one; add --blocks 40 or more"),
         (("mlr", "--workers", 3, "--blocks", 2), "--workers: 3 for 2 input blocks"),
+        (
+            ("mlr", "--rows", 50),
+            "--rows: is for --data synthetic, and this job has digits; leave it out, or add --data synthetic",
+        ),
+        (("lasso", "--columns", 5), "--columns: is for --data synthetic, and this job has diabetes"),
+        (("mlr", "--classes", 5), "--classes: is for --data synthetic, and this job has digits"),
         (
             ("mlr", "--data", "synthetic", "--rows", 10**12),
             "mlr: 1,000,000,000,000 rows, 200 columns, 10 classes take 1455 TiB of memory at least, and ",

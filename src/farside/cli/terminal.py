@@ -19,7 +19,8 @@ def printable(text: str) -> str:
 
 def note(text: str) -> None:
     """Prints lines on standard error, with the program's name before each: standard output may be data."""
-    for line in text.splitlines():
+    # At line ends alone: a value of a user's that is in an error may hold what else Python takes for one.
+    for line in text.removesuffix("\n").split("\n") if text else ():
         print(f"farside: {printable(line)}", file=sys.stderr, flush=True)
 
 

@@ -81,8 +81,11 @@ _Blocks = Annotated[
     int,
     typer.Option(min=0, help="Number of input blocks, 100000 at most; 0: 32, or the number of rows if that is less."),
 ]
-_Rows = Annotated[int, typer.Option(help="Rows of synthetic data.")]
-_Columns = Annotated[int, typer.Option(help="Columns of synthetic data; for lda its number of different words.")]
+_Rows = Annotated[int | None, typer.Option(show_default="2000", help="Rows of synthetic data.")]
+_Columns = Annotated[
+    int | None,
+    typer.Option(show_default="200", help="Columns of synthetic data; for lda its number of different words."),
+]
 _Tolerance = Annotated[
     float, typer.Option(min=0, help="End when the objective's relative change over 5 iterations is less; 0: never.")
 ]
@@ -115,8 +118,8 @@ def _what(
     iterations: _Iterations = 100,
     seed: _Seed = 0,
     blocks: _Blocks = 0,
-    rows: _Rows = 2000,
-    columns: _Columns = 200,
+    rows: _Rows = None,
+    columns: _Columns = None,
     tolerance: _Tolerance = 0.0,
     out: _Out = None,
 ) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def mlr(
     how: dict[str, Any],
     data: _Data = "digits",
     penalty: Annotated[float, typer.Option(min=0, help="Weight of the squared weights.")] = 0.001,
-    classes: Annotated[int, typer.Option(min=2, help="Classes of synthetic data.")] = 10,
+    classes: Annotated[int | None, typer.Option(min=2, show_default="10", help="Classes of synthetic data.")] = None,
 ) -> None:
     """Classify rows, by multinomial logistic regression."""
     _train({"app": "mlr", "data": data, "penalty": penalty, "classes": classes, **what}, how)
@@ -207,6 +210,15 @@ def file(
 
 
 def _train(what: dict[str, Any], how: dict[str, Any]) -> None:
+    from farside.training.app.dataset import SYNTHETIC
+
+    what = {name: value for name, value in what.items() if value is not None}
+    for name in ("rows", "columns", "classes"):
+        if name in what and what["data"] != SYNTHETIC:
+            raise ConfigError(
+                f"--{name}: is for --data {SYNTHETIC}, and this job has {what['data']}",
+                hint=f"leave it out, or add --data {SYNTHETIC}",
+            )
     for name, value in what.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"--{name}: is {value}; a number is needed")
@@ -220,7 +232,7 @@ def _check_blocks(what: dict[str, Any], workers: int) -> None:
         return
     from farside.training.app.dataset import BLOCKS, SYNTHETIC
 
-    most = min(BLOCKS, what["rows"]) if what["data"] == SYNTHETIC else BLOCKS
+    most = min(BLOCKS, what.get("rows", BLOCKS)) if what["data"] == SYNTHETIC else BLOCKS
     blocks = what["blocks"] or most
     if workers > blocks > 0:
         raise ConfigError(

@@ -52,7 +52,7 @@ def _note_once(line: str, said: int | None) -> None:
     if said is not None:
         fcntl.lockf(said, fcntl.LOCK_EX)
         try:
-            lines = os.pread(said, os.fstat(said).st_size, 0).decode().splitlines()
+            lines = os.pread(said, os.fstat(said).st_size, 0).decode().split("\n")
             if line in lines:
                 return
             os.pwrite(said, f"{line}\n".encode(), os.fstat(said).st_size)

@@ -94,6 +94,8 @@ def _loaded(options: Options) -> Input:
         raise ConfigError(
             f"data: there is no file '{options.data}', and no such data set", hint=f"data sets are {names}"
         )
+    if not path.is_file():
+        raise ConfigError(f"data: '{options.data}' is no regular file", hint="write the data to a file first")
     return _LOADERS[options.app](path, options)
 
 
@@ -217,7 +219,7 @@ def can_leave_memory(options: Options) -> bool:
     if options.data == SYNTHETIC:
         return True
     path = Path(options.data)
-    return options.app != "lda" and path.suffix == ".npy" and path.exists()
+    return options.app != "lda" and path.suffix == ".npy" and path.is_file()
 
 
 def _mapped(options: Options) -> Input:

@@ -58,10 +58,16 @@ def read_matrix(path: Path, *, has_target: bool) -> tuple[Any, Any]:
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise _no_array(path) from error
     if has_target:
         _check_columns(path, table)
     return (table[:, :-1].copy(), table[:, -1].copy()) if has_target else (table, None)
+
+
+def _no_array(path: Path) -> ConfigError:
+    # NumPy's own words name arguments of its functions, which nobody here can give.
+    by = "numpy.savez" if path.suffix == ".npz" else "numpy.save"
+    return ConfigError(f"{path}: is damaged, or no {path.suffix} file of numbers", hint=f"write it by {by}")
 
 
 def _read_text(path: Path) -> Any:
@@ -135,8 +141,10 @@ def mapped_matrix(path: Path, *, has_target: bool) -> Any:
     """
     try:
         table = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except ValueError as error:
+        raise _no_array(path) from error
     _check_table(path, table)
     if has_target:
         _check_columns(path, table)
