@@ -1,10 +1,11 @@
 """Settings of policies: fields of a frozen dataclass, set from text by name. PURE.
 
 ``--set limits_gpu_s=1h,2h`` sets the field ``limits_gpu_s``. What a field accepts follows from its type and the unit
-that its name ends in: ``_s`` takes ``90``, ``1.5h`` or ``inf``; ``_bytes`` takes ``64MiB``; ``_per_day`` no percentage;
-a tuple takes values with commas between them. Numbers are never negative and never NaN. What else a class demands of
-its fields it checks in ``__post_init__``, with a ValueError that names the field; one whose metadata has ``least``
-takes nothing below that. A field of any other type cannot be set from text.
+that its name ends in: ``_s`` takes ``90``, ``1.5h`` or ``inf``; ``_bytes`` takes ``64MiB``, and ``_bytes_s`` and
+``_bytes_per_s`` take that or ``64MiB/s``; ``_per_day`` takes no percentage; a tuple takes values with commas between
+them. Numbers are never negative and never NaN. What else a class demands of its fields it checks in
+``__post_init__``, with a ValueError that names the field; one whose metadata has ``least`` takes nothing below that.
+A field of any other type cannot be set from text.
 """
 
 import difflib
@@ -132,6 +133,7 @@ def _rate(text: str) -> float:
 # The first suffix that fits.
 _BY_UNIT: tuple[tuple[str, Callable[[str], float]], ...] = (
     ("_bytes_per_s", _bytes_per_s),
+    ("_bytes_s", _bytes_per_s),
     ("_bytes", parse_bytes),
     ("_per_day", _rate),
     ("_s", parse_seconds),

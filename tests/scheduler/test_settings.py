@@ -26,6 +26,7 @@ class Everything:
     wait_s: float = 1.0
     size_bytes: float = 1.0
     disk_bytes_per_s: float = 1.0
+    peer_bytes_s: float = 1.0
     share: float = 0.0
     count: int = 1
     is_on: bool = False
@@ -36,10 +37,17 @@ class Everything:
 def test_each_type_of_field_is_read() -> None:
     told = {"wait_s": "2min", "size_bytes": "1GiB", "disk_bytes_per_s": "1.2GB/s", "share": "5%", "count": "3"}
 
-    made = from_settings(Everything, {**told, "is_on": "yes", "label": "a b"})
+    made = from_settings(Everything, {**told, "peer_bytes_s": "50MB", "is_on": "yes", "label": "a b"})
 
     assert made == Everything(
-        wait_s=120.0, size_bytes=2**30, disk_bytes_per_s=1.2e9, share=0.05, count=3, is_on=True, label="a b"
+        wait_s=120.0,
+        size_bytes=2**30,
+        disk_bytes_per_s=1.2e9,
+        peer_bytes_s=5e7,
+        share=0.05,
+        count=3,
+        is_on=True,
+        label="a b",
     )
 
 
