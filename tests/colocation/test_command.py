@@ -70,3 +70,17 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], message: str) -
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert done.stdout == ""
+
+
+def test_jobs_of_which_none_ends_have_no_times(tmp_path: Path) -> None:
+    table = tmp_path / "jobs.csv"
+    table.write_text(TABLE)
+    most = ("--set", "memory_bytes=5", "--set", "spills=false", "--set", "disk_bytes_s=50MB")
+
+    done = run(table, "--machines", 12, "--policy", "isolated,harmony", *most)
+
+    assert done.returncode == 0, done.stderr
+    rows = [line.replace("│", " ").split()[:3] for line in done.stdout.splitlines() if line.startswith("│ ")]
+    assert rows == [["isolated", "-", "-"], ["harmony", "-", "-"]]
+    assert "than with isolated, where no job ends. Moves:" in " ".join(done.stdout.split())
+    assert "harmony: 3 jobs failed for want of memory; none ended." in done.stdout

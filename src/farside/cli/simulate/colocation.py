@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -107,12 +107,11 @@ def _as_json(outcomes: Mapping[str, Sequence[Outcome]], seeds: Sequence[int], ma
 def _print(outcomes: Mapping[str, Sequence[Outcome]], *, is_drawn: bool) -> None:
     base_name, base = next(iter(outcomes.items()))
     table = figure_table("policy", "JCT", "makespan", "moves", "CPU", "network", "groups", "jobs")
-    base_jct_s, base_makespan_s = mean(one.jct_s for one in base), mean(one.makespan_s for one in base)
     for name, each in outcomes.items():
         table.add_row(
             name,
-            _gain([one.jct_s for one in base], [one.jct_s for one in each]),
-            _gain([one.makespan_s for one in base], [one.makespan_s for one in each]),
+            _gain(base, each, lambda one: one.jct_s),
+            _gain(base, each, lambda one: one.makespan_s),
             f"{mean(one.moves for one in each):.2f}",
             f"{100 * mean(one.busy_cpu for one in each):.0f} %",
             f"{100 * mean(one.busy_net for one in each):.0f} %",
@@ -123,16 +122,31 @@ def _print(outcomes: Mapping[str, Sequence[Outcome]], *, is_drawn: bool) -> None
         table.add_row(*_PAPER)
     print_plain(table)
     print_plain(
-        f"JCT and makespan: how many times shorter than with {base_name}, where a job takes "
-        f"{base_jct_s / _HOUR_S:.2f} h and all of them {base_makespan_s / _HOUR_S:.2f} h. Moves: of a job. "
+        f"JCT and makespan: how many times shorter than with {base_name}, where {_times(base)}. Moves: of a job. "
         "CPU, network: share that is busy. Groups and jobs: at once. All on average."
     )
     for name, each in outcomes.items():
         if failed := sum(one.failed for one in each):
-            print_plain(f"{name}: {failed} jobs failed for want of memory; the other figures are without them.")
+            left = "the other figures are without them" if any(map(_has_ended, each)) else "none ended"
+            print_plain(f"{name}: {failed} jobs failed for want of memory; {left}.")
     if is_drawn:
         print_plain(ASSUMED)
 
 
-def _gain(base: Sequence[float], ours: Sequence[float]) -> str:
-    return f"{mean(before / now if now else 0.0 for before, now in zip(base, ours, strict=True)):.2f}"
+def _has_ended(one: Outcome) -> bool:
+    """Whether some job did: otherwise there are no times."""
+    return len(one.jobs) > one.failed
+
+
+def _times(base: Sequence[Outcome]) -> str:
+    ended = list(filter(_has_ended, base))
+    if not ended:
+        return "no job ends"
+    jct_s, makespan_s = mean(one.jct_s for one in ended), mean(one.makespan_s for one in ended)
+    return f"a job takes {jct_s / _HOUR_S:.2f} h and all of them {makespan_s / _HOUR_S:.2f} h"
+
+
+def _gain(base: Sequence[Outcome], ours: Sequence[Outcome], seconds: Callable[[Outcome], float]) -> str:
+    """How many times shorter, of the seeds with which jobs end under both."""
+    pairs = [(a, b) for a, b in zip(base, ours, strict=True) if _has_ended(a) and _has_ended(b)]
+    return f"{mean(seconds(before) / seconds(now) for before, now in pairs):.2f}" if pairs else "-"
