@@ -14,7 +14,7 @@ from tests.support.nbd_client import Command, NbdClient
 from tests.support.ports import free_port
 from tests.support.shadow import PAGE_BYTES, Shadow, stamped_pages
 from tests.support.waiting import until
-from tests.support.wire_relay import WAYS, Relay, What
+from tests.support.wire_relay import TO_DONOR, WAYS, Frame, Relay, Stream, What, swap_pages
 
 REGION_PAGES = 2048  # 8 MiB: one slab
 RUN_PAGES = 16
@@ -52,6 +52,18 @@ class Counts:
         return self.pages >= (pages // 2 if what[1] == "swaps pages" else pages)
 
 
+def test_two_frames_with_equal_pages_are_not_counted_as_spoilt() -> None:
+    """The test then waited for a wrong page that there was not."""
+
+    def is_spoilt(*pages: bytes) -> bool:
+        stream = Stream(rng=random.Random(1), way=TO_DONOR, kept={})
+        frames = [Frame(head=b"head", payload=page, place=(1, 0, PAGE_BYTES)) for page in pages]
+        return [swap_pages(stream, frame).is_spoilt for frame in frames][-1]
+
+    assert not is_spoilt(bytes(PAGE_BYTES), bytes(PAGE_BYTES))
+    assert is_spoilt(bytes(PAGE_BYTES), b"x" * PAGE_BYTES)
+
+
 class Attack:
     """A client that writes and reads in rounds, and a relay that spoils a frame of one of them."""
 
@@ -77,7 +89,10 @@ class Attack:
         until(lambda: look() or worked(), what=what, deadline_s=120, every_s=0.001)
 
     def spoil(self, what: What) -> None:
-        """Has one frame spoilt in this way under load, which the borrower counts as what it is, and as no more."""
+        """Has one frame spoilt in this way under load, which the borrower counts as what it is.
+
+        Of wrong pages it counts no more than there were; of links and sessions that ended, at least one.
+        """
         before, pages = self._counts(), self._relay.pages
         # Control connections have a frame a second or two.
         self._relay.arm(what, skip=self._rng.randrange(SKIP_MAX) if what[0] == "data" else 0)

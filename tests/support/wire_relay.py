@@ -177,7 +177,8 @@ def swap_pages(stream: Stream, frame: Frame) -> Sent:
     if len(first.payload) != len(frame.payload):
         return Sent(first.data + frame.data, is_spoilt=False)
     wrong = 2 * _pages_changed(first.payload, frame.payload)
-    return Sent(first.head + frame.payload + frame.head + first.payload, pages=wrong)
+    # Equal payloads are where they belong in either order.
+    return Sent(first.head + frame.payload + frame.head + first.payload, is_spoilt=wrong > 0, pages=wrong)
 
 
 def _with_payload(frame: Frame, payload: bytes) -> Sent:
