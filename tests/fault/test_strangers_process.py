@@ -182,6 +182,8 @@ def test_strangers_during_load_keep_no_borrower_out_and_cost_no_slab(
     )
     assert before <= after
     assert (told["errors"]["requests"], told["errors"]["pages_lost"], told["errors"]["checksum"]) == (0, 0, 0)
+    if count <= WHOLE_MAX:  # all were let in, but a second is judged by `make attack` alone
+        return
     if max(crowded_s) > LET_IN_S and max(calm_s) > CALM_S:
         pytest.skip(
             f"without strangers a borrower waited {max(calm_s):.2f} s: this machine is too busy for {LET_IN_S} s"
