@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import example, given, settings
 
-from farside.scheduler.sharing.glet import elastic, size
+from farside.scheduler.sharing.glet import size
 from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import Packing, Variant, place
@@ -288,7 +288,6 @@ def test_a_plan_does_not_depend_on_how_much_is_kept(monkeypatch: pytest.MonkeyPa
     assert isinstance(kept, Plan)
     assert len(sizes.seats) > 1
 
-    monkeypatch.setattr(elastic, "KEPT_MAX", 1)
     monkeypatch.setattr(size, "KEPT_MAX", 1)
     small = Sizes(models, profile)
     assert fewest(small, rates, 3) == kept

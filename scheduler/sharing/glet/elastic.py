@@ -13,7 +13,7 @@ from typing import Literal
 
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal, numbered
 from farside.scheduler.sharing.glet.profile import MODELS_MAX, WHOLE_PCT
-from farside.scheduler.sharing.glet.size import KEPT_MAX, ROUNDING, Fitting, Knee, Seat, Sizes
+from farside.scheduler.sharing.glet.size import ROUNDING, Fitting, Knee, Seat, Sizes, make_room
 
 _TURNS_BASE, _TURNS_A_MODEL = 40, 4
 _REFITS_MAX = 4
@@ -244,8 +244,7 @@ class Packing:
     def _first(self, tried: Iterable[Seat | None], key: object) -> Seat | Literal[False]:
         """The first that there is; kept."""
         seats = self.sizes.seats
-        if len(seats) >= KEPT_MAX:
-            seats.clear()
+        make_room(seats)
         found = seats[key] = next((one for one in tried if one is not None), False)
         return found
 

@@ -6,7 +6,7 @@ little. It is shared by all decisions of a deployment.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Load, ModelProfile
 
@@ -74,8 +74,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._latencies.get(key)
         if found is None:
-            if len(self._latencies) >= KEPT_MAX:
-                self._latencies.clear()
+            make_room(self._latencies)
             factors = self.device.interference.factors(model, part_pct, pressure)
             alone_ms, slowed_ms = profile.latency_ms[part_pct], profile.slowed_ms[part_pct]
             found = [a + (f - 1) * s for a, f, s in zip(alone_ms, factors, slowed_ms, strict=True)]
@@ -106,8 +105,7 @@ class Sizes:
         """
         found = self._sharing.get((models, part_pct))
         if found is None:
-            if len(self._sharing) >= KEPT_MAX:
-                self._sharing.clear()
+            make_room(self._sharing)
             busy_ms = sum([self.models[name].latency_ms[part_pct][0] for name in models])
             half_ms = min([self.models[name].slo_ms for name in models]) / 2
             found = self._sharing[models, part_pct] = busy_ms <= half_ms * (1 + ROUNDING)
@@ -118,8 +116,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._slo_batches.get(key)
         if found is None:
-            if len(self._slo_batches) >= KEPT_MAX:
-                self._slo_batches.clear()
+            make_room(self._slo_batches)
             slo_ms = self.models[model].slo_ms
             times = enumerate(self.latencies(model, part_pct, pressure), 1)
             found = self._slo_batches[key] = [(batch, ms, slo_ms - ms) for batch, ms in times if ms <= slo_ms - ms]
@@ -130,8 +127,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._saturations.get(key)
         if found is None:
-            if len(self._saturations) >= KEPT_MAX:
-                self._saturations.clear()
+            make_room(self._saturations)
             half_ms = self.models[model].slo_ms / 2
             times = enumerate(self.latencies(model, part_pct, pressure), 1)
             found = sorted(((1000 * batch / ms, batch, ms) for batch, ms in times if ms <= half_ms), reverse=True)
@@ -209,6 +205,12 @@ class Sizes:
                     best, steepest = part, slope
             before_part, before = part, served[part]
         return best
+
+
+def make_room(kept: dict[Any, Any]) -> None:
+    """Empties answers that are kept if they are many: what is gone is computed anew."""
+    if len(kept) >= KEPT_MAX:
+        kept.clear()
 
 
 def _percent(served: Mapping[int, float]) -> float:
