@@ -33,7 +33,8 @@ FRAMEWORK: Framework = "pytorch"
 PROGRAM = ("-P", "-m", "farside.agent.serving.green_process")
 # Of CUDA, as NVIDIA's library counts: 12.5 is the first whose green contexts have streams.
 _CUDA_LEAST = 12_050
-_MODULES = (("torch", "PyTorch", "PyTorch for CUDA"), ("cuda.bindings", "the Python package cuda-bindings", "it"))
+# What its process imports; what each is called, and what to install.
+MODULES = (("torch", "PyTorch", "PyTorch for CUDA"), ("cuda.bindings", "the Python package cuda-bindings", "it"))
 _BACKLOG = 64
 _MOST_PCT = 100
 # Of all drivers of this process.
@@ -102,7 +103,7 @@ class GreenDriver(NvidiaGpus):
                 "and streams of green contexts are of 12.5",
                 hint="install a newer driver, or use mps",
             )
-        for module, package, wanted in _MODULES:
+        for module, package, wanted in MODULES:
             if not is_installed(module):
                 raise Unavailable(f"{package} is not installed", hint=f"install {wanted}, or use mps")
         return nvml

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from farside.agent.serving.model_file import FRAMEWORKS, Framework
+from farside.agent.serving.partition import green
 from farside.errors import Unavailable
 from farside.installed import is_installed
 from farside.serve.deployment import Deployment
@@ -13,7 +14,7 @@ GRPC_DOOR = ("google.protobuf", "grpc", "hpack", "tritonclient")
 OF_FRAMEWORK: Mapping[Framework, tuple[str, ...]] = MappingProxyType(
     {"onnxruntime": ("onnxruntime",), "pytorch": ("torch",)}
 )
-OF_DRIVER: Mapping[str, tuple[str, ...]] = MappingProxyType({"green": ("torch", "cuda.bindings")})
+OF_DRIVER: Mapping[str, tuple[str, ...]] = MappingProxyType({green.NAME: tuple(module for module, *_ in green.MODULES)})
 # To make the sample models of the demo and of benchmarks, and to run them.
 SAMPLE_MODELS = ("onnx", "onnxruntime")
 # By the name under which they are installed, where that is another one.
