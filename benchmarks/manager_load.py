@@ -259,7 +259,7 @@ def _answer(connection: http.client.HTTPConnection, method: str, path: str, body
 
 
 def latency_of(times_ms: Sequence[float]) -> Latency:
-    """Of one kind of request."""
+    """Latencies of the requests of one kind, by how long each took."""
     ordered = sorted(times_ms)
     return Latency(
         requests=len(ordered),

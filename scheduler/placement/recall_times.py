@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 
 KEPT = 8
-"""So many recalls, the newest, tell how long the next one takes: rates follow the load, so older ones say little."""
+"""Number of newest recalls that the next one is judged by: rates follow the load, so older ones say little."""
 
 LOOK_S = 0.25
 """Between two looks of an agent whose donor takes memory back (`HURRY_S` of agent/session.py)."""

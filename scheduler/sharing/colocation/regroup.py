@@ -445,7 +445,7 @@ def _counts(groups: int) -> list[int]:
 
 
 def _first(cluster: Cluster, count: int) -> list[str]:
-    """So many of those that wait, and all others that have waited too long."""
+    """The first ``count`` jobs that wait, and all others that have waited too long."""
     return [job for at, job in enumerate(cluster.waiting) if at < count or job in cluster.required]
 
 

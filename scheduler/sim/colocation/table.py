@@ -126,7 +126,7 @@ def mistaken(profile: WorkProfile, rng: random.Random, *, error: float, common_e
 
 
 NUMBER_MAX = 1e15
-"""Of all columns: seconds and bytes far beyond any job's, with room to add them up."""
+"""The largest number of any column: far above the seconds and bytes of any job, with room to add them up."""
 _TEXTS = ("job", "app", "data")
 _COUNTS = ("iterations", "input_bytes", "model_bytes", "floor_bytes")
 _NEEDED = ("job", "work_machine_s", "net_s", "iterations")

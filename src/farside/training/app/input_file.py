@@ -20,7 +20,7 @@ from farside.units import format_count
 WORDS_MAX, COUNT_MAX = 10_000_000, 10_000_000
 """Limits for LDA: each word is a row of the model, and each use of a word takes memory."""
 LARGEST = 1e100
-"""Of numbers: programs add up products of two of them."""
+"""The largest number of any row: programs add up products of two numbers."""
 _TEXTS = (".csv", ".gz")
 _FILL_IN = "leave the row out, or fill it in"
 _SCALE = f"scale the column: numbers are from {-LARGEST:g} to {LARGEST:g}"

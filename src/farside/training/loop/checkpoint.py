@@ -205,9 +205,7 @@ class Checkpoints:
                     number, _, what = key.partition("/")
                     if int(number) in numbers:
                         states.setdefault(int(number), {})[what] = array
-        return Restored(
-            iteration=record.iteration, model=model, sums=sums, states=states, finished=record.finished
-        )  # fmt: skip
+        return Restored(iteration=record.iteration, model=model, sums=sums, states=states, finished=record.finished)
 
     def _remove_old(self, newest: int) -> None:
         # Whatever was begun before and not completed is of no use either.

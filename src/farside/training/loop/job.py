@@ -408,9 +408,7 @@ class Job(Generic[T], AbstractContextManager["Job[T]"]):
     def _keep(self, checkpoints: Checkpoints, sums: Arrays) -> None:
         self._kept_s = time.monotonic()
         try:
-            checkpoints.write(
-                self.iteration, self._run, self._own.states(), self.model, sums, finished=self._finished
-            )  # fmt: skip
+            checkpoints.write(self.iteration, self._run, self._own.states(), self.model, sums, finished=self._finished)
         except OSError as error:
             _log.error("a checkpoint can't be written; the one before stays", rank=self.rank, reason=error)
 
