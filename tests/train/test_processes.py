@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -286,6 +287,28 @@ def test_a_killed_job_leaves_neither_its_aggregator_nor_its_folder(folder: Path)
     until(lambda: not text_of(Path(f"/proc/{aggregator}/cmdline")), what="the Aggregator gone")
     until(lambda: not list(folder.glob("farside-train-*")), what="its folder gone")
     ended(process)
+
+
+def test_a_jobs_own_aggregator_that_is_told_to_end_while_it_starts_says_nothing(folder: Path) -> None:
+    # Libraries are imported in the meantime, and some print an exception that comes out in the middle of it.
+    (folder / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "def tell(event, arguments):\n"
+        "    if event == 'compile' and '<decorator-gen' in str(arguments[1]):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.addaudithook(tell)\n"
+    )
+    own = folder / "own"
+    own.mkdir()
+    (own / "aggregator.toml").write_text("")
+
+    aggregator = subprocess.run(
+        [sys.executable, "-m", "farside.cli.train_aggregator", own, "aggregator", "--config", own / "aggregator.toml"],
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=60.0,
+    )  # fmt: skip
+
+    assert (aggregator.returncode, aggregator.stdout, aggregator.stderr) == (1, "", "")
+    assert not own.exists()
 
 
 def test_a_second_signal_ends_workers_that_hang(folder: Path) -> None:
