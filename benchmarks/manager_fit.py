@@ -8,8 +8,8 @@ p99.
 The manager is as installed but for two rules, since a fit comes once a week otherwise: it is due while a file exists,
 and all of the history counts as jobs that ended while the manager ran do, not the newest 50,000 alone.
 
-A fit is at the lowest priority, and so no lower than a manager that is started by ``nice``: the benchmark says so then,
-and its figures are no measure of the bar. The exit code is 1 where that is missed.
+A fit has what nobody else wants of a processor, and a manager that is started by ``nice`` wants little: it is said
+then, and its figures are no measure of the bar. The exit code is 1 where that is missed.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "turn_s": asked.seconds, "rate": asked.rate, "nice": os.nice(0),
     }  # fmt: skip
     if head["nice"]:
-        print(f"benchmarks: started at nice {head['nice']}: a fit has nearly as much of a processor as the manager")
+        print(f"benchmarks: started at nice {head['nice']}: others go before the manager")
     try:
         with tempfile.TemporaryDirectory(prefix="farside-fit-") as folder:
             turns = measure(Path(folder), asked)

@@ -15,6 +15,7 @@ SHORT_NS = 100_000
 """The shortest slice that the kernel gives."""
 EVERYBODYS_NS = 0
 """The slice of a thread that has asked for none."""
+LOWEST_PRIORITY = 19
 _FLAG_RESET_ON_FORK = 1
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 
@@ -49,6 +50,17 @@ def set_time_slice(slice_ns: int, *, is_inherited: bool = True) -> None:
         nice=os.getpriority(os.PRIO_PROCESS, 0), runtime_ns=slice_ns,
     )  # fmt: skip
     ctypes.CDLL(None).syscall(number, 0, ctypes.byref(asked), 0)
+
+
+def take_idle_time() -> None:
+    """Has this process compute while nobody else wants its processor, as far as the kernel lets it: SCHED_IDLE.
+
+    A process at the lowest niceness keeps its processor to the end of its slice while another one that has been woken
+    waits; one of this class gives it up at once, and the kernel counts its processor as free for whoever wakes.
+    """
+    os.nice(LOWEST_PRIORITY)  # where the kernel refuses the class
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 @contextlib.contextmanager

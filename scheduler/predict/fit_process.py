@@ -1,4 +1,4 @@
-"""A fit in a process of its own, so that no decision waits for it; the process is at the lowest priority.
+"""A fit in a process of its own, so that no decision waits for it; it computes while nobody else wants to.
 
 The owner writes a `Lesson` to the child's standard input, and reads `Fitted` from its standard output, both as msgpack:
 two processes of one version, so there is no format to keep. What is wrong is the last line of its standard error. The
@@ -16,6 +16,7 @@ import numpy as np
 
 from farside.ending import die_with
 from farside.errors import PeerError
+from farside.kmod_shim.time_slice import take_idle_time
 from farside.log import get_log
 from farside.scheduler.predict.choose_estimator import Judged
 from farside.scheduler.predict.estimate_quality import Quality
@@ -25,7 +26,6 @@ from farside.scheduler.predict.job_features import FEATURES
 from farside.scheduler.predict.mean_correction import Spread
 from farside.scheduler.table import Floats
 
-LOWEST_PRIORITY = 19
 _COLUMNS = ("ran_s", "gpus", "kinds", "rolling_median_s", "rolling_s")
 
 _log = get_log("manager.predict")
@@ -166,7 +166,7 @@ def _answered(raw: bytes) -> Fitted:
 def main() -> None:
     """The child: one lesson, one answer."""
     die_with(int(sys.argv[1]), signal.SIGKILL)
-    os.nice(LOWEST_PRIORITY)
+    take_idle_time()
     raw = sys.stdin.buffer.read()
     sys.stdout.buffer.write(_answer(learned_from(_lesson(raw))))
 
