@@ -8,7 +8,7 @@ from farside.agent.aggregator.layout import Tensor, make_layout
 from farside.agent.aggregator.plan import job_key
 from farside.errors import ConfigError, Unavailable
 from farside.training.member import MemberSession, source_from_environment
-from farside.training.static_plan import StaticPlan, static_plan_from
+from farside.training.static_plan import StaticPlan, launched_as, static_plan_from
 
 LAYOUT = make_layout([Tensor("a", 300_000, "f32"), Tensor("b", 10, "f32")])
 
@@ -96,6 +96,27 @@ def test_launchers_say_rank_and_job(key_file: Path, launcher: dict[str, str], ra
     source = static_plan_from(told | launcher)
 
     assert (source.rank, source.members, source.job) == (rank, 4, job)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "here"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "2"}, 2),
+        ({"RANK": "1", "WORLD_SIZE": "7"}, 1),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "2"}, 2),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}, 1),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "7", "SLURM_NODEID": "0"}, 7),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "odd"}, 1),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
+        ({"PMI_RANK": "1", "PMI_SIZE": "7", "MPI_LOCALNRANKS": "4"}, 4),
+    ],
+)
+def test_launchers_say_how_many_members_share_a_machine(launcher: dict[str, str], here: int) -> None:
+    assert launched_as(launcher) == (1, 7, here)
+
+
+def test_a_process_that_no_launcher_started_has_no_rank() -> None:
+    assert launched_as({"SLURM_NTASKS": "7", "RANK": ""}) is None
 
 
 def test_runs_that_torchrun_gives_no_name_are_not_one_job(key_file: Path) -> None:

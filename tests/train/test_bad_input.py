@@ -301,6 +301,23 @@ def test_memory_that_is_not_there_is_one_line(
     assert (code, capsys.readouterr().err) == (2, line)
 
 
+def test_workers_that_slurm_started_share_a_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def stops(_: Options, **how: Any) -> None:
+        told.update(how)
+        raise ConfigError("enough is known")
+
+    monkeypatch.setattr(dataset, "load", stops)
+    slurm = {"PROCID": "5", "NTASKS": "6", "STEP_TASKS_PER_NODE": "4,2", "NODEID": "1"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+    train_worker.main([msgspec.json.encode(Options(app="nmf", data="synthetic")).decode()])
+
+    assert (told["workers"], told["here"]) == (6, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "needed"),
     [

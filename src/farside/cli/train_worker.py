@@ -20,7 +20,8 @@ from farside.ending import die_with
 from farside.errors import ConfigError, FarsideError
 from farside.log import start_logging
 from farside.training.app.program import Options, Outcome
-from farside.training.launch import LOCAL_WORKERS, SAID
+from farside.training.launch import SAID
+from farside.training.static_plan import LaunchedAs, launched_as
 
 PARENT = "FARSIDE_TRAIN_PARENT"
 MEMORY_HINT = "choose fewer rows, columns or components"
@@ -68,7 +69,8 @@ def _run_program(options: Options) -> None:
     from farside.training.app.dataset import can_leave_memory, load
     from farside.training.loop.spilling import spill_place
 
-    is_first = os.environ.get("RANK", "0") == "0"
+    own = launched_as() or LaunchedAs(rank=0, members=1, here=1)
+    is_first = own.rank == 0
     every = max(1, options.iterations // 10)
 
     def watch(iteration: int, objective: float) -> None:
@@ -80,18 +82,12 @@ def _run_program(options: Options) -> None:
     try:
         # A number that is none shows in the objective, at all workers alike.
         with np.errstate(all="ignore"):
-            data = load(options, lets_go=lets_go, workers=_told("WORLD_SIZE"), here=_told(LOCAL_WORKERS))
+            data = load(options, lets_go=lets_go, workers=max(own.members, 1), here=own.here)
             outcome = PROGRAMS[options.app](data, options, watch)
     except MemoryError as error:
         raise ConfigError(f"there is not enough memory: {error}", hint=MEMORY_HINT) from error
     if is_first:
         _show(options, outcome)
-
-
-def _told(name: str) -> int:
-    """A number of workers that the environment says; 1: it says none."""
-    text = os.environ.get(name, "")
-    return max(int(text), 1) if text.isdecimal() else 1
 
 
 def _show(options: Options, outcome: Outcome) -> None:

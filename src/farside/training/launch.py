@@ -28,8 +28,6 @@ from farside.training.static_plan import JOB, KEY, KEY_FILE, SERVICE, START
 
 _log = get_log("training")
 
-LOCAL_WORKERS = "LOCAL_WORLD_SIZE"
-"""By this variable, which `torchrun` sets too, workers know how many of them share the machine."""
 SAID = "FARSIDE_TRAIN_SAID"
 """By this variable workers of one start know the file in which they note lines: what all have to say is said once."""
 AGREE_LIMIT_S = 20.0
@@ -154,7 +152,8 @@ def _once(
     """One start of all workers; negative where one was killed by a signal."""
     ours: dict[str, str] = {}
     if wanted.workers:
-        ours = {"WORLD_SIZE": str(wanted.workers), LOCAL_WORKERS: str(wanted.workers)}
+        # As torchrun sets them; by the second, workers know how many of them share the machine.
+        ours = {"WORLD_SIZE": str(wanted.workers), "LOCAL_WORLD_SIZE": str(wanted.workers)}
     if wanted.workers and variables.get(SERVICE):
         # Another name for each start: Aggregators may still have the last one's sums.
         ours[JOB] = f"{variables.get(JOB) or 'train'}-{secrets.token_hex(6)}"

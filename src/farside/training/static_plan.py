@@ -1,9 +1,11 @@
 """A plan without a manager: the user names the Aggregators and the file with their key."""
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from farside.agent.aggregator.layout import Layout
 from farside.agent.aggregator.plan import (
@@ -30,13 +32,15 @@ SERVICE, KEY_FILE, JOB = SERVICE_VARIABLE, "FARSIDE_AGGREGATION_KEY_FILE", JOB_V
 """Environment variables; SERVICE is a list with commas between."""
 KEY, START = KEY_VARIABLE, START_VARIABLE
 """Environment variables that a manager sets: the key of this start of the job in hexadecimal, and which start it is."""
-# What launchers tell their processes: torchrun, Slurm, Open MPI, PMI.
+# What launchers tell their processes: torchrun, Slurm, Open MPI, PMI. Rank, members, and those on the same machine.
 _RANKS = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
+_SLURM_NODE = "SLURM_NODEID"
+_SLURM_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 _UNNAMED = ("", "none")
 """What torchrun says of every run without --rdzv-id: no name, or all of them would be one job."""
@@ -121,6 +125,48 @@ class StaticPlan:
         self._closed.set()
 
 
+class LaunchedAs(NamedTuple):
+    """Which member of its job a process is, as its launcher says.
+
+    Attributes:
+        rank: From 0.
+        members: Processes of the job.
+        here: How many of them are on this machine; 1 where the launcher does not say.
+    """
+
+    rank: int
+    members: int
+    here: int
+
+
+def launched_as(environment: Mapping[str, str] = os.environ) -> LaunchedAs | None:
+    """What torchrun, `farside train`, srun or mpirun say of this process; None: nothing.
+
+    Raises:
+        ConfigError: they say no whole numbers.
+    """
+    for rank, members, here in _RANKS:
+        if environment.get(rank) and environment.get(members):
+            try:
+                own = int(environment[rank]), int(environment[members])
+            except ValueError as error:
+                raise ConfigError(f"{rank} and {members} are no whole numbers") from error
+            return LaunchedAs(*own, here=_here(environment.get(here, ""), environment.get(_SLURM_NODE, "")))
+    return None
+
+
+def _here(told: str, node: str) -> int:
+    """Members on this machine, of a number, or of Slurm's list by node: "2(x3),1" are 2, 2, 2 and 1."""
+    if told.isdecimal():
+        return max(int(told), 1)
+    left = int(node) if node.isdecimal() else 0
+    for size, times in _SLURM_TASKS.findall(told):
+        left -= int(times or 1)
+        if left < 0:
+            return max(int(size), 1)
+    return 1
+
+
 def static_plan_from(environment: Mapping[str, str] = os.environ) -> StaticPlan:
     """The plan that environment variables name: `SERVICE`, `KEY_FILE`, `JOB`, and what the launcher says of ranks.
 
@@ -136,7 +182,11 @@ def static_plan_from(environment: Mapping[str, str] = os.environ) -> StaticPlan:
     key, start = _granted(environment)
     if not key and not environment.get(KEY_FILE):
         raise ConfigError(f"{KEY_FILE} is not set", hint="name the key file of the Aggregators")
-    rank, members = _rank(environment)
+    own = launched_as(environment)
+    if own is None:
+        raise ConfigError(
+            "this process has no rank", hint="set RANK and WORLD_SIZE, or start it by torchrun, srun or mpirun"
+        )
     told = (environment.get(one, "") for one in _JOBS)
     name = environment.get(JOB) or next((one for one in told if one not in _UNNAMED), "")
     if not name:
@@ -144,7 +194,7 @@ def static_plan_from(environment: Mapping[str, str] = os.environ) -> StaticPlan:
             f"{JOB} is not set", hint="give the job a name, the same at all its members; with torchrun by --rdzv-id"
         )
     file = "" if key else environment[KEY_FILE]
-    return StaticPlan(service, file, job=name, rank=rank, members=members, start=start, key=key)
+    return StaticPlan(service, file, job=name, rank=own.rank, members=own.members, start=start, key=key)
 
 
 def _granted(environment: Mapping[str, str]) -> tuple[bytes, int]:
@@ -156,18 +206,6 @@ def _granted(environment: Mapping[str, str]) -> tuple[bytes, int]:
     if key and len(key) != KEY_BYTES:
         raise ConfigError(f"{KEY} is damaged", hint="leave it as Farside has set it")
     return key, start
-
-
-def _rank(environment: Mapping[str, str]) -> tuple[int, int]:
-    for rank, members in _RANKS:
-        if environment.get(rank) and environment.get(members):
-            try:
-                return int(environment[rank]), int(environment[members])
-            except ValueError as error:
-                raise ConfigError(f"{rank} and {members} are no whole numbers") from error
-    raise ConfigError(
-        "this process has no rank", hint="set RANK and WORLD_SIZE, or start it by torchrun, srun or mpirun"
-    )
 
 
 def _addresses(service: Sequence[str]) -> tuple[AggregatorAddress, ...]:
