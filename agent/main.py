@@ -168,7 +168,8 @@ class Agent:
             stack.push_async_callback(self.services.close)
             stack.enter_context(on_end_signals(self.stop))
             if config.metrics_listen:
-                scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: agent_metrics(self._latest)))
+                registry = registry_of(lambda: agent_metrics(self._latest, names_jobs=config.metrics_jobs))
+                scraped = await serve_metrics(config.metrics_listen, registry)
                 stack.callback(scraped.close)  # not waited for: a scraper that hangs must not hold up the end
             handlers: Mapping[str, admin.Handler] = {
                 "status": self._on_status,

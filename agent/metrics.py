@@ -16,8 +16,8 @@ _gauge = partial(family, GaugeMetricFamily, "farside_agent")
 _counter = partial(family, CounterMetricFamily, "farside_agent")
 
 
-def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
-    """All metrics of this moment."""
+def agent_metrics(status: AgentStatus, *, names_jobs: bool) -> Iterator[Metric]:
+    """All metrics of this moment; ``names_jobs``: with the jobs that have GPUs, and their users. [L5]"""
     yield _gauge("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected))
     text = "1 while the manager that welcomed this agent could not prove itself."
     yield _gauge("manager_unproved", text, float(status.connected and not status.is_manager_proved))
@@ -27,6 +27,10 @@ def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
     yield _pressure(status.psi)
     yield from _services(status)
     yield from _gpus(status)
+    if names_jobs:
+        holders = (((held.gpu, held.part, held.job, held.user), 1.0) for held in status.gpu_holders)
+        text = "1 while a task of this job has this GPU, or this part of it."
+        yield _gauge("gpu_job_info", text, holders, ("gpu", "part", "job", "user"))
 
 
 def _services(status: AgentStatus) -> Iterator[Metric]:
@@ -53,9 +57,6 @@ def _gpus(status: AgentStatus) -> Iterator[Metric]:
     yield _gauge("gpus_unseen", text, float(bool(status.gpus_unseen)))
     names = (((gpu.index, gpu.model, gpu.uuid or ""), 1.0) for gpu in gpus)
     yield _gauge("gpu_info", "1; uuid is empty of a declared GPU.", names, ("gpu", "model", "uuid"))
-    holders = (((held.gpu, held.part, held.job, held.user), 1.0) for held in status.gpu_holders)
-    text = "1 while a task of this job has this GPU, or this part of it."
-    yield _gauge("gpu_job_info", text, holders, ("gpu", "part", "job", "user"))
     health = (((gpu.index, gpu.model), float(gpu.healthy)) for gpu in gpus)
     yield _gauge("gpu_healthy", "1 while tasks may have this GPU.", health, ("gpu", "model"))
     in_use = ((gpu.index, float(gpu.index in used)) for gpu in gpus)

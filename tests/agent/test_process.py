@@ -231,9 +231,12 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     assert "others may read it; chmod 600" in errors
 
 
-def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) -> None:
+@pytest.mark.parametrize("names_jobs", [False, True])
+def test_metrics_tell_of_gpus_and_tasks(names_jobs: bool, tmp_path: Path, manager: FakeManager) -> None:
+    """[L5] And of jobs and their users only where that is set: whoever reaches the address reads them."""
     port = free_port()
-    with agent(write_config(tmp_path, manager.url, metrics_listen=f"127.0.0.1:{port}")):
+    config = write_config(tmp_path, manager.url, metrics_listen=f"127.0.0.1:{port}", metrics_jobs=names_jobs)
+    with agent(config):
         manager.until_hellos(1)
         start(manager, tmp_path, "sleep 600", gpus=(2,))
         manager.until_state("running")
@@ -250,7 +253,7 @@ def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) ->
         found = samples()
         holders = [one.labels for one in scraped() if one.name == "farside_agent_gpu_job_info"]
 
-    assert holders == [{"gpu": "2", "part": "", "job": "1", "user": SPEC.user}]
+    assert holders == ([{"gpu": "2", "part": "", "job": "1", "user": SPEC.user}] if names_jobs else [])
     assert found["farside_agent_gpu_info", "2"] == 1
     assert found["farside_agent_gpu_in_use", "2"] == 1
     assert found["farside_agent_gpu_in_use", "3"] == 0

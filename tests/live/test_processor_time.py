@@ -161,7 +161,7 @@ def test_api_page_metrics_and_table_show_it(tmp_path: Path, monkeypatch: pytest.
 
         (own,) = (await api.as_uid(OTHER.pw_uid).get("/v1/groups")).json()["groups"]
         page = (await api.as_uid(OTHER.pw_uid).get("/v1/overview")).json()["groups"]
-        metrics = generate_latest(ManagerCollector(api.context).registry()).decode()
+        metrics = generate_latest(ManagerCollector(api.context, names_jobs=True).registry()).decode()
 
         assert own["jobs"][0]["processor"] == msgspec.to_builtins(FULL)
         assert page == [own]

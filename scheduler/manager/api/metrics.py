@@ -36,8 +36,9 @@ NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep
 class ManagerCollector:
     """All that a scrape gets."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, *, names_jobs: bool = False) -> None:
+        """``names_jobs``: with metrics of single jobs, by their numbers. [L5]"""
+        self._context, self._names_jobs = context, names_jobs
         self._store_bytes: int | None = None
 
     def registry(self) -> CollectorRegistry:
@@ -62,8 +63,9 @@ class ManagerCollector:
         yield _gpus(state.nodes.values())
         turns = self._context.overviews.turns()
         yield _groups(turns, self._context.log.state.colocation)
-        yield _processor_times(turns)
-        yield from _spills(turns)
+        if self._names_jobs:
+            yield _processor_times(turns)
+            yield from _spills(turns)
         if scheduler is not None:
             yield from _packlimits(scheduler.get("packlimits", ()))
             bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")

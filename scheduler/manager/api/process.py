@@ -65,7 +65,7 @@ async def serve(config: ManagerConfig) -> None:
     app = make_app(context)
     secure = tls_of(config)
     connections = Connections(frozenset({peer_host(0), peer_host(os.geteuid())}))
-    metrics = ManagerCollector(context)
+    metrics = ManagerCollector(context, names_jobs=config.metrics_jobs)
     with ExitStack() as stack:
         sockets = _listeners(config, connections, is_secure=secure is not None, stack=stack)
         if config.metrics_listen:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.config.settings import choice, count, flag, path, seconds, size, text
-from farside.config.shared import LogSettings, MetricsSettings, NodeSettings, ProcSettings, TlsSettings
+from farside.config.shared import JobMetricsSettings, LogSettings, NodeSettings, ProcSettings, TlsSettings
 from farside.units import TIB
 
 # A table: one setting, one line. A meaning that does not fit is on the next line.
@@ -12,7 +12,7 @@ from farside.units import TIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogSettings):
+class AgentConfig(NodeSettings, TlsSettings, ProcSettings, JobMetricsSettings, LogSettings):
     """Settings of a node agent. Bytes and seconds; the names say which."""
 
     manager: str = text("unix:/run/farside/manager.sock",

@@ -18,7 +18,7 @@ from farside.config.settings import (
     text,
     watts,
 )
-from farside.config.shared import LogSettings, MetricsSettings, PolicySettings, PowerSettings, TlsSettings
+from farside.config.shared import JobMetricsSettings, LogSettings, PolicySettings, PowerSettings, TlsSettings
 
 REST = "*"  # in place of a partition's nodes: all that no other has
 AS_PARTITION = "partition"  # of a QOS: the job's partition says what is done about idle GPUs
@@ -74,7 +74,7 @@ class PartitionRow(IdleRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings, LogSettings):
+class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, JobMetricsSettings, LogSettings):
     """Settings of a manager. Bytes and seconds; the names say which."""
 
     node: str = text("", "Name of this manager among several; empty: the host name")

@@ -6,7 +6,7 @@ A group has no slots of its own (``__slots__ = ()``): the class that takes it ma
 from dataclasses import dataclass
 from pathlib import Path
 
-from farside.config.settings import address, choice, count, path, seconds, size, text
+from farside.config.settings import address, choice, count, flag, path, seconds, size, text
 from farside.geometry import GRANULE_BYTES
 from farside.units import GIB, MIB
 
@@ -81,6 +81,15 @@ class MetricsSettings:
 
     __slots__ = ()
     metrics_listen: str = address("", "HOST:PORT of the Prometheus metrics; empty: none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobMetricsSettings(MetricsSettings):
+    """Where Prometheus asks, and whether it gets metrics of single jobs."""
+
+    __slots__ = ()
+    metrics_jobs: bool = flag(False,
+        "Metrics of single jobs, with their numbers and users, for whoever reaches metrics_listen; false: sums alone")
 
 
 @dataclass(frozen=True, kw_only=True)
