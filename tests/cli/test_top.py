@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from farside.cli.cluster_table import node_table
 from farside.cli.top_view import EVERYTHING, Room, room_for, top_view
 from farside.scheduler.manager.model.event import NodeLost
 from farside.scheduler.manager.view.overview import Survey, show_overview
+from farside.scheduler.manager.view.sight import Sight
+from farside.scheduler.manager.view.view import show_node
 from tests.live.manager import running_manager
 from tests.live.world import World, rules
 from tests.support.programs import outcome
@@ -35,6 +38,34 @@ def overview(jobs: int = 3, nodes: int = 2) -> Mapping[str, Any]:
 def shown(world: World) -> Mapping[str, Any]:
     told: Mapping[str, Any] = msgspec.to_builtins(show_overview(Survey(world.state).overview(None), world.now_s))
     return told
+
+
+def test_a_gpu_of_another_users_job_is_drawn_as_held_and_counted() -> None:
+    """[L5] The manager gives a user null in place of its number; one of the version before gave no such thing."""
+    world = World(rules(), nodes=1)
+    for user, gpus in (("ann", 1), ("bob", 2)):
+        world.submit(gpus, user=user)
+    told = msgspec.to_builtins(
+        show_overview(
+            Survey(world.state).overview("ann"), world.now_s, None,
+            lambda node: show_node(node, sight=Sight(jobs=world.state.jobs, user="ann")),
+        )
+    )  # fmt: skip
+    before = msgspec.to_builtins(show_overview(Survey(world.state).overview(None), world.now_s))
+    for gpu in before["nodes"][0]["gpus"]:
+        del gpu["shares"]
+
+    (row,) = (line for line in drawn(told) if line.startswith("n0"))
+    (old_row,) = (line for line in drawn(before) if line.startswith("n0"))
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 - the console's own
+    console.print(node_table(told["nodes"]))
+    console.file.close()
+
+    assert "■■■□" in row
+    assert "1, others on 2 GPUs" in row
+    assert "■■■□" in old_row
+    assert "1 2" in old_row
+    assert "1, others on 2 GPUs" in console.export_text()
 
 
 def drawn(told: Mapping[str, Any], room: Room = EVERYTHING, problem: str = "") -> list[str]:

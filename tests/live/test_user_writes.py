@@ -274,5 +274,5 @@ def test_a_job_after_one_that_was_forgotten_while_its_submission_waited_is_refus
 
     answer, left, job = asyncio.run(live())
 
-    assert (answer.status_code, answer.json()) == (422, {"detail": f"after: there is no job {job}"})
+    assert (answer.status_code, answer.json()) == (422, {"detail": f"after: there is no job {job} of yours"})
     assert left == []

@@ -70,9 +70,15 @@ class AggregationReport(Struct, frozen=True, kw_only=True):
 
 
 def report(
-    state: Aggregation, facts: Mapping[str, AggregatorFacts], may_see: Callable[[str], bool]
+    state: Aggregation,
+    facts: Mapping[str, AggregatorFacts],
+    may_see: Callable[[str], bool],
+    words: Callable[[str], str] = str,
 ) -> AggregationReport:
-    """The Aggregators, and the jobs that somebody may see; ``facts``: what agents that are connected said last."""
+    """The Aggregators, and the jobs that somebody may see; ``facts``: what agents that are connected said last.
+
+    ``words``: a text as that somebody may read it.
+    """
     held: dict[tuple[str, int], AggregatedJob] = {}
     for said in facts.values():
         for one in said.held:
@@ -81,7 +87,7 @@ def report(
     names = sorted({*state.pool, *(node for node, offer in state.offers.items() if offer.cores or offer.problem)})
     return AggregationReport(
         aggregators=[_aggregator(state, node, facts.get(node), may_see) for node in names[:ROWS_MAX]],
-        jobs=[_job(state, job_id, held) for job_id in list(state.wanting)[:ROWS_MAX] if may_see(job_id)],
+        jobs=[_job(state, job_id, held, words) for job_id in list(state.wanting)[:ROWS_MAX] if may_see(job_id)],
     )
 
 
@@ -111,7 +117,9 @@ def _planned_pct(jobs: list[JobChunks], number: int, cores: int) -> float | None
     return round(100 * needed / cores, 1)
 
 
-def _job(state: Aggregation, job_id: str, held: Mapping[tuple[str, int], AggregatedJob]) -> AggregatedJobRow:
+def _job(
+    state: Aggregation, job_id: str, held: Mapping[tuple[str, int], AggregatedJob], words: Callable[[str], str]
+) -> AggregatedJobRow:
     job = state.jobs.get(job_id)
     if job is None:
         return AggregatedJobRow(
@@ -135,7 +143,7 @@ def _job(state: Aggregation, job_id: str, held: Mapping[tuple[str, int], Aggrega
         loss_pct=None if lost is None else round(100 * lost, 1),
         is_loss_accepted=bool(job.accepted),
         waits_for=None if told is None else told.waits_for,
-        problem=job.problem,
+        problem=words(job.problem),
         chunk_s=None if cost is None else cost.chunk_s,
         byte_s=None if cost is None else cost.byte_s,
         cost_note="" if cost is None else WORDS[cost.basis],

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from fastapi import Header, Response
@@ -15,7 +15,6 @@ SLICE_S = 0.002
 # What a client has of a listing, if it has one, as it was told by `ETag`.
 Known = Annotated[str, Header(alias="If-None-Match", description="The `ETag` of an earlier answer, or `*`")]
 
-Record = TypeVar("Record")
 _ENCODER = msgspec.json.Encoder()
 # Marks are of this process; another one counts anew.
 _PROCESS = secrets.token_hex(6)
@@ -24,21 +23,6 @@ _PROCESS = secrets.token_hex(6)
 def answer(value: object, status: int = 200) -> Response:
     """A JSON answer."""
     return Response(_ENCODER.encode(value), status_code=status, media_type="application/json")
-
-
-class Rows(Generic[Record]):
-    """Nodes as JSON, kept: there are thousands, and few of them are others than a moment ago."""
-
-    def __init__(self, show: Callable[[Record], object]) -> None:
-        self._show = show
-        self._kept: dict[str, tuple[Record, msgspec.Raw]] = {}
-
-    def row(self, name: str, record: Record) -> msgspec.Raw:
-        """A record as shown, to be put into an `answer`. It never changes: what is the same object is the same."""
-        kept = self._kept.get(name)
-        if kept is None or (kept[0] is not record and kept[0] != record):
-            kept = self._kept[name] = record, msgspec.Raw(_ENCODER.encode(self._show(record)))
-        return kept[1]
 
 
 class Renewable(Protocol):

@@ -22,7 +22,7 @@ from farside.scheduler.manager.api.body import read_body
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.idempotency import Key
 from farside.scheduler.manager.api.openapi_document import lists, says, takes
-from farside.scheduler.manager.api.route_arguments import OwnJob, Person, Shared
+from farside.scheduler.manager.api.route_arguments import CallersSight, OwnJob, Person, Shared
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.colocated import can_group, size_of
 from farside.scheduler.manager.decider.launch import FIRST_PORT
@@ -45,6 +45,7 @@ from farside.scheduler.manager.nodes.dispatch import meeting_of, start_of
 from farside.scheduler.manager.view.groups import explain as explain_turns
 from farside.scheduler.manager.view.listing import JobListing
 from farside.scheduler.manager.view.safeguard import safeguards_of
+from farside.scheduler.manager.view.sight import Sight
 from farside.scheduler.manager.view.view import (
     NOTHING_EXPECTED,
     Expected,
@@ -94,7 +95,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     responses=says(Submitted, 413, 422, 429, status=201, links=_LINKS),
     openapi_extra=takes(JobBody, RoleBody, example=EXAMPLE),
 )
-async def submit(request: Request, caller: Person, shared: Shared, key: Key = "") -> Response:
+async def submit(request: Request, caller: Person, sight: CallersSight, shared: Shared, key: Key = "") -> Response:
     """Submit a job, or several alike."""
     log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
     known = shared.idempotency.seq_of(asked)
@@ -104,7 +105,8 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     _refuse_submitter(caller, shared)
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
-    spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy, shared.partitions)
+    spec = after_arrays(spec_of(body, told), log.state, sight)
+    spec = charged(spec, caller.name, shared.tenancy, shared.partitions)
     if shared.cpus_in_proportion and not {"cpus_per_gpu", "roles"} & {*told}:
         spec = with_cpus(spec, log.state, user=caller.name, partitions=shared.partitions)
     problems = await _problems(spec, body.count, caller, shared)
@@ -112,7 +114,7 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
         raise HTTPException(422, "; ".join(problems))
     event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key)
     async with shared.writes.turn(caller, spec.size_bytes):
-        if forgotten := after_problems(spec, log.state):  # while it waited
+        if forgotten := after_problems(spec, sight):  # while it waited
             raise HTTPException(422, "; ".join(forgotten))
         rates, is_free = log.state.submit_rates, caller.is_operator
         with shared.gate.passing(event, log.state.queued, rates, log.now_s(), is_free=is_free):
@@ -148,6 +150,7 @@ async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) 
         *cluster_problems(
             spec, state, user=caller.name, set_aside=shared.colocation_nodes, partitions=shared.partitions
         ),
+        *after_problems(spec, shared.overviews.sight_of(caller)),
         *quota_problems(spec, caller.name, shared.tenancy),
         *room_problems(spec, state, user=caller.name),
     ]
@@ -171,7 +174,8 @@ async def jobs(
     whose = caller.name if not caller.is_operator else user
 
     def look() -> JobListing:
-        return shared.jobs.of(shared.log.state, whose, everything=everything, now_s=time.monotonic())
+        state, now_s, is_operator = shared.log.state, time.monotonic(), caller.is_operator
+        return shared.jobs.of(state, whose, everything=everything, now_s=now_s, is_operator=is_operator)
 
     listing = await up_to_date(look)
     if listing.has_others_than(caller.name):
@@ -181,11 +185,11 @@ async def jobs(
 
 
 @router.get("/{job_id}", responses=says(JobInFull, 404))
-async def show(job: OwnJob, shared: Shared) -> Response:
+async def show(job: OwnJob, sight: CallersSight, shared: Shared) -> Response:
     """One job with its processes."""
     expected = await _expected(job, shared) if shared.goes_by_run_times else NOTHING_EXPECTED
     state = shared.log.state
-    return answer(show_job_in_full(job, shared.log.now_s(), expected, safeguards_of(job, state)))
+    return answer(show_job_in_full(job, shared.log.now_s(), expected, safeguards_of(job, state), sight))
 
 
 async def _expected(job: LiveJob, shared: Context) -> Expected:
@@ -198,20 +202,20 @@ async def _expected(job: LiveJob, shared: Context) -> Expected:
 
 
 @router.get("/{job_id}/history", responses=says(History, 404))
-async def history(job: OwnJob, shared: Shared) -> Response:
+async def history(job: OwnJob, sight: CallersSight, shared: Shared) -> Response:
     """All that happened to a job."""
     entries = await asyncio.to_thread(shared.log.store.history, job.job_id, at=job.submitted_at)
-    return answer(History(entries=tuple(map(show_entry, entries))))
+    return answer(History(entries=tuple(show_entry(entry, sight) for entry in entries)))
 
 
 @router.get("/{job_id}/explain", responses=says(Explanation, 404))
-async def explain(job: OwnJob, shared: Shared) -> Response:
+async def explain(job: OwnJob, sight: CallersSight, shared: Shared) -> Response:
     """Why a job waits, in words."""
     try:
         told = await admin.ask(shared.folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
     except FarsideError as error:
         raise HTTPException(503, f"the scheduler process does not answer: {error}") from error
-    told["lines"] += explain_turns(shared.overviews.turns(), job.job_id)
+    told["lines"] = [*map(sight.words, told["lines"]), *explain_turns(shared.overviews.turns(), job.job_id)]
     return answer(told)
 
 
@@ -225,7 +229,7 @@ async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
             _refuse_over(job)
             if not job.cancelled_by:
                 await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
-    return answer(show_job(_after_wait(job, shared)))
+    return _shown(job, caller, shared)
 
 
 @router.post("/{job_id}/hold", responses=says(Job, 404, 409, 429))
@@ -235,7 +239,7 @@ async def hold(job: OwnJob, caller: Person, shared: Shared) -> Response:
         async with shared.writes.turn(caller):
             if _is_to_hold(_after_wait(job, shared)):
                 await _write_counted(HoldRequested(job_id=job.job_id, by=caller.name), caller, shared)
-    return answer(show_job(_after_wait(job, shared)))
+    return _shown(job, caller, shared)
 
 
 def _is_to_hold(job: LiveJob) -> bool:
@@ -252,7 +256,7 @@ async def release(job: OwnJob, caller: Person, shared: Shared) -> Response:
         async with shared.writes.turn(caller):
             if _is_to_release(_after_wait(job, shared), caller):
                 await _write_counted(ReleaseRequested(job_id=job.job_id, by=caller.name), caller, shared)
-    return answer(show_job(_after_wait(job, shared)))
+    return _shown(job, caller, shared)
 
 
 def _is_to_release(job: LiveJob, caller: Caller) -> bool:
@@ -276,17 +280,21 @@ def _after_wait(job: LiveJob, shared: Context) -> LiveJob:
     return found
 
 
+def _shown(job: LiveJob, caller: Caller, shared: Context) -> Response:
+    return answer(show_job(_after_wait(job, shared), shared.overviews.sight_of(caller)))
+
+
 def _refuse_over(job: LiveJob) -> None:
     if job.is_over:
         raise HTTPException(409, f"job {job.job_id} is over: {job.phase}")
 
 
-def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
-    """The job, where it waits for an array, waiting for each of its tasks."""
-    if all(other in state.jobs for other in spec.after):
+def after_arrays(spec: JobSpec, state: LiveState, sight: Sight) -> JobSpec:
+    """The job, where it waits for an array of those that its submitter sees, waiting for each of its tasks."""
+    if all(map(sight.has, spec.after)):
         return spec
     # What is neither job nor array stays, and is refused by its name.
-    each = ([task.job_id for task in state.array(other)] or [other] for other in dict.fromkeys(spec.after))
+    each = ([task.job_id for task in sight.array(state, other)] or [other] for other in dict.fromkeys(spec.after))
     return structs.replace(spec, after=tuple(chain.from_iterable(each)))
 
 
@@ -312,9 +320,8 @@ def cluster_problems(
     partitions: Partitions = NO_PARTITIONS,
 ) -> list[str]:
     """Reasons why a job of this user can never run on this cluster, without nodes ``set_aside`` or on these alone."""
-    later = after_problems(spec, state)
     if spec.colocate:
-        return [*colocation_problems(spec, state, set_aside), *later]
+        return colocation_problems(spec, state, set_aside)
     problems = choice_problems(spec, state, partitions)
     known = [
         node
@@ -337,14 +344,18 @@ def cluster_problems(
         problems.append("cpus_per_gpu, memory_bytes_per_gpu: no node has that much for a single GPU")
     if spec.swap_bytes_per_gpu:
         problems += swap_problems(spec, nodes, state)
-    return [*problems, *aggregation_problems(spec, state, set_aside), *later]
+    return [*problems, *aggregation_problems(spec, state, set_aside)]
 
 
-def after_problems(spec: JobSpec, state: LiveState) -> list[str]:
-    """The error of a job that waits for others that are not there, or not known any more."""
-    unknown = [other for other in spec.after if other not in state.jobs]
+def after_problems(spec: JobSpec, sight: Sight) -> list[str]:
+    """The error of a job that waits for others that are not there, or not known any more.
+
+    Others' jobs are not there either, but for an operator: whether they are is none of a user's business.
+    """
+    unknown = [other for other in spec.after if not sight.has(other)]
+    whose = "" if sight.user is None else " of yours"
     more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
-    return [f"after: there is no job {unknown[0]:.60}{more}"] if unknown else []
+    return [f"after: there is no job {unknown[0]:.60}{whose}{more}"] if unknown else []
 
 
 def swap_problems(spec: JobSpec, nodes: Sequence[LiveNode], state: LiveState) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Routes of /v1/nodes: list, show, drain, undrain, lend, swap. Everybody sees nodes; only operators change them.
 
+A user sees the numbers of own jobs there; of others' jobs, which GPUs they have.
+
 A drain is only written to the log here (`DrainRequested`). The scheduler process carries it out: its planner
 (`scheduler/manager/decider/planner.py`) gives the node no new job.
 
@@ -17,12 +19,13 @@ from farside.scheduler.manager.api.answer import Known, answer, listed, up_to_da
 from farside.scheduler.manager.api.body import body_of
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.openapi_document import lists, says, takes
-from farside.scheduler.manager.api.route_arguments import NodeNamed, Operator, Person, Shared
+from farside.scheduler.manager.api.route_arguments import CallersSight, NodeNamed, Operator, Person, Shared
 from farside.scheduler.manager.model.event import DrainRequested, LendingOrdered, SwapOrdered, UndrainRequested
 from farside.scheduler.manager.model.maintenance import reserved_now
 from farside.scheduler.manager.nodes.memory_orders import why_not_lend, why_not_swap
-from farside.scheduler.manager.view.listing import NodeListing
+from farside.scheduler.manager.view.listing import NodesSeen
 from farside.scheduler.manager.view.memory import NO_MEMORY
+from farside.scheduler.manager.view.sight import SEES_ALL, Sight
 from farside.scheduler.manager.view.view import History, Node, NodeList, show_entry, show_node
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
@@ -55,22 +58,24 @@ class SwapBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @router.get("", responses=lists(NodeList))
-async def nodes(_: Person, shared: Shared, known: Known = "") -> Response:
+async def nodes(caller: Person, shared: Shared, known: Known = "") -> Response:
     """All nodes that ever joined."""
-    log, listing = shared.log, shared.nodes
+    log = shared.log
 
-    def look() -> NodeListing:
-        listing.look(log.state.nodes, reserved_now(log.state, log.now_s()), shared.owners.of, shared.memory())
-        return listing
+    def look() -> NodesSeen:
+        state = log.state
+        reserved = reserved_now(state, log.now_s())
+        shared.nodes.look(state.nodes, reserved, shared.owners.of, shared.memory(), state.jobs)
+        return shared.nodes.seen_by(shared.overviews.sight_of(caller))
 
-    await up_to_date(look)
-    return listed(listing.mark, listing.pieces, known)
+    seen = await up_to_date(look)
+    return listed(seen.mark, seen.pieces, known)
 
 
 @router.get("/{name}", responses=says(Node, 404))
-async def show(_: Person, node: NodeNamed, shared: Shared) -> Response:
+async def show(sight: CallersSight, node: NodeNamed, shared: Shared) -> Response:
     """One node."""
-    return _shown(node.name, shared)
+    return _shown(node.name, shared, sight)
 
 
 @router.get("/{name}/history", responses=says(History, 404))
@@ -126,8 +131,8 @@ async def swap(
     return _shown(node.name, shared)
 
 
-def _shown(name: str, shared: Context) -> Response:
+def _shown(name: str, shared: Context, sight: Sight = SEES_ALL) -> Response:
     log = shared.log
     node, reserved = log.state.nodes[name], reserved_now(log.state, log.now_s())
     memory = shared.memory().get(name, NO_MEMORY)
-    return answer(show_node(node, reserved.get(name, ""), shared.owners.of(node), memory))
+    return answer(show_node(node, reserved.get(name, ""), shared.owners.of(node), memory, sight))

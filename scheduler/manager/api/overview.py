@@ -34,7 +34,7 @@ async def overview(request: Request, caller: Person, shared: Shared) -> Response
     """The cluster at a glance: nodes, what runs, what waits and why."""
     if caller.is_operator:
         await shared.access_log.looked(caller, request, "jobs of all")
-    return answer(shared.overviews.show(await shared.overviews.of(caller)))
+    return answer(shared.overviews.show(await shared.overviews.of(caller), caller))
 
 
 @router.get("/stream", response_class=EventStream, responses=refusals())

@@ -21,7 +21,6 @@ from farside import admin
 from farside.agent.messages import ExecutorFacts
 from farside.errors import FarsideError
 from farside.scheduler.manager.aggregation.show import AggregationReport, report
-from farside.scheduler.manager.api.answer import Rows
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
@@ -29,9 +28,11 @@ from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.view import groups
 from farside.scheduler.manager.view.deployments import Deployments
 from farside.scheduler.manager.view.groups import GroupReport
+from farside.scheduler.manager.view.listing import NodeRows
 from farside.scheduler.manager.view.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
 from farside.scheduler.manager.view.partition import NOBODYS, Whose
 from farside.scheduler.manager.view.power import energy_of
+from farside.scheduler.manager.view.sight import Sight
 from farside.scheduler.manager.view.view import show_node
 
 STREAMS_MAX = 64
@@ -95,7 +96,7 @@ class OverviewStreams:
         self._deployments = deployments or Deployments()
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
-        self._nodes: Rows[LiveNode] = Rows(lambda node: show_node(node, whose=whose(node), memory=UNSET))
+        self._nodes = NodeRows(lambda node, sight: show_node(node, whose=whose(node), memory=UNSET, sight=sight))
         self._follow: Counter[str] = Counter()
         self._users_streams = 0
 
@@ -105,7 +106,9 @@ class OverviewStreams:
         if self._survey is None or self._survey.seq != self._log.state.seq:
             self._survey = Survey(self._log.state)
         overview = self._survey.overview(None if caller.is_operator else caller.name)
-        why = await self._whys.of(waiting_ids(overview, WHY_MAX))
+        lines = await self._whys.of(waiting_ids(overview, WHY_MAX))
+        words = self.sight_of(caller).words
+        why = {job_id: words(line) for job_id, line in lines.items()}
         energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
         sensed, shared = self._sensed(), self.aggregation(caller)
         shown = self.groups(caller).groups
@@ -117,24 +120,26 @@ class OverviewStreams:
     def aggregation(self, caller: Caller) -> AggregationReport:
         """The Aggregators, and those jobs on them that this caller may see."""
         said = {name: one.aggregator for name, one in self._sensed().items() if one.aggregator is not None}
-        return report(self._log.state.aggregation, said, self._sight_of(caller))
+        sight = self.sight_of(caller)
+        return report(self._log.state.aggregation, said, sight.has, sight.words)
 
     def groups(self, caller: Caller) -> GroupReport:
         """The jobs that take turns on a node, as far as this caller may see them."""
-        return groups.report(self.turns(), self._sight_of(caller), self._log.state.colocation)
+        sight = self.sight_of(caller)
+        return groups.report(self.turns(), sight.has, self._log.state.colocation, sight.may_read)
 
     def turns(self) -> Mapping[str, ExecutorFacts]:
         """What agents that are connected here said last of the executor of their node."""
         return {name: one.executor for name, one in self._sensed().items() if one.executor is not None}
 
-    def _sight_of(self, caller: Caller) -> Callable[[str], bool]:
-        """Whether this caller may see a job."""
-        jobs = self._log.state.jobs
-        return lambda job_id: job_id in jobs and (caller.is_operator or jobs[job_id].user == caller.name)
+    def sight_of(self, caller: Caller) -> Sight:
+        """What this caller sees of jobs."""
+        return Sight(jobs=self._log.state.jobs, user=None if caller.is_operator else caller.name)
 
-    def show(self, overview: Overview, before: Overview | None = None) -> Glimpse:
-        """An overview as the API answers it; see `show_overview`."""
-        return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node.name, node))
+    def show(self, overview: Overview, caller: Caller, before: Overview | None = None) -> Glimpse:
+        """An overview as the API answers it to this caller, whose it is; see `show_overview`."""
+        sight = self.sight_of(caller)
+        return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node, sight), sight)
 
     @property
     def streams(self) -> int:
@@ -167,7 +172,7 @@ class OverviewStreams:
                 # Cleared before the state is read, so a change during the send is seen in the next round.
                 changed.clear()
                 now = await self.of(caller)
-                shown = self.show(now, before)
+                shown = self.show(now, caller, before)
                 yield b"event: %b\ndata: %b\n\n" % (b"all" if before is None else b"change", _ENCODER.encode(shown))
                 before = now
                 # First the shortest time between two events, whatever happens; then the wait for news.

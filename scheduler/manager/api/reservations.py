@@ -1,6 +1,6 @@
 """Routes of /v1/reservations: list, make, cancel; nodes kept free for maintenance.
 
-Everybody sees reservations; only operators make and cancel them.
+Everybody sees reservations, with the numbers of own jobs there; only operators make and cancel them.
 """
 
 from typing import Annotated
@@ -12,7 +12,7 @@ from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.body import body_of
 from farside.scheduler.manager.api.idempotency import Key
 from farside.scheduler.manager.api.openapi_document import says, takes
-from farside.scheduler.manager.api.route_arguments import Operator, Person, Shared
+from farside.scheduler.manager.api.route_arguments import CallersSight, Operator, Shared
 from farside.scheduler.manager.field_limit import items
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import NodesReserved, ReservationCancelled
@@ -47,14 +47,14 @@ class ReservationList(Struct, frozen=True, kw_only=True):
 
 @router.get("", responses=says(ReservationList, 422))
 async def reservations(
-    _: Person,
+    sight: CallersSight,
     shared: Shared,
     everything: Annotated[bool, Query(alias="all", description="Also those that are over or cancelled")] = False,
 ) -> Response:
     """Reservations that are not over, the earliest first."""
     state, now_s = shared.log.state, shared.log.now_s()
     found = sorted(state.maintenance.values(), key=lambda one: (one.begin_s, one.reservation_id))
-    shown = [show_reservation(one, state, now_s) for one in found if everything or one.is_pending(now_s)]
+    shown = [show_reservation(one, state, now_s, sight) for one in found if everything or one.is_pending(now_s)]
     return answer(ReservationList(reservations=shown))
 
 

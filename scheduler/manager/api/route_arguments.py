@@ -14,6 +14,7 @@ from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
+from farside.scheduler.manager.view.sight import Sight
 
 
 def context_of(connection: HTTPConnection) -> Context:
@@ -61,14 +62,20 @@ async def _operator(caller: Person) -> Caller:
 Operator = Annotated[Caller, Depends(_operator)]
 
 
-async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
+async def _sight(caller: Person, shared: Shared) -> Sight:
+    return shared.overviews.sight_of(caller)
+
+
+CallersSight = Annotated[Sight, Depends(_sight)]
+
+
+async def _own_job(connection: HTTPConnection, job_id: str, caller: Person, sight: CallersSight) -> LiveJob:
     shared = context_of(connection)
     state = shared.log.state
     job = state.jobs.get(job_id)
     # Whether others' jobs are there is none of a user's business.
-    if job is None or not (caller.is_operator or job.user == caller.name):
-        tasks = state.array(job_id)
-        if tasks and (caller.is_operator or tasks[0].user == caller.name):
+    if job is None or not sight.has(job_id):
+        if tasks := sight.array(state, job_id):
             span = f"{tasks[0].job_id} to {tasks[-1].job_id}"
             raise HTTPException(404, f"job {job_id:.60} is an array: {span}; name one of them")
         raise HTTPException(404, f"job {job_id:.60}: you have no such job")

@@ -282,7 +282,7 @@ class Decider:
             if awaited_recalls(job, now_s):
                 return (f"has an allocation on {nodes}, and starts when it has its memory", *recall_lines(job, now_s))
             why = self._waits.get(job.job_id)
-            then = "as soon as others have left it" if why is None else f"once one of these jobs is over: {why}"
+            then = "as soon as others have left it" if why is None else f"once one of these is over: {why}"
             return (f"has an allocation on {nodes}, and starts {then}", job.reason)
         if job.phase is Phase.HELD:
             reason = job.reason if job.reason.startswith("held") else f"held: {job.reason}"

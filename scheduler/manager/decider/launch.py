@@ -152,7 +152,7 @@ class _Room:
             promise_job(self._lent, one)
         if will_fit:
             ids = ", ".join(one.job_id for one in leaving)
-            self._waits[job.job_id] = f"{ids}, so that it has {'memory of other nodes' if needs else 'its memory'}"
+            self._waits[job.job_id] = f"job {ids}, so that it has {'memory of other nodes' if needs else 'its memory'}"
         else:
             others = "donors of the other nodes lend too little" if needs else "jobs were promised what it would take"
             self.unlent[job.job_id] = self._lent.why_not(sum(needs.values())) or others

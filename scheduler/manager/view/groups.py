@@ -85,9 +85,15 @@ NO_PLAN = Colocation()
 
 
 def report(
-    facts: Mapping[str, ExecutorFacts], may_see: Callable[[str], bool], planned: Colocation = NO_PLAN
+    facts: Mapping[str, ExecutorFacts],
+    may_see: Callable[[str], bool],
+    planned: Colocation = NO_PLAN,
+    may_read: Callable[[str], bool] = lambda text: True,
 ) -> GroupReport:
-    """Groups by what the agents that are connected said last, and as they are planned; a node with neither has none."""
+    """Groups by what the agents that are connected said last, and as they are planned; a node with neither has none.
+
+    ``may_see``: whether the reader sees a job; ``may_read``: whether a text that names jobs, also such as have gone.
+    """
     plans = {node: group for group in planned.groups for node in group.nodes}
     turning = {node for node, said in facts.items() if said.takers or said.others}
     groups = [
@@ -100,7 +106,7 @@ def report(
     return GroupReport(
         groups=groups,
         planned_at_s=planned.planned_s or None,
-        reason=planned.reason if all(map(may_see, named)) else "",
+        reason=planned.reason if all(map(may_see, named)) and may_read(planned.reason) else "",
         waiting=[job for job in planned.waiting if job in planned.jobs and may_see(job)],
     )
 

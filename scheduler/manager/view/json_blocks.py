@@ -9,7 +9,7 @@ How it works
   `version` grows with each change, so two answers of one version are the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 
 Record = TypeVar("Record")
 _ENCODER = msgspec.json.Encoder()
+NO_OTHERS: Mapping[int, bytes] = {}
 
 
 @dataclass(slots=True)
@@ -91,21 +92,26 @@ class Blocks(Generic[Record]):
             return True
         for place in block.records.keys() - block.rows.keys():
             block.rows[place] = _ENCODER.encode(self._show(block.records[place]))
-        block.body = b"," + b",".join(map(block.rows.__getitem__, sorted(block.rows)))
+        block.body = _body(block.rows)
         return True
 
-    def pieces(self, what: str, last: int) -> tuple[bytes, ...]:
-        """``{what: [...]}`` of the ``last`` records, in pieces; no block may be stale."""
+    def pieces(self, what: str, last: int, others: Mapping[int, bytes] = NO_OTHERS) -> tuple[bytes, ...]:
+        """``{what: [...]}`` of the ``last`` records, in pieces; no block may be stale.
+
+        ``others``: rows by place that stand there in this answer alone; only their blocks are joined anew for it.
+        """
         assert not self._stale
         found: list[bytes] = []
+        mixed = {place // self._size for place in others}
         # From the newest block backwards, until there are enough; the pieces are turned round at the end.
         for number in sorted(self._blocks, reverse=True):
-            block = self._blocks[number]
-            if len(block.rows) > last:
-                found += [b"," + block.rows[place] for place in sorted(block.rows, reverse=True)[:last]]
+            block, is_mixed = self._blocks[number], number in mixed
+            rows = {at: others.get(at, row) for at, row in block.rows.items()} if is_mixed else block.rows
+            if len(rows) > last:
+                found += [b"," + rows[place] for place in sorted(rows, reverse=True)[:last]]
                 break
-            found.append(block.body)
-            last -= len(block.rows)
+            found.append(_body(rows) if is_mixed else block.body)
+            last -= len(rows)
         head, tail = b'{"%b":[' % what.encode(), b"]}"
         if not found:
             return (head + tail,)
@@ -114,3 +120,7 @@ class Blocks(Generic[Record]):
         found[0] = head + found[0][1:]
         found[-1] += tail
         return tuple(found)
+
+
+def _body(rows: Mapping[int, bytes]) -> bytes:
+    return b"," + b",".join(map(rows.__getitem__, sorted(rows)))

@@ -25,6 +25,7 @@ from farside.scheduler.manager.view.groups import Group
 from farside.scheduler.manager.view.like import like
 from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.power import Energy
+from farside.scheduler.manager.view.sight import SEES_ALL, Sight
 from farside.scheduler.manager.view.view import Job, Node, show_job, show_node
 
 # Lines of each list: more than anybody reads, and some hundred KiB at most.
@@ -191,10 +192,11 @@ def show_overview(
     now_s: float,
     before: Overview | None = None,
     node_row: Callable[[LiveNode], Any] = show_node,
+    sight: Sight = SEES_ALL,
 ) -> Glimpse:
     """An overview as JSON; with ``before``, jobs and nodes that are as they were are left out, not from the order.
 
-    ``node_row`` shows a node; it may know what it said of the same object before, as JSON.
+    ``node_row`` shows a node; it may know what it said of the same object before, as JSON. ``sight``: its reader's.
     """
     jobs = (*overview.active, *overview.waiting, *overview.ended)
     old_jobs, old_nodes = (set(), set()) if before is None else _identities(before)
@@ -207,7 +209,7 @@ def show_overview(
         waiting=[job.job_id for job in overview.waiting],
         ended=[job.job_id for job in overview.ended],
         node_names=[node.name for node in overview.nodes],
-        jobs=[show_job(job) for job in jobs if id(job) not in old_jobs],
+        jobs=[show_job(job, sight) for job in jobs if id(job) not in old_jobs],
         nodes=[node_row(node) for node in overview.nodes if id(node) not in old_nodes],
         sensed={
             name: like(SensedNode, told, loans=show_loans(told))

@@ -2,7 +2,7 @@
 
 Keys are stable and documented in docs/manager.md. What the API answers is made here and in its like (overview.py,
 power/show.py, usage.py, audit.py), as Structs whose schemas are in the OpenAPI document. Times are seconds since 1970,
-null before there is one.
+null before there is one. A user is shown no number of others' jobs (sight.py).
 """
 
 import math
@@ -22,6 +22,7 @@ from farside.scheduler.manager.view.like import like
 from farside.scheduler.manager.view.memory import NO_MEMORY, NodeMemory
 from farside.scheduler.manager.view.partition import NOBODYS, Whose
 from farside.scheduler.manager.view.safeguard import Safeguard
+from farside.scheduler.manager.view.sight import SEES_ALL, Sight
 from farside.scheduler.placement.measured_speed import CONSOLIDATED
 
 
@@ -199,14 +200,20 @@ class History(Struct, frozen=True, kw_only=True):
 
 
 class GpuShare(Struct, frozen=True, kw_only=True):
-    """A job that holds a GPU, or the part of it that its driver calls so; an empty part is all of it."""
+    """A job that holds a GPU, or the part of it that its driver calls so; an empty part is all of it.
+
+    ``job``: null: another user's job, whose number the caller does not see.
+    """
 
     part: str
-    job: str
+    job: str | None
 
 
 class NodeGpu(Struct, frozen=True, kw_only=True):
-    """A GPU, and the job that has it, or the first of those that have parts of it; ``uuid`` None: it was declared."""
+    """A GPU, and the job that has it, or the first of those that have parts of it; ``uuid`` None: it was declared.
+
+    ``job``: of those that the caller sees; null: none of these has it. It is free only where there are no ``shares``.
+    """
 
     index: int
     model: str
@@ -261,7 +268,10 @@ class NodeList(Struct, frozen=True, kw_only=True):
 
 
 class Reservation(Struct, frozen=True, kw_only=True):
-    """Nodes on which nothing starts that could still run in a time."""
+    """Nodes on which nothing starts that could still run in a time.
+
+    ``jobs`` may still run there then, of those that the caller sees; ``others``: how many do that it does not see.
+    """
 
     id: str
     state: str
@@ -271,10 +281,11 @@ class Reservation(Struct, frozen=True, kw_only=True):
     reason: str
     by: str
     jobs: tuple[str, ...]
+    others: int
 
 
-def show_job(job: LiveJob) -> Job:
-    """A job in short."""
+def show_job(job: LiveJob, sight: Sight = SEES_ALL) -> Job:
+    """A job in short, as a caller sees it."""
     return Job(
         id=job.job_id,
         name=job.spec.title,
@@ -293,16 +304,20 @@ def show_job(job: LiveJob) -> Job:
         end_s=_or_none(job.end_s),
         starts=job.start,
         preemptions=job.preemptions,
-        reason=job.reason,
+        reason=sight.words(job.reason),
     )
 
 
 def show_job_in_full(
-    job: LiveJob, now_s: float, expected: Expected = NOTHING_EXPECTED, safeguards: tuple[Safeguard, ...] = ()
+    job: LiveJob,
+    now_s: float,
+    expected: Expected = NOTHING_EXPECTED,
+    safeguards: tuple[Safeguard, ...] = (),
+    sight: Sight = SEES_ALL,
 ) -> JobInFull:
     """A job with its processes, all that was asked for, what it is expected to take, and what guards it where it is."""
     return JobInFull(
-        **structs.asdict(show_job(job)),
+        **structs.asdict(show_job(job, sight)),
         **structs.asdict(expected),
         held_s=job.held_until(now_s),
         gpu_s=job.held_until(now_s) * job.spec.gpus,
@@ -316,7 +331,7 @@ def show_job_in_full(
         ended_starts=tuple(_show_start(at, one) for at, one in enumerate(job.stints, 1) if one.end_s < math.inf),
         master_addr=job.master_addr,
         master_port=job.master_port,
-        spec=job.spec,
+        spec=sight.spec(job.spec),
         tasks=tuple(
             like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks
         ),
@@ -343,16 +358,26 @@ def _has_failed_for_good(job: LiveJob) -> bool:
 
 
 def show_node(
-    node: LiveNode, reserved: str = "", whose: Whose = NOBODYS, memory: NodeMemory | UnsetType = NO_MEMORY
+    node: LiveNode,
+    reserved: str = "",
+    whose: Whose = NOBODYS,
+    memory: NodeMemory | UnsetType = NO_MEMORY,
+    sight: Sight = SEES_ALL,
 ) -> Node:
     """A node, and which job has which of its GPUs, the first where several have parts of one.
 
     ``reserved``: why and until when nothing starts there; empty: no. ``whose``: which partitions' it is. ``memory``:
-    that it lends and has borrowed; unset: it is shown elsewhere.
+    that it lends and has borrowed; unset: it is shown elsewhere. ``sight``: whose jobs have their numbers there.
     """
     held: dict[int, list[GpuShare]] = {}
+    first: dict[int, str] = {}
+    sees_all = sight.user is None  # asked once: a listing has tens of thousands of shares
     for share in node.shares:
-        held.setdefault(share.gpu, []).append(GpuShare(part=share.part, job=share.holder[0]))
+        holder = share.holder[0]
+        is_seen = sees_all or sight.sees(holder)
+        held.setdefault(share.gpu, []).append(GpuShare(part=share.part, job=holder if is_seen else None))
+        if is_seen and share.gpu not in first:
+            first[share.gpu] = holder
     return like(
         Node,
         node,
@@ -369,7 +394,7 @@ def show_node(
                 uuid=gpu.uuid,
                 healthy=gpu.healthy,
                 reason=gpu.reason,
-                job=held[gpu.index][0].job if gpu.index in held else None,
+                job=first.get(gpu.index),
                 parts=gpu.parts,
                 shares=tuple(held.get(gpu.index, ())),
             )
@@ -394,8 +419,10 @@ def _show_services(node: LiveNode) -> Mapping[str, Any]:
     return {**{name: said for name, said in typed.items() if said is not None}, **raws}
 
 
-def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reservation:
+def show_reservation(one: Maintenance, state: LiveState, now_s: float, sight: Sight = SEES_ALL) -> Reservation:
     """A reservation; ``jobs`` run on its nodes and may still do so when it begins."""
+    there = still_there(state, one, now_s) if one.is_pending(now_s) else []
+    seen = tuple(filter(sight.sees, there))
     return like(
         Reservation,
         one,
@@ -403,13 +430,14 @@ def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reserv
         state=one.state(now_s),
         from_s=one.begin_s,
         to_s=one.end_s,
-        jobs=tuple(still_there(state, one, now_s)) if one.is_pending(now_s) else (),
+        jobs=seen,
+        others=len(there) - len(seen),
     )
 
 
-def show_entry(entry: log.Entry) -> Entry:
+def show_entry(entry: log.Entry, sight: Sight = SEES_ALL) -> Entry:
     """One line of a job's or a node's history."""
-    event = entry.event
+    event = sight.event(entry.event)
     if isinstance(event, log.NodeInvited | log.NodeKeyed):
         event = structs.replace(event, key="")  # by which the node would take anybody for the manager
     return like(Entry, entry, type=tag_of(type(event)), event=event)

@@ -50,7 +50,6 @@ def node_table(nodes: Iterable[Row]) -> Table:
     whose += ["rack"] if has_racks else []
     table = _table("node", *whose, "state", "GPUs free", "model", "headroom", "jobs", "why")
     for node in rows:
-        jobs = dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"])
         models = ", ".join(dict.fromkeys(gpu["model"] for gpu in node["gpus"]))
         free = f"{node['free_gpus']} of {len(node['gpus'])}"
         headroom = format_bytes(node["headroom_bytes"])
@@ -59,8 +58,21 @@ def node_table(nodes: Iterable[Row]) -> Table:
         grown = f"says that it has {node['excess']}: `farside node list`" if node.get("excess") else ""
         words = (node["reason"], grown, memory_words(node, "lend"), memory_words(node, "swap"))
         why = "; ".join(filter(None, words))
-        _add(table, node["name"], *whose, node["state"], free, models, headroom, " ".join(jobs), why)
+        _add(table, node["name"], *whose, node["state"], free, models, headroom, holders(node), why)
     return table
+
+
+def holders(node: Row) -> str:
+    """Numbers of the caller's jobs that have GPUs of a node, or of all jobs, and how many GPUs others' jobs have."""
+    own = " ".join(dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"]))
+    # Of a manager of the version before each has its number.
+    others = sum(any(share["job"] is None for share in gpu.get("shares", ())) for gpu in node["gpus"])
+    return ", ".join(filter(None, (own, f"others on {format_count(others, 'GPU')}" if others else "")))
+
+
+def is_held(gpu: Row) -> bool:
+    """Whether a job has a GPU, or a part of it, also one whose number the caller does not see."""
+    return bool(gpu["job"] or gpu.get("shares"))
 
 
 def memory_words(node: Row, key: str) -> str:
@@ -192,8 +204,10 @@ def reservation_table(reservations: Iterable[Row]) -> Table:
     table = _table("id", "state", "from", "to", "nodes", "may still run then", "by", "reason")
     for one in reservations:
         span = (format_moment(one[key]) for key in ("from_s", "to_s"))
-        lists = (" ".join(one[key]) for key in ("nodes", "jobs"))
-        _add(table, one["id"], one["state"], *span, *lists, one["by"], one["reason"])
+        # A manager of the version before has all of them among the jobs.
+        others = f"{format_count(count, 'job')} of others" if (count := one.get("others", 0)) else ""
+        jobs = ", ".join(filter(None, (" ".join(one["jobs"]), others)))
+        _add(table, one["id"], one["state"], *span, " ".join(one["nodes"]), jobs, one["by"], one["reason"])
     return table
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from farside.cli.cluster_table import plain, since_s
+from farside.cli.cluster_table import holders, is_held, plain, since_s
 from farside.cli.terminal import printable
 from farside.units import format_bytes, format_seconds
 
@@ -94,14 +94,13 @@ def _nodes(told: Row, limit: int) -> Table:
     for node in told["nodes"][:limit]:
         sensed = told["sensed"].get(node["name"], {"loans": ()})
         lent = sum(loan["bytes"] for loan in sensed["loans"])
-        held = dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"])
         table.add_row(
             plain(node["name"]),
             _state(node["state"]),
-            "".join(HELD if gpu["job"] else FREE if gpu["healthy"] else BROKEN for gpu in node["gpus"]),
+            "".join(HELD if is_held(gpu) else FREE if gpu["healthy"] else BROKEN for gpu in node["gpus"]),
             f"{format_bytes(node['headroom_bytes'])} of {format_bytes(node['memory_bytes'])}",
             format_bytes(lent) if lent else "",
-            plain(" ".join(held)),
+            plain(holders(node)),
             plain(node["reason"]),
         )
     return table

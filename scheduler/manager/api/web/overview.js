@@ -85,15 +85,15 @@ function nodeCard(node) {
 }
 
 function fillNode(card, node) {
-  const part = (name) => card.querySelector(name), held = node.gpus.filter((gpu) => gpu.job).length;
+  const part = (name) => card.querySelector(name), held = node.gpus.filter((gpu) => gpu.shares.length).length;
   card.className = node.state === "lost" || node.state === "asleep" ? "down" : "";
   write(part(".state"), plain(node.state));
   part(".state").className = look(node.state);
   write(part(".used"), node.gpus.length ? `${held} of ${node.gpus.length}` : "no GPUs");
   part(".gpus").setAttribute("aria-label", spoken(node, held));
   keep(part(".gpus"), node.gpus, (gpu) => gpu.index, () => make("i"), (square, gpu) => {
-    square.className = gpu.job ? "held" : gpu.healthy ? "" : "broken";
-    square.title = `GPU ${gpu.index}${gpu.model ? ` (${gpu.model})` : ""}: ${gpu.job ? `job ${gpu.job}` : gpu.healthy ? "free" : gpu.reason || "errors"}`;
+    square.className = gpu.shares.length ? "held" : gpu.healthy ? "" : "broken";
+    square.title = `GPU ${gpu.index}${gpu.model ? ` (${gpu.model})` : ""}: ${holder(gpu) || (gpu.healthy ? "free" : gpu.reason || "errors")}`;
   });
   write(part(".room"), `${bytes(node.headroom_bytes)} of ${bytes(node.memory_bytes)}`);
   part(".bar > i").style.width = `${node.memory_bytes ? Math.min(100, 100 * node.headroom_bytes / node.memory_bytes) : 0}%`;
@@ -102,6 +102,9 @@ function fillNode(card, node) {
   keep(part(".services"), Object.entries(node.services), ([name]) => name, () => make("p"), (line, [name, state]) => write(line, `${name}: ${stateOf(state)}`));
   write(part(".reason"), node.reason);
 }
+
+/** Who has a GPU: of others' jobs the manager tells users no number. */
+const holder = (gpu) => gpu.job ? `job ${gpu.job}` : gpu.shares.length ? "another user's job" : "";
 
 /** State of a node service in one line; any service may report any JSON value. */
 function stateOf(state) {
