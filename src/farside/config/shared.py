@@ -88,7 +88,7 @@ class JobMetricsSettings(MetricsSettings):
     """Where Prometheus asks, and whether it gets metrics of single jobs."""
 
     __slots__ = ()
-    metrics_jobs: bool = flag(False,
+    metrics_jobs: bool = flag(True,
         "Metrics of single jobs, with their numbers and users, for whoever reaches metrics_listen; false: sums alone")
 
 
