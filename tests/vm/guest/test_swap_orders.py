@@ -27,7 +27,7 @@ def services() -> Iterator[None]:
     """Installed, and brought up by the one target; no manager is there, and none is asked."""
     plane.install_units()
     plane.configure()
-    Path("/etc/farside/agent.toml").write_text('aggregation_socket = ""\nmemory_orders = "none"\n')
+    Path("/etc/farside/agent.toml").write_text('aggregation_socket = ""\nswap_device = ""\n')
     must("start", TARGET)
     until(lambda: plane.donors() == ["up"], what="the donor", deadline_s=LIMIT_S, every_s=1)
     yield
@@ -49,7 +49,7 @@ def swap_bytes() -> int:
 
 
 class Node:
-    """The agent's service, beside an agent that takes no orders."""
+    """The agent's service, beside an agent that leaves swap alone: one that takes no orders withdraws what was ordered."""
 
     def __init__(self) -> None:
         self.service = SwapService(MemoryRules(device="swap0"), [ADMIN], root=Path("/"), clock=RealClock())
