@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from farside.errors import EngineError
 from farside.kmod_shim.engine._ffi import ffi as ffi  # also for aggregation.py
@@ -183,6 +183,12 @@ class ExportStats:
     rdma_registered_bytes: int
 
 
+class Handled(Protocol):
+    """Whatever has a handle of the engine's."""
+
+    handle: Any
+
+
 # What every call goes through: the engine answers 0 or a figure, or -errno.
 def _check(op: str, answer: int) -> int:
     if answer < 0:
@@ -291,6 +297,12 @@ class Device:
     def conn_attach(self, worker: int, sock: int) -> None:
         """Serves (or resumes) NBD transmission on the socket."""
         _check("conn_attach", lib.ne_conn_attach(self._device, worker, sock))
+
+    def conn_attach_tls(self, worker: int, sock: int, session: Handled) -> None:
+        """Serves NBD transmission on the socket by TLS; the session (tls.py) is the engine's then."""
+        _check("conn_attach_tls", lib.ne_conn_attach_tls(self._device, worker, sock, session.handle))
+        # Only after success: until then its owner has to close it.
+        session.handle = ffi.NULL
 
     def conn_is_unfinished(self, worker: int) -> bool:
         """True when the state holds a connection of this worker that nobody serves."""

@@ -5,6 +5,7 @@ Read from the environment:
     FARSIDE_SANITIZE=1  address and undefined-behaviour sanitizers; run with libasan preloaded (see the Makefile)
     FARSIDE_HARDENED=0  without BIND_NOW, RELRO, checked copies and stack protector, to measure what they cost
     FARSIDE_RDMA        auto (the default): the RDMA transport is built where rdma-core is; on: or the build fails; off
+    FARSIDE_TLS         the same for TLS of NBD clients, which is built where GnuTLS's headers are
 
 Paths are relative to setup.py, as setuptools wants them.
 """
@@ -24,6 +25,10 @@ LIBRARIES = ("liburing", "libcrypto")
 RDMA_LIBRARIES = ("libibverbs", "librdmacm")
 WITH_RDMA = ("verbs.c", "verbs_cm.c", "verbs_export.c", "verbs_pair.c", "verbs_registry.c")
 WITHOUT_RDMA = ("verbs_none.c",)
+# Its headers: the library itself is loaded where settings ask for TLS (tls.c).
+TLS_LIBRARIES = ("gnutls >= 3.6.13",)
+WITH_TLS = ("tls.c",)
+WITHOUT_TLS = ("tls_none.c",)
 
 
 def contract(header: str) -> str:
@@ -55,16 +60,19 @@ def needed(option: str) -> list[str]:
     return flags
 
 
-def wants_rdma() -> bool:
-    """Whether the RDMA transport is built, by FARSIDE_RDMA and by what is installed."""
-    told = os.environ.get("FARSIDE_RDMA", "auto")
+def wants(name: str, libraries: tuple[str, ...], packages: str) -> bool:
+    """Whether an optional part is built, by the environment variable and by what is installed.
+
+    ``packages``: Debian's, that have the libraries.
+    """
+    told = os.environ.get(name, "auto")
     if told not in ("auto", "on", "off"):
-        sys.exit(f"FARSIDE_RDMA={told}: must be auto, on or off")
-    found = told != "off" and pkg_config("--exists", RDMA_LIBRARIES) is not None
+        sys.exit(f"{name}={told}: must be auto, on or off")
+    found = told != "off" and pkg_config("--exists", libraries) is not None
     if told == "on" and not found:
         sys.exit(
-            f"FARSIDE_RDMA=on, and pkg-config does not know all of {', '.join(RDMA_LIBRARIES)}; install them "
-            "(Debian: apt-get install libibverbs-dev librdmacm-dev)"
+            f"{name}=on, and pkg-config does not know all of {', '.join(libraries)}; install them "
+            f"(Debian: apt-get install {packages})"
         )
     return found
 
@@ -96,10 +104,13 @@ elif is_hardened == "1":
 else:
     compile_args += ["-fno-stack-protector", "-U_FORTIFY_SOURCE"]
 
-has_rdma = wants_rdma()
+has_rdma = wants("FARSIDE_RDMA", RDMA_LIBRARIES, "libibverbs-dev librdmacm-dev")
 rdma_link_args = (pkg_config("--libs", RDMA_LIBRARIES) or []) if has_rdma else []
-# cffi adds its own _ffi.c. Either the files of RDMA or verbs_none.c are built: they define the same functions.
-left_out = {"_ffi.c", *(WITHOUT_RDMA if has_rdma else WITH_RDMA)}
+has_tls = wants("FARSIDE_TLS", TLS_LIBRARIES, "libgnutls28-dev")
+tls_compile_args = (pkg_config("--cflags", TLS_LIBRARIES) or []) if has_tls else []
+# cffi adds its own _ffi.c. Of an optional part either its files are built or those that stand in for it: they define
+# the same functions.
+left_out = {"_ffi.c", *(WITHOUT_RDMA if has_rdma else WITH_RDMA), *(WITHOUT_TLS if has_tls else WITH_TLS)}
 
 ffibuilder = FFI()
 ffibuilder.cdef(contract((HERE / "engine.h").read_text()))
@@ -111,6 +122,6 @@ ffibuilder.set_source(
     include_dirs=[str(HERE)],
     define_macros=[("_GNU_SOURCE", "1")],
     undef_macros=["NDEBUG"],  # CPython's own flags define it; the engine keeps its asserts
-    extra_compile_args=[*compile_args, *needed("--cflags")],
-    extra_link_args=[*link_args, *needed("--libs"), *rdma_link_args],
+    extra_compile_args=[*compile_args, *needed("--cflags"), *tls_compile_args],
+    extra_link_args=[*link_args, *needed("--libs"), *rdma_link_args, "-ldl"],
 )

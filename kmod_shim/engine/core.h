@@ -282,6 +282,8 @@ struct worker {
 	/* connection */
 	int sock;
 	_Atomic int sock_mail;		/* -1, or a socket to take */
+	struct ne_tls_session *tls;	/* of sock; NULL: it is clear */
+	struct ne_tls_session *_Atomic tls_mail; /* that of sock_mail, put there before it */
 	_Atomic uint32_t busy;		/* a socket is, or will be, served */
 	struct ne_conn_state *cs;
 	uint8_t *rx, *tx;
@@ -590,7 +592,9 @@ int worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
 void worker_recover_done(struct worker *w);
 
 /* nbd.c */
-void conn_begin(struct worker *w, int sock);
+void conn_begin(struct worker *w, int sock, struct ne_tls_session *tls);
+/* The end of a connection with TLS, which no other process can go on with; what it owes stays in the memfd. */
+void conn_goodbye(struct worker *w);
 bool conn_turn(struct worker *w, uint64_t now);
 bool conn_deferred(struct worker *w, uint64_t now);
 bool conn_flush(struct worker *w);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "tls.h"
 #include "verbs.h"
 
 /* ------------------------------------------------------------------ making and ending */
@@ -190,7 +191,7 @@ static void socket_tune(int sock)
 		setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
-int ne_conn_attach(struct ne_device *dev, uint32_t worker, int sock)
+static int attach(struct ne_device *dev, uint32_t worker, int sock, struct ne_tls_session *tls)
 {
 	uint32_t idle = 0;
 
@@ -199,9 +200,22 @@ int ne_conn_attach(struct ne_device *dev, uint32_t worker, int sock)
 	if (!atomic_compare_exchange_strong(&dev->worker[worker]->busy, &idle, 1))
 		return -EBUSY;
 	socket_tune(sock);
+	atomic_store(&dev->worker[worker]->tls_mail, tls);
 	atomic_store(&dev->worker[worker]->sock_mail, sock);
 	worker_kick(dev->worker[worker]);
 	return 0;
+}
+
+int ne_conn_attach(struct ne_device *dev, uint32_t worker, int sock)
+{
+	return attach(dev, worker, sock, NULL);
+}
+
+int ne_conn_attach_tls(struct ne_device *dev, uint32_t worker, int sock, struct ne_tls_session *session)
+{
+	if (worker < NE_WORKERS_MAX && ne_conn_is_unfinished(dev, worker))
+		return -EBUSY; /* another connection's requests are there, and this one has no part in them */
+	return attach(dev, worker, sock, session);
 }
 
 bool ne_conn_is_unfinished(const struct ne_device *dev, uint32_t worker)
@@ -661,7 +675,9 @@ int ne_device_prefault(struct ne_device *dev)
 
 const char *ne_features(void)
 {
-	return ne_verbs_is_built() ? "uring,aes,rdma" : "uring,aes";
+	static const char *const features[] = {"uring,aes", "uring,aes,rdma", "uring,aes,tls", "uring,aes,rdma,tls"};
+
+	return features[ne_verbs_is_built() + 2 * ne_tls_is_built()];
 }
 
 void *ne_map(int fd, uint64_t bytes)

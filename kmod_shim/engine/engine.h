@@ -103,10 +103,68 @@ int ne_device_prefault(struct ne_device *dev);
  * -EBUSY when the worker is in use by this process.
  */
 int ne_conn_attach(struct ne_device *dev, uint32_t worker, int sock);
+/*
+ * The same for a client with TLS, past handshake and negotiation: the session too becomes the engine's on success. It
+ * can't be passed on, so such a connection ends with this process, by a goodbye where ne_device_stop() ends it; what it
+ * left in the memfd is ne_conn_forget()'s. Memory: about 140 KiB a session, and what GnuTLS takes for it.
+ */
+struct ne_tls_session;
+int ne_conn_attach_tls(struct ne_device *dev, uint32_t worker, int sock, struct ne_tls_session *session);
 /* True when the memfd holds an unfinished connection for this worker (ask after adoption). */
 bool ne_conn_is_unfinished(const struct ne_device *dev, uint32_t worker);
 /* Forgets an unfinished connection whose socket is gone: its unanswered writes are dropped (fenced). */
 int ne_conn_forget(struct ne_device *dev, uint32_t worker);
+
+/* --- TLS of clients, by GnuTLS, whose library is loaded by the first ne_tls_create() */
+
+enum {
+	NE_TLS_USERS_MAX = 1024,
+	NE_TLS_USER_BYTES_MAX = 128,
+	NE_TLS_KEY_BYTES_MIN = 16,
+	NE_TLS_KEY_BYTES_MAX = 64,	/* 512 bits, what psktool makes at most */
+	NE_TLS_REASON_BYTES = 256,	/* for one line, with its end */
+	NE_TLS_WANTS_READ = 1,		/* what a step waits for: the socket is to be readable, writable */
+	NE_TLS_WANTS_WRITE = 2,
+};
+
+struct ne_tls_psk {			/* a pre-shared key, and whose it is */
+	const char *user;
+	uint32_t user_bytes, key_bytes;
+	const uint8_t *key;
+};
+
+struct ne_tls_keys {			/* who may come: pre-shared keys, certificates, or either */
+	const struct ne_tls_psk *psk;
+	uint32_t psks;
+	const char *cert, *key;		/* ours, PEM; NULL: no certificates */
+	const char *client_ca;		/* those that clients' certificates are of, PEM, with their revocation lists */
+};
+
+struct ne_tls;
+/*
+ * Copies all that it is given. reason[NE_TLS_REASON_BYTES]: why not, where it fails. -EINVAL: these keys can't be used;
+ * -EOPNOTSUPP: a build without GnuTLS, or a machine; -ENOMEM.
+ */
+int ne_tls_create(const struct ne_tls_keys *keys, char *reason, struct ne_tls **ret);
+/* Sessions that were begun with it go on. */
+void ne_tls_destroy(struct ne_tls *tls);
+
+/*
+ * A session on a connected stream socket, which stays the caller's. TLS 1.3, or 1.2 with a cipher whose keys last as
+ * long as the connection; both with keys that are gone with it. The calls below never wait, and read and write nothing
+ * but records: what lies in the socket in the clear ends the handshake. One thread at a time calls a session.
+ */
+int ne_tls_begin(struct ne_tls *tls, int sock, struct ne_tls_session **ret);
+/* 0: the client has proved itself; NE_TLS_WANTS_*: call again then. -EACCES, with a reason: it has not; -errno. */
+int ne_tls_handshake(struct ne_tls_session *session, char *reason);
+/* Clear bytes that were moved, at most `bytes`; 0: the client's stream has ended (read). -EAGAIN: none now; -errno. */
+int ne_tls_read(struct ne_tls_session *session, void *to, uint32_t bytes);
+/* After -EAGAIN, and for the rest: call again with what was not written. */
+int ne_tls_write(struct ne_tls_session *session, const void *from, uint32_t bytes);
+/* Who the client is, for the log: "TLS 1.3, PSK user n1", "TLS 1.2, certificate of CN=n1". text[NE_TLS_REASON_BYTES]. */
+int ne_tls_describe(struct ne_tls_session *session, char *text);
+/* Says goodbye as far as the socket takes it now, and forgets the keys. Takes NULL. */
+void ne_tls_end(struct ne_tls_session *session);
 
 /* --- donors and links. A donor is a small number chosen by the caller and kept across adoption. */
 

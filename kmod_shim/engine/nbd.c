@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "tls.h"
 
 #define NBD_REQUEST_MAGIC 0x25609513u
 #define NBD_REPLY_MAGIC	  0x67446698u
@@ -94,7 +95,10 @@ static bool tx_flush(struct worker *w)
 
 		t->iov[0] = (struct iovec){w->tx + (w->tx_head - w->cs->tx_base), w->tx_committed - w->tx_head};
 		t = transfer_next(w->cs->tx, &w->cs->tx_gen, w->tx_head, 1);
-		rc = sendmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (w->tls)
+			rc = ne_tls_sendmmsg(w->tls, &t->hdr);
+		else
+			rc = sendmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (rc < 0 && errno == EINTR)
 			continue;
 		if (rc < 0 && errno != EAGAIN) {
@@ -666,13 +670,21 @@ static bool receive(struct worker *w, uint64_t now)
 	struct ne_transfer *t = transfer_peek(w->cs->rx, &w->cs->rx_gen);
 	uint32_t iovs = receive_where(w, t->iov);
 	bool late = elapsed_ns(now, w->last_rx_ns) > STALE_NS;
+	size_t room;
 	int rc;
 
 	if (!iovs || w->rx_drained)
 		return false;
 	t = transfer_next(w->cs->rx, &w->cs->rx_gen, w->rx_tail, iovs);
-	rc = recvmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT, NULL);
-	w->rx_drained = rc < 0 || t->hdr.msg_len < t->iov[0].iov_len + (iovs > 1 ? t->iov[1].iov_len : 0);
+	room = t->iov[0].iov_len + (iovs > 1 ? t->iov[1].iov_len : 0);
+	if (w->tls) {
+		rc = ne_tls_recvmmsg(w->tls, &t->hdr);
+		/* At the end of the stream the socket has nothing more, but we have heard of it. */
+		w->rx_drained = rc < 0 || (t->hdr.msg_len < room && !ne_tls_is_over(w->tls));
+	} else {
+		rc = recvmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT, NULL);
+		w->rx_drained = rc < 0 || t->hdr.msg_len < room;
+	}
 	w->last_rx_ns = now;
 	if (rc < 0 && (errno == EAGAIN || errno == EINTR))
 		return false;
@@ -709,9 +721,10 @@ static void streams_reset(struct worker *w)
 	w->freed_n = 0;
 }
 
-void conn_begin(struct worker *w, int sock)
+void conn_begin(struct worker *w, int sock, struct ne_tls_session *tls)
 {
 	w->sock = sock;
+	w->tls = tls;
 	w->hup = w->dropped = w->tx_blocked = w->rx_drained = false;
 	w->closing = w->cs->live && w->cs->goodbye_pos && w->cs->goodbye_pos <= w->rx_parsed;
 	w->close_error = 0;
@@ -753,9 +766,21 @@ static bool conn_drop(struct worker *w)
 	return !w->active;
 }
 
+void conn_goodbye(struct worker *w)
+{
+	if (!w->tls)
+		return;
+	ne_tls_end(w->tls);
+	w->tls = NULL;
+	shutdown(w->sock, SHUT_RDWR);
+	close(w->sock);
+	w->sock = -1;
+}
+
 static void conn_end(struct worker *w)
 {
 	commit(w);
+	conn_goodbye(w);
 	if (w->sock >= 0) {
 		shutdown(w->sock,
 			 SHUT_RDWR); /* a supervisor holds a duplicate: the client must see the end all the same */

@@ -63,7 +63,7 @@ void worker_take_mail(struct worker *w)
 		}
 	}
 	if (sock >= 0)
-		conn_begin(w, sock);
+		conn_begin(w, sock, atomic_exchange(&w->tls_mail, NULL));
 	else if (sock == SOCK_FORGET)
 		w->hup = true;
 }
@@ -334,6 +334,7 @@ static void wind_down(struct worker *w)
 		 (spent < 2000000000 && w->disk && ne_disk_outstanding(w->disk)));
 	if (w->sock >= 0)
 		conn_flush(w);
+	conn_goodbye(w);
 }
 
 #define ACTS 4096u
@@ -543,6 +544,8 @@ void worker_destroy(struct worker *w)
 	}
 	ne_disk_destroy(w->disk);
 	ne_seal_destroy(w->seal);
+	ne_tls_end(atomic_exchange(&w->tls_mail, NULL));
+	ne_tls_end(w->tls);
 	sock = atomic_exchange(&w->sock_mail, -1);
 	if (sock >= 0)
 		close(sock);

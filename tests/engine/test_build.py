@@ -1,4 +1,4 @@
-"""How the engine is built where rdma-core is, and where it is not."""
+"""How the engine is built where rdma-core and GnuTLS are, and where they are not."""
 
 import os
 import re
@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 240
 NEEDED = ("liburing", "libcrypto")
 
-WITHOUT_RDMA = """
+WITHOUT_BOTH = """
 import errno, socket
-from farside.errors import EngineError
-from farside.kmod_shim.engine import _ffi, binding
+from farside.errors import ConfigError, EngineError
+from farside.kmod_shim.engine import _ffi, binding, tls
 print(_ffi.__file__, binding.features(), binding.rdma_devices())
 ours, theirs = socket.socketpair()
 exporter = binding.Exporter()
@@ -28,12 +28,18 @@ for attempt in (lambda: binding.RdmaLink(ours.fileno(), 10), lambda: exporter.co
     else:
         raise AssertionError("there is RDMA")
 exporter.destroy()
+try:
+    tls.Tls({b"n1": bytes(32)})
+except ConfigError as error:
+    assert "built without GnuTLS; install libgnutls28-dev" in str(error), error
+else:
+    raise AssertionError("there is TLS")
 """
 
 
 @pytest.fixture
 def bare_machine(tmp_path: Path) -> dict[str, str]:
-    """Environment in which pkg-config knows what the engine needs, and no rdma-core."""
+    """Environment in which pkg-config knows what the engine needs, and neither rdma-core nor GnuTLS."""
     folder = tmp_path / "pkgconfig"
     folder.mkdir()
     for name in NEEDED:
@@ -76,14 +82,14 @@ def test_the_engine_is_built_with_checked_copies() -> None:
 
 
 @pytest.mark.long
-def test_without_rdma_core_the_engine_is_built_and_says_that_it_has_none(
+def test_without_rdma_core_and_gnutls_the_engine_is_built_and_says_that_it_has_none(
     bare_machine: dict[str, str], tmp_path: Path
 ) -> None:
     built = build(tmp_path, bare_machine)
     assert built.returncode == 0, built.stderr[-4000:]
 
     asked = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RDMA],
+        [sys.executable, "-c", WITHOUT_BOTH],
         env=os.environ | {"PYTHONPATH": str(tmp_path / "lib")}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -97,6 +103,8 @@ def test_without_rdma_core_the_engine_is_built_and_says_that_it_has_none(
     [
         ({"FARSIDE_RDMA": "on"}, "apt-get install libibverbs-dev librdmacm-dev"),
         ({"FARSIDE_RDMA": "yes"}, "must be auto, on or off"),
+        ({"FARSIDE_TLS": "on"}, "apt-get install libgnutls28-dev"),
+        ({"FARSIDE_TLS": "yes"}, "FARSIDE_TLS=yes: must be auto, on or off"),
         ({"FARSIDE_HARDENED": "no"}, "FARSIDE_HARDENED=no: must be 0 or 1"),
     ],
 )

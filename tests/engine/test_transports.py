@@ -1,4 +1,4 @@
-"""The engine's C parts by themselves: links, donor, faults, disk, checksums and chunks, under ASan and UBSan.
+"""The engine's C parts by themselves: links, donor, faults, disk, checksums, TLS and chunks, under ASan and UBSan.
 
 Each `TEST(sentence)` of a C file beside this one is a test here. The files are compiled together with the engine's own
 sources, with the sanitizers, once a run.
@@ -42,6 +42,7 @@ LIBRARIES = ("-luring", "-lcrypto", "-lpthread", "-lm")
 RDMA_PROGRAMS = ("rdma", "aggregation_rdma")
 RDMA_PARTS = ("verbs", "verbs_cm", "verbs_export", "verbs_pair", "verbs_registry")
 RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")
+TLS_HEADER = Path("/usr/include/gnutls/gnutls.h")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-ffp-contract=off", *SANITIZERS)
 
@@ -84,7 +85,7 @@ class Programs:
         """Where the program of that C file is."""
         program = self.folder / name
         if not program.exists():
-            self._cc(HERE / f"{name}.c", *self._rdma(name), "engine.a", *LIBRARIES, "-o", program)
+            self._cc(HERE / f"{name}.c", *self._rdma(name), *self._tls(name), "engine.a", *LIBRARIES, "-o", program)
         return program
 
     def _rdma(self, name: str) -> list[Path]:
@@ -93,6 +94,13 @@ class Programs:
         if not RDMA_HEADER.exists():
             pytest.skip("rdma-core's headers are missing (Debian: libibverbs-dev, librdmacm-dev)")
         return [HERE / "fake_verbs.c", *(ENGINE / f"{part}.c" for part in RDMA_PARTS)]
+
+    def _tls(self, name: str) -> list[Path | str]:
+        if name != "tls":
+            return []
+        if not TLS_HEADER.exists():
+            pytest.skip("GnuTLS's headers are missing (Debian: libgnutls28-dev)")
+        return [ENGINE / "tls.c", "-lgnutls"]  # linked for its client; the engine's end loads it as always
 
 
 @pytest.fixture(scope="session")
