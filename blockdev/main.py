@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from farside.blockdev.client.tls_keys import read_tls
 from farside.blockdev.disk import open_disk
 from farside.blockdev.params import decode_config, make_memory
 from farside.blockdev.peers_file import read_peers
@@ -60,6 +61,8 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
     # Read only to be found wrong now, before anything is made; the server process reads them anew.
     read_keys(config.key_file)
     read_peers(config.peers_file)
+    if config.has_tls:
+        read_tls(config).destroy()
     if config.protection == "none":
         log.warning("NO PROTECTION: when a donor goes, its pages are LOST and programs that need them are killed")
     _refuse_open_doors(config)
@@ -135,8 +138,11 @@ def _refuse_open_doors(config: BlockdevConfig) -> None:
             where = parse_endpoint(endpoint)
         except ValueError as error:
             raise ConfigError(f"listen {endpoint}: {error}") from error
-        if not isinstance(where, str) and not is_near(where[0]) and not config.listen_unproved:
-            hint = "listen on 127.0.0.1 or a unix: socket, or set listen_unproved = true behind a firewall"
+        if not isinstance(where, str) and not is_near(where[0]) and not (config.listen_unproved or config.has_tls):
+            hint = (
+                "name tls_psk_file or tls_cert, or listen on 127.0.0.1 or a unix: socket, or set "
+                "listen_unproved = true behind a firewall"
+            )
             raise ConfigError(f"listen {endpoint}: NBD by TCP proves nothing, and others reach that address", hint=hint)
 
 

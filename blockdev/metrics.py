@@ -74,6 +74,7 @@ class DeviceCollector:
         figures = device.context.engine.figures
         yield _gauge("size_bytes", "Size of the device.", device.context.config.size_bytes)
         yield _gauge("connections", "Clients now.", self._reporter.connections)
+        yield _gauge("connections_tls", "Clients now that have TLS.", self._reporter.connections_tls)
         yield _gauge("pending_bytes", "Payload that waits for the disk now.", figures.pending_bytes())
         told = self._reporter.pages()
         yield _gauge("pages_remote", "Pages that donors have now, or are about to have.", told["pages_remote"])

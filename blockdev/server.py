@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, suppress
 from farside import admin
 from farside.blockdev import fdpass
 from farside.blockdev.client.listener import Clients, Listener
+from farside.blockdev.client.stream import door_of
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.metrics import DeviceCollector
 from farside.blockdev.params import check_memory, decode_config, engine_params, export_of
@@ -163,7 +164,11 @@ class Server:
             # 3. clients of before, then new ones; "ready" lets go of the old server
             await self._resume_clients(device, clients)
             reporter = Reporter(device, clients, engine)
-            listener = Listener(export_of(config), clients, tasks, takes_unproved=config.listen_unproved)
+            # A device with clients goes on, whatever has become of the files of TLS.
+            tls = door_of(config, must=not engine.adopted)
+            listener = Listener(
+                export_of(config), clients, tasks, takes_unproved=config.listen_unproved, tls=tls
+            )  # fmt: skip
             await self._open_doors(config, device, listener, reporter, stack)
             self._tell("ready")
             # 4. until told to leave
@@ -191,7 +196,7 @@ class Server:
                 clients.resume(worker, held[worker])
             # A client that left while nobody served: its unanswered writes are dropped with its connection.
             elif engine.conn_is_unfinished(worker):
-                engine.conn_forget(worker)
+                clients.drop(worker)
 
     async def _open_doors(
         self,

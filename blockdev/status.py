@@ -62,6 +62,11 @@ class Reporter:
         """Clients served now."""
         return len(self._clients.taken)
 
+    @property
+    def connections_tls(self) -> int:
+        """Clients served now that have TLS."""
+        return len(self._clients.secure)
+
     async def status(self, _: Mapping[str, object]) -> object:
         """Admin: everything, as JSON values."""
         context = self.device.context
@@ -86,6 +91,7 @@ class Reporter:
             "mapped_bytes": mapped * GRANULE_BYTES,
             **self.pages(),
             "connections": self.connections,
+            "connections_tls": self.connections_tls,
             "workers": config.workers,
             "longest_request_s": totals[LONGEST] / 1e9,
             "rates": self._status_rates.since_last(stats, pages_per_s=self.device.rates),

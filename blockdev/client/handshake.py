@@ -5,7 +5,12 @@ a client sends right behind its last option stays in the socket, where the engin
 ``Step``: bytes to send, and what to do next.
 
     greeting() -> flags -> [option header -> option data]* -> ASKED -> accept() | refuse() -> TRANSMIT
+                                                            -> START_TLS -> secured() -> options again, by TLS
                                                             -> CLOSE
+
+Where TLS is required, all that comes before it is refused but NBD_OPT_STARTTLS and NBD_OPT_ABORT. Nothing that was said
+in the clear counts behind it but the client's flags, which the protocol has said once; and no byte is read that was
+sent in the clear behind NBD_OPT_STARTTLS: the TLS handshake finds it in the socket, and ends there. [M11]
 
 ASKED comes before the answer to NBD_OPT_GO and NBD_OPT_EXPORT_NAME, so that the caller can look for a free worker
 first: after the answer the client may already be in transmission, and there is no way to refuse it there.
@@ -65,6 +70,10 @@ class Option(IntEnum):
     STRUCTURED_REPLY = 8
 
 
+# NBD_OPT_EXPORT_NAME has no error reply: a client that has to begin TLS first is cut off.
+_BEFORE_TLS = (Option.EXPORT_NAME, Option.ABORT, Option.STARTTLS)
+
+
 class Rep(IntEnum):
     """Types of option replies; errors have the top bit."""
 
@@ -74,6 +83,7 @@ class Rep(IntEnum):
     ERR_UNSUP = (1 << 31) + 1
     ERR_POLICY = (1 << 31) + 2
     ERR_INVALID = (1 << 31) + 3
+    ERR_TLS_REQD = (1 << 31) + 5
     ERR_UNKNOWN = (1 << 31) + 6
     ERR_SHUTDOWN = (1 << 31) + 7
     ERR_TOO_BIG = (1 << 31) + 9
@@ -98,10 +108,19 @@ class Export:
     flags: int = TRANSMISSION_FLAGS
 
 
+class TlsRule(Enum):
+    """Whether a client may begin TLS, or has to."""
+
+    NONE = "none"
+    OFFERED = "offered"
+    REQUIRED = "required"
+
+
 class Next(Enum):
     """What the caller does after a Step."""
 
     READ = "read"  # needed() bytes more
+    START_TLS = "start tls"  # have the client prove itself, call secured(), and go on through TLS
     ASKED = "asked"  # call accept() or refuse()
     TRANSMIT = "transmit"  # the socket is the engine's now
     CLOSE = "close"
@@ -119,8 +138,10 @@ class Step:
 class Handshake:
     """One connection's negotiation; see the module for how to drive it."""
 
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: Export, tls: TlsRule = TlsRule.NONE) -> None:
         self._export = export
+        self._tls = tls
+        self._is_secure = False
         self._no_zeroes = False
         self._asked = Option.GO  # the option that accept() and refuse() answer
         self._wants: frozenset[int] = frozenset()  # kinds of information that GO or INFO asked for
@@ -159,6 +180,10 @@ class Handshake:
             return Step(next=Next.CLOSE, reason=reason)
         return self._error(Rep.ERR_SHUTDOWN if shutting_down else Rep.ERR_POLICY, reason)
 
+    def secured(self) -> None:
+        """What comes from now on has come through TLS, of a client that has proved itself."""
+        self._is_secure = True
+
     # ----------------------------------------------------------------- states
 
     def _on_flags(self, data: bytes) -> Step:
@@ -182,6 +207,8 @@ class Handshake:
     def _on_data(self, data: bytes) -> Step:
         # Whatever the answer, an option header comes next; only TRANSMIT and CLOSE end that.
         self._wait_for_option()
+        if self._tls is TlsRule.REQUIRED and not self._is_secure and self._option not in _BEFORE_TLS:
+            return self._error(Rep.ERR_TLS_REQD, "this device serves such clients by TLS only")
         try:
             option = Option(self._option)
         except ValueError:
@@ -196,6 +223,8 @@ class Handshake:
 
     def _export_name(self, data: bytes) -> Step:
         # NBD_OPT_EXPORT_NAME has no error reply.
+        if self._tls is TlsRule.REQUIRED and not self._is_secure:
+            return Step(next=Next.CLOSE, reason="it does without TLS")
         if self._export_named(data) is None:
             return Step(next=Next.CLOSE, reason="no such export")
         self._asked = Option.EXPORT_NAME
@@ -216,6 +245,13 @@ class Handshake:
             return self._error(Rep.ERR_INVALID, f"{Option(self._option).name} takes no data")
         return self._error(Rep.ERR_UNSUP, f"{Option(self._option).name} is not supported")
 
+    def _start_tls(self, data: bytes) -> Step:
+        if self._is_secure:
+            return self._error(Rep.ERR_INVALID, "TLS has begun already")
+        if data or self._tls is TlsRule.NONE:
+            return self._unsupported(data)
+        return Step(send=self._reply(Rep.ACK), next=Next.START_TLS)
+
     def _info_or_go(self, data: bytes) -> Step:
         if len(data) < 6:
             return self._error(Rep.ERR_INVALID, "too short")
@@ -235,12 +271,12 @@ class Handshake:
         self._asked = Option.GO
         return Step(next=Next.ASKED)
 
-    # INFO and GO take the same data; only GO starts transmission. TLS and structured replies are not served.
+    # INFO and GO take the same data; only GO starts transmission. Structured replies are not served.
     _ANSWERS: ClassVar = {
         Option.EXPORT_NAME: _export_name,
         Option.ABORT: _abort,
         Option.LIST: _list,
-        Option.STARTTLS: _unsupported,
+        Option.STARTTLS: _start_tls,
         Option.INFO: _info_or_go,
         Option.GO: _info_or_go,
         Option.STRUCTURED_REPLY: _unsupported,

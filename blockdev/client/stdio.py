@@ -1,6 +1,7 @@
 """`farside blockdev -s`: serve one client on standard input and output, without supervisor or takeover, then end.
 
 Standard input must be a socket, as inetd and libnbd's connect_command make it: the engine reads and writes one socket.
+Who comes by TCP, as from inetd, is let in as by a listener of the device's own.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import sys
 from os import fstat
 
 from farside.blockdev.client.listener import Clients, Listener
+from farside.blockdev.client.stream import door_of
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.params import engine_params, export_of
 from farside.blockdev.task import Tasks
@@ -49,11 +51,14 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
             device.events.on_conn_closed = clients.closed
             device.start()
             client = socket.socket(fileno=sys.stdin.fileno())
+            listener = Listener(
+                export_of(config), clients, tasks, takes_unproved=config.listen_unproved, tls=door_of(config, must=True)
+            )
             worker: int | None = None
 
             async def let_in() -> None:
                 nonlocal worker
-                worker = await Listener(export_of(config), clients, tasks).negotiate(client)
+                worker = await listener.welcome(client)
 
             # Donors may take long to come: meanwhile a signal counts, and so does a client that gives up.
             await wait_first(device.offered.wait(), _hung_up(client), stopping.wait())

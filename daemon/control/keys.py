@@ -32,25 +32,38 @@ def read_keys(path: str | Path) -> tuple[bytes, ...]:
     Raises:
         ConfigError: the file is missing, can be read by others, belongs to somebody else, or holds no usable keys.
     """
+    text = read_private("key file", path, _FILE_BYTES_MAX, made_by="make one with `farside keygen`")
+    return parse_keys(text, str(path))
+
+
+def read_private(name: str, path: str | Path, bytes_max: int, *, made_by: str) -> bytes:
+    """Content of a file that only its owner may use: this process's user, root, or the service's user.
+
+    ``name`` is what the user knows the file by, ``made_by`` what to do where there is none.
+
+    Raises:
+        ConfigError: the file is missing, can be read by others, belongs to somebody else, or is longer than
+            ``bytes_max``.
+    """
     try:
         # O_NONBLOCK: a fifo put in the key file's place must not hang the start.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise ConfigError(f"key file {path}: {error.strerror}; make one with `farside keygen`") from error
+        raise ConfigError(f"{name} {path}: {error.strerror}; {made_by}") from error
     except OSError as error:
-        raise ConfigError(f"key file {path}: {error.strerror}; let this process's user read it") from error
+        raise ConfigError(f"{name} {path}: {error.strerror}; let this process's user read it") from error
     try:
         # Of the open file, not of the path, which could name another file by then.
-        _check_access(path, os.fstat(fd))
+        _check_access(name, path, os.fstat(fd))
         # One byte more than may be there shows that the file is too long.
-        text = os.read(fd, _FILE_BYTES_MAX + 1)
+        text = os.read(fd, bytes_max + 1)
     except OSError as error:
-        raise ConfigError(f"key file {path}: {error.strerror}; is its disk well?") from error
+        raise ConfigError(f"{name} {path}: {error.strerror}; is its disk well?") from error
     finally:
         os.close(fd)
-    if len(text) > _FILE_BYTES_MAX:
-        raise ConfigError(f"key file {path}: larger than {_FILE_BYTES_MAX} bytes, so not a key file")
-    return parse_keys(text, str(path))
+    if len(text) > bytes_max:
+        raise ConfigError(f"{name} {path}: larger than {bytes_max} bytes, so not a key file")
+    return text
 
 
 class KeyRing:
@@ -92,14 +105,14 @@ def parse_keys(text: bytes, name: str) -> tuple[bytes, ...]:
     return keys
 
 
-def _check_access(path: str | Path, status: os.stat_result) -> None:
+def _check_access(name: str, path: str | Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"key file {path}: not a regular file")
+        raise ConfigError(f"{name} {path}: not a regular file")
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
-        raise ConfigError(f"key file {path}: others may use it (mode {mode:04o}); chmod 0600 {path}")
+        raise ConfigError(f"{name} {path}: others may use it (mode {mode:04o}); chmod 0600 {path}")
     if status.st_uid not in _trusted_uids():
-        raise ConfigError(f"key file {path}: belongs to uid {status.st_uid}; it must belong to this user or root")
+        raise ConfigError(f"{name} {path}: belongs to uid {status.st_uid}; it must belong to this user or root")
 
 
 def _trusted_uids() -> set[int]:

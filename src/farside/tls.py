@@ -12,6 +12,7 @@ How it works
 import _ssl
 import ssl
 import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -91,6 +92,24 @@ def server_tls(files: TlsFiles, *, is_required: bool = False) -> ssl.SSLContext:
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
     return context
+
+
+def check_server(files: TlsFiles) -> None:
+    """Return when a server whose clients must show a certificate can use these files.
+
+    Raises:
+        ConfigError: A file can't be read, is not what it should be, the two don't belong together, or the certificate
+            is not valid now.
+    """
+    server_tls(files, is_required=True)
+    name = files.name("tls_cert")
+    told = _ssl._test_decode_cert(files.cert)  # type: ignore[attr-defined] # there since Python 2.6
+    now_s = time.time()
+    if now_s >= ssl.cert_time_to_seconds(told["notAfter"]):
+        raise ConfigError(f"{name} {files.cert}: has expired ({told['notAfter']})", hint="have it renewed")
+    if now_s < ssl.cert_time_to_seconds(told["notBefore"]):
+        hint = "is this machine's clock wrong?"
+        raise ConfigError(f"{name} {files.cert}: is not valid yet ({told['notBefore']})", hint=hint)
 
 
 def load_clients_ca(context: ssl.SSLContext, files: TlsFiles) -> tuple[str, ...]:

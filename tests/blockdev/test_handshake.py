@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.blockdev.client import handshake as h
-from farside.blockdev.client.handshake import Export, Handshake, Info, Next, Option, Rep, Step
+from farside.blockdev.client.handshake import Export, Handshake, Info, Next, Option, Rep, Step, TlsRule
 
 EXPORT = Export(name="swap0", description="remote memory", size_bytes=64 << 20)
 
@@ -20,8 +20,8 @@ def go_data(name: bytes = b"", *wants: int) -> bytes:
     return struct.pack(">I", len(name)) + name + struct.pack(f">H{len(wants)}H", len(wants), *wants)
 
 
-def started(flags: int = 3) -> Handshake:
-    shake = Handshake(EXPORT)
+def started(flags: int = 3, tls: TlsRule = TlsRule.NONE) -> Handshake:
+    shake = Handshake(EXPORT, tls)
     assert shake.receive(struct.pack(">I", flags)).next is Next.READ
     return shake
 
@@ -189,6 +189,74 @@ def test_a_full_device_can_only_close_on_export_name() -> None:
     assert shake.refuse("all taken").next is Next.CLOSE
 
 
+@pytest.mark.parametrize("rule", [TlsRule.OFFERED, TlsRule.REQUIRED])
+def test_tls_begins_where_it_is_offered_and_the_client_asks_again_behind_it(rule: TlsRule) -> None:
+    shake = started(tls=rule)
+
+    step = say(shake, option(Option.STARTTLS))
+    shake.secured()
+
+    assert step.next is Next.START_TLS
+    assert replies(step.send) == [(Option.STARTTLS, Rep.ACK, b"")]
+    assert say(shake, option(Option.GO, go_data())).next is Next.ASKED
+
+
+@pytest.mark.parametrize("number", [Option.LIST, Option.INFO, Option.GO, Option.STRUCTURED_REPLY, 9, 4711])
+def test_where_tls_is_required_nothing_is_answered_before_it(number: int) -> None:
+    """[M11]"""
+    shake = started(tls=TlsRule.REQUIRED)
+
+    step = say(shake, option(number, go_data() if number in (Option.INFO, Option.GO) else b""))
+
+    assert step.next is Next.READ
+    assert replies(step.send)[0][:2] == (number, Rep.ERR_TLS_REQD)
+    assert EXPORT.description.encode() not in step.send
+    assert say(shake, option(Option.STARTTLS)).next is Next.START_TLS
+
+
+def test_where_tls_is_required_the_old_option_ends_the_connection_and_an_abort_is_answered() -> None:
+    """[M11] NBD_OPT_EXPORT_NAME has no error reply, and served the device by itself."""
+    step = say(started(tls=TlsRule.REQUIRED), option(Option.EXPORT_NAME, b"swap0"))
+    aborted = say(started(tls=TlsRule.REQUIRED), option(Option.ABORT))
+
+    assert (step.next, step.send) == (Next.CLOSE, b"")
+    assert replies(aborted.send) == [(Option.ABORT, Rep.ACK, b"")]
+
+
+def test_behind_tls_everything_is_answered() -> None:
+    shake = started(tls=TlsRule.REQUIRED)
+    say(shake, option(Option.STARTTLS))
+    shake.secured()
+
+    assert replies(say(shake, option(Option.LIST)).send)[-1][1] == Rep.ACK
+    assert say(shake, option(Option.EXPORT_NAME)).next is Next.ASKED
+
+
+def test_tls_begins_once_and_takes_no_data() -> None:
+    shake = started(tls=TlsRule.OFFERED)
+
+    assert replies(say(shake, option(Option.STARTTLS, b"data")).send)[0][1] == Rep.ERR_INVALID
+    assert say(shake, option(Option.STARTTLS)).next is Next.START_TLS
+    shake.secured()
+    assert replies(say(shake, option(Option.STARTTLS)).send)[0][1] == Rep.ERR_INVALID
+
+
+def test_what_a_client_asked_for_in_the_clear_does_not_count_behind_tls() -> None:
+    """[M11] Who stands on the way could have put it there."""
+    shake = started(tls=TlsRule.OFFERED)
+    say(shake, option(Option.INFO, go_data(b"", Info.DESCRIPTION)))
+    say(shake, option(Option.STARTTLS))
+    shake.secured()
+
+    say(shake, option(Option.GO, go_data()))
+    step = shake.accept()
+
+    assert [data[:2] for _, kind, data in replies(step.send) if kind == Rep.INFO] == [
+        struct.pack(">H", Info.EXPORT),
+        struct.pack(">H", Info.BLOCK_SIZE),
+    ]
+
+
 def test_unknown_client_flags_close() -> None:
     assert Handshake(EXPORT).receive(struct.pack(">I", 4)).next is Next.CLOSE
 
@@ -205,9 +273,11 @@ def test_an_option_larger_than_the_bound_closes_before_its_data_is_read() -> Non
     assert step.next is Next.CLOSE
 
 
-@given(st.binary(max_size=400), st.booleans())
-def test_random_bytes_give_steps_and_never_ask_for_more_than_the_bound(data: bytes, after_flags: bool) -> None:
-    shake = started() if after_flags else Handshake(EXPORT)
+@given(st.binary(max_size=400), st.booleans(), st.sampled_from(TlsRule))
+def test_random_bytes_give_steps_and_never_ask_for_more_than_the_bound(
+    data: bytes, after_flags: bool, rule: TlsRule
+) -> None:
+    shake = started(tls=rule) if after_flags else Handshake(EXPORT, rule)
     step = Step()
 
     while step.next is Next.READ and len(data) >= shake.needed():

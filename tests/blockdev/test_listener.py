@@ -20,6 +20,7 @@ from farside.blockdev.client import listener as subject
 from farside.blockdev.client.handshake import Export
 from farside.blockdev.client.listener import Clients, Listener, why_not
 from farside.blockdev.client.peer_user import peer_uid
+from farside.blockdev.client.stream import TlsDoor
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.task import Tasks
 from farside.errors import EngineError
@@ -319,3 +320,43 @@ def test_another_users_connection_is_closed_without_a_word(door: Door, monkeypat
 
     assert asyncio.run(live()) == b"b''"
     assert door.clients.taken == set()
+
+
+def test_strangers_at_a_tls_door_give_way_to_each_other_and_keep_nobody_out(
+    door: Door, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """[M11] Sixty-four who say nothing kept out all others for ten seconds, those by the unix socket too."""
+    monkeypatch.setattr(subject, "UNPROVED_AN_ADDRESS", 2)
+    monkeypatch.setattr(subject, "HANDSHAKES_MAX", 2)  # one for each socket
+    monkeypatch.setattr(subject, "peer_uid", lambda _: None)
+    listed = struct.pack(">I", 3) + struct.pack(">QII", 0x49484156454F5054, 3, 0)
+
+    async def live() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def come(stack: ExitStack, kind: int, where: str | tuple[str, int]) -> socket.socket:
+            sock = stack.enter_context(socket.socket(kind))
+            sock.setblocking(False)
+            await loop.sock_connect(sock, where)
+            assert (await loop.sock_recv(sock, 18)).startswith(b"NBDMAGIC")
+            return sock
+
+        async with Tasks() as tasks:
+            listener = Listener(EXPORT, door.clients, tasks, tls=cast(TlsDoor, object()))
+            with ExitStack() as stack:
+                tcp, unix = (
+                    stack.enter_context(open_listener(where)) for where in ("tcp:127.0.0.1:0", f"unix:{tmp_path}/s")
+                )
+                listener.open(tcp)
+                listener.open(unix)
+                strangers = [await come(stack, socket.AF_INET, tcp.getsockname()) for _ in range(3)]
+                assert await loop.sock_recv(strangers[0], 1) == b"", "the oldest"
+                for sock in strangers[1:]:
+                    await loop.sock_sendall(sock, listed)
+                    assert (await loop.sock_recv(sock, 100))[12:16] == struct.pack(">I", (1 << 31) + 5)
+                known = await come(stack, socket.AF_UNIX, f"{tmp_path}/s")
+                await loop.sock_sendall(known, go())
+                assert struct.pack(">II", 7, 1) in await loop.sock_recv(known, 4096)
+
+    asyncio.run(live())
+    assert door.clients.taken == {0}

@@ -19,7 +19,7 @@ from farside.config.settings import (
     tables,
     text,
 )
-from farside.config.shared import LogSettings, MemorySettings, MetricsSettings, NodeSettings
+from farside.config.shared import LogSettings, MemorySettings, MetricsSettings, NodeSettings, TlsSettings
 from farside.geometry import GRANULE_BYTES
 from farside.units import GIB, MIB, TIB
 
@@ -40,7 +40,7 @@ class FaultRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings):
+class BlockdevConfig(NodeSettings, MemorySettings, TlsSettings, MetricsSettings, LogSettings):
     """Settings of a borrower. Bytes and seconds; the names say which."""
 
     name: str = text("swap0", "Name of the device: of the NBD export, and for donors")
@@ -49,7 +49,13 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
     listen: tuple[str, ...] = endpoints(("unix:/run/farside/nbd.sock",),
         "Endpoints for NBD clients: unix:PATH, tcp:HOST:PORT")
     listen_unproved: bool = flag(False,
-        "Serve every client that comes by tcp:, also over a network; otherwise this user's and root's of this machine")
+        "Serve every client that comes by tcp:, also over a network; otherwise this user's and root's of this machine, "
+        "and who proves itself by TLS")
+    tls_psk_file: Path = path("",
+        "Pre-shared keys of clients that come by tcp: with TLS, one USER:HEX a line, as psktool writes them; readable "
+        "by its owner only; empty: none")
+    tls_client_ca: Path = path("",
+        "CA certificates, PEM, with revocation lists, of clients that come by tcp: with TLS; empty: none")
     peers_file: Path = path("/etc/farside/peers.toml",
         "List of donors: a [[donor]] table each, with node and control; read again when it changes")
     transport: str = choice("auto", "auto shm rdma tcp",
@@ -85,6 +91,11 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
     state_dir: Path = path("/run/farside", "Folder made at start; sockets are where listen and admin_socket say")
     admin_socket: Path = path("/run/farside/blockdev.sock", "Unix socket for `farside status` and `farside admin`")
     fault: tuple[FaultRule, ...] = tables(FaultRule, "[[fault]] tables: operations to spoil, for tests and drills")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients that come by tcp: can prove themselves by TLS."""
+        return self.tls_psk_file.is_absolute() or self.tls_cert.is_absolute()
 
     @property
     def copies(self) -> int:

@@ -68,11 +68,22 @@ def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
     if config.hedge_s > config.deadline_s:
         yield "hedge_s", "is longer than deadline_s; a second copy is of use only before the donor is suspect"
     yield from _protection_problems(config)
+    yield from _blockdev_tls_problems(config)
     for number, rule in enumerate(config.fault, 1):
         if rule.kind == "delay" and rule.delay_s == 0:
             yield "fault", f"table {number}: kind 'delay' needs delay_s above 0"
         if rule.donor == "disk" and rule.kind not in ("delay", "error", "short"):
             yield "fault", f"table {number}: the disk knows delay, error and short only"
+
+
+def _blockdev_tls_problems(config: BlockdevConfig) -> Iterator[Problem]:
+    yield from _pair_problems(config)
+    if config.tls_cert.is_absolute() and not config.tls_client_ca.is_absolute():
+        yield "tls_client_ca", "is empty, so that tls_cert would let in everybody; name the CA of clients' certificates"
+    if config.tls_client_ca.is_absolute() and not config.tls_cert.is_absolute():
+        yield "tls_client_ca", "is of use with tls_cert only; name the device's own certificate too"
+    if config.has_tls and config.listen_unproved:
+        yield "listen_unproved", "lets everybody in without TLS; leave it out, or the settings of TLS"
 
 
 def agent_problems(config: AgentConfig) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ import msgspec
 
 from farside.blockdev.peers_file import read_peers
 from farside.cli.config import Program, effective, groups
+from farside.cli.doctor.attempt import checked
 from farside.cli.doctor.donors import donor_checks, transport_check
 from farside.cli.doctor.key import key_checks
 from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, ManagerConfig, SlurmConfig
@@ -41,6 +42,7 @@ def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool)
         *device_checks(devices(ROOT), _slab_bytes(configs)),
         *map(_peers, borrowers),
         *(check for config in borrowers for check in (*transport_check(config), *donor_checks(config))),
+        *(check for config in borrowers for check in _tls(config)),
         *(check for config in borrowers for check in _guards(config)),
         *(check for config in configs for check in _cluster(config)),
         hibernation_check(ROOT),
@@ -105,6 +107,15 @@ def _peers(config: BlockdevConfig) -> Check:
     few = "name a donor there; until then every page goes to the disk" if not count else ""
     found = f"{config.peers_file}: {format_count(count, 'donor')}"
     return Check(name="peers", outcome=Outcome.WARNING if few else Outcome.OK, found=found, advice=few)
+
+
+def _tls(config: BlockdevConfig) -> Iterator[Check]:
+    """Whether the files of TLS are usable, and this engine has TLS; nothing where no setting asks for it."""
+    from farside.blockdev.client.tls_keys import read_tls
+
+    if config.has_tls:
+        files = [str(path) for path in (config.tls_psk_file, config.tls_cert) if path.is_absolute()]
+        yield checked("nbd tls", lambda: read_tls(config).destroy(), ", ".join(files))
 
 
 def _keys(configs: Sequence[AnyConfig]) -> tuple[Check, ...]:
