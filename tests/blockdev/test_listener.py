@@ -360,3 +360,17 @@ def test_strangers_at_a_tls_door_give_way_to_each_other_and_keep_nobody_out(
 
     asyncio.run(live())
     assert door.clients.taken == {0}
+
+
+def test_one_client_by_tcp_as_inetds_comes_in_as_by_a_listener(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[M11] On standard input whoever inetd let in was served, from whatever machine."""
+    client, server = tcp_pair()
+    with client:
+        client.sendall(go())
+        assert asyncio.run(door.listener.welcome(server)) == 0
+    monkeypatch.setattr(subject, "peer_uid", lambda _: None)
+    stranger, server = tcp_pair()
+    with stranger:
+        stranger.sendall(go())
+        assert asyncio.run(door.listener.welcome(server)) is None
+        assert server.fileno() == -1

@@ -112,6 +112,11 @@ class Process:
         until(lambda: len(self.children()) == 2, what="a spare", deadline_s=30)
         return next(iter(self.children() - {pid}))
 
+    def replace(self) -> None:
+        """Has another server process take over; see `until_another_serves`."""
+        assert self.child is not None
+        self.child.send_signal(signal.SIGHUP)
+
     def until_said(self, text: str) -> None:
         until(lambda: text.encode() in (self.folder / "log").read_bytes(), what=text, deadline_s=30)
 

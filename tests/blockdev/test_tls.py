@@ -204,6 +204,32 @@ def test_qemu_writes_and_reads_by_a_pre_shared_key(door: Door, tmp_path: Path) -
     assert door.process.client().read(2 * MIB, PAGE) == b"\x5a" * PAGE
 
 
+def test_qemu_goes_on_over_a_replacement_as_it_connects_again(door: Door, tmp_path: Path) -> None:
+    """[M11]"""
+    need("qemu-io")
+    (tmp_path / "qemu").mkdir()
+    shutil.copy(door.users, tmp_path / "qemu/keys.psk")
+    creds = f"tls-creds-psk,id=tls0,dir={tmp_path}/qemu,endpoint=client,username=n1"
+    image = f"driver=nbd,host=127.0.0.1,port={door.port},tls-creds=tls0,reconnect-delay=60"
+    clear, pid = door.process.client(), door.process.status()["server_pid"]
+    qemu = subprocess.Popen(
+        ["qemu-io", "--object", creds, "--image-opts", image], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with qemu:
+        assert qemu.stdin is not None
+        qemu.stdin.write("write -P 0x11 0 1M\n")
+        qemu.stdin.flush()
+        until(lambda: clear.read(MIB - PAGE, PAGE) == b"\x11" * PAGE, what="it has written", deadline_s=30)
+
+        door.process.replace()
+        door.process.until_another_serves(pid)
+        told, _ = qemu.communicate("read -P 0x11 0 1M\nwrite -P 0x22 1M 1M\nread -P 0x22 1M 1M\nquit\n", timeout=60)
+
+    assert qemu.returncode == 0
+    assert "failed" not in told
+    assert clear.read(2 * MIB - PAGE, PAGE) == b"\x22" * PAGE
+
+
 def test_nbd_client_of_before_tls_1_3_is_served_with_a_cipher_whose_keys_last(door: Door) -> None:
     """[M11] Its TLS is 1.2, whose keys can't be changed: AES-GCM's are worn out after 2^24 records."""
     client = door.secure(version=ssl.TLSVersion.TLSv1_2)
@@ -488,7 +514,7 @@ def test_a_client_comes_again_after_a_replacement_and_finds_all_that_was_answere
         answered[number] = data
     cookies = [client.send(Command.WRITE, (100 + number) * PAGE, data=b"z" * PAGE) for number in range(32)]
 
-    door.process.child.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
+    door.process.replace()
     heard = 0
     with suppress(ConnectionError, ssl.SSLError, OSError):
         for cookie in cookies:

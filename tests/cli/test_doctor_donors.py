@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from farside.kmod_shim.engine.binding import features
 from tests.daemon.test_process import daemon, status, write_config
 from tests.support.programs import outcome
 from tests.support.sandbox import farside
@@ -88,3 +89,22 @@ def test_rdma_or_nothing_without_a_device_fails(tmp_path: Path) -> None:
 
     assert check["outcome"] == "failed"
     assert "no RDMA device" in check["found"]
+
+
+def test_a_file_of_tls_that_a_device_would_refuse_is_a_failure(tmp_path: Path) -> None:
+    """[M11]"""
+    if "tls" not in features():
+        pytest.skip("the engine was built without GnuTLS (Debian: libgnutls28-dev)")
+    users = tmp_path / "users"
+    users.write_text(f"n1:{secrets.token_hex(32)}\n")
+    (tmp_path / "donor").mkdir()
+
+    users.chmod(0o644)
+    readable = examined(tmp_path, tls_psk_file=str(users))["nbd tls"]
+    users.chmod(0o600)
+    sound = examined(tmp_path, tls_psk_file=str(users))["nbd tls"]
+
+    assert (readable["outcome"], sound["outcome"]) == ("failed", "ok")
+    assert f"chmod 0600 {users}" in readable["found"] + readable["advice"]
+    assert sound["found"] == str(users)
+    assert "nbd tls" not in examined(tmp_path), "nobody asked for it"
