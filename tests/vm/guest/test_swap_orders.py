@@ -49,7 +49,7 @@ def swap_bytes() -> int:
 
 
 class Node:
-    """The agent's service, beside an agent that leaves swap alone: one that takes no orders withdraws what was ordered."""
+    """The agent's service, beside an agent without a swap device, as one that takes no orders withdraws this one's."""
 
     def __init__(self) -> None:
         self.service = SwapService(MemoryRules(device="swap0"), [ADMIN], root=Path("/"), clock=RealClock())
