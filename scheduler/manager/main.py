@@ -5,6 +5,8 @@ can be killed at any moment: what it knew is in the log, and its successor reads
 """
 
 import os
+from collections.abc import Mapping
+from functools import partial
 
 from farside.config import ManagerConfig
 from farside.config.check import names_in
@@ -17,9 +19,9 @@ from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.colocation.outlook import ColocationRules
 from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
-from farside.scheduler.manager.learned_before import has_lightgbm, learned_before
+from farside.scheduler.manager.learned_before import LearnedBefore, has_lightgbm, learned_before
 from farside.scheduler.manager.power.check_setup import power_setup
-from farside.scheduler.manager.processes import Part, Parts
+from farside.scheduler.manager.processes import Part, Parts, Work
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.housekeeping import keep_house
 from farside.scheduler.manager.store.migrate import upgrade
@@ -41,10 +43,9 @@ def run(config: ManagerConfig) -> int:
     """
     start_logging(config.log_level)
     leave_no_core_dump()
-    # Each part would find a wrong setting as well; here it is one error, before any process is started.
-    learned_before(config, rules_of(config))
-    power_setup(config)
-    tls_of(config)
+    # The files that settings name are read once, here. A wrong one is one error before any process is started, and a
+    # part that is started again goes on with what was read, whatever has become of the files.
+    before, power, secure = learned_before(config, rules_of(config)), power_setup(config), tls_of(config)
     try:
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:
@@ -53,12 +54,16 @@ def run(config: ManagerConfig) -> int:
     upgrade(store)
     # Closed before the parts are forked: each opens connections of its own.
     store.close()
-    works = {"brain": _scheduler, "api": serve, "housekeeping": keep_house}
+    works: Mapping[str, Work] = {
+        "brain": partial(_scheduler, before=before),
+        "api": partial(serve, power=power, first_tls=secure),
+        "housekeeping": keep_house,
+    }
     parts = {name: Part(work=work, hang_s=HANG_S[name], load_s=LOAD_S) for name, work in works.items()}
     return Parts(config, parts).run()
 
 
-async def _scheduler(config: ManagerConfig) -> None:
+async def _scheduler(config: ManagerConfig, *, before: LearnedBefore) -> None:
     holder = f"{config.node}:{os.getpid()}"
     shared = AggregationRules(
         loss_limit=config.aggregation_loss_limit,
@@ -67,7 +72,6 @@ async def _scheduler(config: ManagerConfig) -> None:
     )
     store = EventStore(config.store_url)
     groups = ColocationRules(nodes=frozenset(names_in(config.colocation_nodes)), min_run_s=config.min_run_s)
-    before = learned_before(config, rules_of(config))
     if before.is_timed and not has_lightgbm():
         _log.warning(
             "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"

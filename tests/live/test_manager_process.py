@@ -1,6 +1,7 @@
 """The manager as real processes, killed at any moment; the nodes are fakes that speak the real protocol."""
 
 import asyncio
+import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,9 @@ from farside.scheduler.manager.store.transaction import Draft
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.live.stores import KINDS, store_url
+from tests.support.certificates import Authority
 from tests.support.programs import run
+from tests.support.waiting import until
 
 LIMIT_S = 180.0
 LONG = pytest.mark.long
@@ -142,6 +145,52 @@ def test_a_manager_whose_log_a_newer_one_goes_on_with_ends_and_says_so(tmp_path:
 
     assert code == 2
     assert "run the newer manager" in manager.log()
+
+
+def restart(manager: Manager, part: str) -> None:
+    first = manager.pids()[part]
+    manager.kill(part)
+    until(lambda: manager.pids()[part] != first, what="another process", deadline_s=LIMIT_S)
+    manager.wait_ready()
+    assert manager.process is not None
+    assert manager.process.poll() is None
+
+
+def test_a_scheduler_process_that_is_started_again_knows_past_jobs_whose_file_is_gone(tmp_path: Path) -> None:
+    past = tmp_path / "past.csv"
+    past.write_text("job_id,submit_s,user,name,gpus,duration_s\n1,0,ann,train,1,50\n")
+    with running_manager(tmp_path, policy="qssf", policy_history=past) as manager:
+        past.unlink()
+
+        restart(manager, "brain")
+
+        async def act() -> None:
+            await eventually(lambda: manager.get("nodes")["nodes"], "the node joined")
+            job = await asyncio.to_thread(manager.submit, "true", name="train")
+            await eventually(lambda: manager.job(job)["expected_s"] == pytest.approx(50.0), "what past jobs say")
+
+        asyncio.run(with_nodes(manager, [FakeNode("n0")], act))
+
+
+def test_an_api_process_that_is_started_again_needs_no_file_that_was_read_at_the_start(tmp_path: Path) -> None:
+    made = Authority(tmp_path).make("manager", says="IP:127.0.0.1")
+    power, holidays = tmp_path / "power.toml", tmp_path / "holidays"
+    power.write_text('[node.n0]\ndriver = "command"\nprogram = ["/bin/true"]\n')
+    holidays.write_text("2026-12-25\n")
+    told = {
+        "tls_cert": made.cert, "tls_key": made.key, "power": "ces", "power_settings": "forecast=true",
+        "power_drivers": power, "holidays_file": holidays,
+    }  # fmt: skip
+    with running_manager(tmp_path, **told) as manager:
+        shown = ssl.get_server_certificate(("127.0.0.1", manager.port))
+        for file in (power, holidays, made.cert):
+            file.unlink()
+
+        restart(manager, "api")
+
+        assert manager.get("power")["policy"] == "ces"
+        assert ssl.get_server_certificate(("127.0.0.1", manager.port)) == shown
+    assert "the certificate of the manager's start is in use" in manager.log()
 
 
 def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path: Path) -> None:

@@ -96,6 +96,17 @@ def test_a_ca_that_is_taken_away_counts_until_a_restart_and_the_log_says_so(
     assert door.told(door.authority.make("n1")) == ""
 
 
+def test_a_context_of_earlier_files_takes_up_those_of_now_at_the_first_look(door: Door, tmp_path: Path) -> None:
+    other = Authority(tmp_path, "other")
+    door.put(door.authority.cert.read_bytes(), other.cert.read_bytes())
+    door.renewal = TlsReload(door.context, door.context.files, is_of_files=False)  # type: ignore[attr-defined]
+    assert door.told(other.make("stranger")) != ""
+
+    door.renewal.look()
+
+    assert door.told(other.make("stranger")) == ""
+
+
 @pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 def test_a_file_that_is_half_written_changes_nothing_and_is_read_once_it_is_whole(
     text: bytes, door: Door, tmp_path: Path, caplog: pytest.LogCaptureFixture

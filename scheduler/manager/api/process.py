@@ -29,13 +29,13 @@ from farside.scheduler.manager.api.limit.handshake import CountedListener, forge
 from farside.scheduler.manager.api.limit.http_connection import UVICORNS_LINE, LimitedProtocol
 from farside.scheduler.manager.api.metrics import ManagerCollector
 from farside.scheduler.manager.auth.caller import Callers, peer_host
-from farside.scheduler.manager.auth.tls_reload import TlsReload, files_of, tls_of
+from farside.scheduler.manager.auth.tls_reload import TlsReload, files_of, renewed_tls
 from farside.scheduler.manager.auth.web_session import WebSessions, session_key
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.queue_quota import QueueLimits
 from farside.scheduler.manager.nodes.agent_socket import AgentSocketProtocol
 from farside.scheduler.manager.nodes.sessions import AgentSessions
-from farside.scheduler.manager.power.check_setup import power_setup
+from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.controller import LivePower
 from farside.scheduler.manager.scheduler_watch import keep_asking
 from farside.scheduler.manager.store.event_store import EventStore
@@ -58,12 +58,12 @@ class _Server(uvicorn.Server):
     capture_signals = nullcontext  # type: ignore[assignment]
 
 
-async def serve(config: ManagerConfig) -> None:
-    """Serves the API until it is cancelled."""
+async def serve(config: ManagerConfig, *, power: PowerSetup, first_tls: ssl.SSLContext | None) -> None:
+    """Serves the API until it is cancelled. ``power``, ``first_tls``: what was read when the manager started."""
     _prepare(asyncio.get_running_loop())
-    context = _context(config)
+    context = _context(config, power)
     app = make_app(context)
-    secure = tls_of(config)
+    secure = renewed_tls(config, first_tls)
     connections = Connections(frozenset({peer_host(0), peer_host(os.geteuid())}))
     metrics = ManagerCollector(context, names_jobs=config.metrics_jobs)
     with ExitStack() as stack:
@@ -80,7 +80,8 @@ async def serve(config: ManagerConfig) -> None:
             group.create_task(context.sessions.watch_tokens())
             group.create_task(context.power.run())
             if secure is not None:
-                group.create_task(TlsReload(secure, files_of(config)).run())
+                reload = TlsReload(secure, files_of(config), is_of_files=secure is not first_tls)
+                group.create_task(reload.run())
             group.create_task(keep_asking(context.scheduler.ask))
             if config.metrics_listen:
                 group.create_task(keep_asking(metrics.ask))
@@ -108,7 +109,7 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
 
 
-def _context(config: ManagerConfig) -> Context:
+def _context(config: ManagerConfig, power: PowerSetup) -> Context:
     log = LiveLog(EventStore(config.store_url), config.state_dir)
     callers = Callers(
         config.tokens_file, frozenset(names_in(config.operators)), os.geteuid(),
@@ -126,7 +127,7 @@ def _context(config: ManagerConfig) -> Context:
         callers=callers,
         folder=config.state_dir,
         sessions=sessions,
-        power=LivePower(power_setup(config), log, sessions, config.state_dir),
+        power=LivePower(power, log, sessions, config.state_dir),
         may_tokens_submit=config.token_submit,
         gpu_power_w=config.gpu_power_w,
         only_uid=os.geteuid() if config.run_as == "starter" else None,

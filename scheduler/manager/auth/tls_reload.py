@@ -37,16 +37,28 @@ def tls_of(config: ManagerConfig) -> ssl.SSLContext | None:
     return server_tls(files_of(config), is_required=config.tls_client_required)
 
 
+def renewed_tls(config: ManagerConfig, first: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """TLS context of a process that is started again: of the files as they are now.
+
+    Where these can't be used any more it is ``first``, which was made of them when the manager started.
+    """
+    try:
+        return tls_of(config)
+    except ConfigError as error:
+        _log.warning("the certificate of the manager's start is in use, as its files can't be read", reason=error)
+        return first
+
+
 class TlsReload:
     """The certificates of one context."""
 
-    def __init__(self, context: ssl.SSLContext, files: TlsFiles) -> None:
-        """``context`` was made of ``files`` a moment ago."""
+    def __init__(self, context: ssl.SSLContext, files: TlsFiles, *, is_of_files: bool = True) -> None:
+        """``is_of_files``: ``context`` was made of ``files`` a moment ago, and not earlier."""
         self._context = context
         self._files = files
         self._own = (files.cert, files.key)
         self._known: dict[tuple[Path, ...], list[int]] = {}
-        for paths in self._watched():
+        for paths in self._watched() if is_of_files else ():
             with suppress(OSError):  # it has gone since; when it is back it is read
                 self._known[paths] = _stamp(paths)
 
