@@ -15,17 +15,20 @@ otherwise a handful of the longest jobs would decide what an order is worth, and
 an accident.
 
 The estimator in use needs to be better by half of that only; otherwise two would take turns.
+
+At most a quarter of the jobs that are looked at are one user's: thousands of jobs that somebody runs for 1 s or 100 s, by
+chance, would turn estimates off for all others. Jobs of which nothing was known are not looked at.
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from farside.scheduler.predict.estimate_quality import quality, queue_saving
+from farside.scheduler.predict.newest_by_user import NewestByUser
 from farside.scheduler.table import Floats
 
 Source = Literal["model", "rolling", "gpus", "nobody"]
@@ -37,16 +40,22 @@ BLOCKS = 10
 SURE = 2.5
 # Of GPU times, where estimators are compared.
 POWER = 0.5
+# At most this share of the judged jobs is one user's; never fewer than can be judged, as there may be but one user.
+OF_ONE_USER = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Estimates of an ended job at its submission, and its true GPU seconds; NaN without a model."""
+    """Estimates of an ended job at its submission, and its true GPU seconds; NaN without a model.
+
+    ``user``: the number of whose job it was; NaN: nobody's.
+    """
 
     model: float
     rolling: float
     gpus: float
     true: float
+    user: float
 
 
 def worth(expected: Floats, true: Floats) -> float:
@@ -71,7 +80,7 @@ class Judge:
         self.savings: Mapping[str, float] = {}
         self.errors: Mapping[str, float] = {}
         self.drift = 0.0
-        self.judged: deque[Judged] = deque(maxlen=jobs)
+        self.judged = NewestByUser[Judged](jobs, max(LEAST_JUDGED, int(jobs * OF_ONE_USER)), _user_of)
         self._log_error = math.nan
         self._new = 0
 
@@ -82,7 +91,7 @@ class Judge:
 
     def add(self, judged: Judged, *, has_model: bool) -> None:
         """A job has ended. ``has_model``: whether there is one to choose."""
-        self.judged.append(judged)
+        self.judged.add(judged)
         self._new += 1
         if self._new >= JUDGED_EVERY:
             self.judge(has_model=has_model)
@@ -90,7 +99,8 @@ class Judge:
     def begin(self, judged: Iterable[Judged]) -> None:
         """Replace all scores by these jobs."""
         self.judged.clear()
-        self.judged.extend(judged)
+        for one in judged:
+            self.judged.add(one)
 
     def expect_error(self, log_error: float) -> None:
         """A new model's median error, against which later ones are drift."""
@@ -146,3 +156,7 @@ class Judge:
         # Where nothing is known the comparisons are with NaN, and the answer is: not good enough.
         lead = self.savings.get(name, math.nan) - self.savings.get("gpus", math.nan) - needed
         return -math.inf if math.isnan(lead) else lead
+
+
+def _user_of(judged: Judged) -> Hashable:
+    return None if math.isnan(judged.user) else judged.user

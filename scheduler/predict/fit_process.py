@@ -44,7 +44,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     tables: dict[str, dict[int, int]]
     weight: float
     found: Quality
-    judged: list[tuple[float, float, float, float]]
+    judged: list[tuple[float, float, float, float, float]]
     spread: list[object] | None
     trained_on: int
     from_s: float
@@ -140,7 +140,7 @@ def _answer(fitted: Fitted) -> bytes:
         _Answer(
             text=fitted.trees.text, tables={name: dict(table) for name, table in fitted.trees.tables.items()},
             weight=fitted.weight, found=fitted.found,
-            judged=[(one.model, one.rolling, one.gpus, one.true) for one in fitted.judged],
+            judged=[(one.model, one.rolling, one.gpus, one.true, one.user) for one in fitted.judged],
             spread=None if fitted.spread is None else fitted.spread.state(),
             trained_on=fitted.trained_on, from_s=fitted.from_s,
         )

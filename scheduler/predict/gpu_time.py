@@ -26,7 +26,7 @@ from farside.errors import ConfigError
 from farside.scheduler.predict.choose_estimator import LEAST_JUDGED, Judge, Judged, Source
 from farside.scheduler.predict.gbdt import Gbdt, gbdt_from_text
 from farside.scheduler.predict.gpu_time_fit import EndedJobs, Fitted, Lesson, learned_from
-from farside.scheduler.predict.job_features import CATEGORIES, FEATURES, Codes, feature_row
+from farside.scheduler.predict.job_features import CATEGORIES, FEATURES, USER, Codes, feature_row
 from farside.scheduler.predict.mean_correction import RecentErrors, Spread, kind_of
 from farside.scheduler.predict.rolling_estimate import (
     CASES,
@@ -282,7 +282,9 @@ class GpuTimeService:
         ran_s = bounded_s(fact.ran_s)
         self.rolling.add(fact.job, ran_s)
         self._alike = None
-        if seen is None:  # it came before this service was made
+        # It came before this service was made, or before any job had ended: of a guess that is no estimate, nothing can
+        # be learned about estimates.
+        if seen is None or not seen.nearest:
             return
         self._keep(fact.job.sequence, seen, ran_s)
         self._learned += 1
@@ -294,7 +296,9 @@ class GpuTimeService:
         self._spread["rolling"].add(seen.kind, math.log(ran_s / seen.rolling_median_s))
         if not math.isnan(seen.model_median_s):
             self._spread["model"].add(seen.kind, math.log(ran_s / seen.model_median_s))
-        judged = Judged(seen.gpu_s("model"), seen.gpu_s("rolling"), seen.gpu_s("gpus"), ran_s * seen.gpus)
+        judged = Judged(
+            seen.gpu_s("model"), seen.gpu_s("rolling"), seen.gpu_s("gpus"), ran_s * seen.gpus, float(seen.row[USER])
+        )
         self.judge.add(judged, has_model=self._trees is not None)
 
     def _keep(self, sequence: int, seen: _Seen, ran_s: float) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from farside.scheduler.predict.choose_estimator import Judged
 from farside.scheduler.predict.estimate_quality import Quality, quality
 from farside.scheduler.predict.gbdt import Gbdt, fit_gbdt
-from farside.scheduler.predict.job_features import FEATURES
+from farside.scheduler.predict.job_features import FEATURES, USER
 from farside.scheduler.predict.mean_correction import Spread
 from farside.scheduler.predict.rolling_estimate import NOBODY_KNOWS_S
 from farside.scheduler.table import Floats
@@ -125,7 +125,7 @@ def learned_from(lesson: Lesson) -> Fitted:
     true, half = ran_s[cut:] * gpus, len(gpus) // 2
     judged: tuple[Judged, ...] = ()
     if lesson.is_first:
-        columns = (model_gpu_s, lesson.rolling_s[cut:] * gpus, NOBODY_KNOWS_S * gpus, true)
+        columns = (model_gpu_s, lesson.rolling_s[cut:] * gpus, NOBODY_KNOWS_S * gpus, true, rows[cut:, USER])
         judged = tuple(Judged(*one) for one in zip(*(column[half:].tolist() for column in columns), strict=True))
     return Fitted(
         trees=trees, weight=weight, found=quality(model_gpu_s[half:], true[half:]), judged=judged,

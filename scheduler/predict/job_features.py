@@ -19,6 +19,7 @@ FEATURES = (
     *CATEGORIES, "gpus", "cpus", "month", "weekday", "hour", "minute",
     "rolling_log_s", "rolling_jobs", "rolling_nearest", *(f"{level}_log_s" for level in LEVELS),
 )  # fmt: skip
+USER = FEATURES.index("user")
 MOST_CATEGORIES = 1000  # of each kind: the most frequent
 
 # 1970-01-01 was a Thursday; Monday is 0.

@@ -1,6 +1,7 @@
 """The service behind QSSF: what it expects, what it learns, and when it is not believed."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from farside.errors import ConfigError
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
+from farside.scheduler.predict.gpu_time_fit import learned_from
 from farside.scheduler.predict.job_history import learned_rolling, replay, tell_all
+from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.predict.model_update import Orchestrator
 from farside.scheduler.predict.rolling_estimate import NOBODY_KNOWS_S, RollingParams
 from farside.scheduler.predict.rolling_state import without_memory
@@ -242,3 +245,79 @@ def test_a_model_in_a_file_knows_what_the_rolling_estimate_knew(record: ModelRec
 def test_knowledge_that_was_cut_short_or_changed_is_refused(record: ModelRecord, change: Callable[[str], str]) -> None:
     with pytest.raises(ConfigError, match="what the model knows of past jobs can't be read"):
         service().use(replace(record, text=change(record.text)))
+
+
+# ---- guesses where nothing was known, and one user's share
+
+
+def ran(made: LearnedTimes, one: Job, ran_s: float) -> None:
+    """It came, and has ended."""
+    made.predicted_gpu_s(one, one.submit_s)
+    made.learn(JobEnded(at_s=one.submit_s + ran_s, job=one, ran_s=ran_s))
+
+
+def repeated(made: LearnedTimes, at: int) -> None:
+    """A job of one of ten users, whose name says exactly how long it runs."""
+    kind = at % 10
+    ran(made, job(at, user=f"u{kind}", name=f"work{kind}", gpus=1 + kind % 2), 10.0 * 3.0 ** (kind % 8))
+
+
+def test_a_guess_where_nothing_was_known_is_no_error_that_estimates_are_corrected_by() -> None:
+    """The first jobs of a cluster ran 10 s, and the next one alike counted as one of 200 s."""
+    made, sweep = LearnedTimes(), [job(at, user="ann", name="short") for at in range(5)]
+    for one in sweep:
+        made.predicted_gpu_s(one, one.submit_s)
+    for one in sweep:
+        made.learn(JobEnded(at_s=2e9, job=one, ran_s=10.0))
+
+    assert made.predicted_gpu_s(job(5, user="ann", name="short"), 2e9) == pytest.approx(10.0)
+    assert made.predicted_gpu_s(job(6, user="bob", name="other"), 2e9) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("tasks", [250, 1000])
+def test_an_array_of_which_nothing_was_known_turns_no_estimates_off(tasks: int) -> None:
+    made = LearnedTimes()
+    sweep = [job(10**6 + at, user="sue", name="sweep", submit_s=0.0) for at in range(tasks)]
+    for one in sweep:
+        made.predicted_gpu_s(one, 0.0)
+    for at, one in enumerate(sweep):
+        made.learn(JobEnded(at_s=at, job=one, ran_s=30.0 + at % 7))
+    assert (made.service.learnable, made.lesson(2e9)) == (0, None)
+
+    sources = set()
+    for at in range(700):
+        repeated(made, at)
+        sources.add(made.service.source)
+
+    assert sources == {"rolling"}
+
+
+def test_one_user_s_jobs_of_any_length_turn_estimates_off_for_nobody() -> None:
+    made = LearnedTimes()
+    for at in range(2500):
+        repeated(made, at)
+    for at in range(2500, 5000):
+        ran(made, job(at, user="eve", name="x"), 1.0 if at * 7919 % 97 % 2 else 100.0)
+
+    assert made.service.source == "rolling"
+    assert len(made.service.judge.judged) == 2000
+    assert Counter(one.user for one in made.service.judge.judged).most_common(1)[0][1] == 500
+
+
+def test_where_one_user_has_all_jobs_estimators_are_judged_all_the_same() -> None:
+    made = LearnedTimes(GpuTimeParams(judged_jobs=400))
+    for at in range(600):
+        ran(made, job(at, user="ann", name=f"work{at % 5}"), 10.0 * 5.0 ** (at % 5))
+
+    assert made.service.judge.savings
+    assert made.service.source == "rolling"
+
+
+def test_the_jobs_that_a_first_model_is_judged_by_say_whose_they_were(log: list[TraceJob]) -> None:
+    made = trained(log)
+    lesson = made.lesson()
+    assert lesson is not None
+
+    judged = learned_from(replace(lesson, is_first=True)).judged
+
+    assert [one.user for one in judged] == lesson.rows[-len(judged) :, 0].tolist()
