@@ -81,6 +81,9 @@ class LearnedTimes:
 
     def learn(self, ended: JobEnded) -> Mapping[int, float]:
         """Learns from it."""
+        # From the first end in the log, so that a scheduler that is started again counts the week on.
+        if math.isnan(self._fitted_s):
+            self._fitted_s = ended.at_s
         told = self._note(self.service.observe(ended))
         self._expected_gpu_s.pop(ended.job.sequence, None)
         if self._fits_at_once and (lesson := self.lesson(ended.at_s)) is not None:

@@ -72,10 +72,11 @@ def due(rule: UpdateRule, *, known: int, fitted_on: int, since_fit_s: float, dri
         return ""
     if since_fit_s >= rule.every_s:
         return "its time has come"
-    if new >= rule.growth * fitted_on:
-        return MUCH_IS_NEW
     if drift > rule.drift:
         return "its errors have grown"
+    # Last: a caller may have a reason to wait for more that is new.
+    if new >= rule.growth * fitted_on:
+        return MUCH_IS_NEW
     return ""
 
 

@@ -321,3 +321,38 @@ def test_the_jobs_that_a_first_model_is_judged_by_say_whose_they_were(log: list[
     judged = learned_from(replace(lesson, is_first=True)).judged
 
     assert [one.user for one in judged] == lesson.rows[-len(judged) :, 0].tolist()
+
+
+# ---- a model from a file
+
+
+def unlike(made: LearnedTimes, jobs: int) -> list[int]:
+    """After which jobs a fit was due, of users whose run times are nothing like those of the model's log."""
+    due = []
+    for at in range(jobs):
+        ran(made, job(at, user=f"u{at % 5}", name=f"other{at % 7}"), 20_000.0 * (1 + at * 7919 % 97) ** 2)
+        due += [at] if made.lesson(1.7e9 + at) is not None else []
+    return due
+
+
+def test_a_model_from_a_file_is_fitted_anew_when_its_errors_have_grown(record: ModelRecord) -> None:
+    """It was kept until as many jobs had ended as it was fitted to, however wrong it was."""
+    made = LearnedTimes(record=record)
+
+    due = unlike(made, 800)
+
+    assert made.service.drift > made.service.rule.drift
+    assert due
+    assert due[0] < 400 < record.trained_on
+
+
+def test_a_model_from_a_file_is_fitted_anew_after_a_week_whenever_the_scheduler_began(record: ModelRecord) -> None:
+    late_s = 1.7e9 + 8 * 86400.0
+    known = [one.job for one in repeating(3000)[-250:]]
+    made, again = LearnedTimes(record=record), LearnedTimes(record=record)
+    for at, one in enumerate(known):
+        for times in (made, again):
+            ran(times, replace(one, sequence=at, submit_s=1.7e9 + at), 60.0)
+        assert made.lesson(1.7e9 + at) is None
+
+    assert again.lesson(late_s) is not None, "a scheduler that was started again has heard of the same ends"
