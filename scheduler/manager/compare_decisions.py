@@ -83,7 +83,7 @@ def decided_again(
     again = _Again(planner, make_times, quiet_s)
     turn: list[log.Entry] = []
     for entry in entries:
-        if turn and not (isinstance(entry.event, _Own) and entry.at_s == turn[0].at_s):
+        if turn and not _is_of(turn, entry):
             again.take(turn)
             turn = []
         if turn or _is_cycles(entry.event):
@@ -123,10 +123,11 @@ class _Again:
         known = max(_known_to(entry) for entry in turn)
         self._hear(known)
         planner = self._planner or self._lead(turn[0].at_s)
-        if known == math.inf and turn[0].at_s - self._heard_s > self._quiet_s:
-            self._look(planner, self._heard_s)
+        if known == math.inf:
+            self._pass_time(turn[0].at_s)
         really = [entry.event for entry in turn]
         made = [draft.event for draft in planner.plan(turn[0].at_s)]
+        self._heard_s = turn[0].at_s
         decided, again = _decisions(really), _decisions(made)
         places, places_again = _places(really), _places(made)
         different = _differing(decided, again)
@@ -184,6 +185,12 @@ class _Again:
         """A model is fitted when the scheduler process would begin that, and used at once."""
         if self._times is not None and (lesson := self._times.lesson(now_s)) is not None:
             planner.expect(self._times.take(learned_from(lesson)))
+
+
+def _is_of(turn: Sequence[log.Entry], entry: log.Entry) -> bool:
+    """Whether an entry is of the same run of the cycle, rather than of one that followed it at the same instant."""
+    follows = turn[0].seq <= _known_to(entry) < math.inf
+    return isinstance(entry.event, _Own) and entry.at_s == turn[0].at_s and not follows
 
 
 def _is_cycles(event: log.Event) -> bool:

@@ -4,7 +4,8 @@ The manager's decider is driven with a virtual clock, by nodes that obey at once
 """
 
 import heapq
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,18 +14,20 @@ from hypothesis import strategies as st
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partition, Partitions
 from farside.scheduler.admission.rules import Rules
+from farside.scheduler.domain import Domain
 from farside.scheduler.manager.compare_decisions import decided_again
 from farside.scheduler.manager.compare_simulation import recording
 from farside.scheduler.manager.compare_simulation import simulated as replayed
 from farside.scheduler.manager.decider.adapter import job_of
-from farside.scheduler.manager.model.event import StopCause
+from farside.scheduler.manager.model.event import JobPromoted, StopCause
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.order.catalog import TIMED, needs_of
+from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Cluster, Node, VirtualCluster
+from farside.scheduler.state import Cluster, Node, Preempt, Start, VirtualCluster
 from tests.live.world import World, rules
 
 NODES, GPUS = 2, 4
@@ -74,12 +77,26 @@ _CHANGE = st.builds(
 CHANGES = st.lists(_CHANGE, min_size=1, max_size=4)
 
 
+def times_for(by: Rules) -> LearnedTimes | None:
+    """What a new manager knows of run times under these rules: nothing yet, or nothing ever."""
+    return LearnedTimes() if needs_of(by.order) in TIMED else None
+
+
+def fitting_times(by: Rules) -> LearnedTimes | None:
+    """As `times_for`, with models that are fitted at the instant at which they are due, in each world."""
+    return LearnedTimes(fits_at_once=True) if needs_of(by.order) in TIMED else None
+
+
 class Day:
     """The manager's side: jobs come and processes end by a heap of times."""
 
-    def __init__(self, policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS, **more: str) -> None:
+    def __init__(
+        self, policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS,
+        make_times: Callable[[Rules], LearnedTimes | None] = times_for, /, **more: str,
+    ) -> None:  # fmt: skip
         by = rules(policy, **more)
-        self.world = World(by, nodes=NODES, gpus=GPUS, make_times=lambda: times_for(by), partitions=partitions)
+        self.make_times = lambda: make_times(by)
+        self.world = World(by, nodes=NODES, gpus=GPUS, make_times=self.make_times, partitions=partitions)
         self.day = day
         self.left_s: dict[str, float] = {}
         self.began_s: dict[str, float] = {}
@@ -151,11 +168,6 @@ class Day:
         self.world.exits(job.job_id, 143, cause="preempted")
 
 
-def times_for(by: Rules) -> LearnedTimes | None:
-    """What a new manager knows of run times under these rules: nothing yet, or nothing ever."""
-    return LearnedTimes() if needs_of(by.order) in TIMED else None
-
-
 def arrivals(day: list[Coming]) -> list[float]:
     """When each comes: every job at a fraction of its own."""
     now_s, found = BEGIN_S, []
@@ -165,8 +177,19 @@ def arrivals(day: list[Coming]) -> list[float]:
     return found
 
 
-def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tuple[dict[str, float], dict[str, float]]:
-    """By job its first start and its end."""
+def simulated(
+    policy: str, day: list[Coming], world: World, make_times: Callable[[], LearnedTimes | None], **more: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """By job its first start and its end. A start that is taken back in its instant is none: no node hears of it."""
+    first_s: dict[int, float] = {}
+
+    def note(now_s: float, _: Domain, actions: Sequence[object]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                first_s.setdefault(action.row, now_s)
+            elif isinstance(action, Preempt) and first_s.get(action.row) == now_s:
+                del first_s[action.row]
+
     jobs = [
         TraceJob(job=replace(job_of(world.job(str(at + 1))), submit_s=at_s), duration_s=one.run_s)
         for at, (at_s, one) in enumerate(zip(arrivals(day), day, strict=True))
@@ -185,30 +208,35 @@ def simulated(policy: str, day: list[Coming], world: World, **more: str) -> tupl
         )
     )
     by = rules(policy, **more)
-    runs = Simulation(
-        cluster, by, jobs, estimator=times_for(by), is_in_whole_seconds=False,
+    simulation = Simulation(
+        cluster, by, jobs, estimator=make_times(), is_in_whole_seconds=False,
         is_lending=world.partitions.is_lending,
-    ).run()  # fmt: skip
-    names = [one.job.job_id for one in jobs]
+    )  # fmt: skip
+    simulation.observers.append(note)
+    names, runs = [one.job.job_id for one in jobs], simulation.run()
     return (
-        {name: run.start_s for name, run in zip(names, runs, strict=True)},
+        {name: first_s[row] for row, name in enumerate(names)},
         {name: run.end_s for name, run in zip(names, runs, strict=True)},
     )
 
 
-def check(policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS, **more: str) -> None:
-    live = Day(policy, day, partitions, **more)
+def check(
+    policy: str, day: list[Coming], partitions: Partitions = NO_PARTITIONS,
+    make_times: Callable[[Rules], LearnedTimes | None] = times_for, /, **more: str,
+) -> Day:  # fmt: skip
+    live = Day(policy, day, partitions, make_times, **more)
     live.run()
-    started_s, ended_s = simulated(policy, day, live.world, **more)
+    started_s, ended_s = simulated(policy, day, live.world, live.make_times, **more)
     assert live.first_s == pytest.approx(started_s, abs=1e-5)
     assert live.end_s == pytest.approx(ended_s, abs=1e-5)
     # And so it is from the log alone.
     by = live.world.rules
-    found = replayed(recording(live.world.log, partitions=partitions), by, lambda: times_for(by))
+    found = replayed(recording(live.world.log, partitions=partitions), by, live.make_times)
     assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
-    again = decided_again(live.world.log, by, lambda: times_for(by), partitions=partitions, quiet_s=0.0)
+    again = decided_again(live.world.log, by, live.make_times, partitions=partitions, quiet_s=0.0)
     assert again.decisions >= len(day)
     assert (again.different, again.elsewhere) == (0, 0)
+    return live
 
 
 @settings(max_examples=20, deadline=None)
@@ -324,3 +352,79 @@ def test_a_replay_of_partitions_finds_their_orders_with_restarts_and_failovers(
 
     assert found.order.swapped == 0
     assert [one.predicted_s for one in found.jobs] == pytest.approx([one.jct_s for one in found.jobs], abs=1e-3)
+
+
+# ---- days that are long enough for what policies learn, and for jobs that starve
+
+SEEDS = st.integers(0, 2**32 - 1)
+USERS, NAMES = ("ann", "bob", "cleo", "dan"), ("train", "test", "sweep", "eval", "prepare")
+
+
+def long_day(seed: int, jobs: int, *, partitions: Sequence[str] = ("",), gap_s: float = 75.0) -> list[Coming]:
+    """A day of users whose names tell something of how long their jobs run, on a cluster that is nearly full."""
+    rng = random.Random(seed)
+    usual_s = {(user, name): rng.lognormvariate(4.5, 1.2) for user in USERS for name in NAMES}
+    day = []
+    for _ in range(jobs):
+        user, name = rng.choice(USERS), rng.choice(NAMES)
+        day.append(
+            Coming(
+                after_s=rng.uniform(0.1, 2 * gap_s),
+                run_s=min(2000.0, usual_s[user, name] * rng.lognormvariate(0.0, 0.4)),
+                gpus=rng.choice((1, 1, 2, 4)),
+                user=user,
+                name=name,
+                is_limited=rng.random() < 0.3,
+                partition=rng.choice(partitions),
+            )
+        )
+    return day
+
+
+@pytest.mark.parametrize(
+    ("partitions", "names"), [(NO_PARTITIONS, ("",)), (TWO, ("a", "b")), (lending("a", "b"), ("a", "b"))],
+    ids=["whole", "partitions", "lending"],
+)  # fmt: skip
+@settings(max_examples=2, deadline=None)
+@given(seed=SEEDS)
+def test_qssf_with_its_guard_its_models_and_their_judge_decides_as_in_the_simulator(
+    partitions: Partitions, names: Sequence[str], seed: int
+) -> None:
+    live = check("qssf", long_day(seed, 560, partitions=names), partitions, fitting_times, patience_s="5min")
+
+    decider = live.world.decider
+    assert decider.times is not None
+    service, order = decider.times.service, decider.domain.rules.order
+    assert isinstance(order, Qssf)
+    assert order.cut.jobs > 50
+    assert service._trees is not None
+    assert service.judge.savings.keys() == {"model", "rolling", "gpus"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        ("las", {"promote_knob": "1"}),
+        ("las", {"starve_limit_s": "100"}),
+        ("gittins", {"promote_knob": "1", "first_fit_jobs": "3"}),
+    ],
+)
+@settings(max_examples=3, deadline=None)
+@given(seed=SEEDS)
+def test_jobs_that_starve_are_promoted_as_in_the_simulator(policy: str, more: dict[str, str], seed: int) -> None:
+    """A job that had been preempted was never promoted by the manager."""
+    live = check(policy, long_day(seed, 60, gap_s=25.0), **more, **LIMITS)
+
+    assert any(isinstance(entry.event, JobPromoted) for entry in live.world.log)
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [("qssf", {"patience_s": "2min"}), ("las", LIMITS), ("gittins", {"first_fit_jobs": "3", **LIMITS}), ("srtf", {})],
+)
+@settings(max_examples=4, deadline=None)
+@given(seed=SEEDS)
+def test_long_days_of_partitions_that_lend_are_decided_as_in_the_simulator(
+    policy: str, more: dict[str, str], seed: int
+) -> None:
+    check(policy, long_day(seed, 150, partitions=("a", "b")), lending("a", "b"), **more)

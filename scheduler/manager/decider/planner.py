@@ -310,7 +310,6 @@ class Planner:
             return
         row, domain = self._domains.rows.get(job.job_id, -1), self.domain_of(job)
         holder = self._domains.holder_of(row)
-        is_running = holder is not None
         if job.job_id in self._pending.deferred and adapter.may_wait(self._state, job, self._set_aside):
             return
         self._pending.deferred.pop(job.job_id, None)
@@ -329,10 +328,11 @@ class Planner:
         if adapter.may_wait(self._state, job, self._set_aside):
             if row not in domain.jobs:
                 self._restore(job, now_s)
+            else:
+                # Also one that left its GPUs in an earlier plan: its timers were dropped a moment ago.
+                self._watch([row], now_s)
         elif row in domain.jobs:
             domain.withdraw(row)
-        if row in domain.jobs and is_running:
-            self._watch([row], now_s)
         if job.is_over and row >= 0:
             del self._domains.rows[job.job_id]
         self._touch()
