@@ -9,10 +9,11 @@ from statistics import mean, median
 
 from benchmarks.figure import Figure, Table
 from farside.group_time import ReadCost, Reloading, WorkProfile, group_time, iteration_in_turns_s
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.forecast import without
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, decide
 from farside.scheduler.sharing.colocation.printed import decide_printed
-from farside.scheduler.sharing.colocation.regroup import Cluster, Decide, Regrouping, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Decide, Regrouping
 from farside.scheduler.sim.colocation.exhaustive import exhaustive
 from farside.scheduler.sim.colocation.subtasks import played_iterations_s
 

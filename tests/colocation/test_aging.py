@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from farside.group_time import WorkProfile
 from farside.scheduler.sharing.colocation.aging import admitted, with_owed
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules
-from farside.scheduler.sharing.colocation.regroup import Change, Cluster, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Change
 from farside.scheduler.sim.colocation.policies import POLICIES, Settings
 
 RULES = GroupingRules(memory_bytes=1000)

@@ -3,9 +3,10 @@
 import pytest
 
 from farside.group_time import WorkProfile
+from farside.scheduler.sharing.colocation.cluster import Cluster
 from farside.scheduler.sharing.colocation.forecast import forecast
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping
+from farside.scheduler.sharing.colocation.regroup import Regrouping
 
 RULES = Regrouping(GroupingRules(), decide)
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from farside.group_time import ReadCost, Reloading, WorkProfile
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, decide, grouping_of
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RegroupRules, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Regrouping, RegroupRules
 from tests.colocation.draws import drawn
 
 RULES = Regrouping(GroupingRules(memory_bytes=1000), decide)

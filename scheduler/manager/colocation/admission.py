@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from farside.group_time import WorkProfile
 from farside.scheduler.manager.colocation.outlook import Nodes, Outlook
 from farside.scheduler.sharing.colocation.aging import admitted
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules
-from farside.scheduler.sharing.colocation.regroup import Change, Cluster, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Change
 
 
 def admit(

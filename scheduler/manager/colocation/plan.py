@@ -31,8 +31,9 @@ from farside.group_time import WorkProfile
 from farside.scheduler.manager.colocation.admission import admit
 from farside.scheduler.manager.colocation.outlook import Candidate, Nodes, Outlook
 from farside.scheduler.manager.colocation.state import GroupsPlanned, PlannedGroup
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Regrouping
 from farside.units import format_bytes
 
 _Pool = tuple[float, bool, bool]

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from farside.group_time import WorkProfile
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules
-from farside.scheduler.sharing.colocation.regroup import Change, Cluster, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Change
 
 
 def admitted(cluster: Cluster, job: str, rules: GroupingRules, unmeasured: Set[str] = frozenset()) -> Change | None:

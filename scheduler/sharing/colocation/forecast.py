@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from farside.group_time import GroupTime, group_time, iteration_in_turns_s
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Regrouping
 
 _ROUNDING_S = 1e-9
 

@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from farside.group_time import WorkProfile
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules
 
 OLDEST_TRIED = 24
@@ -42,47 +43,6 @@ class RegroupRules:
     least_gain: float = 1 / 3
     least_join: float = 0.01
     noise: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningGroup:
-    """Jobs that run together; the number stays while the machines do."""
-
-    number: int
-    machines: int
-    jobs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What runs where, and what waits.
-
-    Attributes:
-        machines: All there are.
-        groups: What runs.
-        waiting: Jobs that wait, in the order in which they are admitted.
-        profiles: Of all these jobs.
-        required: Of those that wait, the ones that have waited too long to be left out again.
-        fixed: Running jobs that must not be moved: they started a short time ago.
-        next_number: Of the next group.
-    """
-
-    machines: int
-    groups: tuple[RunningGroup, ...] = ()
-    waiting: tuple[str, ...] = ()
-    profiles: Mapping[str, WorkProfile] = field(default_factory=dict)
-    required: frozenset[str] = frozenset()
-    fixed: frozenset[str] = frozenset()
-    next_number: int = 1
-
-    @property
-    def free(self) -> int:
-        """Machines without a group."""
-        return self.machines - sum(group.machines for group in self.groups)
-
-    def of(self, jobs: Sequence[str]) -> list[WorkProfile]:
-        """Profiles of jobs."""
-        return [self.profiles[job] for job in jobs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from farside.group_time import WorkProfile
-from farside.scheduler.sharing.colocation.regroup import Change, Cluster, RunningGroup
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Change
 from farside.scheduler.sim.colocation.policies import Policy, Settings
 from farside.scheduler.sim.colocation.table import TableJob
 

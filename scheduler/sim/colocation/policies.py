@@ -14,16 +14,10 @@ from farside.group_time import (
     group_time,
 )
 from farside.scheduler.sharing.colocation.aging import with_owed
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
 from farside.scheduler.sharing.colocation.printed import decide_printed
-from farside.scheduler.sharing.colocation.regroup import (
-    Change,
-    Cluster,
-    Decide,
-    Regrouping,
-    RegroupRules,
-    RunningGroup,
-)
+from farside.scheduler.sharing.colocation.regroup import Change, Decide, Regrouping, RegroupRules
 from farside.scheduler.sim.colocation.exhaustive import exhaustive
 from farside.scheduler.sim.colocation.naive import shared_iterations_s
 

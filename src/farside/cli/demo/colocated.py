@@ -31,9 +31,10 @@ from farside.cli.demo.show import Show
 from farside.errors import Unavailable
 from farside.group_time import WorkProfile
 from farside.scheduler.manager.colocation.news import state_of
+from farside.scheduler.sharing.colocation.cluster import Cluster
 from farside.scheduler.sharing.colocation.forecast import forecast
 from farside.scheduler.sharing.colocation.grouping import GroupingRules, decide
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping
+from farside.scheduler.sharing.colocation.regroup import Regrouping
 from farside.training.app.program import Options
 
 NODES = 2

@@ -15,8 +15,9 @@ from farside.agent.training.node_queue import LEAST_LEASE_S
 from farside.cli.demo.colocated_node import Node, Ran, Worker
 from farside.errors import Unavailable
 from farside.group_time import time_in_turns
+from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.forecast import without
-from farside.scheduler.sharing.colocation.regroup import Cluster, Regrouping, RunningGroup
+from farside.scheduler.sharing.colocation.regroup import Regrouping
 from farside.training.app.program import Options
 
 LIMIT_S = 240.0
