@@ -10,6 +10,7 @@ from farside.group_time import ReadCost, Reloading, WorkProfile
 from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules, decide, grouping_of
 from farside.scheduler.sharing.colocation.regroup import Regrouping, RegroupRules
+from farside.scheduler.sharing.colocation.work import Work, balanced_machines
 from tests.colocation.draws import drawn
 
 RULES = Regrouping(GroupingRules(memory_bytes=1000), decide)
@@ -51,6 +52,48 @@ def test_a_job_joins_the_group_that_it_makes_busiest_and_nobody_moves() -> None:
 
     assert [group.jobs for group in change.cluster.groups] == [("c",), ("n", "a")]
     assert change.moved == ()
+
+
+def test_the_first_that_has_a_place_joins_though_one_behind_it_would_keep_more_busy() -> None:
+    jobs = [job("n", 40, 10), job("none", 1000, 10, 2000), job("first", 40, 10), job("second", 160, 1)]
+    before = cluster({1: (20, "n")}, "none first second", jobs)
+
+    change = RULES.arrived(before, ["none", "first", "second"])
+
+    assert [group.jobs for group in change.cluster.groups] == [("n", "first")]
+    work = RULES.work(before)
+    assert work.of(RunningGroup(number=1, machines=20, jobs=("n", "second"))) > work.all(change.cluster)
+
+
+@pytest.mark.parametrize(("worth", "waits"), [(0.0, True), (1.0, False)])
+def test_a_job_that_communicates_joins_where_machines_are_busy_and_the_network_is_not(
+    worth: float, waits: bool
+) -> None:
+    jobs = [job("c1", 400, 1), job("c2", 400, 1), job("talks", 30, 12)]
+    rules = Regrouping(GroupingRules(), decide, RegroupRules(network_worth=worth))
+
+    change = rules.arrived(cluster({1: (20, "c1 c2")}, "talks", jobs), ["talks"])
+
+    assert (change.cluster.waiting == ("talks",)) == waits
+
+
+def test_a_network_counts_as_the_machines_on_which_all_jobs_compute_as_long_as_they_communicate() -> None:
+    jobs = [job("a", 60, 2), job("b", 20, 8), job("c", 20, 0)]
+
+    assert balanced_machines(jobs, 100) == pytest.approx(10)
+    assert balanced_machines(jobs, 4) == 4
+    assert balanced_machines([replace(one, machines_most=3) for one in jobs], 100) == 3
+    assert balanced_machines([jobs[2]], 100) == 100
+
+
+def test_a_network_counts_alike_in_all_groups_but_for_those_that_may_not_have_as_many_machines() -> None:
+    jobs = [job("a", 10, 10), replace(job("b", 10, 10), net_alone_s=10, machines_most=1)]
+    work = Work(GroupingRules(), {one.job: one for one in jobs}, 5.0)
+
+    assert work.of(RunningGroup(number=1, machines=10, jobs=("a",))) == pytest.approx((10 * 1 + 5 * 10) / 11)
+    assert work.of(RunningGroup(number=1, machines=1, jobs=("a",))) == pytest.approx(1)
+    assert work.of(RunningGroup(number=1, machines=1, jobs=("b",))) == pytest.approx((1 * 10 + 1 * 10) / 20)
+    assert work.of(RunningGroup(number=1, machines=10, jobs=())) == 0
 
 
 def test_a_job_that_makes_nothing_busier_waits() -> None:
@@ -129,7 +172,8 @@ def test_jobs_move_where_that_makes_machines_much_busier() -> None:
 
     change = RULES.ended(before, 1, job("c3", 200, 1))
 
-    assert RULES.busy(change.cluster) > 1.08 * RULES.busy(before)
+    work = RULES.work(before)
+    assert work.all(change.cluster) > 1.08 * work.all(before)
     assert change.moved
     staying = {name: group.number for group in change.cluster.groups for name in group.jobs}
     assert set(change.moved) == {
@@ -156,16 +200,17 @@ def test_two_jobs_change_places_where_that_is_all_that_is_missing() -> None:
 
     assert set(change.moved) == {"c1", "n1"}
     assert [(group.number, group.machines) for group in change.cluster.groups] == [(1, 10), (2, 10), (3, 10)]
-    assert RULES.busy(change.cluster) == pytest.approx(30)
+    assert RULES.work(lopsided()).told(change.cluster) == "30.0 machines and 3.0 networks"
+    assert change.why == "30.0 machines and 3.0 networks busy instead of 20.5 machines and 2.0 networks"
 
 
 @pytest.mark.parametrize(("share", "moves"), [(1.3, 2), (1.5, 0)])
 def test_each_job_that_moves_must_keep_more_machines_busy(share: float, moves: int) -> None:
-    """9.5 more of 20.5 machines are busy after two moves: 1.39 times for each what one of the six jobs keeps busy."""
+    """A network counts as 10 machines: 19 more than 41 after two moves, for each 1.39 times what is done of a job."""
     before = lopsided()
     rules = Regrouping(GroupingRules(), decide, RegroupRules(least_gain=share))
 
-    assert RULES.busy(before) == pytest.approx(20.5, abs=0.05)
+    assert RULES.work(before).all(before) == pytest.approx(41)
     assert len(rules.ended(before, 1, job("x", 50, 2)).moved) == moves
 
 
@@ -220,12 +265,13 @@ def test_no_other_single_step_is_worth_more_once_all_are_taken() -> None:
     for seed in range(40):
         jobs = drawn(10, seed)
         before = cluster({1: (14, "j0 j1 j2"), 2: (9, "j3 j4 j5"), 3: (5, "j6 j7 j8")}, "", jobs, machines=28)
-        each = rules.busy(before) / len(before.profiles.keys() - {"j9"}) / 3
+        work = rules.work(before)
+        each = RegroupRules().least_gain * work.all(before) / len(before.profiles.keys() - {"j9"})
         number = {job: group.number for group in before.groups for job in group.jobs}
 
-        def worth(after: Cluster, number: dict[str, int] = number, each: float = each) -> float:
+        def worth(after: Cluster, number: dict[str, int] = number, each: float = each, work: Work = work) -> float:
             moved = sum(number[job] != group.number for group in after.groups for job in group.jobs)
-            return rules.busy(after) - each * moved
+            return work.all(after) - each * moved
 
         change = rules.ended(before, 1 + seed % 3, jobs[9])
 
@@ -245,7 +291,7 @@ def test_nothing_is_regrouped_where_too_few_machines_are_idle_for_a_move() -> No
     before = cluster({1: (10, "a b"), 2: (10, "c d")}, "", jobs)
     Regrouping(GroupingRules(), answer).ended(before, 2, job("x", 5, 0))
 
-    assert RULES.busy(before) == pytest.approx(19.7)
+    assert RULES.work(before).told(before) == "19.7 machines and 2.0 networks"
     assert not asked
 
 

@@ -410,7 +410,7 @@ def test_an_executor_that_comes_back_soon_moves_nobody() -> None:
 def test_jobs_run_on_without_turns_where_no_other_node_takes_them_and_move_once_one_does() -> None:
     world = a_world(nodes=2)
     first = runs_measured(world, 1.0, 1.0)
-    busy = runs_measured(world, 9.0, 0.0)  # beside this one nobody keeps more busy
+    busy = runs_measured(world, 30.0, 0.0)  # beside this one nobody keeps more busy
     world.does(ServiceChanged(node="n0", name=EXECUTOR, raw=""))
     world.pass_s(100.0)
     assert world.phase(first) is Phase.RUNNING

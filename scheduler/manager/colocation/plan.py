@@ -295,9 +295,9 @@ class _Planning:
         )
         alone = replace(cluster, groups=others, waiting=(job,), required=frozenset[str](), fixed=frozenset[str]())
         after = self._regrouping.arrived(alone, (job,)).cluster
-        rules, regrouping = self._outlook.rules.events, self._regrouping
-        gain = regrouping.busy(cluster) - regrouping.busy(alone)
-        is_near = regrouping.busy(cluster) >= (1 - rules.near_best) * regrouping.busy(after)
+        rules, work = self._outlook.rules.events, self._regrouping.work(cluster)
+        gain = work.all(cluster) - work.all(alone)
+        is_near = work.all(cluster) >= (1 - rules.near_best) * work.all(after)
         if self._keeps_place(job) or (is_near and gain > rules.least_join * cluster.machines):
             self._reasons.append(f"job {job} was measured, and stays")
             return cluster

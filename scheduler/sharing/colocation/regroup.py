@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,15 +10,15 @@ import numpy as np
 from farside.group_time import WorkProfile
 from farside.scheduler.sharing.colocation.cluster import Cluster, RunningGroup
 from farside.scheduler.sharing.colocation.grouping import Grouping, GroupingRules
+from farside.scheduler.sharing.colocation.work import Work, balanced_machines
 
 OLDEST_TRIED = 24
-# Single steps are looked for at the group whose job has ended and at those with most idle machines, each with so many
+# Single steps are looked for at the group whose job has ended and at those that could do most more, each with so many
 # others, and so often.
-_IDLEST, _PARTNERS, _MOST_STEPS = 3, 24, 12
+_IDLEST, _PARTNERS, _MOST_STEPS = 3, 24, 6
 # So many other groups join one by one the one whose job has ended to be regrouped; then half as many more each time.
 _ONE_BY_ONE = 8
 _LEAST_STEP = 1e-6
-_NO_ROOM = -1e9
 
 Decide = Callable[[Sequence[WorkProfile], int, GroupingRules, int], Grouping]
 
@@ -31,17 +31,20 @@ class RegroupRules:
         like: How far a job's time and ratio may be from those of the one whose place it takes.
         alike_max: How many jobs together may take the place of one, from 1 to 3.
         near_best: How far from the best a grouping or a place may be for it not to matter.
-        least_gain: How many more machines must be busy for each job that moves, as a share of those that a running job
-            keeps busy on average.
-        least_join: How many more machines, as a share of all, must be busy for a job that waits to join a group.
-        noise: How wrong times may be, as a share: a group whose machines get busier by less may not do so at all.
+        least_gain: How much more work must be done for each job that moves, as a share of what is done of a running job
+            on average.
+        least_join: How much more work must be done for a job that waits to join a group, as a share of all machines'.
+        network_worth: What a second on the network counts as, in shares of the machines on which all jobs together
+            compute for as long as they communicate: 1, and both count alike; 0, and only busy machines count.
+        noise: How wrong times may be, as a share: a group that gets busier by less may not do so at all.
     """
 
     like: float = 0.05
     alike_max: int = 1
     near_best: float = 0.05
-    least_gain: float = 1 / 3
+    least_gain: float = 0.4
     least_join: float = 0.01
+    network_worth: float = 1.0
     noise: float = 0.0
 
 
@@ -73,7 +76,7 @@ class Regrouping:
         """
         if not cluster.free and len(cluster.waiting) > len(jobs):
             return Change(cluster=cluster, why=f"{', '.join(jobs)} waits behind others")
-        filled = self._filled(cluster, _Busy(self._rules, cluster.profiles))
+        filled = self._filled(cluster, self.work(cluster))
         return Change(cluster=filled, why=f"{', '.join(jobs)} came")
 
     def ended(self, cluster: Cluster, number: int, job: WorkProfile) -> Change:
@@ -82,13 +85,15 @@ class Regrouping:
         takers = self._alike(cluster, group, job)
         if takers and not cluster.required - set(takers):
             return Change(cluster=_joined(cluster, number, takers), why=f"{', '.join(takers)} is like {job.job}")
-        busy = _Busy(self._rules, cluster.profiles)
-        filled = self._filled(_without_empty(cluster), busy)
-        return self._regrouped(cluster, group, filled, busy) or Change(cluster=filled, why="nobody moves")
+        work = self.work(cluster)
+        filled = self._filled(_without_empty(cluster), work)
+        return self._regrouped(cluster, group, filled, work) or Change(cluster=filled, why="nobody moves")
 
-    def busy(self, cluster: Cluster) -> float:
-        """Machines that are busy, by the weight of processors beside the network."""
-        return _Busy(self._rules, cluster.profiles).all(cluster)
+    def work(self, cluster: Cluster) -> Work:
+        """What groups are judged by while these jobs run and wait."""
+        jobs = [*(job for group in cluster.groups for job in group.jobs), *cluster.waiting]
+        machines = balanced_machines(cluster.of(jobs), cluster.machines)
+        return Work(self._rules, cluster.profiles, self._events.network_worth * machines)
 
     def _alike(self, cluster: Cluster, group: RunningGroup, job: WorkProfile) -> tuple[str, ...]:
         """Waiting jobs that together need nearly what the ended one needed.
@@ -118,62 +123,57 @@ class Regrouping:
                     return takers
         return ()
 
-    def _filled(self, cluster: Cluster, busy: "_Busy") -> Cluster:
-        """Who waits gets free machines; then one joins the group where that makes most machines busy. Nobody moves.
+    def _filled(self, cluster: Cluster, work: Work) -> Cluster:
+        """Who waits gets free machines; then the first for whom there is a place joins a group. Nobody moves.
 
-        One, since each job more in a group makes all of its jobs slower: the place of one that has ended is filled.
+        One, since each job more in a group makes all of its jobs slower: the place of one that has ended is filled. The
+        first, since those that compute much would always go before those that communicate much, of which the rest would
+        consist when nobody waits any more. It joins where most work is done then.
         """
         if cluster.free and cluster.waiting:
             grouping = self._asked(cluster, cluster.waiting, cluster.free)
             cluster = _adopted(cluster, frozenset(), grouping)
-        most, found = 0.0, list[tuple[float, int, int]]()
-        for group in cluster.groups if cluster.waiting else ():
-            least, idle = self._least(cluster, group.machines), group.machines - busy.of(group)
-            # A group's machines get busier by those at most that are idle.
-            for place, job in enumerate(cluster.waiting[:OLDEST_TRIED] if idle > least and idle >= most else ()):
-                with_it = replace(group, jobs=(*group.jobs, job))
-                if (rise := busy.with_room(with_it) - busy.of(group)) > least:
-                    most = max(most, rise)
-                    found.append((rise, -group.number, -place))
-        if not found:
-            return cluster
-        _, number, place = max(found)
-        return _joined(cluster, -number, (cluster.waiting[-place],))
+        least = {group.number: self._least(cluster, work, group) for group in cluster.groups}
+        # A group does as much more at most as it has idle.
+        open_ = [group for group in cluster.groups if work.idle(group) > least[group.number]]
+        for job in cluster.waiting[:OLDEST_TRIED]:
+            rises = [(work.rise(group, job, least[group.number]), -group.number) for group in open_]
+            rise, number = max(rises, default=(0.0, 0))
+            if rise > 0:
+                return _joined(cluster, -number, (job,))
+        return cluster
 
-    def _least(self, cluster: Cluster, machines: int) -> float:
-        """How many more machines must be busy for a job to join a group with this number of machines."""
-        return max(self._events.least_join * cluster.machines, self._events.noise * machines)
+    def _least(self, cluster: Cluster, work: Work, group: RunningGroup) -> float:
+        """How much more work must be done for a job to join a group."""
+        return max(self._events.least_join * cluster.machines, self._events.noise * work.most(group.machines))
 
     def _asked(self, cluster: Cluster, jobs: Sequence[str], machines: int) -> Grouping:
         ordered = sorted(jobs, key=lambda job: job not in cluster.required)
         required = sum(job in cluster.required for job in jobs)
         return self._decide(cluster.of(ordered), machines, self._rules, required)
 
-    def _regrouped(self, cluster: Cluster, group: RunningGroup, filled: Cluster, busy: "_Busy") -> Change | None:
-        """Where most machines are busy, less what each job that moves must bring; None if that is where nobody moves.
+    def _regrouped(self, cluster: Cluster, group: RunningGroup, filled: Cluster, work: Work) -> Change | None:
+        """Where most work is done, less what each job that moves must bring; None if that is where nobody moves.
 
         Each job that moves stops, starts and repeats iterations, so it has to bring `least_gain`. A job that has waited
         too long is grouped in any case.
         """
-        was, running = busy.all(filled), sum(len(one.jobs) for one in filled.groups)
+        was, running = work.all(filled), sum(len(one.jobs) for one in filled.groups)
         each = self._events.least_gain * was / max(1, running)
         is_owed = any(job in cluster.required for job in filled.waiting)
         # Where nobody waits, whatever changes moves one job at least.
         paid = 0.0 if cluster.waiting else each
-        if cluster.fixed & set(group.jobs) or (was + paid >= cluster.machines and not is_owed):
+        if cluster.fixed & set(group.jobs) or (was + paid >= work.most_of(filled) and not is_owed):
             return None
-        after = filled if is_owed else _Steps(cluster, filled, busy, each).taken(group.number)
-        least = -math.inf if is_owed else _worth(cluster, after, busy, each)
-        after = self._grouped(cluster, group, busy, each, least) or after
-        after_busy = busy.all(after)
-        if after is filled or (not is_owed and after_busy <= (1 + self._events.noise) * was):
+        after = filled if is_owed else _Steps(cluster, filled, work, each).taken(group.number)
+        least = -math.inf if is_owed else _worth(cluster, after, work, each)
+        after = self._grouped(cluster, group, work, each, least) or after
+        if after is filled or (not is_owed and work.all(after) <= (1 + self._events.noise) * was):
             return None
-        moved = _moved(cluster, after)
-        return Change(cluster=after, moved=moved, why=f"{after_busy:.1f} machines busy instead of {was:.1f}")
+        why = f"{work.told(after)} busy instead of {work.told(filled)}"
+        return Change(cluster=after, moved=_moved(cluster, after), why=why)
 
-    def _grouped(
-        self, cluster: Cluster, group: RunningGroup, busy: "_Busy", each: float, least: float
-    ) -> Cluster | None:
+    def _grouped(self, cluster: Cluster, group: RunningGroup, work: Work, each: float, least: float) -> Cluster | None:
         """The best new grouping of those that wait and of one group, of that and another, and so on.
 
         None: none is worth more than `least`. Groups join one by one, those of few jobs first: so the looks grow with
@@ -181,12 +181,12 @@ class Regrouping:
         """
         others = [one for one in cluster.groups if one is not group and not cluster.fixed & set(one.jobs)]
         joining = sorted(others, key=lambda one: (len(one.jobs), one.number))
-        was, found = busy.all(cluster), None
+        was, found = work.all(cluster), None
         for count in _counts(len(joining)):
             taking = [group, *joining[:count]]
-            idle = cluster.free + sum(one.machines - busy.of(one) for one in taking)
+            idle = cluster.free + sum(map(work.idle, taking))
             if was + idle - (0.0 if cluster.waiting else each) <= least:
-                continue  # all of their machines would not be enough
+                continue  # all of their machines, and as many networks, would not be enough
             jobs = [job for one in taking for job in one.jobs]
             grouping = self._asked(
                 cluster,
@@ -194,57 +194,11 @@ class Regrouping:
                 cluster.free + sum(one.machines for one in taking),
             )
             after = _adopted(cluster, frozenset(one.number for one in taking), grouping)
-            if (worth := _worth(cluster, after, busy, each)) > least:
+            if (worth := _worth(cluster, after, work, each)) > least:
                 least, found = worth, after
-            if busy.all(after) >= (1 - self._events.near_best) * cluster.machines:
+            if work.all(after) >= (1 - self._events.near_best) * work.most_of(after):
                 break  # nothing that follows is better by as much as would count
         return found
-
-
-class _Busy:
-    """How many machines groups of some jobs keep busy, by the weight of processors beside the network."""
-
-    def __init__(self, rules: GroupingRules, profiles: Mapping[str, WorkProfile]) -> None:
-        self._rules, self._profiles = rules, profiles
-        self._known = dict[tuple[int, tuple[str, ...]], float]()
-        self._with_room = dict[tuple[int, tuple[str, ...]], float]()
-        self._times = dict[tuple[str, int], tuple[float, float]]()
-
-    def of(self, group: RunningGroup) -> float:
-        """Machines of the group that are busy."""
-        key = group.machines, group.jobs
-        if key not in self._known:
-            jobs = [self._profiles[job] for job in group.jobs]
-            time = self._rules.time(jobs, group.machines)
-            self._known[key] = group.machines * self._weighted(time.busy_cpu, time.busy_net)
-        return self._known[key]
-
-    def all(self, cluster: Cluster) -> float:
-        """Machines of the cluster that are busy."""
-        return sum(map(self.of, cluster.groups))
-
-    def with_room(self, group: RunningGroup) -> float:
-        """Machines of the group that are busy; fewer than any other number of them where there is no room."""
-        key = group.machines, group.jobs
-        if key not in self._with_room:
-            jobs = [self._profiles[job] for job in group.jobs]
-            self._with_room[key] = self.of(group) if self._rules.has_room(jobs, group.machines) else _NO_ROOM
-        return self._with_room[key]
-
-    def at_most(self, comp_s: float, comm_s: float, machines: int) -> float:
-        """Machines that are busy at most where jobs together compute and communicate for so long."""
-        longest_s = max(comp_s, comm_s)
-        return machines * max(0.0, self._weighted(comp_s, comm_s)) / longest_s if longest_s > 0 else 0.0
-
-    def times_s(self, job: str, machines: int) -> tuple[float, float]:
-        """Seconds in which a job computes and communicates in an iteration."""
-        if (job, machines) not in self._times:
-            profile = self._profiles[job]
-            self._times[job, machines] = profile.comp_s(machines), profile.comm_s(machines)
-        return self._times[job, machines]
-
-    def _weighted(self, cpu: float, net: float) -> float:
-        return self._rules.cpu_weight * cpu + (1 - self._rules.cpu_weight) * net
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,21 +213,24 @@ class _Step:
 
 
 _NO_STEP = _Step(gain=_LEAST_STEP)
+# Seconds of computing and of communicating in an iteration, and what is owed for moves.
+_Needs = tuple[float, float, float]
+_NOTHING: _Needs = (0.0, 0.0, 0.0)
 
 
 class _Steps:
     """Small changes to running groups, the best first, as long as what moves for each is worth it."""
 
-    def __init__(self, before: Cluster, filled: Cluster, busy: _Busy, each: float) -> None:
-        """``before``: where moves are counted from; ``each``: how many machines more a job must keep busy to move."""
+    def __init__(self, before: Cluster, filled: Cluster, work: Work, each: float) -> None:
+        """``before``: where moves are counted from; ``each``: how much more must be done for each job that moves."""
         self._was = {job: group.number for group in before.groups for job in group.jobs}
-        self._cluster, self._busy, self._each = filled, busy, each
+        self._cluster, self._work, self._each = filled, work, each
         # The best step between two groups stays what it is until one of them changes.
         self._between_known = dict[tuple[RunningGroup, RunningGroup], _Step]()
-        self._sums = dict[RunningGroup, tuple[float, float, float]]()
+        self._sums = dict[RunningGroup, _Needs]()
 
     def taken(self, number: int) -> Cluster:
-        """The cluster after changes at the group of this number and at those with most idle machines."""
+        """The cluster after changes at the group of this number and at those that could do most more."""
         for _ in range(_MOST_STEPS):
             idlest = self._idlest()
             centres = [group for group in idlest if group.number == number]
@@ -287,35 +244,36 @@ class _Steps:
         return self._cluster
 
     def _idlest(self) -> list[RunningGroup]:
-        """Groups that may change, those with most idle machines first."""
+        """Groups that may change, those that could do most more first."""
         groups = [group for group in self._cluster.groups if not self._cluster.fixed & set(group.jobs)]
-        return sorted(groups, key=lambda group: (self._value(group) - group.machines, group.number))
+        return sorted(groups, key=lambda group: (-self._idle(group), group.number))
 
     def _owes(self, job: str, group: RunningGroup) -> float:
-        """How many machines a job must bring since it has moved to the group."""
+        """What a job must bring since it has moved to the group."""
         return self._each * (self._was.get(job, group.number) != group.number)
 
     def _value(self, group: RunningGroup) -> float:
-        """Busy machines, less what those of its jobs must bring that have moved."""
+        """What a group does, less what those of its jobs must bring that have moved."""
         if not group.jobs:
             return 0.0
-        return self._busy.with_room(group) - sum(self._owes(job, group) for job in group.jobs)
+        return self._work.with_room(group) - sum(self._owes(job, group) for job in group.jobs)
 
-    def _most(self, group: RunningGroup, gives: str, takes: str) -> float:
-        """What the value is at most once a job has gone and another one has come; none if its name is empty."""
-        comp_s, comm_s, owed = self._summed(group)
-        for job, sign in ((gives, -1), (takes, 1)):
-            if job:
-                comp, comm = self._busy.times_s(job, group.machines)
-                comp_s, comm_s, owed = comp_s + sign * comp, comm_s + sign * comm, owed + sign * self._owes(job, group)
-        return self._busy.at_most(comp_s, comm_s, group.machines) - owed
+    def _most(self, machines: int, summed: _Needs, leaving: _Needs, coming: _Needs) -> float:
+        """What the value of a group is at most once a job has gone and another one has come."""
+        comp_s = summed[0] - leaving[0] + coming[0]
+        comm_s = summed[1] - leaving[1] + coming[1]
+        return self._work.at_most(comp_s, comm_s, machines) - (summed[2] - leaving[2] + coming[2])
 
-    def _summed(self, group: RunningGroup) -> tuple[float, float, float]:
-        """Seconds in which jobs of a group compute and communicate, and what those of them owe that have moved."""
+    def _needs(self, job: str, group: RunningGroup) -> _Needs:
+        """What a job needs in a group, and what it owes there."""
+        return (*self._work.times_s(job, group.machines), self._owes(job, group))
+
+    def _summed(self, group: RunningGroup) -> _Needs:
+        """What the jobs of a group need, and what those of them owe that have moved."""
         if group not in self._sums:
-            times = [self._busy.times_s(job, group.machines) for job in group.jobs]
-            owed = sum(self._owes(job, group) for job in group.jobs)
-            self._sums[group] = sum(comp for comp, _ in times), sum(comm for _, comm in times), owed
+            needs = [self._needs(job, group) for job in group.jobs]
+            comp_s, comm_s, owed = (sum([need[at] for need in needs]) for at in range(3))
+            self._sums[group] = comp_s, comm_s, owed
         return self._sums[group]
 
     def _take(self, step: _Step) -> None:
@@ -335,30 +293,47 @@ class _Steps:
         others = [group for group in idlest[: _PARTNERS + 1] if group is not centre]
         own = self._idle(centre)
         for other in others:
-            # All machines of both can be busy at most.
+            # All machines and both networks can be busy at most.
             if own + self._idle(other) > best.gain:
                 best = max(best, self._best_between(centre, other), key=_gain)
-        for job in centre.jobs if own > best.gain else ():
-            for starts in self._cluster.waiting[:OLDEST_TRIED]:
-                paused = self._each * ((job in self._was) - (starts in self._was))
-                if self._most(centre, job, starts) - self._value(centre) - paused > best.gain:
-                    new = _changed(centre, job, starts)
-                    gain = self._value(new) - self._value(centre) - paused
-                    best = max(best, _Step(gain=gain, old=(centre,), new=(new,), pauses=job, starts=starts), key=_gain)
+        if own > best.gain:
+            best = max(best, self._best_pause(centre, best), key=_gain)
         return max((best, *self._with_free(centre, others)), key=_gain)
+
+    def _best_pause(self, group: RunningGroup, best: _Step) -> _Step:
+        """A job waits, and one that waits takes its place, if that is better than another step."""
+        summed, was = self._summed(group), self._value(group)
+        coming = [(job, self._needs(job, group)) for job in self._cluster.waiting[:OLDEST_TRIED]]
+        for job in group.jobs:
+            needs = self._needs(job, group)
+            for starts, its_needs in coming:
+                paused = self._each * ((job in self._was) - (starts in self._was))
+                if self._most(group.machines, summed, needs, its_needs) - was - paused > best.gain:
+                    new = _changed(group, job, starts)
+                    gain = self._value(new) - was - paused
+                    best = max(best, _Step(gain=gain, old=(group,), new=(new,), pauses=job, starts=starts), key=_gain)
+        return best
 
     def _idle(self, group: RunningGroup) -> float:
         """What the value can rise by at most."""
-        return group.machines - self._value(group)
+        return self._work.most(group.machines) - self._value(group)
 
     def _best_between(self, one: RunningGroup, other: RunningGroup) -> _Step:
         """A job moves from one to the other, or two change places."""
         if (one, other) in self._between_known:
             return self._between_known[one, other]
         best, was = _NO_STEP, self._value(one) + self._value(other)
+        summed, its_sums = self._summed(one), self._summed(other)
+        giving = [
+            ("", _NOTHING, _NOTHING),
+            *((job, self._needs(job, one), self._needs(job, other)) for job in one.jobs),
+        ]
         for takes in ("", *other.jobs):
-            for gives in ("", *one.jobs):
-                most = self._most(one, gives, takes) + self._most(other, takes, gives) - was
+            comes = self._needs(takes, one) if takes else _NOTHING
+            leaves = self._needs(takes, other) if takes else _NOTHING
+            for gives, here, there in giving:
+                most = self._most(one.machines, summed, here, comes) - was
+                most += self._most(other.machines, its_sums, leaves, there)
                 if most <= best.gain or not (takes or gives):
                     continue
                 new = _changed(one, gives, takes), _changed(other, takes, gives)
@@ -391,9 +366,9 @@ def _changed(group: RunningGroup, gives: str, takes: str) -> RunningGroup:
     return replace(group, jobs=(*jobs, takes) if takes else tuple(jobs))
 
 
-def _worth(before: Cluster, after: Cluster, busy: _Busy, each: float) -> float:
-    """Machines that are busy after a change, less what each job that moves must bring."""
-    return busy.all(after) - each * len(_moved(before, after))
+def _worth(before: Cluster, after: Cluster, work: Work, each: float) -> float:
+    """What is done after a change, less what each job that moves must bring."""
+    return work.all(after) - each * len(_moved(before, after))
 
 
 def _counts(groups: int) -> list[int]:

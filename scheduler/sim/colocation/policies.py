@@ -45,8 +45,10 @@ class Settings:
         group_count: `sums` or the paper's `l6`.
         additions: Whether the additions to Algorithm 1 are used.
         alike_max: How many jobs together may take the place of one that has ended, from 1 to 3.
-        least_gain: How many more machines must be busy for each job that moves, as a share of those that a running job
-            keeps busy on average.
+        least_gain: How much more work must be done for each job that moves, as a share of what is done of a running job
+            on average.
+        network_worth: What a second on the network counts as, in shares of the machines on which all jobs together
+            compute for as long as they communicate.
     """
 
     subset: Literal["all", "comp", "comm"] = "all"
@@ -67,7 +69,8 @@ class Settings:
     group_count: Literal["sums", "l6"] = "sums"
     additions: bool = True
     alike_max: int = field(default=1, metadata={"least": 1})
-    least_gain: float = 1 / 3
+    least_gain: float = 0.4
+    network_worth: float = 1.0
 
     def __post_init__(self) -> None:
         if self.cpu_weight > 1:
@@ -102,7 +105,7 @@ class Settings:
     @property
     def events(self) -> RegroupRules:
         """The part of it that says when something changes."""
-        return RegroupRules(alike_max=self.alike_max, least_gain=self.least_gain)
+        return RegroupRules(alike_max=self.alike_max, least_gain=self.least_gain, network_worth=self.network_worth)
 
 
 # Who waits goes by submission; of those submitted together long ones first; or by what is left, the shortest first.
