@@ -1,7 +1,6 @@
 """Groups of jobs on a virtual clock: exact between events, which are submissions and ends of jobs. PURE."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +15,6 @@ from farside.scheduler.sim.colocation.table import TableJob
 _ROUNDING = 1e-9
 # A job's rest is compared with others' as if it were alone on so many machines, since groups are not known before.
 _REST_MACHINES = 10
-# Who communicates this many times longer than the median job goes first of those submitted together.
-_LONG = 2.0
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +144,6 @@ class _Run:
         self._cluster = Cluster(machines=machines, profiles=taken)
         self._now_s = jobs[0].submit_s
         self._sums = _Sums()
-        self._submitted_s, self._median_s = list[float](), 0.0
         self._ended, self._groups = list[JobRecord](), list[GroupRecord]()
 
     def outcome(self) -> Outcome:
@@ -198,8 +194,6 @@ class _Run:
         new = list[str]()
         while self._coming and self._coming[-1].submit_s <= self._now_s:
             new.append(self._coming.pop().job)
-        self._submitted_s += [self._live[job].job.iterations * self._cluster.profiles[job].net_s for job in new]
-        self._median_s = statistics.median(self._submitted_s)
         self._cluster = replace(self._cluster, waiting=(*self._cluster.waiting, *new))
         self._adopt(self._policy.arrived(self._ready(), new))
 
@@ -237,12 +231,9 @@ class _Run:
 
     def _rank(self, name: str) -> tuple[float, ...]:
         live = self._live[name]
-        profile = self._cluster.profiles[name]
         if self._policy.order == "shortest":
-            return live.left * profile.iteration_s(_REST_MACHINES), live.order
-        # What a job communicates is done one after the other, whatever it gets: so one with much of it ends last.
-        is_long = self._policy.order == "long" and live.job.iterations * profile.net_s > _LONG * self._median_s
-        return float(live.start_s is None), live.job.submit_s, float(not is_long), live.order
+            return live.left * self._cluster.profiles[name].iteration_s(_REST_MACHINES), live.order
+        return float(live.start_s is None), live.job.submit_s, live.order
 
     def _adopt(self, change: Change) -> None:
         """A change takes place: who moves repeats iterations, who has no room fails, all have their new speeds."""

@@ -108,8 +108,8 @@ class Settings:
         return RegroupRules(alike_max=self.alike_max, least_gain=self.least_gain, network_worth=self.network_worth)
 
 
-# Who waits goes by submission; of those submitted together long ones first; or by what is left, the shortest first.
-Order = Literal["submitted", "long", "shortest"]
+# Who waits goes by submission; or by what is left, the shortest first.
+Order = Literal["submitted", "shortest"]
 
 
 class Policy(Protocol):
@@ -140,7 +140,9 @@ class Grouped:
 
     takes_turns = True
 
-    def __init__(self, settings: Settings, decide: Decide, order: Order = "long", *, has_aging: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, decide: Decide, order: Order = "submitted", *, has_aging: bool = True
+    ) -> None:
         """``has_aging``: who has waited too long gets a place in any case."""
         self._rules, self._has_aging = settings.rules, has_aging
         self.order: Order = order
@@ -233,12 +235,10 @@ def _naive(settings: Settings, sharing: random.Random | None) -> Policy:
 POLICIES: Mapping[str, Callable[[Settings, random.Random], Policy]] = MappingProxyType(
     {
         "isolated": lambda settings, rng: _isolated(settings, "submitted"),
-        "isolated-long": lambda settings, rng: _isolated(settings, "long"),
         "isolated-shortest": lambda settings, rng: _isolated(settings, "shortest"),
         "naive": _naive,
         "subtasks": lambda settings, rng: _naive(settings, None),
         "harmony": lambda settings, rng: Grouped(settings, decide),
-        "harmony-submitted": lambda settings, rng: Grouped(settings, decide, "submitted"),
         "harmony-shortest": lambda settings, rng: Grouped(settings, decide, "shortest"),
         "paper": lambda settings, rng: Grouped(settings, decide_printed, has_aging=False),
         "exhaustive": lambda settings, rng: Grouped(settings, exhaustive),
