@@ -34,7 +34,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.manager.log_follower",
     "farside.scheduler.manager.garbage_collection",
     "farside.scheduler.manager.main",
-    "farside.scheduler.manager.learned_before",
+    "farside.scheduler.sim.learned_before",
     "farside.scheduler.manager.nodes.sessions",
     "farside.scheduler.manager.nodes.agent_connection",
     "farside.scheduler.manager.nodes.agent_socket",

@@ -19,12 +19,12 @@ from farside.scheduler.manager.api.process import serve
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.colocation.outlook import ColocationRules
 from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
-from farside.scheduler.manager.learned_before import LearnedBefore, has_lightgbm, learned_before
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.processes import Part, Parts, Work
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.housekeeping import keep_house
 from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.sim.learned_before import LearnedBefore, has_lightgbm, learned_before
 
 # A part's event loop that has not turned for so long hangs.
 HANG_S = {"brain": 60.0, "api": 60.0, "housekeeping": 60.0}

@@ -9,10 +9,10 @@ import pytest
 from farside.config import ManagerConfig
 from farside.errors import FarsideError
 from farside.scheduler.configured_rules import rules_of
-from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.predict.model_files import ModelStore
+from farside.scheduler.sim.learned_before import learned_before
 from tests.predict.log import past, repeating
 
 HEADER = "job_id,submit_s,user,name,gpus,duration_s\n"

@@ -19,13 +19,13 @@ from farside.config.manager import ManagerConfig, PartitionRow
 from farside.errors import RefusedError
 from farside.scheduler.configured_rules import partitions_of, rules_of
 from farside.scheduler.manager.decider.decide import Decider
-from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import Entry, JobAllocated, JobEnded, NodesWanted, SchedulerTookLead
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import upgrade
 from farside.scheduler.manager.store.transaction import Draft
+from farside.scheduler.sim.learned_before import learned_before
 from tests.live.fake_agent import FakeNode, Key
 from tests.live.manager import Manager, running_manager
 from tests.live.stores import store_url

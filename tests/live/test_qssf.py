@@ -12,7 +12,6 @@ from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.decider.adapter import job_of
 from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.decider.expectation import expected_of
-from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.event import CancelRequested, HoldRequested
 from farside.scheduler.manager.model.record import Phase
@@ -22,6 +21,7 @@ from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.gpu_time_fit import learned_from
 from farside.scheduler.predict.learned_times import LIVE, LearnedTimes
 from farside.scheduler.predict.model_files import ModelStore
+from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.state import Job
 from tests.live.world import World, rules
 from tests.predict.log import past, repeating

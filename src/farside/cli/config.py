@@ -113,7 +113,7 @@ def _hold_to_policies(loaded: "Effective[Any]") -> None:
     try:
         rules = rules_of(config)
         if isinstance(config, ManagerConfig):
-            from farside.scheduler.manager.learned_before import learned_before
+            from farside.scheduler.sim.learned_before import learned_before
 
             learned_before(config, rules)
     except FarsideError as error:

@@ -16,11 +16,11 @@ from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.auth.token_file import read_tokens
 from farside.scheduler.manager.decider.scheduler_process import ASK
-from farside.scheduler.manager.learned_before import has_lightgbm, learned_before
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import check_readable
 from farside.scheduler.order.catalog import TIMED, needs_of
+from farside.scheduler.sim.learned_before import has_lightgbm, learned_before
 from farside.units import format_count
 
 

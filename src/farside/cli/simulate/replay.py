@@ -26,11 +26,11 @@ from farside.scheduler.manager.compare_simulation import (
     recording,
     simulated,
 )
-from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.view.view import Packlimit
+from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.sim.trace.job import Trace
 from farside.scheduler.sim.trace.write import write_trace
 from farside.scheduler.slowdown import MeasuredSlowdown

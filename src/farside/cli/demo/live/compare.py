@@ -15,10 +15,10 @@ from farside.config import ManagerConfig
 from farside.scheduler.configured_rules import partitions_of, rules_of
 from farside.scheduler.manager.compare_decisions import DecisionCount, decided_again
 from farside.scheduler.manager.compare_simulation import Fidelity, Recording, recording, simulated
-from farside.scheduler.manager.learned_before import learned_before
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.sim.trace.job import TraceJob
 
 

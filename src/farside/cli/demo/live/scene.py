@@ -9,8 +9,8 @@ from farside.cli.demo.live.day import LiveDay, day_of, generated_log
 from farside.cli.demo.live.rig import Played, Tell, play_day
 from farside.cli.demo.live.senders import GRACE_S
 from farside.cli.demo.show import Show
-from farside.scheduler.manager.learned_before import has_lightgbm
 from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.sim.learned_before import has_lightgbm
 from farside.scheduler.sim.trace.read import read_trace
 from farside.units import format_count
 
