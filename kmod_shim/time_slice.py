@@ -58,7 +58,9 @@ def take_idle_time() -> None:
     A process at the lowest niceness keeps its processor to the end of its slice while another one that has been woken
     waits; one of this class gives it up at once, and the kernel counts its processor as free for whoever wakes.
     """
-    os.nice(LOWEST_PRIORITY)  # where the kernel refuses the class
+    # A unit may be kept from either (SystemCallFilter=~@resources): it then computes as everybody does.
+    with contextlib.suppress(OSError):
+        os.nice(LOWEST_PRIORITY)  # where the kernel refuses the class
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

@@ -1,6 +1,7 @@
 """A thread with a shorter slice than others: what the kernel says of it."""
 
 import ctypes
+import errno
 import os
 import platform
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.kmod_shim.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice, short_time_slice
+from farside.kmod_shim.time_slice import EVERYBODYS_NS, SHORT_NS, set_time_slice, short_time_slice, take_idle_time
 from farside.training.loop.turns import SharedNode
 
 _SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -101,3 +102,15 @@ def test_another_policy_and_a_niceness_stay() -> None:
         return [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)]
 
     assert in_thread(work) == [os.SCHED_BATCH, os.getpriority(os.PRIO_PROCESS, 0)]
+
+
+def test_a_process_that_may_not_give_way_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the packaged units (SystemCallFilter=~@resources): no model was fitted there."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "nice", refused)
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+
+    take_idle_time()
