@@ -15,10 +15,11 @@ from farside.scheduler.maintenance_window import closed_gpus
 from farside.scheduler.node_set import bits
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.placement.yarn import Yarn
+from farside.scheduler.predict.gpu_time import Expectation
 from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
-from farside.units import format_bytes, format_moment, format_seconds
+from farside.units import format_bytes, format_count, format_moment, format_seconds
 
 Clock = Callable[[float], str]
 
@@ -359,3 +360,38 @@ def gpus_of(what: Job | Demand | int) -> str:
 
 def _count(jobs: int) -> str:
     return "one running job" if jobs == 1 else f"{jobs} running jobs"
+
+
+# By the case of an estimate (rolling_estimate.CASES), whose jobs it comes from.
+_OF = {
+    "new user": "of all users",
+    "no similar name": "of this user",
+    "similar name": "of this user with a similar name",
+}
+
+
+def expectation_lines(known: Expectation | None, limit_s: float) -> tuple[str, ...]:
+    """What a job is expected to take, in words. ``known``: None, if nothing was known of it when it came."""
+    if known is None and limit_s < math.inf:
+        return (f"how long it runs is not known, as no job had ended when it came; its time limit of "
+                f"{format_seconds(limit_s)} counts",)  # fmt: skip
+    if known is None:
+        return ("how long it runs is not known, as no job had ended when it came; its number of GPUs counts",)
+    return (_expectation_words(known), *not_believed(known.source))
+
+
+def _expectation_words(known: Expectation) -> str:
+    jobs = f"{format_count(known.from_jobs, 'job')} {_OF[known.case]}"
+    error = (
+        "" if math.isnan(known.error) else f"; half of such estimates were off by a factor of {known.error:.2g} or less"
+    )
+    return f"is expected to run {format_seconds(known.run_s)} in all, from {jobs}{error}"
+
+
+def not_believed(source: str) -> tuple[str, ...]:
+    """Why something else than estimates orders jobs, in words; none where they do. ``source``: the estimator."""
+    if source == "gpus":
+        return ("estimates order jobs no better than their number of GPUs lately, so that is what counts",)
+    if source == "nobody":
+        return ("neither estimates nor numbers of GPUs order jobs well lately, so jobs go in the order of arrival",)
+    return ()
