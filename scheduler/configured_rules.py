@@ -62,7 +62,7 @@ def _placement_of(config: ManagerConfig | SlurmConfig) -> PlacementPolicy:
 
 def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolicy) -> None:
     """Refuse a policy that would do something else than its name says, with what to do instead."""
-    has_prior = isinstance(config, ManagerConfig) and config.policy_history != EMPTY
+    has_prior = config.policy_history != EMPTY
     if order.traits.is_counting_first:
         raise ConfigError(
             f"policy_settings: {config.policy} with preempts_by=count stops jobs for others that may find no place;"
@@ -72,8 +72,7 @@ def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolic
     if isinstance(order, Gittins) and not (order.is_learning or has_prior):
         raise ConfigError(
             "policy: gittins has no distribution of past jobs, as is_learning is off and nothing else tells it one",
-            hint="take las, or leave is_learning on"
-            + ("" if isinstance(config, SlurmConfig) else ", or set policy_history"),
+            hint="take las, or leave is_learning on, or set policy_history",
         )
     if isinstance(config, ManagerConfig):
         if isinstance(order, YarnCs) and config.placement != "yarn":

@@ -28,7 +28,7 @@ from farside.scheduler.table import Floats
 
 _COLUMNS = ("ran_s", "gpus", "kinds", "rolling_median_s", "rolling_s")
 
-_log = get_log("manager.predict")
+_log = get_log("predict")
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Fitter:
 async def _tried(lesson: Lesson) -> Fitted | None:
     try:
         return await fitted_apart(lesson)
-    except Exception as error:  # whatever it met: the scheduler process takes its result, and goes on deciding
+    except Exception as error:  # whatever it met: its owner takes its result, and goes on deciding
         _log.error("the model of run times was not fitted; jobs are expected by what is known", reason=error)
         return None
 

@@ -197,6 +197,14 @@ class GpuTimeService:
         """Forget a job that is over and never ran: it says nothing about how long jobs of its kind run."""
         self._pending.pop(sequence, None)
 
+    def expect_alike(self, sequence: int, other: int) -> tuple[Advice, ...]:
+        """Estimate for a job that came together with another one, which is pending; none where that is not."""
+        seen = self._pending.get(other)
+        if seen is None:
+            return ()
+        self._pending[sequence] = seen
+        return (self._told(sequence, seen),)
+
     # ------------------------------------------------------------------ expecting
 
     def _expect(self, job: Job) -> Expect:

@@ -95,6 +95,11 @@ class LearnedTimes:
         self.service.drop(sequence)
         self._expected_gpu_s.pop(sequence, None)
 
+    def expect_alike(self, sequence: int, other: int) -> bool:
+        """Expect of a job what is expected of another one, with which it was submitted; False: nothing is of that."""
+        told = self._note(self.service.expect_alike(sequence, other))
+        return sequence in told
+
     def remember(self, job: Job, ran_s: float) -> None:
         """Add a job that ended long ago to the averages of its kind; no model is fitted to it."""
         self.service.remember(job, ran_s)
@@ -105,6 +110,11 @@ class LearnedTimes:
         return told
 
     # ------------------------------------------------------------------ for people
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether no job has ended yet, nor is known from history or a model."""
+        return self.service.rolling.is_empty
 
     def expectation(self, sequence: int) -> Expectation | None:
         """What a job is, or was, expected to take; None: nothing was known of it, or it ended long ago."""

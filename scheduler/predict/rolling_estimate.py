@@ -101,6 +101,11 @@ class RollingEstimator:
         self._means: dict[Hashable, _Mean] = {}  # sum of logarithms, weight, jobs
         self._named: dict[Hashable, _Mean] = {}  # the same by user and name, oldest first
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job has ended yet."""
+        return not self._means
+
     def expect(self, job: Job) -> RollingEstimate:
         """Estimate a job from similar jobs that ended."""
         form = form_of(job.name)

@@ -1,4 +1,4 @@
-"""What a manager's policy knows before the first job: past jobs and a model from files, as its settings name them."""
+"""What a policy knows before the first live job: past jobs and a model from files, as its settings name them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from farside.config import ManagerConfig
+from farside.config import ManagerConfig, SlurmConfig
 from farside.errors import ConfigError
 from farside.scheduler.admission.rules import Rules
 from farside.scheduler.order.catalog import TIMED, Needs, needs_of
@@ -47,7 +47,7 @@ class LearnedBefore:
         return LearnedTimes(params, history=self.history, record=self.record, fits_at_once=fits_at_once)
 
 
-def learned_before(config: ManagerConfig, rules: Rules) -> LearnedBefore:
+def learned_before(config: ManagerConfig | SlurmConfig, rules: Rules) -> LearnedBefore:
     """Read the files that `policy_history` and `policy_models` name.
 
     Raises:
@@ -79,12 +79,12 @@ def has_lightgbm() -> bool:
     return find_spec("lightgbm") is not None
 
 
-def _record(config: ManagerConfig) -> ModelRecord | None:
+def _record(config: ManagerConfig | SlurmConfig) -> ModelRecord | None:
     if config.policy_models == Path():
         return None
     with _named("policy_models", "name the folder of `farside predict fit`, or leave it out"):
         record = ModelStore(config.policy_models).load(NAME)
-        LearnedTimes(record=record)  # a model that can't be used is refused now, and not by the scheduler process
+        LearnedTimes(record=record)  # a model that can't be used is refused now, and not once jobs wait
     return record
 
 

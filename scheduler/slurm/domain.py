@@ -31,6 +31,11 @@ class Group:
     partitions: frozenset[str]
     nodes: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """Its partitions."""
+        return ",".join(sorted(self.partitions))
+
 
 def groups_of(partitions: Mapping[str, tuple[str, ...]], listed: Iterable[str]) -> tuple[Group, ...]:
     """The listed partitions by the nodes that they share.

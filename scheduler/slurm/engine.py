@@ -5,6 +5,7 @@ refused, this process may be killed. All that outlives it is what jobs were serv
 """
 
 import asyncio
+import math
 import os
 import pwd
 import time
@@ -21,6 +22,9 @@ from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavaila
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
+from farside.scheduler.explain import expectation_lines
+from farside.scheduler.predict.fit_process import Fitter
+from farside.scheduler.sim.learned_before import has_lightgbm, learned_before
 from farside.scheduler.slurm.action import (
     JobAction,
     Line,
@@ -35,6 +39,7 @@ from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, without_mark
 from farside.scheduler.slurm.domain import Group, groups_of
 from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.learned_jobs import LearnedJobs
 from farside.scheduler.slurm.node_power import waiting_jobs
 from farside.scheduler.slurm.power import SlurmPower, check_power_saving
 from farside.scheduler.slurm.shadow_log import ShadowLog
@@ -48,6 +53,7 @@ MOST_REFUSALS = 3
 SHOWN_JOBS = 20
 DAY_S = 86400.0
 NICE = "nice"
+NO_TREES = "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"
 
 _log = get_log("slurm")
 
@@ -126,12 +132,16 @@ class Engine:
         self._mode = mode
         self._slurm = slurm
         self._now_s = now_s
-        self._rules = rules_of(config)
+        before = learned_before(config, rules_of(config))
+        self._rules = before.rules
+        self._has_no_trees = before.is_timed and not has_lightgbm()
         check_rights(config)
         self._state_files = StateFiles(config.state_dir)
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)
-        self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s)
+        self._shadow_log = ShadowLog(config, before, self._state_files, now_s)
+        self._fitter = Fitter()
+        self._goes_by = ""  # by what jobs are expected to take their run times, as was logged last
         # None until Slurm has answered for the first time: slurmctld may start after us.
         self._traits: Traits | None = None
         self._groups: tuple[Group, ...] = ()
@@ -150,10 +160,12 @@ class Engine:
         """
         self._config.admin_socket.parent.mkdir(parents=True, exist_ok=True)
         # Before the first turn, so that status answers also while slurmctld does not.
-        async with admin.serve(self._config.admin_socket, {"status": self.status}):
+        async with self._fitter, admin.serve(self._config.admin_socket, {"status": self.status}):
             _log.info("ready", mode=self._mode, policy=self._rules.order.name, partitions=self._config.partitions)
             for reason in left_out_over_slurm(self._config, self._rules.order):
                 _log.warning("a part of the policy is left out", reason=reason)
+            if self._has_no_trees:
+                _log.warning(NO_TREES)
             notify_systemd("READY=1")
             while not stop.is_set():
                 await self.turn()
@@ -194,13 +206,20 @@ class Engine:
         snapshot = await self._slurm.look()
         self._groups = self._present_groups(snapshot)
         # Ended jobs first, so that the decision below has learned from them.
-        self._shadow_log.note(self._memory, snapshot, self._groups)
+        look = self._memory, snapshot, self._groups
+        if self._decision is None:
+            # The first look goes through all jobs that have ended, which may take seconds; status answers meanwhile.
+            await asyncio.to_thread(self._shadow_log.note, *look)
+        else:
+            self._shadow_log.note(*look)
+        learned = self._shadow_log.learned
+        self._fit(learned, snapshot.at_s)
         # 2. Decide.
         ways = Ways(
             rules=self._rules, groups=self._groups, may_preempt=self._config.preempt, is_gating=self._config.gate,
             is_by_nice=self._config.order_by == NICE, owner=self._owner(self._traits),
-            most_actions=self._config.actions_per_turn, estimator=self._shadow_log.estimator,
-            histories={group.partitions: self._shadow_log.history(group) for group in self._groups},
+            most_actions=self._config.actions_per_turn, estimator=learned.estimator,
+            histories={group.partitions: learned.history(group) for group in self._groups},
         )  # fmt: skip
         decision = decide(snapshot, self._memory, self._traits, ways)
         nodes = (snapshot.nodes[name] for group in self._groups for name in group.nodes if name in snapshot.nodes)
@@ -211,7 +230,8 @@ class Engine:
             # The decision of the turn before: what Slurm did since then answers that one.
             self._shadow_log.compare(self._memory, self._decision, snapshot)
             self._shadow_log.say((*decision.actions, *wishes))
-            self._shadow_log.expect(snapshot, self._groups, owner=ways.owner)
+            # In a thread: the simulation of many jobs takes long, and status answers meanwhile.
+            await asyncio.to_thread(self._shadow_log.expect, snapshot, self._groups, owner=ways.owner)
         else:
             # An assertion that ends the service is better than a change to a partition that was never listed.
             _guard(decision.actions, self._groups)
@@ -251,6 +271,21 @@ class Engine:
         partitions = frozenset(listed(self._config))
         count = self._shadow_log.learn(one for one in history if one.partition in partitions)
         _log.info("read earlier jobs from slurmdbd", days=days, jobs=count)
+
+    def _fit(self, learned: LearnedJobs, now_s: float) -> None:
+        """Begins a fit that is due, and uses the model of one that has ended; nothing waits for it."""
+        if learned.times is None:
+            return
+        if not self._fitter.is_fitting and (lesson := learned.times.lesson(now_s)) is not None:
+            self._fitter.begin(lesson)
+        if (fitted := self._fitter.take()) is not None:
+            learned.take(fitted)
+            _log.info(
+                "a model of run times was fitted", jobs=fitted.trained_on, off_by=math.exp(fitted.found.log_error)
+            )
+        if learned.goes_by != self._goes_by:
+            self._goes_by = learned.goes_by
+            _log.info(self._goes_by)
 
     def _present_groups(self, snapshot: Snapshot) -> tuple[Group, ...]:
         """The groups as they are now. Partitions may change while we run: then nothing is done until they are right."""
@@ -326,6 +361,8 @@ class Engine:
             "left": decision.left if decision else 0,
             "waiting": len(decision.queue) if decision else 0,
             "queue": list(decision.queue[:SHOWN_JOBS]) if decision else [],
+            "goes_by": self._goes_by,
+            "expected": self._expected(decision.queue[:SHOWN_JOBS]) if decision else [],
             "would_start": [one.job_id for one in decision.starting[:SHOWN_JOBS]] if decision else [],
             "ended": self._shadow_log.ended,
             "gain": self._shadow_log.gain,
@@ -334,6 +371,20 @@ class Engine:
             "saved_kwh": round(self._power.saved_kwh, 3),
             "forecast": self._power.forecast,
         }
+
+    def _expected(self, job_ids: Iterable[str]) -> list[Mapping[str, object]]:
+        """What is expected of jobs, as `farside show --json` has it of a manager's; null where nothing is known."""
+        learned = self._shadow_log.learned
+        return [
+            {
+                "job_id": job_id,
+                "expected_s": known and known.run_s,
+                "expected_error": None if known is None or math.isnan(known.error) else known.error,
+                "expected_from_jobs": known and known.from_jobs,
+                "words": expectation_lines(known, limit_s),
+            }
+            for job_id, known, limit_s in learned.expectations(job_ids)
+        ]
 
 
 def _guard(actions: Iterable[JobAction], groups: Iterable[Group]) -> None:

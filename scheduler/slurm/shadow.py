@@ -6,26 +6,29 @@ is: it should give about what Slurm really did.
 
 The policy is simulated as `farside slurm run` would follow it with the same settings: without the gate jobs that have
 room pass the first in line, as Slurm starts them; an estimator of the same class hears of each job when it is
-submitted; and a job that waits for another, or for a date, is ready when Slurm says so. No allocation slows a job down:
-Slurm and its users choose the nodes under any policy, so a job takes as long as it took.
+submitted and when it ends, and has models fitted by the same rule; and a job that waits for another, or for a date, is
+ready when Slurm says so. No allocation slows a job down: Slurm and its users choose the nodes under any policy, so a
+job takes as long as it took.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import passing
 from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.predict.heard_jobs import Heard, HeardTimes
+from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group, is_managed
-from farside.scheduler.slurm.expected_time import ExpectedTimes
 from farside.scheduler.slurm.job_memory import Memory, eligible_s_of
+from farside.scheduler.slurm.learned_jobs import expected_job_of_ended
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.state import Cluster, Node, VirtualCluster
@@ -114,13 +117,21 @@ def _beside(job: SlurmJob, slurm: str, farside: str, reason: str) -> Beside:
 def expected_gain(
     ended: Iterable[Ended], groups: Sequence[Group], snapshot: Snapshot, rules: Rules, *, may_preempt: bool,
     requeue_cost_s: float, is_gating: bool = False,
+    make_times: Callable[[], LearnedTimes | None] = lambda: None,
 ) -> Gain | None:  # fmt: skip
     """Expected gain of the policy over the jobs that have ended; None: they are too few.
 
-    ``requeue_cost_s``: work that a requeue loses, and the time until Slurm lets the job start again. ``is_gating``:
-    jobs would be held until it is their turn; otherwise Slurm backfills.
+    Args:
+        ended: The jobs.
+        groups: Those whose jobs are scheduled.
+        snapshot: What Slurm has now, for its nodes.
+        rules: The policy.
+        may_preempt: Jobs would be requeued.
+        requeue_cost_s: Work that a requeue loses, and the time until Slurm lets the job start again.
+        is_gating: Jobs would be held until it is their turn; otherwise Slurm backfills.
+        make_times: Makes an estimator as `run` begins with, which fits models itself; None: the policy asks for none.
     """
-    named = {str(at): group for at, group in enumerate(groups)}
+    named = {group.name: group for group in groups}
     jobs = [(name, job) for job in ended for name, group in named.items() if job.partition in group.partitions]
     nodes = {name: _nodes(group, snapshot) for name, group in named.items()}
     gpus = {name: sum(node.gpus for node in there) for name, there in nodes.items()}
@@ -141,15 +152,28 @@ def expected_gain(
     ]
     cost = SteppedCost(one_s=requeue_cost_s, few_s=requeue_cost_s, many_s=requeue_cost_s)
     only = [job for _, job in jobs]
+    estimator: Estimator = TimeLimits()
     order = rules.order if is_gating else passing(rules.order)
+    if (times := make_times()) is not None:
+        order, estimator = times.primed(order), _heard(times, only, groups)
     return Gain(
         jobs=len(jobs),
         slurm=_means("slurm", only, [job.end_s for job in only]),
-        control=_simulated(cluster, replace(rules, order=Fifo(is_strict=False), preemption_cost=cost), trace, only),
+        control=_simulated(
+            cluster, replace(rules, order=Fifo(is_strict=False), preemption_cost=cost), trace, only, TimeLimits()
+        ),
         policy=replace(
-            _simulated(cluster, replace(rules, order=order, preemption_cost=cost), trace, only), name=rules.order.name
+            _simulated(cluster, replace(rules, order=order, preemption_cost=cost), trace, only, estimator),
+            name=rules.order.name,
         ),
     )
+
+
+def _heard(times: LearnedTimes, jobs: Sequence[Ended], groups: Sequence[Group]) -> HeardTimes:
+    """The estimator of `run`, which hears of each job when it is submitted."""
+    heard = [Heard(job=expected_job_of_ended(one, groups), held_s=one.held_s) for one in jobs]
+    by_submission = sorted(heard, key=lambda one: (one.job.submit_s, one.job.sequence))
+    return HeardTimes(times, by_submission, [one.job.sequence for one in heard])
 
 
 def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
@@ -157,12 +181,11 @@ def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
     return tuple(Node(name=node.name, gpus=node.gpus, gpu_model=node.gpu_model) for node in seen)
 
 
-def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
-    by_submission = sorted(trace, key=lambda one: (one.job.submit_s, one.job.sequence))
-    heard = (Heard(job=one.job, held_s=one.duration_s) for one in by_submission)
-    times = HeardTimes(ExpectedTimes(), heard, (one.job.sequence for one in trace))
+def _simulated(
+    cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended], estimator: Estimator
+) -> Means:
     runs = Simulation(
-        cluster, rules, trace, estimator=times, is_in_whole_seconds=False, is_knowing_progress=False
+        cluster, rules, trace, estimator=estimator, is_in_whole_seconds=False, is_knowing_progress=False
     ).run()  # fmt: skip
     return _means(rules.order.name, jobs, [run.end_s for run in runs])
 

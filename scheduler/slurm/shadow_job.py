@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.state import Job
 
 
@@ -40,8 +39,3 @@ def job_of_ended(one: Ended, *, vc: str = "", sequence: int = 0, may_preempt: bo
         job_id=one.job_id, sequence=sequence, submit_s=one.submit_s, gpus=one.gpus, vc=vc, user=one.user, name=one.name,
         preemptible=may_preempt and one.is_requeueable, limit_s=one.limit_s or math.inf,
     )  # fmt: skip
-
-
-def fact_of(one: Ended) -> JobEnded:
-    """A job that has ended as the fact that estimators learn from."""
-    return JobEnded(at_s=one.end_s, job=job_of_ended(one), ran_s=one.held_s)

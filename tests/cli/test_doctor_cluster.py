@@ -200,6 +200,33 @@ def test_past_jobs_that_cannot_be_read_are_found_before_the_manager_starts(tmp_p
     assert "past.csv" in checks(config)["policy"]["found"]
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ('policy = "qssf"\npolicy_models = "{}/models"\n', "policy_models: "),
+        ('policy = "qssf"\npolicy_history = "{}/past.csv"\n', "policy_history: "),
+        ('policy = "las"\npolicy_models = "{}/models"\n', "policy_models: las asks for no model of run times"),
+    ],
+)
+def test_past_jobs_and_models_that_the_engine_over_slurm_refuses_are_found_before(
+    tmp_path: Path, told: str, said: str
+) -> None:
+    config = tmp_path / "slurm.toml"
+    config.write_text(
+        f'partitions = "gpu"\nstate_dir = "{tmp_path}/state"\nadmin_socket = "{tmp_path}/s.sock"\n'
+        + told.format(tmp_path)
+    )
+    both = [
+        subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        for argv in (farside("slurm", "shadow", f"--config={config}"), farside("config", "check", str(config)))
+    ]
+
+    assert failed_in(checks(config))["policy"].startswith(said)
+    for done in both:
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert said in done.stderr
+
+
 def test_a_look_at_a_store_changes_nothing(tmp_path: Path) -> None:
     config = tmp_path / "manager.toml"
     config.write_text(f'store_url = "sqlite:///{tmp_path}/m.db"\n')

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,16 @@ from farside.config import SlurmConfig, load_config
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.qssf import Cut, Qssf
+from farside.scheduler.predict.learned_times import LearnedTimes
+from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.slurm.domain import SlurmDomain, job_of
 from farside.scheduler.slurm.engine import Engine, Mode
-from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s
 from farside.scheduler.slurm.job_memory import Memory, Past, recall
+from farside.scheduler.slurm.learned_jobs import LearnedJobs
 from farside.scheduler.slurm.read_sacct import FIELDS, ended_of
-from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
+from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.shadow_log import ShadowLog
-from farside.scheduler.slurm.snapshot import Snapshot
+from farside.scheduler.slurm.snapshot import SlurmJob, Snapshot
 from farside.scheduler.slurm.state_file import ENDED, MEMORY, StateFiles
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, over, running, snapshot, waiting
 
@@ -65,28 +66,97 @@ def test_whatever_stands_there_is_read_or_left_out(text: str) -> None:
         assert one.gpus > 0
 
 
+QSSF = rules_of(SlurmConfig(policy="qssf"))
+
+
+def learned_from(*past: Ended, jobs: tuple[SlurmJob, ...] = ()) -> LearnedJobs:
+    found = LearnedJobs(QSSF, LearnedTimes())
+    found.hear(past, jobs, groups(snapshot()))
+    return found
+
+
+def expected(learned: LearnedJobs, job: SlurmJob) -> float:
+    return learned.estimator.predicted_gpu_s(job_of(job, may_preempt=False, is_counting_memory=False), NOW_S)
+
+
 def test_a_job_is_expected_to_take_what_its_like_took_and_never_more_than_its_limit() -> None:
-    expected = ExpectedTimes()
+    before = waiting(30, limit_s=600.0), waiting(31)
+    learned = learned_from(jobs=before)
+    late = waiting(32, limit_s=600.0), waiting(33), waiting(34, limit_s=10.0)
+    assert [expected(learned, job) for job in before] == [600.0, 3600.0]
 
-    def of(job_id: int, limit_s: float = 0.0) -> float:
-        return expected.predicted_gpu_s(job_of_ended(ended(job_id, 1.0, limit_s=limit_s)), 0.0)
+    learned.hear([ended(at, 100.0, submit_s=NOW_S - 20_000) for at in range(20)], before, groups(snapshot()))
+    learned.hear([], (*before, *late), groups(snapshot()))
 
-    before = of(30, 600.0), of(31)
-    for at in range(20):
-        expected.learn(fact_of(ended(at, 100.0)))
-
-    assert before == (600.0, math.inf)
-    assert (of(32, 600.0), of(33)) == pytest.approx((100.0, 100.0), rel=0.01)
-    assert of(34, 10.0) == 10.0
-    assert (of(30, 600.0), of(31)) == before, "an estimate is that of the submission"
+    known = [known and known.run_s for _, known, _ in learned.expectations(["32", "33", "34"])]
+    assert known == pytest.approx([100.0, 100.0, 10.0], rel=0.01)
+    assert expected(learned, late[1]) < 3600.0
+    assert expected(learned, late[2]) == 10.0
+    assert [expected(learned, job) for job in before] == [600.0, 3600.0], "an estimate is that of the submission"
 
 
 def test_what_was_expected_of_a_job_rests_on_those_that_had_ended_when_it_came() -> None:
-    found = expected_gpu_s([ended(1, 100.0, limit_s=5000.0), ended(2, 100.0, submit_s=50.0, limit_s=5000.0),
-                            ended(3, 100.0, submit_s=150.0, limit_s=5000.0)])  # fmt: skip
+    first, second, third = (
+        waiting(at, submit_s=submit_s, limit_s=5000.0) for at, submit_s in ((4, 0.0), (5, 50.0), (6, 150.0))
+    )
 
-    assert (found["1"], found["2"]) == (5000.0, 5000.0)
-    assert found["3"] == pytest.approx(100.0, rel=0.01)
+    learned = learned_from(ended(1, 100.0, limit_s=5000.0), jobs=(first, second, third))
+
+    assert (expected(learned, first), expected(learned, second)) == (5000.0, 5000.0)
+    assert expected(learned, third) < 5000.0
+    assert [known and known.from_jobs for _, known, _ in learned.expectations(["4", "5", "6"])] == [None, None, 1]
+
+
+def test_a_task_that_leaves_its_array_is_expected_to_take_what_the_array_was() -> None:
+    """Slurm gives it a number of its own when it starts, long after it was submitted."""
+    array = waiting(50, is_array=True)
+    learned = learned_from(*(ended(at, 100.0) for at in range(1, 6)), jobs=(array,))
+    learned.hear([ended(at, 5000.0) for at in range(6, 40)], (array,), groups(snapshot()))
+
+    task = running(60, ("gn1", 1), submit_s=array.submit_s, since_s=1.0)
+    other = waiting(61, submit_s=array.submit_s, user="bob")
+    learned.hear([], (array, task, other), groups(snapshot()))
+
+    assert expected(learned, task) == expected(learned, array)
+    assert expected(learned, other) > 10 * expected(learned, array), "of others it is what is known now"
+
+
+def test_a_job_that_never_ran_teaches_nothing() -> None:
+    job = waiting(50)
+    learned = learned_from(jobs=(job,))
+
+    learned.hear([], (over(job, NOW_S),), groups(snapshot()))
+
+    assert learned.times is not None
+    assert learned.times.knows_nothing
+    assert list(learned.expectations(["50"])) == []
+
+
+def test_jobs_that_are_alike_in_all_but_their_gpus_go_by_these_as_long_as_no_job_has_ended() -> None:
+    narrow, wide = waiting(30, 1), waiting(31, 8)
+
+    learned = learned_from(jobs=(wide, narrow))
+
+    assert (expected(learned, narrow), expected(learned, wide)) == (3600.0, 28_800.0)
+    assert learned.goes_by == (
+        "no job is known to have ended, so jobs go by their time limits, those without one by their number of GPUs"
+    )
+
+
+def test_a_policy_that_asks_for_no_run_times_learns_none() -> None:
+    learned = LearnedJobs(rules_of(SlurmConfig(policy="las")), None)
+
+    learned.hear([ended(1, 100.0)], (waiting(30, limit_s=60.0),), groups(snapshot()))
+
+    assert learned.goes_by == ""
+    assert expected(learned, waiting(30, limit_s=60.0)) == 60.0
+    assert list(learned.expectations(["30"])) == []
+    assert learned.history(groups(snapshot())[0]).ended_gpu_s == [100.0]
+
+
+def watcher_of(settings: SlurmConfig) -> ShadowLog:
+    before = learned_before(settings, rules_of(settings))
+    return ShadowLog(settings, before, StateFiles(settings.state_dir), lambda: NOW_S)
 
 
 def test_an_estimate_is_that_of_the_submission_also_after_a_restart(config: Callable[..., SlurmConfig]) -> None:
@@ -97,30 +167,32 @@ def test_an_estimate_is_that_of_the_submission_also_after_a_restart(config: Call
     StateFiles(settings.state_dir).add(ENDED, [*early, *late])
     job = waiting(50, 1, submit_s=NOW_S - 8000.0)
     seen = snapshot(job)
-    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher = watcher_of(settings)
 
     watcher.note(Memory(), seen, groups(seen))
 
-    came = job_of(job, may_preempt=False, is_counting_memory=False)
-    assert watcher.estimator.predicted_gpu_s(came, NOW_S) == pytest.approx(10.0, rel=0.01)
+    known = next(known for _, known, _ in watcher.learned.expectations(["50"]))
+    assert known is not None
+    assert known.run_s == pytest.approx(10.0, rel=0.01)
+    assert known.from_jobs == 5
 
 
 def test_a_job_that_was_never_seen_is_learned_from_with_what_was_expected_when_it_came(
     config: Callable[..., SlurmConfig],
 ) -> None:
-    settings = config()
-    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
-    watcher.learn(ended(at, 30.0, submit_s=NOW_S - 9000.0) for at in range(1, 6))
+    watcher = watcher_of(config())
+    watcher.learn(ended(at, 30.0, submit_s=NOW_S - 9000.0 + 100.0 * at) for at in range(1, 6))
     first = snapshot(waiting(50))
     (group,) = groups(first)
     watcher.note(Memory(), first, (group,))
-    watcher.history(group)
     short = waiting(60, submit_s=NOW_S + 1.0, start_s=NOW_S + 1.0)
+    came = LearnedJobs(QSSF, LearnedTimes())
+    came.hear([ended(at, 30.0, submit_s=NOW_S - 9000.0 + 100.0 * at) for at in range(1, 6)], (short,), (group,))
 
     then = snapshot(waiting(50), over(short, NOW_S + 9.0), at_s=NOW_S + 10.0)
     watcher.note(recall(Memory(), first.jobs, NOW_S), then, (group,))
 
-    assert watcher.history(group).expected_gpu_s[-1] == pytest.approx(30.0, rel=0.01)
+    assert watcher.learned.history(group).expected_gpu_s[-1] == expected(came, short)
 
 
 @pytest.fixture
@@ -196,7 +268,7 @@ def test_no_gain_is_promised_where_run_would_order_one_users_jobs_alone(
 ) -> None:
     caplog.set_level(logging.INFO)
     settings = config(order_by="nice")
-    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher = watcher_of(settings)
     watcher.learn(ended(at, 10.0) for at in range(20))
     seen = snapshot(*FULL)
 
@@ -211,16 +283,16 @@ def test_no_gain_is_promised_where_run_would_order_one_users_jobs_alone(
 
 def test_gittins_keeps_from_turn_to_turn_what_it_learned_of_the_partition(config: Callable[..., SlurmConfig]) -> None:
     settings = config(policy="gittins", policy_settings="first_fit_jobs=3")
-    rules = rules_of(settings)
-    watcher = ShadowLog(settings, rules, StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher = watcher_of(settings)
     watcher.learn([ended(1, 100.0), ended(2, 200.0), ended(3, 300.0), replace(ended(4, 9.0), partition="other")])
     seen = snapshot(*FULL, waiting(5, 4))
     (group,) = groups(seen)
+    watcher.note(Memory(), seen, (group,))
 
     def samples_of_a_turn() -> list[float]:
         slurm_domain = SlurmDomain(
-            seen, recall(Memory(), seen.jobs, NOW_S), group, rules, TRAITS, may_preempt=False,
-            estimator=watcher.estimator, history=watcher.history(group),
+            seen, recall(Memory(), seen.jobs, NOW_S), group, rules_of(settings), TRAITS, may_preempt=False,
+            estimator=watcher.learned.estimator, history=watcher.learned.history(group),
         )  # fmt: skip
         order = slurm_domain.domain.rules.order
         assert isinstance(order, Gittins)
@@ -250,14 +322,15 @@ def test_a_turn_of_the_engine_goes_by_what_gittins_learned(config: Callable[...,
 
 def cut_of(watcher: ShadowLog, seen: Snapshot) -> Cut:
     (group,) = groups(seen)
-    order = watcher.history(group).order
+    watcher.note(Memory(), seen, (group,))
+    order = watcher.learned.history(group).order
     assert isinstance(order, Qssf)
     return order.cut
 
 
 def test_the_guard_of_qssf_learns_from_sacct_which_jobs_are_short(config: Callable[..., SlurmConfig]) -> None:
     settings = config()
-    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher = watcher_of(settings)
     seen = snapshot(*FULL)
     assert cut_of(watcher, seen).short_gpu_s == 0.0
 
@@ -266,12 +339,18 @@ def test_the_guard_of_qssf_learns_from_sacct_which_jobs_are_short(config: Callab
         for at in range(1, 121)
     )
 
-    assert 10.0 <= cut_of(watcher, seen).short_gpu_s < 1000.0
+    cut = cut_of(watcher, seen)
+    history = watcher.learned.history(groups(seen)[0])
+    assert (cut.jobs, history.ended_jobs) == (114, 120)
+    pairs = list(zip(history.expected_gpu_s, history.ended_gpu_s, strict=True))[: cut.jobs]
+    short = [took for gpu_s, took in pairs if gpu_s <= cut.short_gpu_s]
+    assert short.count(10.0) > 50, "nearly all that were short"
+    assert sum(short) <= 0.2 * sum(took for _, took in pairs)
 
 
 def test_the_guard_of_qssf_learns_from_jobs_that_end_while_it_looks(config: Callable[..., SlurmConfig]) -> None:
     settings = config()
-    watcher = ShadowLog(settings, rules_of(settings), StateFiles(settings.state_dir), lambda: NOW_S)
+    watcher = watcher_of(settings)
     watcher.learn(
         ended(at, 1000.0 if at % 2 else 10.0, name="train" if at % 2 else "test", submit_s=2000.0 * at)
         for at in range(1, 31)
@@ -281,9 +360,9 @@ def test_the_guard_of_qssf_learns_from_jobs_that_end_while_it_looks(config: Call
     (group,) = groups(first)
 
     watcher.note(Memory(), first, (group,))
-    watcher.history(group)
+    watcher.learned.history(group)
     watcher.note(recall(Memory(), first.jobs, first.at_s), then, (group,))
 
-    history = watcher.history(group)
+    history = watcher.learned.history(group)
     assert history.ended_gpu_s[-2:] == [1000.0, 1000.0]
     assert history.expected_gpu_s[-2:] == pytest.approx([1000.0, 1000.0], rel=0.3)

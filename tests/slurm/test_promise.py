@@ -4,6 +4,8 @@ import asyncio
 import heapq
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +13,24 @@ from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
 from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.predict import choose_estimator, gpu_time
+from farside.scheduler.predict.fit_process import Fitter
+from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
+from farside.scheduler.predict.gpu_time_fit import Fitted, Lesson, learned_from
+from farside.scheduler.predict.learned_times import LearnedTimes
+from farside.scheduler.predict.model_files import ModelStore
+from farside.scheduler.predict.service import UpdateRule
+from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.slurm.engine import Engine, Mode
 from farside.scheduler.slurm.shadow import Gain, expected_gain
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.slurm.state_file import StateFiles
+from tests.predict.log import past, repeating
 from tests.slurm.made import NOW_S, FakeSlurm, groups, node, over, snapshot, waiting
 
 GPUS = 8
 SOON_S = 1e-5
+ERRORS = ("error_model", "error_rolling", "error_gpus")
 LIMITS = "limits_gpu_s=100.0331,400.0717"
 
 
@@ -120,11 +132,18 @@ class Day:
             found.append(job.job_id)
         return found
 
+    @property
+    def times(self) -> LearnedTimes:
+        found = self.engine._shadow_log.learned.times
+        assert found is not None
+        return found
+
     def promised(self) -> Gain:
-        seen = self.slurm.seen
+        seen, before = self.slurm.seen, learned_before(self.config, rules_of(self.config))
         gain = expected_gain(
-            StateFiles(self.config.state_dir).ended().values(), groups(seen), seen, rules_of(self.config),
+            StateFiles(self.config.state_dir).ended().values(), groups(seen), seen, before.rules,
             may_preempt=self.config.preempt, requeue_cost_s=0.0, is_gating=self.config.gate,
+            make_times=lambda: before.times(fits_at_once=True),
         )  # fmt: skip
         assert gain is not None
         return gain
@@ -198,3 +217,82 @@ def test_the_gain_that_is_promised_by_requeues_is_what_a_slurm_that_obeys_brings
 
     assert gain.jobs == len(day)
     assert gain.policy.completion_s == pytest.approx(gain.slurm.completion_s, abs=1e-3)
+
+
+# ---------------------------------------------------------------------- with models of run times
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was found to be far better than all else, so it is believed."""
+    folder = tmp_path_factory.mktemp("models")
+    record = LearnedTimes(GpuTimeParams(first="rolling"), history=past(repeating(400))).service.fit(1e9)
+    assert record is not None
+    worth = {"saving_model": 0.9, "saving_rolling": 0.3, "saving_gpus": 0.0, **dict.fromkeys(ERRORS, 0.0)}
+    ModelStore(folder).save(replace(record, metrics={**record.metrics, **worth}))
+    return folder
+
+
+def day_of(folder: Path, *, gate: bool, **told: str) -> Day:
+    given = {"partitions": "gpu", "state_dir": str(folder), "admin_socket": str(folder / "s"), "policy": "qssf"}
+    return Day(load_config(SlurmConfig, (), {**given, "gate": gate, **told}))
+
+
+@pytest.mark.parametrize("gate", [False, True], ids=["backfill", "gate"])
+@settings(max_examples=6, deadline=None)
+@given(day=DAYS)
+def test_what_a_model_of_predict_fit_is_promised_to_gain_is_what_it_gains(
+    tmp_path_factory: pytest.TempPathFactory, models: Path, gate: bool, day: list[Coming]
+) -> None:
+    live = day_of(tmp_path_factory.mktemp("slurm"), gate=gate, policy_models=str(models))
+    live.run(day)
+
+    gain = live.promised()
+
+    assert live.times.service.source == "model"
+    assert gain.jobs == len(day)
+    assert gain.policy.completion_s == pytest.approx(gain.slurm.completion_s, abs=1e-3)
+    assert gain.policy.wait_s == pytest.approx(gain.slurm.wait_s, abs=1e-3)
+
+
+class FitsAtOnce(Fitter):
+    """A fit takes no time, as in the simulation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fits: list[Fitted] = []
+        self._found: Fitted | None = None
+
+    def begin(self, lesson: Lesson) -> None:
+        self._found = learned_from(lesson)
+        self.fits.append(self._found)
+
+    def take(self) -> Fitted | None:
+        found, self._found = self._found, None
+        return found
+
+
+def test_models_that_are_fitted_on_the_way_are_in_the_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer jobs than usual are enough for a model here, and for finding it better."""
+    monkeypatch.setattr(gpu_time, "LEAST_FIT", 40)
+    monkeypatch.setattr(choose_estimator, "LEAST_JUDGED", 8)
+    monkeypatch.setattr(choose_estimator, "JUDGED_EVERY", 5)
+    monkeypatch.setattr(GpuTimeService, "rule", property(lambda _: UpdateRule(new_facts=40)))
+    chance = Random(7)
+    day = [
+        Coming(
+            after_s=chance.uniform(1.0, 60.0), run_s=10.0 * 3.0 ** (kind + chance.uniform(-0.2, 0.2)),
+            gpus=(1, 2, 4, 8)[chance.randrange(4)], user="ann", name="abcde"[kind] * 5, is_limited=False, delay_s=0.0,
+        )
+        for kind in (chance.randrange(5) for _ in range(140))
+    ]  # fmt: skip
+    live = day_of(tmp_path, gate=True)
+    fitter = live.engine._fitter = FitsAtOnce()
+    live.run(day)
+
+    gain = live.promised()
+
+    assert len(fitter.fits) >= 2
+    assert live.times.service.source == "model"
+    assert gain.policy.completion_s == pytest.approx(gain.slurm.completion_s, abs=1e-3)
+    assert gain.policy.wait_s == pytest.approx(gain.slurm.wait_s, abs=1e-3)

@@ -111,11 +111,9 @@ def _hold_to_policies(loaded: "Effective[Any]") -> None:
     except ModuleNotFoundError:  # a machine without numpy: neither program runs there
         return
     try:
-        rules = rules_of(config)
-        if isinstance(config, ManagerConfig):
-            from farside.scheduler.sim.learned_before import learned_before
+        from farside.scheduler.sim.learned_before import learned_before
 
-            learned_before(config, rules)
+        learned_before(config, rules_of(config))
     except FarsideError as error:
         raise ConfigProblems([f"{loaded.sources['policy']}: {error}"]) from error
 

@@ -15,6 +15,9 @@ slurm_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+# Jobs of which the text says what they are expected to take; JSON has all that are shown of the queue.
+EXPECTED_JOBS = 5
+
 _Socket = Annotated[Path, typer.Option(help="Admin socket of `farside slurm run`.")]
 
 
@@ -81,7 +84,10 @@ def _lines(told: Mapping[str, Any]) -> list[str]:
         f"turns {told['turns']}, changes {told['changes']}, refused {told['refused']}, left {told['left']}",
         f"waiting {told['waiting']}: {' '.join(told['queue']) or 'none'}",
         f"would start now: {' '.join(told['would_start']) or 'nobody'}",
+        *filter(None, [told.get("goes_by", "")]),
     ]
+    for one in told.get("expected", ())[:EXPECTED_JOBS]:
+        lines.append(f"  job {one['job_id']}: {'; '.join(one['words'])}")
     if told["sleeping"]:
         lines.append(f"asleep: {' '.join(told['sleeping'])}; {told['saved_kwh']} kWh saved since the start")
     if told.get("forecast"):

@@ -104,9 +104,6 @@ class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, JobMetricsSettin
         "Folder made at start, for sockets between the manager's own processes")
     placement: str = text("consolidate", "Placement that chooses nodes; `farside sim run --help` names them; not count")
     placement_settings: str = text("", "Settings of the placement: NAME=VALUE, separated by semicolons")
-    policy_history: Path = path("",
-        "Log of past jobs from which the policy learns before the first job, in a format of `farside sim`; empty: none")
-    policy_models: Path = path("", "Folder with a model that `farside predict fit` wrote; empty: none is loaded")
     min_run_s: float = seconds(60.0, 0, 1e9, "Minimum time that a job runs before it may be preempted")
     reserve_after_s: float = seconds(3600.0, 0, 1e9, "Waiting time after which GPUs are reserved for a job; 0: never")
     account: tuple[AccountRow, ...] = tables(AccountRow,

@@ -57,6 +57,9 @@ class PolicySettings:
     __slots__ = ()
     policy: str = text("las", "Policy that orders jobs; `farside sim run --help` names them")
     policy_settings: str = text("", "Settings of the policy: NAME=VALUE, separated by semicolons")
+    policy_history: Path = path("",
+        "Log of past jobs from which the policy learns before the first job, in a format of `farside sim`; empty: none")
+    policy_models: Path = path("", "Folder with a model that `farside predict fit` wrote; empty: none is loaded")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from sqlalchemy.engine import make_url
 
 from farside.cli.doctor.attempt import checked, tried
 from farside.cli.doctor.places import folder_checks, is_served, listen_checks
+from farside.cli.doctor.trees import trees_checks
 from farside.config import ManagerConfig
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
@@ -19,8 +20,7 @@ from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.power.check_setup import power_setup
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import check_readable
-from farside.scheduler.order.catalog import TIMED, needs_of
-from farside.scheduler.sim.learned_before import has_lightgbm, learned_before
+from farside.scheduler.sim.learned_before import learned_before
 from farside.units import format_count
 
 
@@ -42,16 +42,8 @@ def manager_checks(config: ManagerConfig) -> Iterator[Check]:
     ports = [f"tcp:{config.metrics_listen}"] if config.metrics_listen else []
     yield from listen_checks("metrics_listen", ports, is_running=is_running)
     yield _store(config)
-    yield from _trees(config)
+    yield from trees_checks(config)
     yield from _munge(config)
-
-
-def _trees(config: ManagerConfig) -> Iterator[Check]:
-    """What the manager starts without, and says at its start."""
-    rules, _ = tried("policy", lambda: rules_of(config))
-    if rules is not None and needs_of(rules.order) in TIMED and not has_lightgbm():
-        found = "LightGBM is not installed: run times are expected by the rolling estimate alone, without trees"
-        yield Check(name="trees", outcome=Outcome.WARNING, found=found, advice="pip install lightgbm")
 
 
 def _munge(config: ManagerConfig) -> Iterator[Check]:

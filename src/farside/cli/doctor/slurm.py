@@ -6,10 +6,12 @@ from functools import partial
 
 from farside.cli.doctor.attempt import checked, tried
 from farside.cli.doctor.places import folder_checks, is_served, listen_checks
+from farside.cli.doctor.trees import trees_checks
 from farside.config import SlurmConfig
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.power.rules import online_policy
+from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.domain import groups_of
 from farside.scheduler.slurm.engine import check_rights, listed
@@ -21,6 +23,7 @@ def slurm_checks(config: SlurmConfig) -> Iterator[Check]:
     """One line for each thing that the engine needs, with what it found."""
     yield checked("policy", partial(_check_settings, config), f"{config.policy}, power {config.power}")
     yield from folder_checks("state_dir", config.state_dir)
+    yield from trees_checks(config)
     is_running = is_served(config.admin_socket)
     yield from listen_checks("admin_socket", [f"unix:{config.admin_socket}"], is_running=is_running)
     found, wrong = tried("slurm", lambda: asyncio.run(_asked(config)))
@@ -28,7 +31,7 @@ def slurm_checks(config: SlurmConfig) -> Iterator[Check]:
 
 
 def _check_settings(config: SlurmConfig) -> None:
-    rules_of(config)
+    learned_before(config, rules_of(config))
     check_rights(config)
     online_policy(config)
 
