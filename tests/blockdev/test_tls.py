@@ -243,47 +243,6 @@ def test_nbd_client_of_before_tls_1_3_is_served_with_a_cipher_whose_keys_last(do
     assert client.read(0, PAGE) == b"x" * PAGE
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_requests_of_all_sizes_with_a_full_queue_come_back_whole(door: Door, version: ssl.TLSVersion) -> None:
-    """[M11] Records end where requests do not: in a header, in a payload, several requests in one."""
-    told = random.Random(7)
-    client, shadow = door.secure(version=version), bytearray(16 * MIB)
-    for _ in range(6):
-        writes: list[tuple[int, int]] = []
-        sent = b""
-        for cookie in range(1000, 1000 + told.randrange(1, 60)):
-            length = PAGE * told.choice((1, 1, 1, 2, 5, 16, 40, 128))
-            at = PAGE * told.randrange((len(shadow) - length) // PAGE)
-            if any(at < end and begin < at + length for begin, end in writes):
-                continue  # of two at once either may be the later one
-            writes.append((at, at + length))
-            shadow[at : at + length] = told.randbytes(length)
-            sent += client.encode(Command.WRITE, cookie, at, length, bytes(shadow[at : at + length]))
-        while sent:
-            part = told.randrange(1, 50_000)
-            client.sock.sendall(sent[:part])
-            sent = sent[part:]
-        assert [client.reply().error for _ in writes] == [0] * len(writes)
-        reads = [client.send(Command.READ, begin, end - begin) for begin, end in writes]
-        for cookie, (begin, end) in zip(reads, writes, strict=True):
-            assert client.wait(cookie).data == shadow[begin:end]
-
-    clear = door.process.client()
-    assert b"".join(clear.read(at, MIB) for at in range(0, len(shadow), MIB)) == shadow
-
-
-def test_answers_wait_for_a_client_that_does_not_read_and_are_whole(door: Door) -> None:
-    """More than the socket holds: what is encrypted already is sent once, and nothing twice."""
-    client = door.secure()
-    data = random.Random(3).randbytes(8 * MIB)
-    client.write(0, data)
-    cookies = [client.send(Command.READ, at, MIB) for at in range(0, 8 * MIB, MIB)] * 1
-    other = door.process.client()
-    assert other.read(0, PAGE) == data[:PAGE]
-
-    assert b"".join(client.wait(cookie).data for cookie in cookies) == data
-
-
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
@@ -471,36 +430,6 @@ def test_a_handshake_that_stops_half_way_keeps_nobody_out_and_ends(door: Door) -
     assert door.process.client().read(0, PAGE) == bytes(PAGE)
     for sock in halves:
         assert sock.recv(100) == b"" or sock.recv(100) == b""
-
-
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_bytes_in_the_place_of_records_end_that_connection_alone(door: Door, version: ssl.TLSVersion) -> None:
-    """[M11]"""
-    other, client = door.secure(), door.secure(version=version)
-    client.write(0, b"a" * PAGE)
-    other.write(PAGE, b"b" * PAGE)
-    raw = os.dup(client.sock.fileno())
-    with socket.socket(fileno=raw) as sock:
-        sock.sendall(b"\x17\x03\x03\x00\x40" + random.Random(5).randbytes(64))
-
-    until(lambda: door.process.status()["connections"] == 1, what="it has ended")
-
-    assert other.read(0, 2 * PAGE) == b"a" * PAGE + b"b" * PAGE
-    assert door.process.status()["connections_tls"] == 1
-    assert door.secure().read(0, PAGE) == b"a" * PAGE
-
-
-def test_half_a_write_of_a_client_that_is_gone_changes_nothing(door: Door) -> None:
-    """[M11]"""
-    other, client = door.secure(), door.secure()
-    client.write(0, b"a" * MIB)
-    half = client.encode(Command.WRITE, 7, 0, MIB, b"b" * MIB)[: MIB // 2]
-    client.sock.sendall(half)
-    client.sock.close()
-
-    until(lambda: door.process.status()["connections"] == 1, what="it has ended")
-
-    assert other.read(0, MIB) == b"a" * MIB
 
 
 def test_a_client_comes_again_after_a_replacement_and_finds_all_that_was_answered(door: Door) -> None:
