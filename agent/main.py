@@ -216,7 +216,7 @@ class Agent:
         if self._cgroup is None:
             _log.warning("no cgroup v2 that this agent may write: tasks have no limits on memory and CPUs")
         if self._gpus.unseen:
-            _log.error("this node's GPUs are not found, and it joins with none", why=self._gpus.unseen)
+            _log.error("GPUs of this node are not found, and it joins without them", why=self._gpus.unseen)
         if self._unfenced and self._gpus.read():
             _log.warning("tasks can open GPUs that are not theirs", why=self._unfenced)
         if self._config.run_as == "starter":

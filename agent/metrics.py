@@ -53,7 +53,7 @@ def _pressure(psi: m.Psi) -> Metric:
 
 def _gpus(status: AgentStatus) -> Iterator[Metric]:
     gpus, used = status.gpus, status.gpus_in_use
-    text = "1 if a driver has GPUs and the agent finds none."
+    text = "1 if a driver has GPUs that the agent does not find."
     yield _gauge("gpus_unseen", text, float(bool(status.gpus_unseen)))
     names = (((gpu.index, gpu.model, gpu.uuid or ""), 1.0) for gpu in gpus)
     yield _gauge("gpu_info", "1; uuid is empty of a declared GPU.", names, ("gpu", "model", "uuid"))

@@ -28,9 +28,11 @@ class AmdGpus:
         tells_load: Whether `busy` can say anything.
         uuids: What HIP calls each GPU that has a number of its own, by index.
         files: Files for graphics, by which programs compute as well; /dev/kfd is every GPU's, and is not closed.
-        unseen: Nothing: no driver here has GPUs that were not found.
+        unseen: GPUs that a driver has and that are none of these, and why; empty: there are none such.
+        told_by: Who says which there are, as `farside doctor` has it.
     """
 
+    told_by = "by amdsmi"
     tells_load = True
 
     def __init__(self, smi: Any) -> None:

@@ -34,6 +34,7 @@ PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 NVIDIA_MAJOR = 195  # linux/Documentation/admin-guide/devices.txt
 NVIDIA_GPU_LAST = 253  # above are nvidia-modeset and nvidiactl, which are every GPU's
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+_ONE_MAKER = "an agent shows the GPUs of one maker, here NVIDIA's"
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"  # AMD's, linux/Documentation/ABI/testing/sysfs-class-kfd; CPUs have id 0
 
 _log = get_log("agent.sense")
@@ -43,10 +44,12 @@ class DeclaredGpus:
     """GPUs that the settings name: for trying and testing, and for devices that nothing here can ask.
 
     Attributes:
+        told_by: Who says which there are, as `farside doctor` has it.
         tells_load: Whether `busy` can say anything.
         uuids: Of each GPU, by index: none has one.
     """
 
+    told_by = "declared"
     tells_load = False
     uuids: Mapping[int, str] = MappingProxyType({})
 
@@ -76,9 +79,12 @@ class NvmlGpus:
     """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop.
 
     Attributes:
+        told_by: Who says which there are, as `farside doctor` has it.
         uuids: Of each GPU whose driver tells it, by index. An index may be another GPU's when the agent starts anew.
+        unseen: GPUs that a driver has and that are none of these, and why; empty: there are none such.
     """
 
+    told_by = "by NVML"
     tells_load = True
 
     def __init__(
@@ -92,7 +98,7 @@ class NvmlGpus:
         """``nvml`` is the module ``pynvml``; with more NVLink errors a GPU is not healthy, 0: whatever its links do.
 
         Raises:
-            Unavailable: there is no driver, or no library of it.
+            Unavailable: there is no driver, no library of it, or it lists no GPU.
         """
         self._nvml = nvml
         self.unseen = ""
@@ -102,6 +108,9 @@ class NvmlGpus:
             self._handles = tuple(nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
         except nvml.NVMLError as error:
             raise Unavailable(f"NVML: {error}", hint="set declared_gpus if this node has no such GPUs") from error
+        if not self._handles:  # as in a container without the GPUs' files, and where all have fallen off the bus
+            nvml.nvmlShutdown()
+            raise Unavailable("NVML: it lists no GPU")
         self._links = tuple(
             NvLinkSense(nvml, handle, errors_per_hour=nvlink_errors_per_hour, now_s=now_s) for handle in self._handles
         )
@@ -113,6 +122,11 @@ class NvmlGpus:
             if (uuid := asked(nvml, nvml.nvmlDeviceGetUUID, handle))
         }
         self.files = self._device_files(devices_root)
+
+    @property
+    def count(self) -> int:
+        """Number of GPUs."""
+        return len(self._handles)
 
     def read(self) -> tuple[m.Gpu, ...]:
         """Every GPU as it is now."""
@@ -245,19 +259,29 @@ def open_gpus(
     """
     if declared >= 0:
         return DeclaredGpus(declared, model, files)
+    nvidia = _open_nvidia(nvlink_errors_per_hour)
+    if not isinstance(nvidia, str):
+        shown = nvidia.count
+        nvidia.unseen = unseen_gpus(root, f"NVML lists {shown}", _ONE_MAKER, shown=shown)
+        return nvidia
+    amd = _open_amd()
+    if not isinstance(amd, str):
+        amd.unseen = _unseen_nvidia(root, nvidia)
+        return amd
+    _log.info("no GPUs found", why=f"{nvidia}; {amd}")
+    return DeclaredGpus(0, "", unseen=unseen_gpus(root, nvidia, amd))
+
+
+def _open_nvidia(nvlink_errors_per_hour: int) -> NvmlGpus | str:
+    """NVIDIA's GPUs, or why there are none."""
     try:
         import pynvml
 
         return NvmlGpus(pynvml, nvlink_errors_per_hour=nvlink_errors_per_hour)
     except ImportError:
-        why = "the Python package nvidia-ml-py is not installed"
+        return "the Python package nvidia-ml-py is not installed"
     except Unavailable as error:
-        why = str(error)
-    amd = _open_amd()
-    if not isinstance(amd, str):
-        return amd
-    _log.info("no GPUs found", why=f"{why}; {amd}")
-    return DeclaredGpus(0, "", unseen=unseen_gpus(root, why, amd))
+        return str(error)
 
 
 def _open_amd() -> AmdGpus | str:
@@ -275,15 +299,27 @@ def _open_amd() -> AmdGpus | str:
         return str(error)
 
 
-def unseen_gpus(root: Path, why: str, why_amd: str) -> str:
-    """The GPUs that drivers on this machine have though none was found, and why; empty: they have none."""
-    nvidia = len([*(root / "proc/driver/nvidia/gpus").glob("*")])
-    if nvidia:
-        return f"NVIDIA's driver has {format_count(nvidia, 'GPU')}, and {why}"
-    amd = sum(kernel_text(file).strip() not in ("", "0") for file in (root / KFD_NODES).glob("*/gpu_id"))
-    if amd:
-        return f"AMD's driver has {format_count(amd, 'GPU')}, and {why_amd}; or name them by declared_gpus"
-    return ""
+def unseen_gpus(root: Path, why: str, why_amd: str, *, shown: int = 0) -> str:
+    """The GPUs that drivers on this machine have beyond the ``shown`` ones of NVIDIA, and why; empty: none."""
+    return "; ".join(filter(None, (_unseen_nvidia(root, why, shown), _unseen_amd(root, why_amd, beside=bool(shown)))))
+
+
+def _unseen_nvidia(root: Path, why: str, shown: int = 0) -> str:
+    has = len([*(root / "proc/driver/nvidia/gpus").glob("*")])
+    return f"NVIDIA's driver has {format_count(has, 'GPU')}, and {why}" if has > shown else ""
+
+
+def _unseen_amd(root: Path, why: str, *, beside: bool) -> str:
+    """``beside``: GPUs of NVIDIA are shown: then a GPU within a CPU, which is there for its display, is none."""
+    files = [*(root / KFD_NODES).glob("*/gpu_id")]
+    has = sum(kernel_text(file).strip() not in ("", "0") and not (beside and _has_cpu(file.parent)) for file in files)
+    return f"AMD's driver has {format_count(has, 'GPU')}, and {why}; or name them by declared_gpus" if has else ""
+
+
+def _has_cpu(kfd_node: Path) -> bool:
+    """Whether a node of KFD has processor cores beside its GPU, as its properties say."""
+    told = map(str.split, kernel_text(kfd_node / "properties").splitlines())
+    return any(words[:1] == ["cpu_cores_count"] and words[1:] != ["0"] for words in told)
 
 
 def _declared_files(count: int, files: Sequence[Sequence[str]]) -> GpuFiles:

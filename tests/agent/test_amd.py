@@ -11,6 +11,7 @@ from farside.agent import messages as m
 from farside.agent.sense.amd import MIB, AmdGpus
 from farside.agent.sense.gpu import DeclaredGpus, open_gpus
 from farside.errors import Unavailable
+from tests.agent.test_sense import FakeNvml
 
 NO_MODULE = cast(Any, None)
 """In `sys.modules`: it can't be imported."""
@@ -185,3 +186,76 @@ def test_a_machine_whose_amd_gpus_are_not_found_says_why(
     assert isinstance(found, DeclaredGpus)
     assert found.unseen == f"AMD's driver has 1 GPU, and {why}; or name them by declared_gpus"
     assert capsys.readouterr().out == ""
+
+
+# ---- drivers that have more than is shown
+
+
+def drivers_have(root: Path, *, nvidia: int = 0, amd: int = 0, cpu_cores: int = 0) -> None:
+    """The files by which the makers' drivers say what they have; AMD's GPUs are beside so many cores of a CPU."""
+    for at in range(nvidia):
+        (root / f"proc/driver/nvidia/gpus/0000:{at:02x}:00.0").mkdir(parents=True)
+    for at in range(amd):
+        node = root / f"sys/class/kfd/kfd/topology/nodes/{at}"
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text("4711\n")
+        (node / "properties").write_text(f"cpu_cores_count {cpu_cores}\nsimd_count 320\n")
+
+
+class EmptyNvml(FakeNvml):
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 0
+
+
+def test_an_nvml_that_lists_no_gpu_of_a_driver_that_has_some_is_told_of_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = EmptyNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", cast(Any, nvml))
+    monkeypatch.setitem(sys.modules, "amdsmi", NO_MODULE)
+    without = open_gpus(declared=-1, model="", root=tmp_path)
+    drivers_have(tmp_path, nvidia=8)
+
+    found = open_gpus(declared=-1, model="", root=tmp_path)
+
+    assert (without.read(), without.unseen) == ((), "")
+    assert (found.read(), found.unseen) == ((), "NVIDIA's driver has 8 GPUs, and NVML: it lists no GPU")
+    assert not nvml.is_open
+
+
+def test_where_nvml_lists_none_amds_gpus_are_shown_and_nvidias_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", cast(Any, EmptyNvml()))
+    monkeypatch.setitem(sys.modules, "amdsmi", cast(Any, FakeSmi()))
+    drivers_have(tmp_path, nvidia=1, amd=2)
+
+    found = open_gpus(declared=-1, model="", root=tmp_path)
+
+    assert [gpu.model for gpu in found.read()] == ["AMD Instinct MI300X"] * 2
+    assert (found.told_by, found.unseen) == ("by amdsmi", "NVIDIA's driver has 1 GPU, and NVML: it lists no GPU")
+
+
+@pytest.mark.parametrize(
+    ("has", "unseen"),
+    [
+        ({"nvidia": 2}, ""),
+        ({"nvidia": 2, "amd": 1, "cpu_cores": 16}, ""),  # within the CPU, for its display
+        ({"nvidia": 3}, "NVIDIA's driver has 3 GPUs, and NVML lists 2"),
+        (
+            {"nvidia": 2, "amd": 4},
+            "AMD's driver has 4 GPUs, and an agent shows the GPUs of one maker, here NVIDIA's;"
+            " or name them by declared_gpus",
+        ),
+    ],
+)
+def test_gpus_beyond_those_that_nvml_lists_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: dict[str, int], unseen: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", cast(Any, FakeNvml()))
+    drivers_have(tmp_path, **has)
+
+    found = open_gpus(declared=-1, model="", root=tmp_path)
+
+    assert [gpu.model for gpu in found.read()] == ["NVIDIA H200"] * 2
+    assert (found.told_by, found.unseen) == ("by NVML", unseen)

@@ -43,7 +43,7 @@ def agent_checks(config: AgentConfig) -> Iterator[Check]:
         yield from _memory(config, cgroup, 1)
         return
     with closing(gpus):
-        yield _gpus(config, gpus)
+        yield _gpus(gpus)
         yield from _gpu_fence(config, cgroup, gpus)
         yield from _memory(config, cgroup, sum(len(gpu.devices) for gpu in gpus.read()))
 
@@ -140,17 +140,17 @@ def _cgroup(config: AgentConfig, cgroup: CgroupRoot | None) -> Check:
     return Check(name="cgroups", outcome=Outcome.OK, found=kept)
 
 
-def _gpus(config: AgentConfig, gpus: GpuSense) -> Check:
+def _gpus(gpus: GpuSense) -> Check:
+    found = gpus.read()
     if gpus.unseen:
         advice = "install what is missing, or set declared_gpus"
-        return Check(name="gpus", outcome=Outcome.FAILED, found=gpus.unseen, advice=advice)
-    found = gpus.read()
+        shown = f"{format_count(len(found), 'GPU')} {gpus.told_by}; " if found else ""
+        return Check(name="gpus", outcome=Outcome.FAILED, found=f"{shown}{gpus.unseen}", advice=advice)
     if not found:
         return Check(name="gpus", outcome=Outcome.OK, found="none, and no driver of any")
     models = ", ".join(dict.fromkeys(gpu.model for gpu in found))
-    by = "declared" if config.declared_gpus >= 0 else "by NVML"
     broken = [f"GPU {gpu.index}: {gpu.reason}" for gpu in found if not gpu.healthy]
-    text = f"{format_count(len(found), 'GPU')} {by}: {models}"
+    text = f"{format_count(len(found), 'GPU')} {gpus.told_by}: {models}"
     if broken:
         return Check(name="gpus", outcome=Outcome.WARNING, found=f"{text}; {'; '.join(broken)}", advice="repair these")
     return Check(name="gpus", outcome=Outcome.OK, found=text)
