@@ -10,15 +10,15 @@ from farside.errors import ConfigError
 from farside.scheduler.admission.idle_gpus import IdleRule, IdleRules
 from farside.scheduler.admission.partitions import Partition, Partitions
 from farside.scheduler.admission.rules import Rules, reserve_after
-from farside.scheduler.order.catalog import make_order
+from farside.scheduler.order.catalog import ORDERS, make_order
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.order.yarn import YarnCs
-from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.skew import check_learner
-from farside.scheduler.settings import named_settings
+from farside.scheduler.settings import named_settings, naming
 from farside.scheduler.tenancy import Account, Qos, Tenancy
 
 EMPTY = ManagerConfig().policy_history
@@ -41,7 +41,8 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         reserve_after_s = reserve_after(config.reserve_after_s)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    order = make_order(config.policy, told)
+    with naming("policy_settings" if config.policy in ORDERS and told else "policy"):
+        order = make_order(config.policy, told)
     _refuse_half_a_policy(config, order)
     return Rules(
         order=order,
@@ -54,7 +55,8 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
 
 def _placement_of(config: ManagerConfig | SlurmConfig) -> PlacementPolicy:
     told = config.placement_settings if isinstance(config, ManagerConfig) else ""
-    placement = make_placement(config.placement, named_settings("placement_settings", told))
+    with naming("placement_settings" if config.placement in PLACEMENTS and told else "placement"):
+        placement = make_placement(config.placement, named_settings("placement_settings", told))
     if placement.is_learning:
         check_learner()
     return placement

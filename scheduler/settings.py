@@ -10,7 +10,8 @@ A field of any other type cannot be set from text.
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -61,6 +62,21 @@ def named_settings(of: str, text: str) -> Mapping[str, str]:
             raise ConfigError(f"{of}: '{part}' is not NAME=VALUE")
         told[name.strip()] = value.strip()
     return told
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Errors within begin with the setting that they are about; one that begins with its owner's name stays.
+
+    ``setting``: such as ``policy``, or ``policy_settings``, whose owner is ``policy``.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        text, owner = str(error.args[0]), setting.removesuffix("_settings")
+        if text.startswith((f"{setting}:", f"{owner}:")):
+            raise
+        raise ConfigError(f"{setting}: {text}", hint=error.hint) from error
 
 
 def settings_of(cls: type) -> tuple[str, ...]:

@@ -13,18 +13,17 @@ from farside.config.check import names_in
 from farside.ending import leave_no_core_dump
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
-from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of
+from farside.scheduler.configured_rules import idle_rules_of, partitions_of
 from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.api.process import serve
-from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.colocation.outlook import ColocationRules
 from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
-from farside.scheduler.manager.power.check_setup import power_setup
+from farside.scheduler.manager.named_files import named_files
 from farside.scheduler.manager.processes import Part, Parts, Work
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.housekeeping import keep_house
 from farside.scheduler.manager.store.migrate import upgrade
-from farside.scheduler.sim.learned_before import LearnedBefore, has_lightgbm, learned_before
+from farside.scheduler.sim.learned_before import LearnedBefore, has_lightgbm
 
 # A part's event loop that has not turned for so long hangs.
 HANG_S = {"brain": 60.0, "api": 60.0, "housekeeping": 60.0}
@@ -45,7 +44,7 @@ def run(config: ManagerConfig) -> int:
     leave_no_core_dump()
     # The files that settings name are read once, here. A wrong one is one error before any process is started, and a
     # part that is started again goes on with what was read, whatever has become of the files.
-    before, power, secure = learned_before(config, rules_of(config)), power_setup(config), tls_of(config)
+    read = named_files(config)
     try:
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:
@@ -55,8 +54,8 @@ def run(config: ManagerConfig) -> int:
     # Closed before the parts are forked: each opens connections of its own.
     store.close()
     works: Mapping[str, Work] = {
-        "brain": partial(_scheduler, before=before),
-        "api": partial(serve, power=power, first_tls=secure),
+        "brain": partial(_scheduler, before=read.policy),
+        "api": partial(serve, power=read.power, first_tls=read.tls),
         "housekeeping": keep_house,
     }
     parts = {name: Part(work=work, hang_s=HANG_S[name], load_s=LOAD_S) for name, work in works.items()}

@@ -4,19 +4,20 @@ from collections.abc import Callable
 
 from farside.config.check import names_in
 from farside.config.shared import PowerSettings
+from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import holidays_refused, make_online
 from farside.scheduler.energy.holidays import read_holidays
 from farside.scheduler.energy.learning_policy import LearningPolicy
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.power.fleet import FleetRules
-from farside.scheduler.settings import named_settings
+from farside.scheduler.settings import named_settings, naming
 
 
 def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None:
     """Function that builds the configured energy policy for a number of nodes; None with ``none``.
 
     Raises:
-        ConfigError: It, its settings or the file of holidays can't be used.
+        ConfigError: It, its settings or the file of holidays can't be used, or these are given with ``none``.
         Unavailable: It makes forecasts, and LightGBM is not installed.
     """
     settings = named_settings("power_settings", config.power_settings)
@@ -24,9 +25,13 @@ def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None
     if config.power == "none":
         if is_told:
             check_holidays(make_online("none", {}), "power = none", of="holidays_file")
+        if settings:
+            hint = "leave them out, or name a policy: power = vanilla, rule, ces or paper"
+            raise ConfigError("power_settings: are for an energy policy, and power = none is none", hint=hint)
         return None
     holidays = read_holidays(config.holidays_file) if is_told else frozenset[int]()
-    make_policy = make_online(config.power, settings, config.power_step_s, holidays)
+    with naming("power_settings" if settings else "power"):
+        make_policy = make_online(config.power, settings, config.power_step_s, holidays)
     if is_told:
         check_holidays(make_policy, config.power, of="holidays_file", settings="in power_settings")
     return make_policy

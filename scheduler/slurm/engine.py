@@ -21,10 +21,10 @@ from farside.ending import on_end_signals
 from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
-from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
+from farside.scheduler.configured_rules import left_out_over_slurm
 from farside.scheduler.explain import expectation_lines
 from farside.scheduler.predict.fit_process import Fitter
-from farside.scheduler.sim.learned_before import has_lightgbm, learned_before
+from farside.scheduler.sim.learned_before import has_lightgbm
 from farside.scheduler.slurm.action import (
     JobAction,
     Line,
@@ -35,6 +35,7 @@ from farside.scheduler.slurm.action import (
     SlurmAction,
     told,
 )
+from farside.scheduler.slurm.check_settings import NICE, checked_settings
 from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, without_mark
 from farside.scheduler.slurm.domain import Group, groups_of
@@ -52,7 +53,6 @@ MOST_REFUSALS = 3
 # Jobs of the queue in `farside slurm status`: enough to see the order, short enough for a terminal.
 SHOWN_JOBS = 20
 DAY_S = 86400.0
-NICE = "nice"
 NO_TREES = "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"
 
 _log = get_log("slurm")
@@ -104,17 +104,6 @@ def listed(config: SlurmConfig) -> tuple[str, ...]:
     return tuple(names_in(config.partitions))
 
 
-def check_rights(config: SlurmConfig) -> None:
-    """Refuse what asks for the rights that ``order_by = "nice"`` does without: holding and requeueing.
-
-    Raises:
-        ConfigError: It asks for them.
-    """
-    if config.order_by == NICE and (config.gate or config.preempt):
-        hint = "both need an operator's rights"
-        raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
-
-
 class Engine:
     """One engine over one Slurm.
 
@@ -132,10 +121,9 @@ class Engine:
         self._mode = mode
         self._slurm = slurm
         self._now_s = now_s
-        before = learned_before(config, rules_of(config))
+        before = checked_settings(config)
         self._rules = before.rules
         self._has_no_trees = before.is_timed and not has_lightgbm()
-        check_rights(config)
         self._state_files = StateFiles(config.state_dir)
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)

@@ -249,5 +249,5 @@ def test_slurm_is_asked_and_its_answer_told(tmp_path: Path) -> None:
 
     found = checks(config, environment={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
 
-    assert "nice goes with neither gate nor preempt" in found["policy"]["found"]
+    assert "nice goes with neither gate nor preempt" in found["rights"]["found"]
     assert "Unable to contact slurm controller" in found["slurm"]["found"]

@@ -129,6 +129,54 @@ def test_config_check_refuses_a_policy_that_the_manager_would_refuse(tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("slurm", 'order_by = "nice"\ngate = true', ["order_by: nice goes with neither gate nor preempt; "]),
+        ("slurm", 'power = "ces"\npower_settings = "bogus=1"', ["power_settings: ces: no setting 'bogus'; "]),
+        ("slurm", 'policy = "timeshare"', ["policy: timeshare takes turns by preemption, and preempt is off; "]),
+        ("slurm", 'power_settings = "bogus=1"', ["power_settings: are for an energy policy, and power = none "]),
+        ("manager", 'holidays_file = "/gone"', ["holidays_file: is for forecasts, and power = none makes none; "]),
+        ("manager", 'power_settings = "x=1"', ["power_settings: are for an energy policy, and power = none "]),
+        (
+            "manager", 'power = "ces"\npower_drivers = "/gone"\ntls_cert = "/cert.pem"\ntls_key = "/key.pem"\n'
+            'policy_settings = "nosuch=2"',
+            ["policy_settings: las: no setting 'nosuch'; ", "/gone", "/cert.pem"],
+        ),
+        ("manager", 'placement = "skew"\nplacement_settings = "packlimit=2"', ["placement_settings: skew: "]),
+        ("manager", 'policy = "nosuch"\npolicy_settings = "a=1"', ["policy: no policy 'nosuch'; "]),
+    ],
+)  # fmt: skip
+def test_config_check_prints_each_line_with_which_a_program_would_refuse_to_start(
+    tmp_path: Path, name: str, text: str, said: list[str]
+) -> None:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(f"{text}\n" + ('partitions = "gpu"\n' if name == "slurm" else ""))
+
+    done = CliRunner().invoke(app, ["config", "check", str(path)])
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(said)
+    for line, begin in zip(lines, said, strict=True):
+        assert line.startswith(f"farside: {path}: ")
+        assert begin in line
+
+
+def test_config_check_names_the_file_of_the_setting_that_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "ETC", tmp_path)
+    (tmp_path / "manager.toml").write_text('policy = "srtf"\n')
+    (tmp_path / "manager.d").mkdir()
+    site = tmp_path / "manager.d" / "site.toml"
+    site.write_text('policy_settings = "nosuch=2"\n')
+
+    done = CliRunner().invoke(app, ["config", "check", "--for", "manager"])
+
+    assert done.stderr.startswith(f"farside: {site}: policy_settings: srtf: no setting 'nosuch'; ")
+
+
 def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

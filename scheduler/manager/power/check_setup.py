@@ -61,8 +61,8 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
         ConfigError: A setting, the policy or a driver can't be used.
         Unavailable: The policy makes forecasts, and LightGBM is not installed.
     """
-    every_s = min(EVERY_S, config.power_poll_s)
-    if config.power == "none":
+    every_s, make_policy = min(EVERY_S, config.power_poll_s), online_policy(config)
+    if make_policy is None:
         return PowerSetup(policy="none", is_dry_run=False, every_s=every_s, idle_w=config.idle_w)
     drivers = read_drivers(config.power_drivers)
     for name, driver in drivers.items():
@@ -84,7 +84,7 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
         policy=config.power,
         is_dry_run=config.power_dry_run,
         drivers=drivers,
-        make_policy=online_policy(config),
+        make_policy=make_policy,
         # Co-located jobs are not the energy policy's to foresee: their nodes would look idle to it.
         rules=replace(rules, always_on=rules.always_on | set_aside),
         set_aside=set_aside,

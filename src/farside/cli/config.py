@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,7 +55,7 @@ def check(
                 for warning in loaded.warnings:
                     note(f"warning: {warning}")
                 _hold_to_machine(loaded)
-                _hold_to_policies(loaded)
+                _hold_to_start(loaded)
         except ConfigProblems as error:
             problems += error.problems
         else:
@@ -97,25 +98,46 @@ def _hold_to_machine(loaded: "Effective[Any]") -> None:
         raise ConfigProblems([f"{source}: disk_path: {path} is neither a file nor a block device; name one of these"])
 
 
-def _hold_to_policies(loaded: "Effective[Any]") -> None:
-    """Raises ConfigProblems for what the program would refuse of policy, placement, past jobs or model at its start."""
-    from farside.config import ManagerConfig, SlurmConfig
+def _hold_to_start(loaded: "Effective[Any]") -> None:
+    """Raises ConfigProblems for what manager or engine over Slurm would refuse at its start of policies and files."""
     from farside.config.load import ConfigProblems
     from farside.errors import FarsideError
 
-    config = loaded.config
-    if not isinstance(config, ManagerConfig | SlurmConfig):
-        return
-    try:
-        from farside.scheduler.configured_rules import rules_of
-    except ModuleNotFoundError:  # a machine without numpy: neither program runs there
-        return
-    try:
-        from farside.scheduler.sim.learned_before import learned_before
+    problems = []
+    for about, check in _start_checks(loaded.config).items():
+        try:
+            check(loaded.config)
+        except FarsideError as error:
+            problems.append(f"{_source_of(loaded, about, str(error))}: {error}")
+    if problems:
+        raise ConfigProblems(problems)
 
-        learned_before(config, rules_of(config))
-    except FarsideError as error:
-        raise ConfigProblems([f"{loaded.sources['policy']}: {error}"]) from error
+
+def _start_checks(config: object) -> Mapping[str, Callable[[Any], object]]:
+    from farside.config import ManagerConfig, SlurmConfig
+
+    try:
+        if isinstance(config, ManagerConfig):
+            from farside.scheduler.manager.named_files import READERS
+
+            return READERS
+        if isinstance(config, SlurmConfig):
+            from farside.scheduler.slurm.check_settings import CHECKS
+
+            return CHECKS
+    except ModuleNotFoundError:  # a machine without numpy: neither program runs there
+        pass
+    return {}
+
+
+# By what a check is about, the setting whose source is named where its message begins with none.
+_SETTINGS = {"policy": "policy", "rights": "order_by", "power": "power", "tls": "tls_cert"}
+
+
+def _source_of(loaded: "Effective[Any]", about: str, text: str) -> str:
+    """Where the setting that a message begins with was given."""
+    found = re.match(r"\w+", text)
+    return loaded.sources[found[0] if found and found[0] in loaded.sources else _SETTINGS[about]]
 
 
 def groups(files: Sequence[Path], program: Program | None) -> list[tuple[Program, list[Path]]]:

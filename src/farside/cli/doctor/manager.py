@@ -13,28 +13,24 @@ from farside.cli.doctor.places import folder_checks, is_served, listen_checks
 from farside.cli.doctor.trees import trees_checks
 from farside.config import ManagerConfig
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.scheduler.configured_rules import rules_of
-from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.auth.token_file import read_tokens
 from farside.scheduler.manager.decider.scheduler_process import ASK
-from farside.scheduler.manager.power.check_setup import power_setup
+from farside.scheduler.manager.named_files import READERS
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import check_readable
-from farside.scheduler.sim.learned_before import learned_before
 from farside.units import format_count
 
 
 def manager_checks(config: ManagerConfig) -> Iterator[Check]:
     """One line for each thing that the manager needs, with what it found."""
-    # With past jobs and model, where the settings name them.
-    yield checked("policy", partial(_learned, config), f"{config.policy}, placement {config.placement}")
-    yield checked("power", lambda: power_setup(config), f"policy {config.power}")
-    tls = (
-        f"certificate {config.tls_cert}"
-        if config.tls_cert.is_absolute()
-        else "none; other machines need it, or a token"
-    )
-    yield checked("tls", lambda: tls_of(config), tls)
+    has_tls = config.tls_cert.is_absolute()
+    shown = {
+        "policy": f"{config.policy}, placement {config.placement}",
+        "power": f"policy {config.power}",
+        "tls": f"certificate {config.tls_cert}" if has_tls else "none; other machines need it, or a token",
+    }
+    for about, read in READERS.items():
+        yield checked(about, partial(read, config), shown[about])
     yield from _tokens(config)
     yield from folder_checks("state_dir", config.state_dir)
     is_running = is_served(config.state_dir / ASK)
@@ -51,10 +47,6 @@ def _munge(config: ManagerConfig) -> Iterator[Check]:
     if config.auth == "munge" and not is_served(config.munge_socket):
         found = f"munge_socket {config.munge_socket}: no munged listens there, so no user of another machine gets in"
         yield Check(name="munge", outcome=Outcome.WARNING, found=found, advice="systemctl enable --now munge")
-
-
-def _learned(config: ManagerConfig) -> object:
-    return learned_before(config, rules_of(config))
 
 
 def _tokens(config: ManagerConfig) -> Iterator[Check]:

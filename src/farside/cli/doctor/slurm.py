@@ -9,31 +9,25 @@ from farside.cli.doctor.places import folder_checks, is_served, listen_checks
 from farside.cli.doctor.trees import trees_checks
 from farside.config import SlurmConfig
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.scheduler.configured_rules import rules_of
-from farside.scheduler.power.rules import online_policy
-from farside.scheduler.sim.learned_before import learned_before
+from farside.scheduler.slurm.check_settings import CHECKS
 from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.domain import groups_of
-from farside.scheduler.slurm.engine import check_rights, listed
+from farside.scheduler.slurm.engine import listed
 from farside.scheduler.slurm.power import check_power_saving
 from farside.units import format_count
 
 
 def slurm_checks(config: SlurmConfig) -> Iterator[Check]:
     """One line for each thing that the engine needs, with what it found."""
-    yield checked("policy", partial(_check_settings, config), f"{config.policy}, power {config.power}")
+    for about, check in CHECKS.items():
+        shown = {"policy": config.policy, "rights": f"order_by {config.order_by}", "power": f"policy {config.power}"}
+        yield checked(about, partial(check, config), shown[about])
     yield from folder_checks("state_dir", config.state_dir)
     yield from trees_checks(config)
     is_running = is_served(config.admin_socket)
     yield from listen_checks("admin_socket", [f"unix:{config.admin_socket}"], is_running=is_running)
     found, wrong = tried("slurm", lambda: asyncio.run(_asked(config)))
     yield from [wrong] if wrong else found or ()
-
-
-def _check_settings(config: SlurmConfig) -> None:
-    learned_before(config, rules_of(config))
-    check_rights(config)
-    online_policy(config)
 
 
 async def _asked(config: SlurmConfig) -> list[Check]:
