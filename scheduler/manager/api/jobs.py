@@ -61,6 +61,7 @@ from farside.scheduler.manager.view.view import (
 from farside.units import format_bytes
 
 EXPLAIN_LIMIT_S, EXPECTED_LIMIT_S = 5.0, 2.0
+_NO_ANSWER = "the scheduler process does not answer"
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 # What may be asked of the first job that was taken, as OpenAPI says it.
@@ -193,11 +194,11 @@ async def show(job: OwnJob, sight: CallersSight, shared: Shared) -> Response:
 
 
 async def _expected(job: LiveJob, shared: Context) -> Expected:
-    """What the scheduler process expects of a job; nothing while it does not answer."""
+    """What the scheduler process expects of a job, or that it does not answer: the job is shown all the same."""
     try:
         told = await admin.ask(shared.folder / ASK, "expected", timeout_s=EXPECTED_LIMIT_S, job_id=job.job_id)
-    except FarsideError:
-        return NOTHING_EXPECTED
+    except FarsideError as error:
+        return Expected(expected_problem=f"{_NO_ANSWER}: {error}")
     return msgspec.convert(told, Expected)
 
 
@@ -214,7 +215,7 @@ async def explain(job: OwnJob, sight: CallersSight, shared: Shared) -> Response:
     try:
         told = await admin.ask(shared.folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
     except FarsideError as error:
-        raise HTTPException(503, f"the scheduler process does not answer: {error}") from error
+        raise HTTPException(503, f"{_NO_ANSWER}: {error}") from error
     told["lines"] = [*map(sight.words, told["lines"]), *explain_turns(shared.overviews.turns(), job.job_id)]
     return answer(told)
 

@@ -117,12 +117,14 @@ class Expected(Struct, frozen=True, kw_only=True):
     """What a job is expected to take in all, where the policy asks for that; null where nothing is known.
 
     ``expected_error``: half of such estimates were off by no more than this factor lately. ``expected_from_jobs``: how
-    many ended jobs the estimate comes from.
+    many ended jobs the estimate comes from. ``expected_problem``: why nobody could be asked, so that all are null
+    though they may be known; empty: they are as the scheduler process says.
     """
 
     expected_s: float | None = None
     expected_error: float | None = None
     expected_from_jobs: int | None = None
+    expected_problem: str = ""
 
 
 NOTHING_EXPECTED = Expected()
@@ -165,6 +167,7 @@ class JobInFull(Job, frozen=True, kw_only=True):
     expected_s: float | None
     expected_error: float | None
     expected_from_jobs: int | None
+    expected_problem: str
     profile: Profile | None
     idle_gpus: IdleGpus | None
     recalls: tuple[Recall, ...]

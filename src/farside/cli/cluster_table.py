@@ -275,6 +275,8 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     yield f"  GPUs      {job['gpus']}, held for {format_seconds(job['held_s'])} in all"
     if (expected_s := job.get("expected_s")) is not None:
         yield f"  expected  {_expected_words(job, expected_s)}"
+    elif problem := job.get("expected_problem"):
+        yield f"  expected  nobody could be asked: {problem}"
     often = {"preempted": job["preemptions"], "failed": job["failures"]}
     counts = ", ".join(f"{what} {format_count(count, 'time')}" for what, count in often.items())
     yield f"  starts    {job['starts']}, {counts}"

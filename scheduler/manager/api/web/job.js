@@ -82,6 +82,7 @@ function facts(job) {
     ["Nodes", job.nodes.join(", ") || "none yet"],
     ["Starts", `${job.starts}, preempted ${many(job.preemptions, "time")}, failed ${many(job.failures, "time")}`],
     ...(job.expected_s === null ? [] : [["Expected", expected(job)]]),
+    ...(job.expected_problem ? [["Expected", `nobody could be asked: ${job.expected_problem}`]] : []),
     ...job.recalls.map((one) => ["Memory recalled", recall(one)]),
     ...(job.idle_gpus ? [["Idle GPUs", idle(job.idle_gpus)]] : []),
     ...job.ended_starts.filter((one) => one.iteration_s !== null).map((one) => [`Start ${one.start}`, iterations(one)]),
