@@ -100,7 +100,11 @@ def test_a_job_calls_only_nodes_that_will_do() -> None:
     [
         ({"features": ("nvlink",)}, "features: no node has nvlink; there are ib"),
         ({"nodes": ("n9",)}, "nodes: there is no node n9; `farside nodes` lists those that have joined"),
-        ({"exclude": ("n9",)}, "exclude: there is no node n9; `farside nodes` lists those that have joined"),
+        (
+            {"exclude": ("n9",)},
+            "exclude: there is no node n9, and as a feature no node has it; `farside nodes` lists nodes, "
+            "and of features there are ib",
+        ),
         ({"nodes": ("n1",)}, "nodes: n1 is not in partition a; its partition is b"),
         ({"features": ("ib",), "gpus": 8}, "gpus: it asks for 8, and partition a has 4 with ib; ask for fewer"),
         ({"exclude": ("n0",)}, "gpus: it asks for 1, and partition a has none without n0; ask for others"),
@@ -120,7 +124,7 @@ def test_without_any_features_a_job_that_asks_for_one_is_told_so() -> None:
     spec = JobSpec(argv=("true",), features=("ib",))
 
     assert cluster_problems(spec, a_world(n0=()).state, user="ann", partitions=NO_PARTITIONS) == [
-        "features: no node has ib; none has any"
+        "features: no node has ib; there are none"
     ]
 
 

@@ -105,7 +105,8 @@ def test_what_no_node_has_is_refused_with_what_there_is() -> None:
 
     assert problems(features=["rack:r9"]) == ["features: no node has rack:r9; there are rack:r0, rack:r1"]
     assert problems(exclude=["rack:r9"]) == [
-        "exclude: there is no node rack:r9; `farside nodes` lists those that have joined"
+        "exclude: there is no node rack:r9, and as a feature no node has it; `farside nodes` lists nodes, "
+        "and of features there are rack:r0, rack:r1"
     ]
     assert problems(exclude=["rack:r1"]) == []
     assert problems(exclude=["rack:r1"], gpus=8) == [

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -391,20 +391,21 @@ def choice_problems(spec: JobSpec, state: LiveState, partitions: Partitions) -> 
     """What a job names that is not there: a node, or a feature that nobody has."""
     problems = []
     features = {one for node in state.nodes.values() for one in node.labels}
-    others: Mapping[str, Collection[str]] = {"nodes": (), "exclude": features}
-    for key, known in others.items():
-        names = (name for name in getattr(spec, key) if name not in state.nodes and name not in known)
-        unknown = next(names, None)
-        if unknown is not None:
-            problems.append(f"{key}: there is no node {unknown:.60}; `farside nodes` lists those that have joined")
+    has = f"there are {', '.join(sorted(features))}" if features else "there are none"
+    unknown = next((name for name in spec.nodes if name not in state.nodes), None)
+    if unknown is not None:
+        problems.append(f"nodes: there is no node {unknown:.60}; `farside nodes` lists those that have joined")
+    unknown = next((name for name in spec.exclude if name not in state.nodes and name not in features), None)
+    if unknown is not None:
+        words = f"there is no node {unknown:.60}, and as a feature no node has it"
+        problems.append(f"exclude: {words}; `farside nodes` lists nodes, and of features {has:.300}")
     other = next((name for name in spec.nodes if partitions.owner_of(name) != spec.partition), None)
     if other is not None and other in state.nodes:
         has = partitions.owner_of(other) or "none"
         problems.append(f"nodes: {other} is not in partition {spec.partition}; its partition is {has}")
     nobodys = next((name for name in spec.features if name not in features), None)
     if nobodys is not None:
-        there = f"there are {', '.join(sorted(features))}" if features else "none has any"
-        problems.append(f"features: no node has {nobodys:.60}; {there:.300}")
+        problems.append(f"features: no node has {nobodys:.60}; {has:.300}")
     return problems
 
 
