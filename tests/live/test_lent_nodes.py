@@ -81,6 +81,56 @@ def test_a_job_that_would_keep_an_owner_waiting_is_no_guest_and_is_told_so(refus
     assert f"it borrows no idle nodes of other partitions{why}" in w.decider.why(job, w.now_s, str)
 
 
+def lender_lines(w: World, job: str) -> list[str]:
+    return [line for line in w.decider.why(job, w.now_s, str) if line.startswith("partition") and "lend" in line]
+
+
+def test_a_lender_that_has_too_few_free_gpus_or_jobs_that_wait_is_named() -> None:
+    w = a_world()
+    w.submit(4, partition="a")
+    w.submit(2, partition="b")
+    job = w.submit(3, **GUEST)
+    few = lender_lines(w, job)
+    w.submit(4, partition="b")
+
+    assert w.phase(job) is Phase.WAITING
+    assert few == ["partition b lends it nothing: it needs 3 GPUs, and 2 GPUs there are free"]
+    assert lender_lines(w, job) == ["partition b lends it nothing: jobs of its own wait"]
+
+
+def test_each_lender_has_its_reason_and_who_borrows_none_anyway_is_told_that_alone() -> None:
+    rows = (
+        PartitionRow(name="a", nodes="n0"),
+        PartitionRow(name="b", nodes="n1", lend_grace_s=10),
+        PartitionRow(name="c", nodes="n2", lend_grace_s=60),
+        PartitionRow(name="d", nodes="n3", lend_grace_s=60),
+    )
+    w = World(rules(), nodes=4, gpus=4, partitions=partitions_of(replace(LENDS, partition=rows)))
+    w.submit(4, partition="a")
+    for lender in ("c", "d"):
+        w.submit(4, partition=lender)
+    job = w.submit(2, **GUEST)
+    never = w.submit(2, partition="a", preemptible=False)
+
+    assert lender_lines(w, job) == [
+        "partition b lends it nothing: its grace is 30 s, and 10 s is the most there",
+        "partitions c, d lend it nothing: it needs 2 GPUs, and 0 GPUs there are free",
+    ]
+    assert lender_lines(w, never) == []
+
+
+def test_a_lender_with_room_says_who_is_in_the_way() -> None:
+    w = a_world()
+    w.submit(4, partition="a")
+    first = w.submit(4, partition="a", preemptible=False)
+    second = w.submit(1, **GUEST)
+
+    assert (w.phase(first), w.phase(second)) == (Phase.WAITING, Phase.WAITING)
+    assert lender_lines(w, second) == [
+        "partition b lends it nothing: there is room, and only the first in line borrows"
+    ]
+
+
 def test_a_partition_without_a_lend_grace_lends_nothing_and_may_borrow() -> None:
     one = (PartitionRow(name="a", nodes="n0"), PartitionRow(name="b", nodes="n1", lend_grace_s=30))
     w = a_world(config=replace(LENDS, partition=one))

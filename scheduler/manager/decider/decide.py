@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from farside.scheduler.admission.idle_gpus import NO_IDLE_RULES, IdleRules
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partitions
-from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.domain import Domain, Rules, lenders_to
 from farside.scheduler.explain import explain
 from farside.scheduler.manager.aggregation.decide import AggregationRules
 from farside.scheduler.manager.aggregation.decide import next_events as aggregation_events
@@ -35,7 +35,7 @@ from farside.scheduler.manager.decider.placement_reason import packlimits, why_t
 from farside.scheduler.manager.decider.planner import Planner
 from farside.scheduler.manager.decider.recall import awaited_recalls, next_end_s, recall_lines
 from farside.scheduler.manager.decider.timers import EDGE_S
-from farside.scheduler.manager.decider.unavailable_nodes import out_of_service, partition_lines
+from farside.scheduler.manager.decider.unavailable_nodes import lender_lines, out_of_service, partition_lines
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
@@ -273,10 +273,12 @@ class Decider:
             return colocated.explain(self.state, now_s, self._colocation, job)
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
-            waits = (*explain(self._planner.domain_of(job), row, now_s, clock), *expected_lines(self.times, job))
+            domain = self._planner.domain_of(job)
+            waits = (*explain(domain, row, now_s, clock), *expected_lines(self.times, job))
             name = partition_of(job, self._partitions)
             own = (node for node in self.state.nodes.values() if self._partitions.owner_of(node.name) == name)
-            return (*waits, *partition_lines(self.state, self._partitions, job), *out_of_service(own, job))
+            lent = lender_lines(domain, row, lenders_to(domain, self.domains.values()), now_s)
+            return (*waits, *partition_lines(self.state, self._partitions, job), *lent, *out_of_service(own, job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" if place.gpus else place.node for place in job.places)
             if awaited_recalls(job, now_s):

@@ -1,12 +1,13 @@
 """Nodes that a waiting job could use but that take no jobs now: which, why, and what makes them available. PURE.
 
-And the nodes of its partition.
+And the nodes of its partition, and of partitions that lend theirs.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from farside.scheduler.admission.partitions import Partitions
+from farside.scheduler.domain import Domain
 from farside.scheduler.manager.decider.adapter import partition_of
 from farside.scheduler.manager.decider.domains import home_of
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
@@ -67,6 +68,40 @@ def _why_no_guest(partitions: Partitions, name: str, job: LiveJob) -> Iterator[s
     if job.spec.grace_s > longest_s:
         asked, most = format_seconds(job.spec.grace_s), format_seconds(longest_s)
         yield f"it borrows no idle nodes of other partitions: its grace is {asked}, and they lend for {most} at most"
+
+
+def lender_lines(domain: Domain, row: int, lenders: Sequence[Domain], now_s: float) -> Iterator[str]:
+    """Why partitions that lend lend nothing to a waiting job, which is in ``row`` of its ``domain``; as in a cycle."""
+    job, found = domain.jobs[row], dict[str, list[str]]()
+    if not job.preemptible or all(job.grace_s > lender.lend_grace_s for lender in lenders):
+        return  # that is said already
+    for lender in lenders:
+        found.setdefault(_why_not_of(domain, row, lender, now_s), []).append(lender.name)
+    for why, names in found.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        whose = (
+            f"partition {names[0]} lends" if len(names) == 1 else f"partitions {', '.join(names[:NAMED])}{more} lend"
+        )
+        yield f"{whose} it nothing: {why}"
+
+
+def _why_not_of(domain: Domain, row: int, lender: Domain, now_s: float) -> str:
+    job, demand = domain.jobs[row], domain.demands[domain.groups[row]]
+    if job.grace_s > lender.lend_grace_s:
+        return (
+            f"its grace is {format_seconds(job.grace_s)}, and {format_seconds(lender.lend_grace_s)} is the most there"
+        )
+    if len(lender.waiting):
+        return "jobs of its own wait"
+    free = lender.ledger.free_gpus
+    if free < demand.gpus:
+        has = f"{format_count(free, 'GPU')} there {'is' if free == 1 else 'are'} free"
+        return f"it needs {format_count(demand.gpus, 'GPU')}, and {has}"
+    if lender.book.place_demand(demand, job.limit_s, now_s) is None:
+        return "the free GPUs there do not suit it, or are not together"
+    if domain.traits.is_strict:
+        return "there is room, and only the first in line borrows"
+    return "there is room, and the next cycle looks"
 
 
 def _why(node: LiveNode) -> str:
