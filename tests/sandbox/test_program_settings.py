@@ -44,6 +44,12 @@ def test_tables_are_written_as_they_are_given(tmp_path: Path) -> None:
         ("manager.policies=las", "--set manager.policies: "),
         ("manager.min_run_s=soon", "--set manager.min_run_s: "),
         ("manager.listen=[]", "--set manager.listen: the sandbox sets this itself"),
+        (
+            'manager.policy="fifo"\nnode="x"',
+            "--set manager.policy: is more than one value; give each setting by a --set",
+        ),
+        ('manager.policy="fifo"\n[table]', "--set manager.policy: is more than one value"),
+        ("manager.policy=fifo\nnode=x", "--set manager.policy: "),
         ("blockdev.size_bytes=1GiB", "--set blockdev.size_bytes: the sandbox sets this itself; use --size"),
     ],
 )

@@ -70,10 +70,13 @@ def _checked(program: str, name: str, text: str) -> str:
     if name in _OPTIONS:
         raise ConfigError(f"{where}: the sandbox sets this itself", hint=f"use {_OPTIONS[name]}")
     try:
-        value: object = tomllib.loads(f"value = {text}")["value"]
+        read = tomllib.loads(f"value = {text}")
     # RecursionError: tomllib calls itself for each bracket within a bracket.
-    except (tomllib.TOMLDecodeError, KeyError, RecursionError):
-        value, text = text, json.dumps(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        read, text = {"value": text}, json.dumps(text)
+    if [*read] != ["value"]:  # after the end of its line another setting begins
+        raise ConfigError(f"{where}: is more than one value", hint="give each setting by a --set of its own")
+    value: object = read["value"]
     try:
         convert(known[name], value)
     except ValueError as error:
