@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from farside.scheduler.manager.api.limit.body_size import COMMON_BYTES
+from farside.scheduler.manager.model.spec import spec_problems
 from farside.scheduler.manager.view.deployments import (
     DEPLOYMENTS_MAX,
     FORGOTTEN_S,
@@ -15,7 +18,7 @@ from farside.scheduler.manager.view.deployments import (
 )
 from farside.scheduler.manager.view.usage import By, usage_of
 from tests.live.test_api import OTHER, THIRD, Api, api_test
-from tests.live.world import World, rules
+from tests.live.world import World, rules, submitted_spec
 
 MODEL: dict[str, Any] = {
     "name": "net", "slo_ms": 100, "rate": 20.0, "planned_rate": 25.0, "p99_ms": 40.0, "met": 5, "violated": 1,
@@ -109,6 +112,44 @@ def test_what_is_not_told_again_is_forgotten_and_there_are_so_many_at_most() -> 
 
 def test_a_report_may_be_as_large_as_the_manager_takes() -> None:
     assert REPORT_BYTES_MAX == COMMON_BYTES
+
+
+def test_the_leases_of_a_deployment_are_served_while_its_front_is_heard(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        clock, fronts = api.log.clock, api.sessions.fronts
+        begun_s = fronts.served_s(OTHER.pw_name, "vision")
+        before_s = clock.now_s()
+        await api.as_uid(OTHER.pw_uid).put("/v1/deployments/vision", json=TOLD)
+        told_s = fronts.served_s(OTHER.pw_name, "vision")
+        refused = await api.as_uid(OTHER.pw_uid).put("/v1/deployments/vision", json={**TOLD, "front": "elsewhere"})
+
+        assert begun_s <= before_s <= told_s <= clock.now_s()
+        assert refused.status_code == 409
+        assert fronts.served_s(OTHER.pw_name, "vision") == told_s
+        assert fronts.served_s(THIRD.pw_name, "vision") == fronts.served_s(OTHER.pw_name, "speech") == begun_s
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({"gpus": 8, "time_limit_s": 60}, "a lease is one process with 1 GPU, and this job has 8 GPUs"),
+        (
+            {"roles": [{"name": "w", "count": 1, "gpus": 1, "argv": ["true"]}], "argv": [], "time_limit_s": 60},
+            "a lease is one process with 1 GPU, and this job has roles",
+        ),
+        ({"gpus": 1}, "a lease has a time limit, and this job has none"),
+    ],
+)
+def test_a_job_that_is_no_lease_names_no_deployment(told: dict[str, Any], line: str) -> None:
+    base = {"argv": ["true"], "deployment": "vision"}
+    told = {key: value for key, value in (base | told).items() if value != []}
+
+    (problem,) = spec_problems(submitted_spec(told))
+
+    assert problem.startswith(f"deployment: {line}; ")
+    assert not [*spec_problems(submitted_spec({**base, "time_limit_s": 60}))]
 
 
 def test_gpu_hours_of_deployments_are_those_of_their_jobs_alone() -> None:

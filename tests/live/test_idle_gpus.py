@@ -1,5 +1,6 @@
 """Jobs whose GPUs are idle: who is warned, who is ended when, and what is never taken for idleness."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -25,6 +26,7 @@ from farside.scheduler.manager.model.event import (
     TaskIdle,
     TaskPhase,
 )
+from farside.scheduler.manager.model.presence import LEASE_GRACE_S
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.nodes.dispatch import AgentLine
@@ -46,6 +48,7 @@ class Cluster(World):
         busy: Percent by node and GPU; a GPU that is not here is idle.
         ahead_s: By node, how much its clock is before the manager's.
         seen: By node, its samples: when, and how busy its busiest GPU was.
+        fronts: By user and deployment when its front told of itself last.
     """
 
     def __init__(self, idle: IdleRules = RULES, *, nodes: int = 1, tells: bool = True, uuid: bool = True) -> None:
@@ -56,6 +59,7 @@ class Cluster(World):
         self.histories: dict[str, LoadHistory] = {}
         self.lines: dict[str, AgentLine] = {}
         self.tells = tells
+        self.fronts: dict[tuple[str, str], float] = {}
         for at in range(nodes):
             name = f"n{at}"
             gpus = tuple(
@@ -85,7 +89,7 @@ class Cluster(World):
     def report(self, node: str) -> None:
         if node not in self.lines:
             hello = structs.replace(FakeNode(node).hello(), at_s=self.now_s + self.ahead_s.get(node, 0.0))
-            self.lines[node] = AgentLine(hello, "h", idle=self.idle, now_s=self.now_s)
+            self.lines[node] = AgentLine(hello, "h", idle=self.idle, now_s=self.now_s, served_s=self.served_s)
         said = m.Report(
             seq=1, at_s=self.now_s + self.ahead_s.get(node, 0.0), headroom_bytes=1 << 36, psi=m.Psi(), tasks=(),
             gpus=self.state.nodes[node].gpus, loads=self.histories[node].loads(self.now_s),
@@ -93,6 +97,15 @@ class Cluster(World):
         for event in self.lines[node].reported(self.state, said, self.now_s):
             self.tell(event)
         self.settle()
+
+    def served_s(self, user: str, deployment: str) -> float:
+        return self.fronts.get((user, deployment), -math.inf)
+
+    def serve_s(self, seconds: float, user: str = "ann", deployment: str = "chat") -> None:
+        """Time passes in which the front of a deployment tells of itself, and nobody uses a GPU."""
+        for _ in range(round(seconds / STEP_S)):
+            self.fronts[user, deployment] = self.now_s + STEP_S
+            self.idle_s(STEP_S)
 
     def idle_s(self, seconds: float, *, away: Sequence[str] = (), cut: Sequence[str] = ()) -> None:
         """Time passes. Agents that are ``away`` do nothing, those that are ``cut`` off sample and reach nobody."""
@@ -433,14 +446,59 @@ def test_who_says_that_it_is_ready_after_the_warning_is_not_spared_by_that() -> 
     assert cluster.sound()
 
 
-def test_a_lease_of_a_deployment_is_exempt_and_says_so() -> None:
+def test_a_lease_is_exempt_while_its_front_tells_of_itself_and_says_so() -> None:
     cluster = Cluster()
-    job = cluster.running(deployment="chat")
+    job = cluster.running(deployment="chat", user="ann")
 
-    cluster.idle_s(300)
+    cluster.serve_s(600)
 
-    assert (cluster.job(job).idle, cluster.phase(job)) == (None, Phase.RUNNING)
-    assert "its GPUs may be idle: it is a lease of a deployment" in cluster.decider.why(job, cluster.now_s, str)
+    assert (cluster.job(job).idle, cluster.phase(job), cluster.events(TaskIdle)) == (None, Phase.RUNNING, [])
+    said = "its GPU may be idle while the front of deployment chat tells the manager of itself, and 5 min longer"
+    assert said in cluster.decider.why(job, cluster.now_s, str)
+
+
+@pytest.mark.parametrize("front", [None, ("bob", "chat"), ("ann", "other")])
+def test_a_job_that_only_names_a_deployment_is_judged_as_any_other(front: tuple[str, str] | None) -> None:
+    """One word in a job file took its GPUs from the rule."""
+    cluster = Cluster()
+    job = cluster.running(deployment="chat", user="ann")
+
+    for _ in range(24):
+        if front is not None:
+            cluster.fronts[front] = cluster.now_s
+        cluster.idle_s(5)
+
+    assert (cluster.phase(job), cluster.job(job).stop_cause) == (Phase.STOPPING, StopCause.IDLE_GPUS)
+    assert cluster.sound()
+
+
+def test_a_front_that_is_down_for_a_moment_costs_its_leases_nothing() -> None:
+    cluster = Cluster()
+    job = cluster.running(deployment="chat", user="ann")
+
+    for _ in range(3):
+        cluster.serve_s(10)
+        cluster.idle_s(LEASE_GRACE_S - STEP_S)
+
+    assert (cluster.job(job).idle, cluster.events(TaskIdle)) == (None, [])
+
+
+def test_a_lease_without_its_front_is_judged_from_its_last_word_and_spared_once_that_is_back() -> None:
+    cluster = Cluster(replace(RULES, by_partition={"": replace(RULE, after_s=LEASE_GRACE_S + 60.0)}))
+    job = cluster.running(deployment="chat", user="ann")
+    cluster.serve_s(600)
+    left_s = cluster.now_s
+    cluster.idle_s(LEASE_GRACE_S + 55)
+    before = cluster.job(job).idle
+
+    cluster.idle_s(10)
+    warned = cluster.job(job).idle
+    cluster.serve_s(10)
+
+    assert before is None
+    assert warned is not None
+    assert (warned.since_s, cluster.job(job).idle, cluster.phase(job)) == (left_s, None, Phase.RUNNING)
+    assert cluster.sound()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Jobs whose GPUs are idle: the next step of one, and what `farside explain` says. PURE.
 
-Only a job that runs is judged: one that starts or stops loads or writes its checkpoint, one that is held or waits has
-no GPUs, and what a deployment leases waits for requests. Nothing is done by a clock: each step follows from what agents
-say that they saw (`TaskIdle`), so a node that is away, or a manager that was, never counts as idle time.
+Only a job that runs is judged: one that starts or stops loads or writes its checkpoint, and one that is held or waits
+has no GPUs. Nothing is done by a clock: each step follows from what agents say that they saw (`TaskIdle`), so a node
+that is away, or a manager that was, never counts as idle time. Of a lease whose front is there nothing is written
+(`nodes/load_news.py`): it waits for requests.
 """
 
 from collections.abc import Callable, Iterator
 
 from farside.scheduler.admission.idle_gpus import IdleRule, IdleRules, Verdict, common, verdict
 from farside.scheduler.manager.model import event as log
+from farside.scheduler.manager.model.presence import LEASE_GRACE_S
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.units import format_count, format_seconds
@@ -47,11 +49,12 @@ def idle_lines(state: LiveState, job: LiveJob, rules: IdleRules, clock: Callable
     """Lines about the rule of a job that has GPUs: its warning, what will happen, or why nobody judges it."""
     if job.phase not in (Phase.STARTING, Phase.RUNNING) or not job.spec.gpus or not rules:
         return
-    if job.spec.deployment:
-        yield "its GPUs may be idle: it is a lease of a deployment"
     rule = job.idle_rule(rules)
     if rule is None:
         return
+    if name := job.spec.deployment:
+        last = format_seconds(LEASE_GRACE_S)
+        yield f"its GPU may be idle while the front of deployment {name} tells the manager of itself, and {last} longer"
     if job.idle is not None:
         ends = "" if job.idle.ends_s is None else f"; it ends at {clock(job.idle.ends_s)} if they stay so"
         since = f"less than {job.idle.below_pct} % busy since {clock(job.idle.since_s)}"

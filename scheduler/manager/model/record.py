@@ -243,8 +243,8 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         return tuple(None if task.idle is None else task.idle.after(begun_s) for task in holding)
 
     def idle_rule(self, rules: IdleRules) -> IdleRule | None:
-        """The rule for its GPUs; None: it has none, as leases of deployments, which serve whoever comes."""
-        if self.spec.deployment or not rules:
+        """The rule for its GPUs; None: it has none."""
+        if not rules:
             return None
         return rules.of(partition=self.spec.partition, qos=self.spec.qos)
 

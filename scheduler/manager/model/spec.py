@@ -258,6 +258,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
     if spec.aggregators > 1 and not spec.aggregation:
         yield 'aggregators: only a job with aggregation = "shared" has any; add that, or leave it out'
     yield from _colocation_problems(spec)
+    yield from _lease_problems(spec)
     if spec.roles:
         yield from role_problems(spec.roles)
         told = {key: getattr(spec, key) for key, value in _of_roles(spec.roles).items() if getattr(spec, key) != value}
@@ -312,6 +313,17 @@ def _colocation_problems(spec: JobSpec) -> Iterator[str]:
         yield "checkpoint_dir: a co-located job may be moved to another node and goes on from there; name a folder"
     if not spec.preemptible:
         yield "preemptible: a co-located job may be moved to another node; leave it out"
+
+
+def _lease_problems(spec: JobSpec) -> Iterator[str]:
+    """Errors of a lease of a deployment: one GPU for some time, whose front may leave it idle."""
+    if not spec.deployment or spec.colocate:
+        return
+    if spec.roles or spec.gpus != 1:
+        has = "roles" if spec.roles else format_count(spec.gpus, "GPU")
+        yield f"deployment: a lease is one process with 1 GPU, and this job has {has}; submit a job for each GPU"
+    if not spec.time_limit_s:
+        yield "deployment: a lease has a time limit, and this job has none; add time_limit_s, or leave deployment out"
 
 
 def _worker_problems(spec: JobSpec) -> Iterator[str]:

@@ -30,7 +30,7 @@ from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
 from farside.scheduler.manager.nodes.group_orders import granted, group_on, group_order, worker_variables
-from farside.scheduler.manager.nodes.load_news import NodeClock, idle_news
+from farside.scheduler.manager.nodes.load_news import NodeClock, ServedUntil, idle_news, never_served
 from farside.scheduler.manager.view.memory import NO_MEMORY, memory_of
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
@@ -63,11 +63,13 @@ class AgentLine:
         rest_after_s: float = 0.0,
         now_s: float = 0.0,
         recall_s: float = 0.0,
+        served_s: ServedUntil = never_served,
     ) -> None:
         """``rest_after_s``: idle time after which its node may rest; 0: it may not.
 
         ``secret``: the store's, from which jobs' keys follow; empty: nothing is aggregated. ``idle``: when GPUs
         count as idle. ``now_s``: when HELLO came. ``recall_s``: borrowers get so long to move what jobs there need.
+        ``served_s``: when fronts reported last, whose leases may leave GPUs idle.
         """
         found = services.read(hello)
         self.aggregator: m.AggregatorFacts | None = found.facts.get(m.AGGREGATOR)
@@ -75,7 +77,7 @@ class AgentLine:
         self.memory = NO_MEMORY  # that its node lends and has borrowed, as the last report says
         self.lend_refusal = self.swap_refusal = ""  # why no order about what it lends, or its swap, counts there
         self.swap_set_bytes: int | None = None  # size of its swap by its own settings; None: as it is
-        self._secret, self._idle = secret, idle
+        self._secret, self._idle, self._served_s = secret, idle, served_s
         self._clock = NodeClock(hello.at_s, now_s)
         self._written_s: dict[str, float] = {}  # by job, when what is measured of it was written
         self._timed: dict[str, Written] = {}  # the same of its turns
@@ -147,7 +149,8 @@ class AgentLine:
         said_s = self._clock.at_s(report.at_s, now_s)
         if self._idle and said_s is not None:
             late_s = max(0.0, now_s - said_s)
-            events += idle_news(state, self.node, report, said_s, self._idle, late_s=late_s)
+            served_s = self._served_s
+            events += idle_news(state, self.node, report, said_s, self._idle, late_s=late_s, served_s=served_s)
         self.aggregator, self.executor = found.facts.get(m.AGGREGATOR), found.facts.get(m.EXECUTOR)
         donor, swap = found.facts.get(services.DONOR), found.facts.get(m.SWAP)
         self.memory = memory_of(report, donor, found.facts.get(services.BORROWER), swap)

@@ -6,13 +6,23 @@ that may end its job, and when they are used again; so one that uses its GPUs co
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from farside.agent import messages as m
 from farside.scheduler.admission.idle_gpus import IdleRule, IdleRules, Span, is_awaited
 from farside.scheduler.manager.model.event import TaskIdle
+from farside.scheduler.manager.model.presence import LEASE_GRACE_S
 from farside.scheduler.manager.model.record import LiveJob, LiveTask, Phase
 from farside.scheduler.manager.model.state import LiveState
+
+ServedUntil: TypeAlias = Callable[[str, str], float]
+"""By user and deployment the time of its front's last report, by the manager's clock."""
+
+
+def never_served(user: str, deployment: str) -> float:
+    """No front has ever reported."""
+    return -math.inf
 
 
 class NodeClock:
@@ -45,12 +55,20 @@ class NodeClock:
 
 
 def idle_news(
-    state: LiveState, node: str, report: m.Report, at_s: float, rules: IdleRules, *, late_s: float = 0.0
+    state: LiveState,
+    node: str,
+    report: m.Report,
+    at_s: float,
+    rules: IdleRules,
+    *,
+    late_s: float = 0.0,
+    served_s: ServedUntil = never_served,
 ) -> Iterator[TaskIdle]:
     """What a report of a node says about the processes there that run.
 
     ``at_s``: when, by this manager's clock; it may have been up to ``late_s`` later, as nobody knows whether the report
-    was on its way for so long or its node's clock went back.
+    was on its way for so long or its node's clock went back. ``served_s``: when the front of a lease
+    reported last: what waits for requests meanwhile, and for `LEASE_GRACE_S`, is not idle.
     """
     if node not in state.nodes:
         return
@@ -64,6 +82,9 @@ def idle_news(
             continue
         load = loads.get((f"{task.job_id}.{task.rank}", task.start))
         now = None if load is None else _span(load, at_s, late_s, rule)
+        if now is not None and job.spec.deployment:
+            until_s = served_s(job.user, job.spec.deployment)
+            now = None if at_s + late_s - until_s <= LEASE_GRACE_S else now.after(until_s)
         is_news, span = _news(job, task, now, rule)
         if is_news:
             yield TaskIdle(

@@ -20,7 +20,7 @@ from farside.scheduler.manager.auth.token_file import Role
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.codec import encode_event
 from farside.scheduler.manager.model.event import Event, NodeKeyed, NodeLost
-from farside.scheduler.manager.model.presence import RemotePresence
+from farside.scheduler.manager.model.presence import LEASE_GRACE_S, Fronts, RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.admission import WaitingNodes, is_stranger, refusal_of_revoked
@@ -39,7 +39,8 @@ GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
 HELLO_LIMIT_S = 10.0
 LEAD_LIMIT_S = 30.0
 WATCH_PERIOD_S = 1.0
-# So often in a node's timeout a manager says which nodes it hears: one may come late, or be lost.
+# So often in a node's timeout, or in the grace of a lease, a manager says which nodes and fronts it hears: one may come
+# late, or be lost.
 BEATS = 4
 REFUSAL_S = 1.0  # before a node hears that it has written too much
 # Made anew for each of a thousand nodes that join at a time, the list of donors would take all of the processor. Each
@@ -115,6 +116,7 @@ class AgentSessions:
         self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
+        self.fronts = Fronts(self._begun_s, self._remote_presence)
         self.waiting = WaitingNodes()  # those that nobody knows
         self._budgets: dict[str, EntryBudget] = {}  # of nodes that were let in
         # Each has its own: strangers from many addresses must not hide which node is slowed.
@@ -185,16 +187,19 @@ class AgentSessions:
 
     async def watch_silence(self) -> None:
         """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
-        beat, next_beat_s = 0, -math.inf
+        beat, next_beat_s, last_beat_s = 0, -math.inf, -math.inf
+        period_s = min(self._node_timeout_s, LEASE_GRACE_S) / BEATS
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
             now_s = self._log.clock.now_s()
             try:
                 if now_s >= next_beat_s:
-                    beat, next_beat_s = beat + 1, now_s + self._node_timeout_s / BEATS
+                    beat, next_beat_s = beat + 1, now_s + period_s
+                    heard = [*self._sessions, *self.fronts.since(last_beat_s, now_s)]
                     # Before the check for lost nodes: a node may have moved to another manager of this store, which
                     # then says so.
-                    said = await asyncio.to_thread(tell, self._log.store, self._name, beat, list(self._sessions), now_s)
+                    said = await asyncio.to_thread(tell, self._log.store, self._name, beat, heard, now_s)
+                    last_beat_s = now_s
                     self._remote_presence.told(said, now_s)
                 await self._log.write(list(self._lost(now_s)), "silence")
             except FarsideError as error:
@@ -326,7 +331,7 @@ class AgentSessions:
     def _line(self, hello: m.Hello, address: str) -> AgentLine:
         return AgentLine(
             hello, address, move_s=self._move_s, secret=self._secret, idle=self._idle, now_s=self._log.clock.now_s(),
-            recall_s=self._recall_s, rest_after_s=self._rest_after_s,
+            recall_s=self._recall_s, rest_after_s=self._rest_after_s, served_s=self.fronts.served_s,
         )  # fmt: skip
 
     def _caller_of(self, connection: AgentConnection) -> Caller:

@@ -1,4 +1,4 @@
-"""Presence table: which nodes' agents are connected to which manager of one store."""
+"""Presence table: which nodes' agents, and fronts of deployments, are heard by which manager of one store."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -40,6 +40,7 @@ async def tell(
         raise HTTPException(429, refusal.line, headers={"Retry-After": f"{FORGOTTEN_S:.0f}"})
     if refusal is not None:
         raise HTTPException(409, refusal.line)
+    shared.sessions.fronts.heard(caller.name, name, shared.log.clock.now_s())
     return Response(status_code=204)
 
 
