@@ -1,6 +1,8 @@
 """Scheduling rules from the settings of the manager or of the Slurm integration. PURE."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 from farside.config.check import names_in
 from farside.config.hostlist import expand
@@ -18,6 +20,7 @@ from farside.scheduler.order.yarn import YarnCs
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.skew import check_learner
+from farside.scheduler.placement.yarn import Yarn
 from farside.scheduler.settings import named_settings, naming
 from farside.scheduler.tenancy import Account, Qos, Tenancy
 
@@ -54,12 +57,21 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
 
 
 def _placement_of(config: ManagerConfig | SlurmConfig) -> PlacementPolicy:
-    told = config.placement_settings if isinstance(config, ManagerConfig) else ""
+    told = named_settings("placement_settings", config.placement_settings if isinstance(config, ManagerConfig) else "")
     with naming("placement_settings" if config.placement in PLACEMENTS and told else "placement"):
-        placement = make_placement(config.placement, named_settings("placement_settings", told))
+        placement = make_placement(config.placement, told)
     if placement.is_learning:
         check_learner()
-    return placement
+    return _without_guesses(placement, told) if isinstance(placement, Yarn) else placement
+
+
+def _without_guesses(placement: Yarn, told: Mapping[str, str]) -> Yarn:
+    """YARN's placement of jobs that say themselves what they need: a job that names no CPUs needs none."""
+    guess = next(iter({"worker_cpus", "server_cpus"} & {*told}), None)
+    if guess is not None:
+        hint = "leave it out: jobs name cpus_per_gpu, or cpus_in_proportion = true does it for them"
+        raise ConfigError(f"placement_settings: yarn: {guess} is for logs whose jobs name no CPUs", hint=hint)
+    return replace(placement, worker_cpus=0.0, server_cpus=0.0)
 
 
 def _refuse_half_a_policy(config: ManagerConfig | SlurmConfig, order: OrderPolicy) -> None:

@@ -16,7 +16,8 @@ class Yarn(OnNodes):
     under one switch: a node's ``rack``. So a job larger than a rack never has room.
 
     Where a trace says nothing of CPUs, each worker is one GPU and ``worker_cpus``, and a job of several GPUs has a
-    parameter server of ``server_cpus`` beside each: 2 CPUs for a job of one GPU, 6 a GPU for others.
+    parameter server of ``server_cpus`` beside each: 2 CPUs for a job of one GPU, 6 a GPU for others. Jobs of a manager
+    say what they need, and both are 0 there.
     """
 
     name = "yarn"

@@ -12,10 +12,13 @@ from farside.config import ManagerConfig, SlurmConfig, load_config
 from farside.config.load import ConfigProblems
 from farside.errors import ConfigError
 from farside.scheduler.configured_rules import left_out_over_slurm, rules_of
+from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.order.catalog import ORDERS
 from farside.scheduler.placement.catalog import PLACEMENTS
 from farside.scheduler.placement.skew import Skew
 from farside.scheduler.settings import settings_of
+from tests.live.facts import gpus, joined
+from tests.live.world import World
 
 
 def test_a_reservation_that_would_begin_at_once_is_refused() -> None:
@@ -49,6 +52,21 @@ def test_the_settings_of_a_placement_reach_it() -> None:
 def test_a_setting_that_a_placement_does_not_take_is_refused(placement: str, told: str, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(why)):
         rules_of(ManagerConfig(placement=placement, placement_settings=told))
+
+
+def test_a_job_that_names_no_cpus_needs_none_under_yarn() -> None:
+    """On nodes with few CPUs it waited for 6 a GPU that nobody had asked for, and blocked all behind it."""
+    w = World(rules_of(ManagerConfig(policy="yarn-cs", placement="yarn")), nodes=0)
+    w.does(joined("n0", "n0", boot_id="boot-1", cpus=2, gpus=gpus(2, "H200")))
+    job = w.submit(2)
+
+    assert w.phase(job) is Phase.STARTING
+
+
+@pytest.mark.parametrize("guess", ["worker_cpus", "server_cpus"])
+def test_cpus_that_no_job_has_named_are_refused(guess: str) -> None:
+    with pytest.raises(ConfigError, match=f"^placement_settings: yarn: {guess} is for logs whose jobs name no CPUs"):
+        rules_of(ManagerConfig(placement="yarn", placement_settings=f"{guess}=0"))
 
 
 def test_a_limit_that_is_learned_is_taken() -> None:
