@@ -180,16 +180,24 @@ class _Plan:
         hosts = [lender for lender in lenders if lender.ledger.free_gpus and not len(lender.waiting)]
         heads = domain.waiting.heads() if hosts else []
         heapq.heapify(heads)
+        displaced: list[tuple[int, int, Rank]] = []
         while heads:
             rank, row, group = heapq.heappop(heads)
             if domain.book.why_capped(row):
                 continue  # the rest of its class has the same caps
-            if self._lodge(row, rank, hosts):
-                following = domain.waiting.first(group)
-                if following is not None:
-                    heapq.heappush(heads, (*following, group))
-            elif domain.traits.is_strict:
+            has_moved = self._lodge(row, rank, hosts)
+            if not has_moved and domain.traits.is_strict:
                 break
+            if not has_moved and row in self._victims:
+                # What it lost a moment ago says nothing of the others of its class: they are looked at without it.
+                domain.waiting.discard(row)
+                displaced.append((row, group, rank))
+                has_moved = True
+            following = domain.waiting.first(group) if has_moved else None
+            if following is not None:
+                heapq.heappush(heads, (*following, group))
+        for row, group, rank in displaced:
+            domain.waiting.add(row, group, rank)
 
     def _lodge(self, row: int, rank: Rank, hosts: Sequence[Domain]) -> bool:
         domain, demand = self._domain, self._domain.demands[self._domain.groups[row]]

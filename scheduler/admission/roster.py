@@ -40,7 +40,7 @@ class Roster:
         self.priority_classes: dict[int, PriorityClass] = {}  # where there is a tenancy
         self._is_counting_more = is_counting_more
         self._is_counting_limits = is_counting_limits
-        self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool], int] = {}
+        self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool, bool, float], int] = {}
 
     def add(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
         """Add a job. Its figures are in the table from now on, under this row."""
@@ -66,7 +66,10 @@ class Roster:
     def _class_of(self, job: Job, priority_class: PriorityClass) -> int:
         demand = self.rules.placement.demand(job)
         limit_s = job.limit_s if self._is_counting_limits else math.inf
-        key = (demand, limit_s, priority_class.caps, priority_class.may_preempt)  # all of it decides who has room
+        # All of it decides who has room, the last two on lent nodes.
+        key = (
+            demand, limit_s, priority_class.caps, priority_class.may_preempt, job.preemptible, job.grace_s
+        )  # fmt: skip
         known = self._group_of.get(key)
         if known is not None:
             return known

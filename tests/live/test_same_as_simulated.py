@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.admission.partitions import NO_PARTITIONS, Partition, Partitions
@@ -423,8 +423,11 @@ def test_jobs_that_starve_are_promoted_as_in_the_simulator(policy: str, more: di
     [("qssf", {"patience_s": "2min"}), ("las", LIMITS), ("gittins", {"first_fit_jobs": "3", **LIMITS}), ("srtf", {})],
 )
 @settings(max_examples=4, deadline=None)
+# Jobs behind one that had just lost its GPUs got lent nodes in one world alone: classes differ by time limits there.
+@example(seed=8)
+@example(seed=22)
 @given(seed=SEEDS)
 def test_long_days_of_partitions_that_lend_are_decided_as_in_the_simulator(
     policy: str, more: dict[str, str], seed: int
 ) -> None:
-    check(policy, long_day(seed, 150, partitions=("a", "b")), lending("a", "b"), **more)
+    check(policy, long_day(seed, 110, partitions=("a", "b")), lending("a", "b"), **more)
