@@ -19,7 +19,7 @@ from farside.scheduler.predict.gpu_time import Expectation
 from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
-from farside.units import format_bytes, format_count, format_moment, format_seconds
+from farside.units import format_bytes, format_count, format_moment, format_off, format_seconds
 
 Clock = Callable[[float], str]
 
@@ -382,10 +382,8 @@ def expectation_lines(known: Expectation | None, limit_s: float) -> tuple[str, .
 
 def _expectation_words(known: Expectation) -> str:
     jobs = f"{format_count(known.from_jobs, 'job')} {_OF[known.case]}"
-    error = (
-        "" if math.isnan(known.error) else f"; half of such estimates were off by a factor of {known.error:.2g} or less"
-    )
-    return f"is expected to run {format_seconds(known.run_s)} in all, from {jobs}{error}"
+    error = "" if math.isnan(known.error) else f"; half of such estimates were {format_off(known.error)}"
+    return f"is expected to run {format_seconds(known.run_s)} in all (the median), from {jobs}{error}"
 
 
 def not_believed(source: str) -> tuple[str, ...]:

@@ -127,9 +127,9 @@ class Qssf(PlainOrder):
             return f"has waited for {format_seconds(self.patience_s)} and more"
         if np.isnan(second.predicted_gpu_s[0]):
             expected = format_seconds(first.predicted_gpu_s.item())
-            return f"{expected} of GPU time are expected of it; nothing is known of the other"
+            return f"is expected to take {expected} of GPU time in the mean; nothing is known of the other"
         expected, other = apart(first.predicted_gpu_s.item(), second.predicted_gpu_s.item(), format_seconds)
-        return f"{expected} of GPU time are expected of it; {other} of the other"
+        return f"is expected to take {expected} of GPU time in the mean, the other {other}"
 
 
 def short_up_to_gpu_s(expected_gpu_s: Floats, true_gpu_s: Floats, share: float) -> float:

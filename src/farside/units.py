@@ -113,6 +113,13 @@ def format_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def format_off(factor: float) -> str:
+    """How far estimates were off at most, by a factor from 1: ``off by a factor of at most 1.8``, ``right to 3 %``."""
+    if factor < 1.1:
+        return f"right to {max(1, math.ceil(100 * (factor - 1) - 1e-6))} %"
+    return f"off by a factor of at most {factor:.2g}"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people: ``0 s``, ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``.
 

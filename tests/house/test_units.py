@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.units import GIB, KIB, MIB, format_bytes, format_seconds, parse_bytes, parse_fraction, parse_seconds
+from farside.units import (
+    GIB,
+    KIB,
+    MIB,
+    format_bytes,
+    format_off,
+    format_seconds,
+    parse_bytes,
+    parse_fraction,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +74,10 @@ def test_printed_bytes_read_back_within_their_three_digits(count: int) -> None:
     scale = parse_bytes(f"1{unit}")
 
     assert abs(float(number) * scale - count) <= max(0.5, 0.0051 * count)
+
+
+def test_what_an_error_s_factor_says_is_no_factor_of_1() -> None:
+    assert [format_off(factor) for factor in (1.0, 1.001, 1.03, 1.099, 1.1, 1.84, 20.3)] == [
+        "right to 1 %", "right to 1 %", "right to 3 %", "right to 10 %",
+        "off by a factor of at most 1.1", "off by a factor of at most 1.8", "off by a factor of at most 20",
+    ]  # fmt: skip

@@ -1,9 +1,12 @@
 """QSSF in the manager: jobs are ordered by what jobs like them took, as the log says it."""
 
 import math
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from farside.config import ManagerConfig
@@ -23,6 +26,7 @@ from farside.scheduler.predict.learned_times import LIVE, LearnedTimes
 from farside.scheduler.predict.model_files import ModelStore
 from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.state import Job
+from farside.scheduler.table import Floats
 from tests.live.world import World, rules
 from tests.predict.log import past, repeating
 
@@ -97,9 +101,24 @@ def test_what_is_expected_is_told_with_its_error_and_the_jobs_that_it_comes_from
     assert expected.expected_from_jobs == 5
     assert expected.expected_s == pytest.approx(10.0, rel=0.01)
     assert expected.expected_error == pytest.approx(1.0, rel=0.01)
-    assert any(
-        line.startswith("is expected to run 10 s in all, from 5 jobs of this user with a similar name; half of such")
-        for line in world.why(waiting)
+    assert (
+        "is expected to run 10 s in all (the median), from 5 jobs of this user with a similar name; half of such "
+        "estimates were right to 1 %"
+    ) in world.why(waiting)
+
+
+def test_who_waits_is_told_the_means_of_both_jobs_by_which_they_are_ordered(world: Learning) -> None:
+    for _ in range(3):
+        world.ran("train", 1000.0)
+        world.ran("test", 10.0)
+    world.submit(name="train")
+    world.submit(name="test")
+
+    waiting = world.submit(name="train")
+
+    (line,) = [line for line in world.why(waiting) if "first in line" in line]
+    assert re.search(
+        r"the first in line is job \d+ \(1 GPU\), which is expected to take .+ GPU time in the mean, the other .+", line
     )
 
 
@@ -250,22 +269,42 @@ def config(tmp_path: Path, **told: object) -> ManagerConfig:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    times = LearnedTimes(GpuTimeParams(first="rolling"), history=past(repeating(400)))
+    times = LearnedTimes(GpuTimeParams(first="rolling", rolling_weight=0.5), history=past(repeating(400)))
     record = times.service.fit(1e9)
     assert record is not None
     ModelStore(folder).save(record)
     return folder
 
 
-def test_a_model_of_predict_fit_is_used_from_the_first_job(tmp_path: Path, models: Path) -> None:
+class NoTrees:
+    """Trees that say the same of each job."""
+
+    def duration_s(self, rows: Floats) -> Floats:
+        return np.full(len(rows), 12_345.0)
+
+
+def test_a_model_of_predict_fit_is_used_from_the_first_job(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = learned_before(config(tmp_path, policy_models=models), rules_of(config(tmp_path)))
     times = before.times()
     assert times is not None
     known = repeating(400)[-1].job
+    times.service.judge.source = "model"  # its own figures say that it is not better on so short a log
 
     times.predicted_gpu_s(known, 0.0)
 
-    assert times.expectation(known.sequence) is not None
+    expected = times.expectation(known.sequence)
+    assert expected is not None
+    assert expected.source == "model"
+    # What the trees say counts as much as the file's lambda leaves to them.
+    monkeypatch.setattr(times.service, "_trees", NoTrees())
+    times.predicted_gpu_s(again := replace(known, sequence=10**6, submit_s=known.submit_s + 1), 0.0)
+    other = times.expectation(again.sequence)
+    assert other is not None
+    rolling_s = times.service._pending[again.sequence].rolling_median_s
+    assert other.run_s == pytest.approx(times.service.weight * rolling_s + (1 - times.service.weight) * 12_345.0)
+    assert other.run_s != pytest.approx(expected.run_s)
 
 
 def test_past_jobs_from_a_file_are_learned_from(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def is_so(text: str, first: JobColumns, second: JobColumns, quantum_s: float) ->
         r"has run before": a["first_start_s"] < np.inf == b["first_start_s"],
         r"started .+ earlier": a["first_start_s"] < b["first_start_s"],
         r"has waited for .+ and more": a["since_s"] > a["submit_s"] and b["since_s"] <= b["submit_s"],
-        r".+ are expected of it; nothing is known": np.isnan(b["predicted_gpu_s"]) > np.isnan(a["predicted_gpu_s"]),
-        r".+ are expected of it; .+ of the other": a["predicted_gpu_s"] < b["predicted_gpu_s"],
+        r"is expected to take .+; nothing is known": np.isnan(b["predicted_gpu_s"]) > np.isnan(a["predicted_gpu_s"]),
+        r"is expected to take .+ in the mean, the other ": a["predicted_gpu_s"] < b["predicted_gpu_s"],
         r"is likelier to end soon": True,  # its figures are looked at by themselves
     }  # fmt: skip
     meant = [claim for form, claim in claims.items() if re.match(form, text)]

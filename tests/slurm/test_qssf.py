@@ -22,6 +22,7 @@ from farside.scheduler.slurm.engine import Engine, Mode
 from farside.scheduler.slurm.learned_jobs import LearnedJobs
 from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.snapshot import SlurmJob, Traits
+from farside.units import format_off
 from tests.predict.log import past, repeating
 from tests.slurm.made import NOW_S, FakeSlurm, groups, over, running, snapshot, waiting
 
@@ -333,10 +334,8 @@ def test_status_says_what_jobs_are_expected_to_take_from_how_many_and_how_wrong_
     assert known["expected_from_jobs"] == 10
     assert 1.0 <= known["expected_error"] < 2.0
     line = next(line for line in _lines(told) if line.startswith("  job 900: "))
-    assert "is expected to run 1 min in all, from 10 jobs of this user with a similar name; half of such" in line
-    assert (
-        "in all, from 10 jobs of this user with a similar name; half of such estimates were off by a factor of" in line
-    )
+    assert "is expected to run 1 min in all (the median), from 10 jobs of this user with a similar name; half" in line
+    assert f"half of such estimates were {format_off(known['expected_error'])}" in line
 
 
 def test_a_policy_that_does_not_ask_how_long_jobs_run_says_nothing_of_it(config: Callable[..., SlurmConfig]) -> None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from farside.cli.terminal import printable
-from farside.units import format_bytes, format_count, format_moment, format_seconds
+from farside.units import format_bytes, format_count, format_moment, format_off, format_seconds
 
 if TYPE_CHECKING:
     from farside.scheduler.manager.auth.token_file import TokenRow
@@ -353,9 +353,10 @@ def _idle_words(idle: Row) -> str:
 
 
 def _expected_words(job: Row, expected_s: float) -> str:
-    words = f"to run {format_seconds(expected_s)} in all, from {format_count(job['expected_from_jobs'], 'job')}"
+    jobs = format_count(job["expected_from_jobs"], "job")
+    words = f"to run {format_seconds(expected_s)} in all (the median), from {jobs}"
     error = job.get("expected_error")
-    return words if error is None else f"{words}; such estimates were off by a factor of {error:.2g} lately"
+    return words if error is None else f"{words}; half of such estimates were {format_off(error)} lately"
 
 
 def _start_words(start: Row) -> str:

@@ -118,8 +118,14 @@ function fence(job, one) {
 }
 
 function expected(job) {
-  const from = `${span(job.expected_s)} in all, from ${many(job.expected_from_jobs, "job")}`;
-  return job.expected_error === null ? from : `${from}; such estimates were off by a factor of ${job.expected_error.toPrecision(2)} lately`;
+  const from = `${span(job.expected_s)} in all (the median), from ${many(job.expected_from_jobs, "job")}`;
+  return job.expected_error === null ? from : `${from}; half of such estimates were ${off(job.expected_error)} lately`;
+}
+
+// As format_off in units.py.
+function off(factor) {
+  if (factor < 1.1) return `right to ${Math.max(1, Math.ceil(100 * (factor - 1) - 1e-6))} %`;
+  return `off by a factor of at most ${factor.toPrecision(2)}`;
 }
 
 function recall(one) {
