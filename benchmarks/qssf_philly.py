@@ -40,7 +40,7 @@ def figure(*, data: Path) -> Figure:
             " coded, 15 % of the priorities are negative and go first; folded, the same errors divide where they would"
             " subtract too much.",
             "Learned: from all of Philly that had ended on November 1, then as jobs end; November's jobs. The log has"
-            " neither users nor names, so that no model ranks better than GPUs, and GPUs decide.",
+            " neither users nor names, so that a model ranks hardly better than the number of GPUs.",
             *(() if is_there else (f"Skipped: there is no {path} or no {log}.",)),
         ),
     )
