@@ -17,7 +17,7 @@ from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.settings import suggestion
-from farside.scheduler.slurm.job_memory import Memory, Past
+from farside.scheduler.slurm.job_memory import Memory, Past, limit_s_of
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Snapshot, Traits
 from farside.scheduler.state import Action, Allocation, Job, Node, Promote
 from farside.scheduler.table import JobTable
@@ -96,7 +96,9 @@ class SlurmDomain:
         self.jobs: dict[int, SlurmJob] = {}
         managed = [job for job in snapshot.jobs if is_managed(job, group) and job.job_id in memory.jobs]
         self._seen = {
-            job.job_id: job_of(job, may_preempt=may_preempt, is_counting_memory=traits.is_counting_memory)
+            job.job_id: job_of(
+                job, may_preempt=may_preempt, is_counting_memory=traits.is_counting_memory, past=memory.jobs[job.job_id]
+            )
             for job in managed
         }
         known = [snapshot.nodes[name] for name in group.nodes if name in snapshot.nodes]
@@ -168,8 +170,8 @@ class SlurmDomain:
         return found
 
 
-def job_of(job: SlurmJob, *, may_preempt: bool, is_counting_memory: bool) -> Job:
-    """A job of Slurm's as the cycle knows jobs."""
+def job_of(job: SlurmJob, *, may_preempt: bool, is_counting_memory: bool, past: Past | None = None) -> Job:
+    """A job of Slurm's as the cycle knows jobs. ``past``: what is remembered of it; None: nothing."""
     return Job(
         job_id=job.job_id,
         sequence=int(job.job_id),
@@ -181,7 +183,7 @@ def job_of(job: SlurmJob, *, may_preempt: bool, is_counting_memory: bool) -> Job
         memory_bytes_per_gpu=job.memory_bytes / job.gpus if is_counting_memory else 0.0,
         gpu_model=job.gpu_model,
         preemptible=may_preempt and job.is_requeueable and job.phase is JobPhase.RUNNING,
-        limit_s=job.limit_s,
+        limit_s=limit_s_of(past, job),
     )
 
 

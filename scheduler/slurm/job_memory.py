@@ -25,6 +25,7 @@ class Past:
         first_start_s: When it was started first; infinite before that.
         eligible_s: From then on it could have started first, as Slurm said before anybody held or requeued it; 0: that
             is not known.
+        is_unlimited: Whether it had no time limit when it waited first; when it starts, Slurm gives it the partition's.
         restarts: How often Slurm had requeued it when it was seen last.
         place: In the order of the last turn; infinite for one that has just come.
         change_at_s: When its policy wants it to be looked at again.
@@ -37,6 +38,7 @@ class Past:
     is_running: bool = False
     first_start_s: float = math.inf
     eligible_s: float = 0.0
+    is_unlimited: bool = False
     restarts: int = 0
     place: float = math.inf
     change_at_s: float = math.inf
@@ -64,13 +66,19 @@ def eligible_s_of(past: Past | None, job: SlurmJob) -> float:
     return 0.0 if job.restarts or math.isnan(job.eligible_s) else job.eligible_s
 
 
+def limit_s_of(past: Past | None, job: SlurmJob) -> float:
+    """Return the time limit that a job's user gave it, seconds; infinite where that is none."""
+    return math.inf if past is not None and past.is_unlimited else job.limit_s
+
+
 def _first_seen(job: SlurmJob, now_s: float) -> Past:
     # Slurm's clock may be ahead of ours.
     submit_s = min(now_s, job.submit_s)
     if not job.is_holding:
         return Past(
-            since_s=_latest(submit_s, job.eligible_s, now_s), restarts=job.restarts, eligible_s=eligible_s_of(None, job)
-        )
+            since_s=_latest(submit_s, job.eligible_s, now_s), restarts=job.restarts,
+            eligible_s=eligible_s_of(None, job), is_unlimited=_is_unlimited(None, job),
+        )  # fmt: skip
     start_s = _latest(submit_s, job.start_s, now_s)
     return Past(
         waited_s=start_s - submit_s,
@@ -111,4 +119,13 @@ def _moved_on(past: Past | None, job: SlurmJob, before_s: float, now_s: float) -
             first_start_s=min(past.first_start_s, start_s),
             change_at_s=math.inf,
         )
-    return replace(past, restarts=job.restarts, eligible_s=eligible_s_of(past, job))
+    return replace(
+        past, restarts=job.restarts, eligible_s=eligible_s_of(past, job), is_unlimited=_is_unlimited(past, job)
+    )
+
+
+def _is_unlimited(past: Past | None, job: SlurmJob) -> bool:
+    # Until its first start, whoever may change the limit is its user.
+    if job.is_holding or job.restarts:
+        return past is not None and past.is_unlimited
+    return job.limit_s == math.inf

@@ -23,13 +23,16 @@ from farside.scheduler.predict.gpu_time_fit import Fitted
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.slurm.domain import Group, is_managed
+from farside.scheduler.slurm.job_memory import Memory, limit_s_of
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
 from farside.scheduler.state import Job
 from farside.units import format_count
 
-_Kind = tuple[str, str, int, float, str, float]
-"""User, name, GPUs, time limit, group and submission: tasks of one array have the same."""
+NOBODY = Memory()
+
+_Kind = tuple[str, str, int, str, float]
+"""User, name, GPUs, group and submission: tasks of one array have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,13 @@ class LearnedJobs:
 
     # ------------------------------------------------------------------ hearing
 
-    def hear(self, ended: Iterable[Ended], jobs: Iterable[SlurmJob], groups: Sequence[Group]) -> None:
+    def hear(
+        self, ended: Iterable[Ended], jobs: Iterable[SlurmJob], groups: Sequence[Group], memory: Memory = NOBODY
+    ) -> None:
         """Learn of jobs that have ended, and of all that Slurm has now, in the order in which they came and ended.
 
         A job that Slurm has no more, and that is not among those that have ended, never ran: it teaches nothing.
+        ``memory`` has the limits that jobs had when they waited.
         """
         over = [(one, expected_job_of_ended(one, groups)) for one in ended]
         there = [
@@ -89,7 +95,11 @@ class LearnedJobs:
             if job.phase is not JobPhase.OVER
             and (group := next((group for group in groups if is_managed(job, group)), None)) is not None
         ]
-        coming = [expected_job_of(job, group) for job, group in there if job.job_id not in self._there]
+        coming = [
+            expected_job_of(job, group, limit_s_of(memory.jobs.get(job.job_id), job))
+            for job, group in there
+            if job.job_id not in self._there
+        ]
         # At one instant jobs end before others come, as everywhere.
         facts: list[tuple[float, int, int, Job, Ended | None]] = [
             (one.end_s, 0, job.sequence, job, one) for one, job in over
@@ -180,11 +190,11 @@ class LearnedJobs:
         return f"jobs are expected to run as long as similar jobs did, and by trees{trees}"
 
 
-def expected_job_of(job: SlurmJob, group: Group) -> Job:
+def expected_job_of(job: SlurmJob, group: Group, limit_s: float) -> Job:
     """A job of a group as estimators hear of it: only what Slurm says of it from its submission to its end."""
     return Job(
         job_id=job.job_id, sequence=int(job.job_id), submit_s=job.submit_s, gpus=job.gpus, vc=group.name,
-        user=job.user, name=job.name, limit_s=job.limit_s,
+        user=job.user, name=job.name, limit_s=limit_s,
     )  # fmt: skip
 
 
@@ -195,4 +205,4 @@ def expected_job_of_ended(one: Ended, groups: Sequence[Group]) -> Job:
 
 
 def _kind_of(job: Job) -> _Kind:
-    return job.user, job.name, job.gpus, job.limit_s, job.vc, job.submit_s
+    return job.user, job.name, job.gpus, job.vc, job.submit_s

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from farside.scheduler.slurm.read_text import phase_of
-from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, limit_of
 from farside.scheduler.slurm.tres import gpus_asked, held_by_node, memory_bytes_of
 
 # Slurm's own stand-ins for no number and for infinity, 32 bits.
@@ -97,7 +97,7 @@ def _job(told: _Job) -> SlurmJob:
         eligible_s=_moment(told.eligible_time),
         start_s=_moment(told.start_time) if phase is not JobPhase.WAITING else math.nan,
         end_s=_moment(told.end_time) if phase is JobPhase.OVER else math.nan,
-        limit_s=minutes * 60.0,
+        limit_s=limit_of(minutes * 60.0),
         gpus=gpus,
         gpu_model=model,
         cpus=int(_number(told.cpus, 0)),

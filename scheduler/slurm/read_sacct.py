@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from farside.scheduler.slurm.shadow_job import Ended
+from farside.scheduler.slurm.snapshot import limit_of
 from farside.scheduler.slurm.tres import gpus_of
 
 FIELDS = (
@@ -59,10 +60,15 @@ def _run_intervals(text: str) -> Iterator[tuple[str, Ended]]:
                 start_s=_number(start),
                 end_s=_number(end),
                 held_s=_number(elapsed),
-                limit_s=60.0 * _number(limit) if limit.isdigit() else 0.0,
+                limit_s=_limit_s(limit),
                 is_requeueable=True,  # sacct does not say; it is Slurm's default
             ),
         )
+
+
+def _limit_s(minutes: str) -> float:
+    limit_s = limit_of(60.0 * _number(minutes))
+    return limit_s if limit_s < math.inf else 0.0
 
 
 def _number(text: str) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from farside.config.hostlist import expand
-from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Traits
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Traits, limit_of
 from farside.scheduler.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_/:]*)=")
@@ -140,7 +140,7 @@ def _job(line: str) -> SlurmJob:
         eligible_s=_moment(told["EligibleTime"]),
         start_s=_moment(told["StartTime"]) if phase is not JobPhase.WAITING else math.nan,
         end_s=_moment(told["EndTime"]) if phase is JobPhase.OVER else math.nan,
-        limit_s=_clock_s(told["TimeLimit"]),
+        limit_s=limit_of(_clock_s(told["TimeLimit"])),
         gpus=gpus,
         gpu_model=model,
         cpus=_count(told["NumCPUs"]),

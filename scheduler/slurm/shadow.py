@@ -27,7 +27,7 @@ from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group, is_managed
-from farside.scheduler.slurm.job_memory import Memory, eligible_s_of
+from farside.scheduler.slurm.job_memory import Memory, eligible_s_of, limit_s_of
 from farside.scheduler.slurm.learned_jobs import expected_job_of_ended
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
@@ -85,7 +85,8 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
             Ended(
                 job_id=job.job_id, user=job.user, name=job.name, partition=job.partitions[0], gpus=job.gpus,
                 submit_s=job.submit_s, start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s,
-                limit_s=job.limit_s if job.limit_s < math.inf else 0.0, is_requeueable=job.is_requeueable,
+                limit_s=limit_s if (limit_s := limit_s_of(past, job)) < math.inf else 0.0,
+                is_requeueable=job.is_requeueable,
                 eligible_s=eligible_s_of(past, job),
             )
         )  # fmt: skip

@@ -60,7 +60,7 @@ class ShadowLog:
         if self._learned is None:
             self._learned = LearnedJobs(self._before.rules, self._before.times())
             new = list(self._ended.values())
-        self._learned.hear(new, snapshot.jobs, groups)
+        self._learned.hear(new, snapshot.jobs, groups, before)
 
     @property
     def learned(self) -> LearnedJobs:

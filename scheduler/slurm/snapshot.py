@@ -10,6 +10,13 @@ HELD_MARK = "farside:held"
 # Priorities that we give. Above what priority/multifactor comes to, below Slurm's limit of 2^32; one that lies in here
 # is ours, so no list of them has to be kept.
 PRIORITY_LOW, PRIORITY_HIGH = 2_000_000_000, 3_000_000_000
+# Slurm gives a job without a time limit a year when it starts it, in a partition that has none either.
+_ENDLESS_S = 365 * 86400.0
+
+
+def limit_of(told_s: float) -> float:
+    """A job's time limit from what Slurm says, seconds; infinite where it has none."""
+    return math.inf if told_s == _ENDLESS_S else told_s
 
 
 class JobPhase(StrEnum):

@@ -37,6 +37,7 @@ TOLD = """\
 7|bob|gpu|COMPLETED|1795319387|1795319387|1795319387|1795319390|3|525600|billing=1,cpu=1,mem=10M,node=1|no GPU
 8|bob|gpu|CANCELLED by 0|1795319387|None|None|1795319390|0|10||never ran
 4|bob|gpu|CANCELLED by 0|1795319401|1795319390|1795319501|1795319510|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,node=1|wrap
+10|bob|gpu|COMPLETED|1795319387|1795319387|1795319387|1795319599|3|525600|billing=1,cpu=1,gres/gpu=1,node=1|no limit
 9+0|bob|gpu|COMPLETED|1795319387|1795319387|1795319387|1795319390|3|10|gres/gpu=1|a part of another
 """
 
@@ -49,11 +50,12 @@ def ended(job_id: int, held_s: float, *, name: str = "train", submit_s: float = 
 
 
 def test_jobs_with_gpus_that_are_over_are_told_with_all_of_their_stints() -> None:
-    first, second = ended_of(TOLD)
+    first, second, unlimited = ended_of(TOLD)
 
     assert (first.job_id, first.user, first.name, first.gpus, first.limit_s) == ("1", "ann", "one|two words", 2, 300.0)
     assert (second.job_id, second.limit_s, second.held_s) == ("4", 0.0, 18.0)
     assert (second.submit_s, second.start_s, second.end_s) == (1795319387.0, 1795319392.0, 1795319510.0)
+    assert (unlimited.job_id, unlimited.limit_s) == ("10", 0.0)
     assert (first.ready_s, second.ready_s) == (1795319386.0, 1795319390.0)
 
 

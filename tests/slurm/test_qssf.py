@@ -18,10 +18,13 @@ from farside.scheduler.predict.gpu_time import Expectation, GpuTimeParams
 from farside.scheduler.predict.gpu_time_fit import Fitted, Lesson, learned_from
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.predict.model_files import ModelStore
+from farside.scheduler.slurm.domain import SlurmDomain
 from farside.scheduler.slurm.engine import Engine, Mode
+from farside.scheduler.slurm.job_memory import Memory, limit_s_of, recall
 from farside.scheduler.slurm.learned_jobs import LearnedJobs
 from farside.scheduler.slurm.shadow_job import Ended
-from farside.scheduler.slurm.snapshot import SlurmJob, Traits
+from farside.scheduler.slurm.snapshot import SlurmJob, Traits, limit_of
+from farside.scheduler.slurm.state_file import StateFiles
 from farside.units import format_off
 from tests.predict.log import past, repeating
 from tests.slurm.made import NOW_S, FakeSlurm, groups, over, running, snapshot, waiting
@@ -294,6 +297,50 @@ def test_what_was_learned_outlives_a_restart_and_a_model_is_fitted_anew_at_once(
     for job_id in ("5000", "5001"):
         assert expectation(again, job_id) == expectation(one, job_id)
     assert expectation(one, "5000").from_jobs < expectation(one, "5001").from_jobs
+
+
+# ---------------------------------------------------------------------- time limits
+
+
+def test_the_limit_that_slurm_gives_at_the_start_to_a_job_without_any_does_not_count(
+    config: Callable[..., SlurmConfig],
+) -> None:
+    """It is the partition's; as a limit of the job's own it would make it a short job in the shadow, and `srtf` another
+    one by the start.
+    """
+    job = waiting(900, 4, user="bob")
+    slurm = FakeSlurm(snapshot(*FULL, job))
+    one = Engine(config(policy="srtf", preempt=True), Mode.RUN, slurm, now_s=lambda: slurm.seen.at_s)
+    runs = running(900, ("gn1", 4), user="bob", since_s=-5.0, submit_s=job.submit_s, limit_s=600.0)
+
+    asyncio.run(one.turn())
+    slurm.seen = snapshot(runs, FULL[1], at_s=NOW_S + 10.0)
+    asyncio.run(one.turn())
+    (group,) = groups(slurm.seen)
+    domain = SlurmDomain(
+        slurm.seen, one._memory, group, one._rules, ACCOUNTS, may_preempt=True, estimator=learned_by(one).estimator
+    )
+    remaining_s = {seen.job_id: domain.domain.table.remaining_s.item(row) for row, seen in domain.jobs.items()}
+    slurm.seen = snapshot(over(runs, NOW_S + 20.0), FULL[1], at_s=NOW_S + 21.0)
+    asyncio.run(one.turn())
+
+    assert remaining_s["900"] == math.inf, "nothing is known of it"
+    assert StateFiles(config().state_dir).ended()["900"].limit_s == 0.0
+
+
+def test_a_limit_that_a_user_gives_or_takes_while_the_job_waits_counts() -> None:
+    first = recall(Memory(), [waiting(1), waiting(2, limit_s=600.0)], NOW_S)
+
+    then = recall(first, [waiting(1, limit_s=300.0), waiting(2)], NOW_S + 5.0)
+    late = [running(1, ("gn1", 1), limit_s=300.0), running(2, ("gn1", 1), limit_s=86_400.0)]
+    found = recall(then, late, NOW_S + 10.0)
+
+    assert [limit_s_of(found.jobs[job.job_id], job) for job in late] == [300.0, math.inf]
+
+
+@pytest.mark.parametrize(("told_s", "is_none"), [(365 * 86_400.0, True), (364 * 86_400.0, False), (math.inf, True)])
+def test_a_year_is_what_slurm_says_of_a_job_without_a_limit(told_s: float, is_none: bool) -> None:
+    assert (limit_of(told_s) == math.inf) == is_none
 
 
 # ---------------------------------------------------------------------- what people are told

@@ -23,7 +23,7 @@ from farside.scheduler.slurm import read_text
 from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.engine import Engine, Mode, give_back
 from farside.scheduler.slurm.shadow import LEAST_JOBS
-from farside.scheduler.slurm.snapshot import HELD_MARK, SlurmJob, Snapshot
+from farside.scheduler.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 from tests.slurm.test_read import comparable
 from tests.support.waiting import text_of, until
@@ -125,6 +125,41 @@ def test_the_queue_is_ordered_by_what_jobs_will_hold(slurm: SlurmCluster, config
 
     assert [one for one in queue(slurm) if one != foreign] == [short, middle, long]
     assert job(slurm, foreign).priority == before
+
+
+def test_without_history_qssf_orders_by_gpus_and_tasks_of_an_array_keep_its_estimate(
+    slurm: SlurmCluster, config: Callable[..., SlurmConfig]
+) -> None:
+    """Tasks get numbers of their own when they start; what ended since the array came was not known then."""
+    ends = slurm.submit("--gres=gpu:4", script="sleep 3.1")
+    slurm.waits_for(ends, "RUNNING")
+    slurm.waits_for(slurm.submit("--gres=gpu:4"), "RUNNING")
+    wide, narrow = slurm.submit("--gres=gpu:4"), slurm.submit("--gres=gpu:1")
+    array = slurm.submit("--gres=gpu:2", "--array=1-3", "--hold")
+    orders: list[list[str]] = []
+
+    def one_ends() -> None:
+        orders.append(queue(slurm))
+        slurm.say("scancel", wide, narrow)
+        until(lambda: job(slurm, ends).phase is JobPhase.OVER, what="its end", deadline_s=60.0, every_s=0.2)
+
+    def tasks_start() -> None:
+        slurm.say("scontrol", "release", array)
+        until(lambda: len(tasks()) == 3, what="two tasks have left their array", deadline_s=60.0, every_s=0.2)
+        slurm.submit("--gres=gpu:2", "--job-name=late")
+
+    def tasks() -> list[str]:
+        return [one.job_id for one in look(slurm).jobs if int(one.job_id) >= int(array)]
+
+    engine = turns(config(policy="qssf"), one_ends, tasks_start)
+
+    assert [one for one in orders[0] if one in (wide, narrow)] == [narrow, wide]
+    learned = engine._shadow_log.learned
+    known = {job_id: known for job_id, known, _ in learned.expectations(tasks())}
+    *of_array, late = sorted(known, key=int)
+    assert len(of_array) == 3
+    assert [known[one] for one in of_array] == [None, None, None]
+    assert known[late] is not None
 
 
 def test_the_queue_is_ordered_by_lowering_jobs_where_that_is_all_one_may(
