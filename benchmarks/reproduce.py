@@ -145,6 +145,9 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     ),
     "autops-mixes": lambda effort: autops_mixes.figure(mixes=300 if len(effort.draws) > 1 else 30),
     "harmony-main": lambda effort: harmony_figures.main(range(1, effort.clusters + 1)),
+    "harmony-rules": lambda effort: harmony_figures.rules(
+        range(1, effort.clusters + 1), range(11, 11 + 2 * effort.clusters)
+    ),
     "harmony-parts": lambda effort: harmony_figures.parts(range(1, effort.clusters + 1)),
     "harmony-mix": lambda effort: harmony_figures.mix(range(1, effort.clusters + 1)),
     "harmony-arrivals": lambda effort: harmony_figures.arrivals(range(1, effort.clusters + 1)),
