@@ -29,7 +29,8 @@ def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None
             hint = "leave them out, or name a policy: power = vanilla, rule, ces or paper"
             raise ConfigError("power_settings: are for an energy policy, and power = none is none", hint=hint)
         return None
-    holidays = read_holidays(config.holidays_file) if is_told else frozenset[int]()
+    with naming("holidays_file"):
+        holidays = read_holidays(config.holidays_file) if is_told else frozenset[int]()
     with naming("power_settings" if settings else "power"):
         make_policy = make_online(config.power, settings, config.power_step_s, holidays)
     if is_told:

@@ -141,8 +141,9 @@ def test_config_check_refuses_a_policy_that_the_manager_would_refuse(tmp_path: P
         (
             "manager", 'power = "ces"\npower_drivers = "/gone"\ntls_cert = "/cert.pem"\ntls_key = "/key.pem"\n'
             'policy_settings = "nosuch=2"',
-            ["policy_settings: las: no setting 'nosuch'; ", "/gone", "/cert.pem"],
+            ["policy_settings: las: no setting 'nosuch'; ", "power_drivers: /gone", "/cert.pem"],
         ),
+        ("manager", 'power = "ces"\nholidays_file = "/gone"', ["holidays_file: /gone: can't be read: "]),
         ("manager", 'placement = "skew"\nplacement_settings = "packlimit=2"', ["placement_settings: skew: "]),
         ("manager", 'policy = "nosuch"\npolicy_settings = "a=1"', ["policy: no policy 'nosuch'; "]),
     ],

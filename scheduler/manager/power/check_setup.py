@@ -14,6 +14,7 @@ from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules
 from farside.scheduler.power.rules import fleet_rules, online_policy
 from farside.scheduler.power.state import Patience
+from farside.scheduler.settings import naming
 from farside.scheduler.tenancy import Tenancy
 
 # Between two turns, at most: jobs that wait for nodes should not wait for us.
@@ -64,7 +65,8 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
     every_s, make_policy = min(EVERY_S, config.power_poll_s), online_policy(config)
     if make_policy is None:
         return PowerSetup(policy="none", is_dry_run=False, every_s=every_s, idle_w=config.idle_w)
-    drivers = read_drivers(config.power_drivers)
+    with naming("power_drivers"):
+        drivers = read_drivers(config.power_drivers)
     for name, driver in drivers.items():
         if not 0 < driver.limit_s <= LIMIT_MAX_S:
             hint = f"seconds, above 0 and at most {LIMIT_MAX_S:g}"
