@@ -205,6 +205,7 @@ def test_a_guest_counts_for_its_accounts_quota() -> None:
 
     assert (w.job(guest).host, w.phase(capped)) == ("b", Phase.WAITING)
     assert w.decider.why(capped, w.now_s, str)[0] == "waits: account ml uses 6 of its 6 GPUs"
+    assert lender_lines(w, capped) == []
     w.exits(guest)
     assert w.job(capped).host == "b"
 

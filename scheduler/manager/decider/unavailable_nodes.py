@@ -73,8 +73,9 @@ def _why_no_guest(partitions: Partitions, name: str, job: LiveJob) -> Iterator[s
 def lender_lines(domain: Domain, row: int, lenders: Sequence[Domain], now_s: float) -> Iterator[str]:
     """Why partitions that lend lend nothing to a waiting job, which is in ``row`` of its ``domain``; as in a cycle."""
     job, found = domain.jobs[row], dict[str, list[str]]()
-    if not job.preemptible or all(job.grace_s > lender.lend_grace_s for lender in lenders):
-        return  # that is said already
+    is_said = not job.preemptible or all(job.grace_s > lender.lend_grace_s for lender in lenders)
+    if is_said or domain.book.why_capped(row):
+        return  # other lines have that
     for lender in lenders:
         found.setdefault(_why_not_of(domain, row, lender, now_s), []).append(lender.name)
     for why, names in found.items():
