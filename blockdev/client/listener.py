@@ -99,7 +99,7 @@ class Clients:
         # Nobody else holds it: no other process has the session, so its client is to see its end with this process.
         self.secure.add(worker)
         try:
-            self._engine.conn_attach_tls(worker, fd, session)
+            self._engine.conn_attach(worker, fd, session)
         except EngineError as error:
             log.error("a client can't be served", worker=worker, reason=error)
             session.close()

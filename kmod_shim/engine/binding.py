@@ -294,12 +294,11 @@ class Device:
         """Load all memory that serving pages may use."""
         _check("device_prefault", lib.ne_device_prefault(self._device))
 
-    def conn_attach(self, worker: int, sock: int) -> None:
-        """Serves (or resumes) NBD transmission on the socket."""
-        _check("conn_attach", lib.ne_conn_attach(self._device, worker, sock))
-
-    def conn_attach_tls(self, worker: int, sock: int, session: Handled) -> None:
-        """Serves NBD transmission on the socket by TLS; the session (tls.py) is the engine's then."""
+    def conn_attach(self, worker: int, sock: int, session: Handled | None = None) -> None:
+        """Serves (or resumes) NBD transmission on the socket; a session, which is ours from then on: by TLS."""
+        if session is None:
+            _check("conn_attach", lib.ne_conn_attach(self._device, worker, sock))
+            return
         _check("conn_attach_tls", lib.ne_conn_attach_tls(self._device, worker, sock, session.handle))
         # Only after success: until then its owner has to close it.
         session.handle = ffi.NULL

@@ -1,6 +1,6 @@
 """TLS of NBD clients in the engine: `engine.h`'s ``ne_tls_*``, call for call; errors are exceptions.
 
-A session is the negotiation's until `Device.conn_attach_tls`, and the engine's from then on.
+A session is the negotiation's until `Device.conn_attach`, and the engine's from then on.
 """
 
 import errno

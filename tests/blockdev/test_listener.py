@@ -37,7 +37,7 @@ class Workers:
     given: dict[int, socket.socket] = field(default_factory=dict)
     refuses: bool = False
 
-    def conn_attach(self, worker: int, sock: int) -> None:
+    def conn_attach(self, worker: int, sock: int, session: object = None) -> None:
         if self.refuses:
             raise EngineError("conn_attach", 16)
         self.given[worker] = socket.socket(fileno=sock)

@@ -44,7 +44,7 @@ class Door:
                 readable, writable = ([ours], []) if wants is Wants.READ else ([], [ours])
                 select.select(readable, writable, [], 60)
             client = NbdClient(there.result())
-        rig.device.conn_attach_tls(worker, ours.detach(), session)
+        rig.device.conn_attach(worker, ours.detach(), session)
         rig.clients.append(client)
         return client
 
