@@ -232,7 +232,9 @@ def fresh(start: m.Start, at_s: float) -> Task:
 def _taken(ledger: Ledger, start: m.Start) -> str:
     taken = clash(start.spec.devices, shares_in(ledger))
     if taken is not None:
-        return f"GPU {taken.gpu} is in use by {taken.holder[0]}, start {taken.holder[1]}"
+        task, number = taken.holder
+        # As the manager's texts name jobs, of which it leaves out those that a reader does not see. [L5]
+        return f"GPU {taken.gpu} is in use by job {task.rpartition('.')[0]}, start {number}"
     if is_twice(start.spec.devices):
         return "a GPU is named twice"
     if any(task.is_live and key[0] == start.task_id for key, task in ledger.tasks.items()):

@@ -124,7 +124,7 @@ def test_gpus_are_in_use_until_the_epilog_has_ended(tmp_path: Path) -> None:
         end = made.ended()
 
     assert during != "exited"
-    assert "GPU 0 is in use by 1.0" in refused.cause
+    assert "GPU 0 is in use by job 1," in refused.cause
     assert end.exit_code == 0
 
 

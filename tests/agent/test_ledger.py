@@ -124,7 +124,7 @@ def test_two_starts_of_one_task_do_not_run_at_once() -> None:
 def test_a_gpu_in_use_is_not_given_again() -> None:
     ledger, actions = after(asked(start("1.0")), asked(start("2.0")))
 
-    assert told(actions) == [("exited", "GPU 0 is in use by 1.0, start 1")]
+    assert told(actions) == [("exited", "GPU 0 is in use by job 1, start 1")]
     assert [(share.gpu, share.holder) for share in shares_in(ledger)] == [(0, ("1.0", 1))]
 
 

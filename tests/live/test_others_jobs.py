@@ -86,6 +86,8 @@ async def a_cluster(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     await submit(third, gpus=8)
     await decide(api, *started(RUNS, 0, 1, 2, 3), *started(MINE, 4, 5), *started(PUSHED_OUT, 6, 7))
     await api.log.write([task_of(job, log.TaskPhase.RUNNING) for job in (RUNS, MINE, PUSHED_OUT)], "node n0")
+    held = f"GPU 0 is in use by job {RUNS}, start 1"  # as an agent refuses a start
+    await api.log.write([task_of(MINE, log.TaskPhase.RUNNING, cause=held)], "node n0")
     stopping = log.JobStopping(
         job_id=PUSHED_OUT, start=1, cause=log.StopCause.PREEMPTED, reason=PUSHED, winner=RUNS
     )  # fmt: skip

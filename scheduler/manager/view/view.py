@@ -336,7 +336,14 @@ def show_job_in_full(
         master_port=job.master_port,
         spec=sight.spec(job.spec),
         tasks=tuple(
-            like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks
+            like(
+                Task,
+                task,
+                state=task.phase,
+                cause=sight.words(task.cause),
+                output=job.spec.output_path(job.job_id, task.rank),
+            )
+            for task in job.tasks
         ),
     )
 
