@@ -5,11 +5,11 @@ noise from many addresses hides no borrower with a wrong key: to hide that, a st
 under an unknown key from as many addresses, and then a line says that there are more than are told of.
 """
 
-import ipaddress
 from collections.abc import Callable
 
 from farside.daemon.control import messages as m
 from farside.log import Rarely, get_log
+from farside.proof import subnet
 
 _log = get_log("daemon.refusals")
 
@@ -17,7 +17,6 @@ TOLD_S = 60.0
 """A refusal of each kind is logged once in this time for each address; the counters have them all."""
 ADDRESSES_MAX = 256
 """Addresses that are told of in that time, for each kind: strangers may have many."""
-_SUBNET_BITS = 64  # of IPv6: whoever has one address has at least so many more (RFC 6177)
 _DATA = "data connections"
 # By the reason of a refusal: what an operator can do.
 _WAYS_OUT = {
@@ -72,17 +71,3 @@ class Refusals:
         if table.crowded_out > crowded_out and self._crowds.may(kind) is not None:
             _log.warning("more addresses than are told of", kind=kind, told=ADDRESSES_MAX, in_s=TOLD_S)
         return left_out
-
-
-def subnet(address: str) -> str:
-    """What is one stranger's at least: the address, or the first 64 bits of one of IPv6. PURE."""
-    try:
-        known = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if known.version == 4:
-        return address
-    assert isinstance(known, ipaddress.IPv6Address)
-    if known.ipv4_mapped is not None:
-        return str(known.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(known), _SUBNET_BITS), strict=False).network_address)

@@ -26,7 +26,7 @@ from farside.blockdev.task import Tasks
 from farside.errors import EngineError, FarsideError, PeerError
 from farside.kmod_shim.engine.tls import TlsSession
 from farside.log import Rarely, get_log
-from farside.proof import Unproved
+from farside.proof import Unproved, subnet
 
 HANDSHAKE_LIMIT_S = 10.0
 HANDSHAKES_MAX = 64  # at once; a client that comes then waits in the listen queue
@@ -221,17 +221,18 @@ class Listener:
             assert task is not None, "there is no await without a task"
             task.cancel()
 
-        if not self._unproved.come(address, task, give_way):
+        stranger = subnet(address)
+        if not self._unproved.come(stranger, task, give_way):
             reason = "too many clients at once had not proved themselves"
             self._say(log.warning, "the oldest handshake was ended for a new one", reason, address)
         try:
             return await self.negotiate(sock, must_prove=True)
         finally:
-            self._unproved.leave(address, task)
+            self._unproved.leave(stranger, task)
 
     def _say(self, say: Callable[..., None], what: str, reason: str, client: str, hint: str = "") -> None:
         """Once a minute for each address: whoever is let in may try again without end. [L6]"""
-        left_out = self._rarely.may((what, client))
+        left_out = self._rarely.may((what, subnet(client)))
         if left_out is not None:
             told = {"hint": hint, "more_like_it": left_out}
             say(what, client=client, reason=reason, **{name: value for name, value in told.items() if value})

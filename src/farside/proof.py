@@ -9,6 +9,7 @@ Connections that have not proved the key yet are counted (`Unproved`), by where 
 import enum
 import hashlib
 import hmac
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ UNPROVED_AN_ADDRESS = 1024
 """All borrowers of a network may come from one address, by way of a translator, and at once after a restart."""
 UNPROVED_ALL = 4096
 """Each costs a descriptor and some KiB."""
+_SUBNET_BITS = 64  # of IPv6: whoever has one address has at least so many more (RFC 6177)
 
 Close = Callable[[], None]
 
@@ -160,3 +162,17 @@ class Unproved:
         # Out of the books before it is closed, which may call back here.
         self.leave(address, one)
         close()
+
+
+def subnet(address: str) -> str:
+    """What is one stranger's at least: the address, or the first 64 bits of one of IPv6. PURE."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if known.version == 4:
+        return address
+    assert isinstance(known, ipaddress.IPv6Address)
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(known), _SUBNET_BITS), strict=False).network_address)

@@ -362,6 +362,32 @@ def test_strangers_at_a_tls_door_give_way_to_each_other_and_keep_nobody_out(
     assert door.clients.taken == {0}
 
 
+def test_who_has_a_subnet_of_ipv6_is_one_stranger(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[M11] With 64 bits of addresses it would have had all places, and others' clients lost theirs."""
+    monkeypatch.setattr(subject, "UNPROVED_AN_ADDRESS", 2)
+    monkeypatch.setattr(subject, "peer_uid", lambda _: None)
+
+    class Stranger(socket.socket):
+        def getpeername(self) -> tuple[str, int]:
+            return f"2001:db8::{self.fileno():x}", 1
+
+    async def live() -> None:
+        listener = Listener(EXPORT, door.clients, Tasks(), tls=cast(TlsDoor, object()))
+        with ExitStack() as stack:
+            pairs = [tcp_pair() for _ in range(3)]
+            ours = [stack.enter_context(client) for client, _ in pairs]
+            coming = [
+                asyncio.ensure_future(listener.welcome(Stranger(fileno=server.detach()))) for _, server in pairs
+            ]  # fmt: skip
+            done, others = await asyncio.wait(coming, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert done == {coming[0]}, "the oldest"
+            for client in ours:
+                client.close()
+            await asyncio.wait(others)
+
+    asyncio.run(live())
+
+
 def test_one_client_by_tcp_as_inetds_comes_in_as_by_a_listener(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """[M11] On standard input whoever inetd let in was served, from whatever machine."""
     client, server = tcp_pair()

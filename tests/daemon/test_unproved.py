@@ -22,11 +22,11 @@ from farside.daemon.control.channel import Channel
 from farside.daemon.control.protocol import Connection, Output, Received, Side
 from farside.daemon.counters import Counters
 from farside.daemon.newcomers import HANDLED_A_TURN, Newcomers, Turns
-from farside.daemon.refusals import ADDRESSES_MAX, Refusals, subnet
+from farside.daemon.refusals import ADDRESSES_MAX, Refusals
 from farside.daemon.server import DATA_LOOK_S
 from farside.daemon.slab.sessions import SESSIONS_AN_ADDRESS, Ledger, Refused
 from farside.listen import allow_many_connections
-from farside.proof import UNPROVED_AN_ADDRESS, Unproved
+from farside.proof import UNPROVED_AN_ADDRESS, Unproved, subnet
 from tests.daemon.plane import KEY, Plane, running, settled, until
 from tests.support.ports import free_port
 from tests.support.strangers import BEGUN
