@@ -395,6 +395,8 @@ def sight(user: str | None = "bob") -> Sight:
         ("jobs 1, 2_0", "2 jobs of others"),
         ("job 3, 4", "job 3, 4"),
         ("job 9, which it waits for, is not known", "another job, which it waits for, is not known"),
+        ("GPU 0 is in use by 2_0.0, start 1", "GPU 0 is in use by another user's job, start 1"),
+        ("GPU 0 is in use by job 1, start 1", "GPU 0 is in use by another user's job, start 1"),
         ("needs 1 GPU, 2 jobs go before it", "needs 1 GPU, 2 jobs go before it"),
         ("ended with exit code 1", "ended with exit code 1"),
     ],

@@ -26,6 +26,8 @@ EventT = TypeVar("EventT", bound=Struct)
 _NUMBER = r"\d+(?:_\d+)?"
 _NAMED = re.compile(rf"\b[Jj]obs? ({_NUMBER}(?:, {_NUMBER})*)\b")
 _NUMBERS = re.compile(rf"\b{_NUMBER}\b")
+# What an agent of the version before says where a GPU is taken, also in logs of then: by which task, without a word.
+_TAKEN = re.compile(rf"\bin use by ({_NUMBER})\.\d+\b")
 # Fields of entries about one job that have the number of another; empty: of none.
 OTHERS_NUMBERS = frozenset({"winner", "other"})
 
@@ -52,7 +54,11 @@ class Sight:
 
     def words(self, text: str) -> str:
         """A text of the manager, without the numbers of jobs that the caller does not see."""
-        return text if self.user is None or "job" not in text.lower() else _NAMED.sub(self._hidden, text)
+        if self.user is None:
+            return text
+        if "in use by" in text:
+            text = _TAKEN.sub(r"in use by job \1", text)
+        return _NAMED.sub(self._hidden, text) if "job" in text.lower() else text
 
     def _hidden(self, found: re.Match[str]) -> str:
         names = found[1].split(", ")
