@@ -7,7 +7,8 @@ The manager does none of this: here the scene asks the rules and acts. Its other
 (colocated_managed.py).
 
 An iteration of the Lasso is nearly all communicating, one of LDA nearly all computing: so these two share a node. When
-LDA ends its processor is idle, and one of the two others moves there, which both compute longer than they communicate.
+LDA ends its processor is idle, and one of the two others moves there, which both compute far longer than they
+communicate.
 """
 
 import itertools
@@ -72,10 +73,10 @@ def _kind(app: Any, iterations: int, rows: int, columns: int, *, comp_s: float, 
 
 # Each node of the jobs alone has two of them, in this order.
 KINDS: Mapping[str, Kind] = {
-    "lasso": _kind("lasso", 50, 16, 300_000, comp_s=0.03, net_s=0.30),
-    "lda": _kind("lda", 36, 6000, 150, comp_s=0.30, net_s=0.03, components=200),
-    "nmf": _kind("nmf", 36, 9000, 2812, comp_s=0.30, net_s=0.18, components=64),
-    "mlr": _kind("mlr", 36, 8000, 4500, comp_s=0.30, net_s=0.18, classes=40),
+    "lasso": _kind("lasso", 80, 16, 280_000, comp_s=0.03, net_s=0.28),
+    "lda": _kind("lda", 45, 7200, 150, comp_s=0.36, net_s=0.03, components=200),
+    "nmf": _kind("nmf", 66, 26_000, 940, comp_s=0.30, net_s=0.06, components=64),
+    "mlr": _kind("mlr", 66, 24_000, 1500, comp_s=0.30, net_s=0.06, classes=40),
 }
 
 
