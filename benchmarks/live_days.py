@@ -4,11 +4,10 @@ What the papers evaluated in a simulator runs live here: QSSF beside FIFO, and v
 played once; ``python -m benchmarks.live_policies`` judges several days, five times each.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figure import Figure, Table
-from benchmarks.live_policies import PARTS, Plan, measured
+from benchmarks.live_policies import PARTS, measured
 
 DAYS = {
     "repeating": "A day whose users and names recur, with a kill -9 of the scheduler process",
@@ -16,12 +15,15 @@ DAYS = {
 }
 
 
-def figure(*, is_quick: bool, parts: Callable[[str], Plan] | None = None) -> Figure:
-    """Both days; ``is_quick``: none, as each takes minutes. ``parts``: a day's plan by name."""
-    plan_of = parts or (lambda name: PARTS[name](Path("/nonexistent")))  # no real log: the generated one
+NO_LOG = Path("/nonexistent")
+"""In place of a real log: a generated one is played."""
+
+
+def figure(*, is_quick: bool) -> Figure:
+    """Both days; ``is_quick``: none, as each takes minutes."""
     tables, notes = [], []
     for name, caption in () if is_quick else DAYS.items():
-        record, bars, faults = measured(plan_of(name), 1, 2)
+        record, bars, faults = measured(PARTS[name](NO_LOG), 1, 2)
         header, rows = record["table"]["header"], record["table"]["rows"]
         tables.append(Table(caption=caption, header=tuple(header), rows=tuple(tuple(row) for row in rows)))
         notes += [f"{name}: {bar.name}: {bar.figure:.3g} ({bar.bar:g})" for bar in bars if not bar.is_met]
