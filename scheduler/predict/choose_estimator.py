@@ -16,8 +16,8 @@ an accident.
 
 The estimator in use needs to be better by half of that only; otherwise two would take turns.
 
-At most a quarter of the jobs that are looked at are one user's: thousands of jobs that somebody runs for 1 s or 100 s, by
-chance, would turn estimates off for all others. Jobs of which nothing was known are not looked at.
+At most a quarter of the jobs that are looked at are one user's: thousands of jobs that somebody runs for 1 s or 100 s,
+by chance, would turn estimates off for all others. Jobs of which nothing was known are not looked at.
 """
 
 import math
