@@ -12,13 +12,14 @@ import sys
 from os import fstat
 
 from farside.blockdev.client.listener import Clients, Listener
-from farside.blockdev.client.stream import door_of
+from farside.blockdev.client.stream import door_of, until_ready
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.params import engine_params, export_of
 from farside.blockdev.task import Tasks
 from farside.config import BlockdevConfig
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import Device
+from farside.kmod_shim.engine.tls import Wants
 from farside.own_task import wait_first
 
 RELEASE_LIMIT_S = 1.0  # for donors to confirm that their slabs are free
@@ -74,11 +75,6 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
 
 async def _hung_up(client: socket.socket) -> None:
     """Returns when the client has left; it has nothing to say before our greeting, so what can be read is its end."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(client, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(client)
+    await until_ready(client, Wants.READ)
     if client.recv(1, socket.MSG_PEEK):
         await asyncio.Event().wait()  # it sends first, against the protocol: the handshake deals with it

@@ -21,7 +21,7 @@ class Stream(Protocol):
     session: TlsSession | None
     """None: the bytes are clear."""
     told: Mapping[str, str]
-    """Who the client is, for the log."""
+    """What the log says of the client."""
 
     async def read_exactly(self, count: int) -> bytes:
         """Raises asyncio.IncompleteReadError: the client hung up before; OSError, EngineError: the connection broke."""
@@ -78,7 +78,7 @@ class TlsStream:
         while len(data) < count:
             part = self._own.read(count - len(data))
             if part is None:
-                await _until(self._sock, Wants.READ)
+                await until_ready(self._sock, Wants.READ)
             elif not part:
                 raise asyncio.IncompleteReadError(bytes(data), count)
             else:
@@ -91,7 +91,7 @@ class TlsStream:
             sent = self._own.write(data)
             data = data[sent:]
             if not sent:
-                await _until(self._sock, Wants.WRITE)
+                await until_ready(self._sock, Wants.WRITE)
 
     def close(self) -> None:
         """Ends the session, unless it is the engine's by now."""
@@ -119,7 +119,7 @@ class TlsDoor:
         loop = asyncio.get_running_loop()
         try:
             while wants := await loop.run_in_executor(self._steps, session.handshake):
-                await _until(sock, wants)
+                await until_ready(sock, wants)
             return TlsStream(sock, session)
         except BaseException:
             # At the deadline, say, while the thread is in a step: this waits until that is over.
@@ -132,7 +132,7 @@ def door_of(config: BlockdevConfig, *, must: bool) -> TlsDoor | None:
     return TlsDoor(TlsKeys(config, must=must)) if config.has_tls else None
 
 
-async def _until(sock: socket.socket, wants: Wants) -> None:
+async def until_ready(sock: socket.socket, wants: Wants) -> None:
     """Returns when the socket is readable, or writable."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
