@@ -23,7 +23,7 @@ from farside.scheduler.manager.processes import Part, Parts, Work
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.housekeeping import keep_house
 from farside.scheduler.manager.store.migrate import upgrade
-from farside.scheduler.sim.learned_before import LearnedBefore, has_lightgbm
+from farside.scheduler.sim.learned_before import NO_TREES, LearnedBefore
 
 # A part's event loop that has not turned for so long hangs.
 HANG_S = {"brain": 60.0, "api": 60.0, "housekeeping": 60.0}
@@ -71,10 +71,8 @@ async def _scheduler(config: ManagerConfig, *, before: LearnedBefore) -> None:
     )
     store = EventStore(config.store_url)
     groups = ColocationRules(nodes=frozenset(names_in(config.colocation_nodes)), min_run_s=config.min_run_s)
-    if before.is_timed and not has_lightgbm():
-        _log.warning(
-            "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"
-        )
+    if before.lacks_trees:
+        _log.warning(NO_TREES)
     await SchedulerProcess(
         store, before.rules, config.state_dir, holder, aggregation=shared, colocation=groups, make_times=before.times,
         partitions=partitions_of(config), idle=idle_rules_of(config),

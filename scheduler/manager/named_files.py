@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from farside.config import ManagerConfig
-from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.auth.tls_reload import tls_of
 from farside.scheduler.manager.power.check_setup import PowerSetup, power_setup
 from farside.scheduler.sim.learned_before import LearnedBefore, learned_before
@@ -31,7 +30,7 @@ class NamedFiles:
 
 
 READERS: Mapping[str, Callable[[ManagerConfig], Any]] = {
-    "policy": lambda config: learned_before(config, rules_of(config)),
+    "policy": learned_before,
     "power": power_setup,
     "tls": tls_of,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from farside.config import ManagerConfig, SlurmConfig
 from farside.errors import ConfigError
 from farside.scheduler.admission.rules import Rules
+from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.catalog import TIMED, Needs, needs_of
 from farside.scheduler.predict.gpu_time import NAME
 from farside.scheduler.predict.job_history import Past
@@ -18,6 +19,8 @@ from farside.scheduler.predict.service import ModelRecord
 from farside.scheduler.sim.estimator import past_of
 from farside.scheduler.sim.trace.read import read_trace
 from farside.scheduler.sim.trace.read_services import with_prior
+
+NO_TREES = "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +42,28 @@ class LearnedBefore:
         """Whether the policy asks how long jobs will run."""
         return needs_of(self.rules.order) in TIMED
 
+    @property
+    def lacks_trees(self) -> bool:
+        """Whether it asks, and no trees can be fitted here to say it: `NO_TREES`."""
+        return self.is_timed and not has_lightgbm()
+
     def times(self, *, fits_at_once: bool = False) -> LearnedTimes | None:
         """A new estimator, which knows no live job yet; None: the policy asks for none."""
         if not self.is_timed:
             return None
-        params = LIVE if has_lightgbm() else replace(LIVE, use="rolling")
+        params = replace(LIVE, use="rolling") if self.lacks_trees else LIVE
         return LearnedTimes(params, history=self.history, record=self.record, fits_at_once=fits_at_once)
 
 
-def learned_before(config: ManagerConfig | SlurmConfig, rules: Rules) -> LearnedBefore:
-    """Read the files that `policy_history` and `policy_models` name.
+def learned_before(config: ManagerConfig | SlurmConfig) -> LearnedBefore:
+    """The rules of the settings, with what the files say that `policy_history` and `policy_models` name.
 
     Raises:
-        ConfigError: The policy has no use for one, or it is missing, damaged, empty or of another version.
+        ConfigError: A rule can't be used; or the policy has no use for a file, or it is missing, damaged, empty or of
+            another version.
         Unavailable: There is a model, and LightGBM is not installed.
     """
+    rules = rules_of(config)
     needs = needs_of(rules.order)
     if config.policy_models != Path() and needs not in TIMED:
         raise ConfigError(

@@ -5,7 +5,6 @@ from typing import Any
 
 from farside.config import SlurmConfig
 from farside.errors import ConfigError
-from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.power.rules import online_policy
 from farside.scheduler.sim.learned_before import LearnedBefore, learned_before
 
@@ -24,7 +23,7 @@ def check_rights(config: SlurmConfig) -> None:
 
 
 CHECKS: Mapping[str, Callable[[SlurmConfig], Any]] = {
-    "policy": lambda config: learned_before(config, rules_of(config)),
+    "policy": learned_before,
     "rights": check_rights,
     "power": online_policy,
 }

@@ -24,7 +24,7 @@ from farside.notify import notify_systemd
 from farside.scheduler.configured_rules import left_out_over_slurm
 from farside.scheduler.explain import expectation_lines
 from farside.scheduler.predict.fit_process import Fitter
-from farside.scheduler.sim.learned_before import has_lightgbm
+from farside.scheduler.sim.learned_before import NO_TREES
 from farside.scheduler.slurm.action import (
     JobAction,
     Line,
@@ -53,7 +53,6 @@ MOST_REFUSALS = 3
 # Jobs of the queue in `farside slurm status`: enough to see the order, short enough for a terminal.
 SHOWN_JOBS = 20
 DAY_S = 86400.0
-NO_TREES = "LightGBM is not installed, so run times are expected by the rolling estimate alone, without trees"
 
 _log = get_log("slurm")
 
@@ -123,7 +122,7 @@ class Engine:
         self._now_s = now_s
         before = checked_settings(config)
         self._rules = before.rules
-        self._has_no_trees = before.is_timed and not has_lightgbm()
+        self._lacks_trees = before.lacks_trees
         self._state_files = StateFiles(config.state_dir)
         self._memory = self._state_files.memory()
         self._power = SlurmPower(config, self._state_files)
@@ -152,7 +151,7 @@ class Engine:
             _log.info("ready", mode=self._mode, policy=self._rules.order.name, partitions=self._config.partitions)
             for reason in left_out_over_slurm(self._config, self._rules.order):
                 _log.warning("a part of the policy is left out", reason=reason)
-            if self._has_no_trees:
+            if self._lacks_trees:
                 _log.warning(NO_TREES)
             notify_systemd("READY=1")
             while not stop.is_set():

@@ -8,7 +8,6 @@ import pytest
 
 from farside.config import ManagerConfig
 from farside.errors import FarsideError
-from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.predict.model_files import ModelStore
@@ -20,7 +19,7 @@ HEADER = "job_id,submit_s,user,name,gpus,duration_s\n"
 
 def refusal(config: ManagerConfig) -> FarsideError:
     with pytest.raises(FarsideError) as refused:
-        learned_before(config, rules_of(config))
+        learned_before(config)
     assert "\n" not in str(refused.value)
     assert refused.value.hint, f"no way out: {refused.value}"
     return refused.value

@@ -93,7 +93,7 @@ def job_of(key: Key) -> str:
 def next_without_a_kill(entries: Sequence[Entry], config: ManagerConfig, ended: str) -> list[str]:
     """The jobs that get their places when a job has ended, from a scheduler process that lived through all before."""
     by = rules_of(config)
-    times, partitions = learned_before(config, by).times(), partitions_of(config)
+    times, partitions = learned_before(config).times(), partitions_of(config)
     decider = Decider(by, LiveState(), entries[0].at_s, times=times, partitions=partitions)
     for entry in entries:
         decider.hear(entry)

@@ -11,7 +11,6 @@ import pytest
 
 from farside.config import ManagerConfig
 from farside.errors import ConfigError
-from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.decider.adapter import job_of
 from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.decider.expectation import expected_of
@@ -286,7 +285,7 @@ class NoTrees:
 def test_a_model_of_predict_fit_is_used_from_the_first_job(
     tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = learned_before(config(tmp_path, policy_models=models), rules_of(config(tmp_path)))
+    before = learned_before(config(tmp_path, policy_models=models))
     times = before.times()
     assert times is not None
     known = repeating(400)[-1].job
@@ -312,7 +311,7 @@ def test_past_jobs_from_a_file_are_learned_from(tmp_path: Path) -> None:
     rows = "".join(f"{at},{at * 100},{'ann'},train,1,50\n" for at in range(20))
     path.write_text("job_id,submit_s,user,name,gpus,duration_s\n" + rows)
 
-    before = learned_before(config(tmp_path, policy_history=path), rules_of(config(tmp_path)))
+    before = learned_before(config(tmp_path, policy_history=path))
 
     assert len(before.history) == 20
     world = Learning()
@@ -331,7 +330,7 @@ def test_gittins_begins_with_the_services_of_a_file(tmp_path: Path) -> None:
     path.write_text("job,gpu_time_s\na,5\nb,7\n")
     told = config(tmp_path, policy="gittins", policy_history=path, policy_settings="is_learning=false")
 
-    order = learned_before(told, rules_of(told)).rules.order
+    order = learned_before(told).rules.order
 
     assert [float(one) for one in order.distribution.samples] == [5.0, 7.0]  # type: ignore[attr-defined]
 
@@ -340,14 +339,14 @@ def test_a_file_of_past_jobs_is_refused_by_a_policy_that_learns_nothing(tmp_path
     told = config(tmp_path, policy="las", policy_history=tmp_path / "past.csv")
 
     with pytest.raises(ConfigError, match="policy_history: las learns nothing from past jobs"):
-        learned_before(told, rules_of(told))
+        learned_before(told)
 
 
 def test_a_model_is_refused_by_a_policy_that_asks_for_none(tmp_path: Path) -> None:
     told = config(tmp_path, policy="gittins", policy_models=tmp_path)
 
     with pytest.raises(ConfigError, match="policy_models: gittins asks for no model of run times"):
-        learned_before(told, rules_of(told))
+        learned_before(told)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +369,7 @@ def test_a_model_that_is_missing_empty_damaged_or_of_another_version_is_one_line
     told = config(tmp_path, policy_models=folder)
 
     with pytest.raises(ConfigError) as refused:
-        learned_before(told, rules_of(told))
+        learned_before(told)
 
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -383,7 +382,7 @@ def test_a_history_that_is_empty_or_no_log_is_one_line(tmp_path: Path, text: str
     told = config(tmp_path, policy_history=path)
 
     with pytest.raises(ConfigError) as refused:
-        learned_before(told, rules_of(told))
+        learned_before(told)
 
     assert "\n" not in str(refused.value)
     assert str(path) in str(refused.value)

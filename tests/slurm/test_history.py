@@ -157,7 +157,7 @@ def test_a_policy_that_asks_for_no_run_times_learns_none() -> None:
 
 
 def watcher_of(settings: SlurmConfig) -> ShadowLog:
-    before = learned_before(settings, rules_of(settings))
+    before = learned_before(settings)
     return ShadowLog(settings, before, StateFiles(settings.state_dir), lambda: NOW_S)
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
-from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.predict import choose_estimator, gpu_time
 from farside.scheduler.predict.fit_process import Fitter
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
@@ -139,7 +138,7 @@ class Day:
         return found
 
     def promised(self) -> Gain:
-        seen, before = self.slurm.seen, learned_before(self.config, rules_of(self.config))
+        seen, before = self.slurm.seen, learned_before(self.config)
         gain = expected_gain(
             StateFiles(self.config.state_dir).ended().values(), groups(seen), seen, before.rules,
             may_preempt=self.config.preempt, requeue_cost_s=0.0, is_gating=self.config.gate,

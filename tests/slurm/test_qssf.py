@@ -62,7 +62,7 @@ def ended(job_id: int, held_s: float, *, name: str = "train", submit_s: float) -
 
 
 def a_week(jobs: int = 240) -> tuple[Ended, ...]:
-    """Of six names, each of which tells how long its jobs run."""
+    """Jobs that have ended, of six names, each of which tells how long its jobs run."""
     return tuple(
         ended(100 + at, 20.0 * 3.0 ** (at % 6), name=f"{'abcdef'[at % 6] * 6}", submit_s=NOW_S - 600_000 + 2000.0 * at)
         for at in range(jobs)
@@ -397,10 +397,8 @@ def test_where_trees_can_not_be_fitted_it_is_said_and_jobs_go_by_similar_ones(
     config: Callable[..., SlurmConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from farside.scheduler.sim import learned_before
-    from farside.scheduler.slurm import engine as engine_module
 
-    for module in (learned_before, engine_module):
-        monkeypatch.setattr(module, "has_lightgbm", lambda: False)
+    monkeypatch.setattr(learned_before, "has_lightgbm", lambda: False)
     one, _ = engine_over(config(), waiting(900, name="bbbbbb"), past_jobs=a_week())
     stop = asyncio.Event()
 

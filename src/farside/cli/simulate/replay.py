@@ -15,7 +15,7 @@ from rich.table import Table
 from farside.cli.terminal import standard_output
 from farside.config import ManagerConfig, load_config
 from farside.config.check import names_in
-from farside.scheduler.configured_rules import idle_rules_of, partitions_of, rules_of
+from farside.scheduler.configured_rules import idle_rules_of, partitions_of
 from farside.scheduler.manager.compare_decisions import DecisionCount, decided_again
 from farside.scheduler.manager.compare_simulation import (
     PAPER_APART_PCT,
@@ -52,7 +52,7 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Re
     Raises:
         FarsideError: The store can't be read, or no job has run to its end.
     """
-    before = learned_before(config, rules_of(config))
+    before = learned_before(config)
     with closing(EventStore(config.store_url)) as store:
         entries = whole_log(store, archive_of(config.store_url, config.archive_dir))
         found = recording(entries, only, partitions_of(config))
@@ -65,7 +65,7 @@ def replay_decisions(config: ManagerConfig) -> DecisionCount:
     Raises:
         FarsideError: The store can't be read.
     """
-    before = learned_before(config, rules_of(config))
+    before = learned_before(config)
     with closing(EventStore(config.store_url)) as store:
         entries = whole_log(store, archive_of(config.store_url, config.archive_dir))
         return decided_again(

@@ -121,7 +121,7 @@ def compare(
     found = recording(entries, needs_s.keys(), partitions_of(config))
     delays = delays_of(entries, found, needs_s, killed_s=killed_s)
     jobs = charged(found, delays)
-    before = learned_before(config, rules_of(config))
+    before = learned_before(config)
     no_policy = replace(config, policy="fifo", policy_settings="")
     pauses = () if delays.pause is None else (delays.pause,)
     return LiveCompared(
