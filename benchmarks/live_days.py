@@ -13,8 +13,6 @@ DAYS = {
     "repeating": "A day whose users and names recur, with a kill -9 of the scheduler process",
     "lending": "A day on which virtual clusters lend, with a kill -9 of the scheduler process",
 }
-
-
 NO_LOG = Path("/nonexistent")
 """In place of a real log: a generated one is played."""
 
@@ -35,6 +33,6 @@ def figure(*, is_quick: bool) -> Figure:
         tables=tuple(tables),
         notes=(
             *(f"Not met: {note}." for note in notes),
-            *("A day takes minutes, and is left out of --quick.",) * is_quick,
+            *(("A day takes minutes, and is left out of --quick.",) if is_quick else ()),
         ),
     )

@@ -1,4 +1,4 @@
-"""Who may come to a device by TLS: the files that its settings name, read again when one of them has changed.
+"""Keys and certificates of a device's TLS, of the files that its settings name, read again when one has changed.
 
 A change is taken up by the next client: a key that was taken out, or a certificate that was revoked, lets in nobody any
 more, and connections that stand go on. Files that are not usable change nothing, and the log says so.

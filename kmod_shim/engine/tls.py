@@ -39,7 +39,7 @@ class Certificates:
 
 
 class Tls:
-    """Who may come. `destroy` frees it; sessions that were begun with it go on."""
+    """Keys and certificates by which clients prove themselves. `destroy` frees them; sessions begun with them go on."""
 
     def __init__(self, psks: Mapping[bytes, bytes], certificates: Certificates | None = None) -> None:
         """Pre-shared keys by user, KEY_BYTES_MIN to KEY_BYTES_MAX long; or certificates; or either.
@@ -113,7 +113,7 @@ class TlsSession:
             return _moved("tls_write", lib.ne_tls_write(self._open(), data, len(data))) or 0
 
     def describe(self) -> str:
-        """Who the client is, for the log: "TLS 1.3, PSK user n1"."""
+        """Version and name of the client, for the log: "TLS 1.3, PSK user n1"."""
         text = ffi.new("char[]", _REASON_BYTES)
         with self._lock:
             _check("tls_describe", lib.ne_tls_describe(self._open(), text))

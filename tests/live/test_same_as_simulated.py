@@ -83,7 +83,7 @@ def times_for(by: Rules) -> LearnedTimes | None:
 
 
 def fitting_times(by: Rules) -> LearnedTimes | None:
-    """As `times_for`, with models that are fitted at the instant at which they are due, in each world."""
+    """Estimators as `times_for` makes them, whose models are fitted at the instant at which they are due."""
     return LearnedTimes(fits_at_once=True) if needs_of(by.order) in TIMED else None
 
 

@@ -124,7 +124,7 @@ class Regrouping:
         return ()
 
     def _filled(self, cluster: Cluster, work: Work) -> Cluster:
-        """Who waits gets free machines; then the first for whom there is a place joins a group. Nobody moves.
+        """Jobs that wait get free machines; then the first that has a place in a group joins it. Nobody moves.
 
         One, since each job more in a group makes all of its jobs slower: the place of one that has ended is filled. The
         first, since those that compute much would always go before those that communicate much, of which the rest would
