@@ -18,7 +18,7 @@ from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.store.event_store import EventStore
 from tests.live import aggregated_member
 from tests.support.job_commands import asked, farside, until_job
-from tests.support.sandbox import kill_agent, start_agent
+from tests.support.sandbox import kill_agent
 from tests.support.waiting import text_of, until
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def test_two_jobs_share_an_aggregator_and_go_on_through_a_drain_and_every_kill(
     kill_agent(sandbox.state, "n1")
     for one in (first, second):
         one.until_trained(20)
-    start_agent(sandbox.state, "n1")
+    control.start_agent(sandbox.state, "n1")
 
     # A killed member ends its start: all ranks go on from the Aggregators, and the other job does not notice.
     before, others = first.iteration, second.iteration

@@ -20,7 +20,7 @@ from farside.sandbox.settings import PATIENCE
 from farside.scheduler.manager import processes as manager_parts
 from tests.agent.node import processes_with
 from tests.support.job_commands import farside, until_job
-from tests.support.sandbox import kill_agent, start_agent
+from tests.support.sandbox import kill_agent
 from tests.support.waiting import text_of, until
 
 
@@ -54,6 +54,18 @@ def test_a_sandbox_by_qssf_says_what_a_job_is_expected_to_take_and_runs_the_shor
         go.touch()
         ended = until_job(session, short, "done"), until_job(session, long, "done")
     assert ended[0]["start_s"] < ended[1]["start_s"]
+
+
+def test_a_node_that_is_left_for_later_is_new_to_the_manager_when_it_joins(tmp_path: Path) -> None:
+    options = ("--cluster", "2x1", "--later", "1", "--donors", "1", "--size", "64MiB")
+    with open_sandbox(options) as session:
+        before = [one["name"] for one in json.loads(farside(session, "nodes", "--json"))]
+
+        control.start_agent(session.state, "n2")
+
+        wide = submit(session, tmp_path / "out", "true", "--gpus", "2")
+        assert before == ["n1"]
+        assert until_job(session, wide, "done")["nodes"] == ["n1", "n2"]
 
 
 def test_a_manager_has_time_to_kill_a_part_that_does_not_end() -> None:
@@ -215,7 +227,7 @@ def test_a_killed_agent_costs_no_job_anything(sandbox: Session, tmp_path: Path) 
 
     kill_agent(sandbox.state, "n1")
     go.touch()
-    start_agent(sandbox.state, "n1")
+    control.start_agent(sandbox.state, "n1")
     end = until_job(sandbox, job, "done", "failed")
 
     assert (end["state"], end["exit_code"], end["starts"]) == ("done", 0, 1)

@@ -61,6 +61,14 @@ def test_two_ways_of_protection_exclude_each_other(tmp_path: Path) -> None:
         run(replicas=2, no_protection=True, state=tmp_path)
 
 
+@pytest.mark.parametrize("option", ["aggregators", "executors", "later"])
+def test_more_of_what_a_node_has_than_there_are_nodes_is_refused_by_name(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--{option} 3: a node has one, and there are 2 nodes"):
+        run(cluster="2x1", state=tmp_path, **{option: 3})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"--{option}: there are no nodes for them"):
+        run(state=tmp_path, **{option: 1})  # type: ignore[arg-type]
+
+
 def test_a_refused_sandbox_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         run(donors=0, state=tmp_path / "state")

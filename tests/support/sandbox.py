@@ -5,8 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from farside import admin
-from farside.sandbox.control import END_LIMIT_S, START_LIMIT_S
+from farside.sandbox.control import END_LIMIT_S
 from farside.sandbox.layout import read_record
 from tests.support.waiting import until
 
@@ -34,8 +33,3 @@ def kill_agent(state: Path, name: str) -> None:
     pid = read_record(state).agent(name).pid
     os.kill(pid, signal.SIGKILL)
     until(lambda: read_record(state).agent(name).pid != pid, what=f"the end of agent {name}", deadline_s=END_LIMIT_S)
-
-
-def start_agent(state: Path, name: str) -> None:
-    """Starts an agent that was killed, and returns when it has reached the manager."""
-    admin.call(Path(read_record(state).admin_socket), "start_agent", timeout_s=START_LIMIT_S, name=name)

@@ -242,9 +242,7 @@ def sandbox(
     size: Annotated[int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of the device.")] = 1024
     * MIB,
     listen: options.Listen = None,
-    disk: Annotated[
-        Path | None, typer.Option(help="Backup file, overwritten; default: a file in the state folder.")
-    ] = None,
+    disk: options.SandboxDisk = None,
     replicas: Annotated[
         int, typer.Option(min=1, max=2, help="Copies at donors; 2: a second donor instead of the disk.")
     ] = 1,
@@ -261,6 +259,7 @@ def sandbox(
     cluster: options.Cluster = None,
     aggregators: options.Aggregators = 0,
     executors: options.Executors = 0,
+    later: options.Later = 0,
     settings: options.ProgramSettings = None,
 ) -> None:
     """Run donors and a borrower, and with --cluster a manager and agents, on this machine.
@@ -288,6 +287,7 @@ def sandbox(
             cluster=cluster,
             aggregators=aggregators,
             executors=executors,
+            later=later,
             program_settings=tuple(settings or ()),
             # An option that is not given is not passed on, so that the default is stated once, in the sandbox.
             **given,

@@ -40,6 +40,13 @@ Cluster = Annotated[
 Executors = Annotated[
     int, typer.Option(min=0, help="With --cluster: number of nodes, the last ones, for co-located jobs, without GPUs.")
 ]
+Later = Annotated[
+    int,
+    typer.Option(min=0, help="With --cluster: number of nodes, the last ones, that join when `start_agent` says so."),
+]
+SandboxDisk = Annotated[
+    Path | None, typer.Option(help="Backup file, overwritten; default: a file in the state folder.")
+]
 ClearPages = Annotated[
     bool, typer.Option("--clear-pages", help="Do not encrypt pages at donors, to see what encryption costs.")
 ]

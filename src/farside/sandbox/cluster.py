@@ -7,7 +7,8 @@ DIR/aggregators/aN/  the same of the Aggregator on node nN, where --aggregators 
 DIR/executors/xN/    sockets and log of the executor on node nN, where --executors asks for it
 
 The manager starts first and ends last. Agents end with their tasks, so that nothing of a sandbox is left; an agent that
-is killed leaves its tasks running, and finds them when it is started again.
+is killed leaves its tasks running, and finds them when it is started again. With --later the last nodes' agents are not
+started with the others: each joins when `start_agent` is asked for it, as a node that the manager has never seen.
 """
 
 import asyncio
@@ -132,9 +133,10 @@ class Cluster:
             await self._crew.start(name)
         for name in beside:
             await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
-        for name in self.names:
+        first = self.names[: self.shape.nodes - self.shape.later]
+        for name in first:
             await self._crew.start(name)
-        for name in self.names:
+        for name in first:
             await self._until_connected(name)
 
     async def start_aggregator(self, name: str) -> None:
@@ -156,7 +158,7 @@ class Cluster:
         await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
 
     async def start_agent(self, name: str) -> None:
-        """Starts an agent that has ended, and returns when it is connected.
+        """Starts an agent that has ended, or was left for later, and returns when it is connected.
 
         Raises:
             ConfigError: there is no such agent, or it is running.

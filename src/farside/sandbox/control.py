@@ -51,6 +51,11 @@ def start_manager(state: Path) -> None:
     _start(state, "start_manager")
 
 
+def start_agent(state: Path, name: str) -> None:
+    """Starts an agent that was killed or left for later, and returns when it has reached the manager."""
+    _start(state, "start_agent", name=name)
+
+
 def kill_aggregator(state: Path, name: str) -> None:
     """Ends an Aggregator with SIGKILL, parent and server, and returns when the sandbox has noticed."""
     pid = read_record(state).aggregator(name).pid

@@ -43,13 +43,15 @@ HEADROOM_SHARE = 8
 class Shape:
     """How many nodes, how many GPUs each is said to have, and how many of the nodes have an Aggregator.
 
-    ``executors``: how many, the last ones, are set aside for co-located jobs; these have no GPUs.
+    ``executors``: how many, the last ones, are set aside for co-located jobs; these have no GPUs. ``later``: the agents
+    of how many, the last ones, are not started with the others.
     """
 
     nodes: int
     gpus_per_node: int
     aggregators: int = 0
     executors: int = 0
+    later: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

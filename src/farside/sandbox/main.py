@@ -44,16 +44,18 @@ def run(
     cluster: str | None = None,
     aggregators: int = 0,
     executors: int = 0,
+    later: int = 0,
     program_settings: Sequence[str] = (),
 ) -> int:
     """Runs a sandbox until SIGTERM, SIGHUP or Ctrl-C, and returns the exit code.
 
     Prints ``ready URI`` for each listener on standard output when clients may connect, and with `cluster` (NODESxGPUS)
-    ``ready unix:PATH`` of the manager after them; so many of its nodes as `aggregators` says have one, and the
-    last `executors` are set aside for co-located jobs. `program_settings` are PROGRAM.NAME=VALUE. `slab_bytes` is
-    16 MiB when not given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder.
-    Without `state` the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder,
-    listener or file that another made, but for a `disk` that is named.
+    ``ready unix:PATH`` of the manager after them; so many of its nodes as `aggregators` says have one, the last
+    `executors` are set aside for co-located jobs, and the agents of the last `later` wait for `start_agent`.
+    `program_settings` are PROGRAM.NAME=VALUE. `slab_bytes` is 16 MiB when not given. Without `disk`, `replicas` or
+    `no_protection` the backup disk is a file in the state folder. Without `state` the folder is a temporary one. What
+    the sandbox made is gone when this returns; it takes no folder, listener or file that another made, but for a `disk`
+    that is named.
 
     Raises:
         FarsideError: an option is wrong, or a process did not start.
@@ -76,16 +78,21 @@ def run(
                 slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
                 workers=workers,
                 restart_donors=restart_donors,
-                cluster=_shape(cluster, aggregators, executors),
+                cluster=_shape(cluster, aggregators=aggregators, executors=executors, later=later),
                 program_settings=parse_settings(program_settings, _programs(cluster, aggregators)),
             )
         )
-        stack.enter_context(claimed(folder))
-        for listener in plan.listen:
-            _refuse_a_taken(listener)
-        if plan.disk is not None:
-            stack.enter_context(backup_disk(plan.disk, plan.size_bytes))
+        _take(plan, folder, stack)
         return _run_to_the_end(Plane(plan, folder))
+
+
+def _take(plan: Plan, folder: Path, stack: ExitStack) -> None:
+    """Takes what the sandbox needs for itself, until the stack is closed: the folder, its listeners, the disk."""
+    stack.enter_context(claimed(folder))
+    for listener in plan.listen:
+        _refuse_a_taken(listener)
+    if plan.disk is not None:
+        stack.enter_context(backup_disk(plan.disk, plan.size_bytes))
 
 
 def _programs(cluster: str | None, aggregators: int) -> tuple[str, ...]:
@@ -94,19 +101,16 @@ def _programs(cluster: str | None, aggregators: int) -> tuple[str, ...]:
     return ("daemon", "blockdev", *of_cluster)
 
 
-def _shape(cluster: str | None, aggregators: int, executors: int) -> Shape | None:
+def _shape(cluster: str | None, **counts: int) -> Shape | None:
     if cluster is None:
-        if executors:
-            raise ConfigError("--executors: there are no nodes for them", hint="add --cluster, such as 3x2")
-        if aggregators:
-            raise ConfigError("--aggregators: there are no nodes for them", hint="add --cluster, such as 3x2")
+        if asked := [option for option, count in counts.items() if count]:
+            raise ConfigError(f"--{asked[0]}: there are no nodes for them", hint="add --cluster, such as 3x2")
         return None
     shape = parse_shape(cluster)
-    if aggregators > shape.nodes:
-        raise ConfigError(f"--aggregators {aggregators}: a node has one, and there are {shape.nodes} nodes")
-    if executors > shape.nodes:
-        raise ConfigError(f"--executors {executors}: a node has one, and there are {shape.nodes} nodes")
-    return replace(shape, aggregators=aggregators, executors=executors)
+    for option, count in counts.items():
+        if count > shape.nodes:
+            raise ConfigError(f"--{option} {count}: a node has one, and there are {shape.nodes} nodes")
+    return replace(shape, **counts)
 
 
 def checked(plan: Plan) -> Plan:
