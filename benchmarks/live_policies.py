@@ -2,12 +2,16 @@
 
 Each part plays a day of a log in a sandbox of its own (`farside demo --scene live` plays the same way), as often as
 ``--runs`` says, and judges the median. Halfway between the first submission and the last the scheduler process is
-killed with ``kill -9``.
+killed with ``kill -9``, or what the part says happens instead.
 
 * ``philly``: a day of Philly's log under QSSF, every virtual cluster by itself: average JCT and order.
 * ``repeating``: a day of a generated log, whose users and names recur, under FIFO and under QSSF: the gain.
 * ``lending``: Philly's day with lending, in which one virtual cluster starves: average wait, and how long owners wait
   for borrowers. Where Philly's log is not at hand, a generated one.
+* ``join``: Philly's day under QSSF, or a generated one. A node that the manager has never seen joins: average JCT,
+  order, and that jobs start there.
+* ``leader``: Philly's day under QSSF. The manager is killed with all its processes, and another one on its store leads:
+  average JCT and order.
 
 A part that is not measured keeps its figures in the result file. The exit code is 1 where a bar is missed.
 """
@@ -20,19 +24,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.policy_runs import data_folder
-from farside.cli.demo.live.compare import LiveCompared, compare
+from farside.cli.demo.live.compare import LiveCompared, compare, leader_of, starts_on
 from farside.cli.demo.live.day import LiveDay, day_of, generated_log
-from farside.cli.demo.live.rig import play_day
+from farside.cli.demo.live.halfway import STANDBY, Halfway
+from farside.cli.demo.live.rig import Played, play_day
 from farside.cli.demo.live.scene import PHILLY
 from farside.cli.demo.live.senders import GRACE_S
 from farside.errors import ConfigError, FarsideError
+from farside.scheduler.configured_rules import partitions_of
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.sim.trace.read import read_trace
 
@@ -59,8 +65,11 @@ class Run:
         different: Decisions that are others when they are made again on the state that the log had then, of all
             ``decisions``.
         longest_s: The longest that deciding one start took.
-        recovery_s: From the kill of the scheduler process until the next one decided.
+        recovery_s: From the kill of the scheduler process, or its manager, until the next one decided; 0: none was.
         longest_recall_s: The longest that an owner waited for a borrower.
+        starts_on_joined: Starts of jobs on the node that joined.
+        joined_jct_s: Average JCT in the partition that a node joined, and ``predicted_joined_jct_s`` the same
+            simulated; 0: none did.
         faults: What was not sound, in words.
     """
 
@@ -83,11 +92,19 @@ class Run:
     longest_recall_s: float
     late_s: float
     faults: tuple[str, ...]
+    starts_on_joined: int = 0
+    joined_jct_s: float = 0.0
+    predicted_joined_jct_s: float = 0.0
 
     @property
     def error(self) -> float:
         """How far the simulated average JCT is off, as a share of the live one."""
         return self.predicted_jct_s / self.jct_s - 1
+
+    @property
+    def joined_error(self) -> float:
+        """The same, of the partition that a node joined."""
+        return self.predicted_joined_jct_s / self.joined_jct_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,37 +172,49 @@ def keep(path: Path, name: str, record: Mapping[str, Any]) -> None:
 
 
 Judge = Callable[[Sequence[Run]], tuple[Bar, ...]]
-Plan = tuple[LiveDay, tuple[str, ...], bool, Judge]
-"""A day, the policies under which it is played in each run, whether partitions lend, and the bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A day, the policies under which it is played in each run, the bars, whether partitions lend, and what happens."""
+
+    day: LiveDay
+    policies: tuple[str, ...]
+    judge: Judge
+    lends: bool = False
+    halfway: Halfway = Halfway.KILL
 
 
 def measured(plan: Plan, runs: int, side_by_side: int) -> tuple[dict[str, Any], tuple[Bar, ...], tuple[str, ...]]:
     """A part's record, its bars, and what was not sound."""
-    day, policies, lends, judge = plan
+    day = plan.day
     print(day.words, flush=True)
     # Jobs sleep, so that two cores can play more than one day at a time.
     with ThreadPoolExecutor(side_by_side) as pool:
-        waiting = [pool.submit(played, day, policy, lends) for _ in range(runs) for policy in policies]
+        waiting = [pool.submit(played, plan, policy) for _ in range(runs) for policy in plan.policies]
         found = [one.result() for one in waiting]
-    bars = (*judge(found), *judge_delays(found))
+    bars = (*plan.judge(found), *judge_delays(found, is_killed=plan.halfway is not Halfway.JOIN))
     record = {
-        "day": day.words, "factor": day.factor, "jobs": len(day.jobs), "median_job_s": round(day.median_s, 3),
-        "side_by_side": side_by_side, "runs": [asdict(run) for run in found], "table": table_of(found),
+        "day": day.words, "factor": day.factor, "halfway": plan.halfway, "jobs": len(day.jobs),
+        "median_job_s": round(day.median_s, 3), "side_by_side": side_by_side,
+        "runs": [asdict(run) for run in found], "table": table_of(found),
         "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in bars],
     }  # fmt: skip
     return record, bars, tuple(fault for run in found for fault in run.faults)
 
 
-def played(day: LiveDay, policy: str, lends: bool) -> Run:
-    """The day, played once, with a kill -9 of the scheduler process."""
+def played(plan: Plan, policy: str) -> Run:
+    """The day, played once."""
     with tempfile.TemporaryDirectory(prefix="farside-live-") as folder:
-        one = play_day(day, Path(folder), lambda _: None, policy=policy, lends=lends, kills=True)
+        one = play_day(plan.day, Path(folder), lambda _: None, policy=policy, lends=plan.lends, halfway=plan.halfway)
         compared = compare(one.entries, one.config, one.needs_s, killed_s=one.killed_s)
     left = sum(state != "done" for state in one.states.values())
     faults = [*violations(one.entries, is_complete=True)]
     faults += [f"{left} jobs are not done"] * bool(left)
-    faults += ["no other scheduler process took the lead"] * (compared.leads < 2)
+    faults += lead_faults(plan.halfway, compared.leads, leader_of(one.entries))
     run = run_of(policy, compared, one.late_s, tuple(faults))
+    if one.joined:
+        run = with_join(run, one, compared)
     print(
         f"{policy}: average JCT {run.jct_s:.2f} s, simulated {run.predicted_jct_s:.2f} s ({100 * run.error:+.1f} %), "
         f"wait {run.wait_s:.2f} and {run.predicted_wait_s:.2f} s, "
@@ -193,10 +222,31 @@ def played(day: LiveDay, policy: str, lends: bool) -> Run:
         f"{run.different} of {run.decisions:,} decisions differ, "
         f"{1000 * run.deciding_s:.0f} + {1000 * run.starting_s:.0f} + {1000 * run.stopping_s:.0f} ms a job, "
         f"a decision {run.longest_s:.2f} s at most, decided again {run.recovery_s:.2f} s after the kill, "
-        f"an owner waited {run.longest_recall_s:.2f} s at most, submitted {run.late_s:.2f} s late",
+        f"an owner waited {run.longest_recall_s:.2f} s at most, submitted {run.late_s:.2f} s late, "
+        f"{run.starts_on_joined} starts on the node that joined, "
+        f"average JCT there {run.joined_jct_s:.2f} s, simulated {run.predicted_joined_jct_s:.2f} s",
         flush=True,
     )
     return run
+
+
+def with_join(run: Run, one: Played, compared: LiveCompared) -> Run:
+    """The run, with what became of the node that joined and of its partition."""
+    partition = partitions_of(one.config).owner_of(one.joined)
+    jobs = [job for job in compared.fidelity.jobs if job.partition == partition]
+    return replace(
+        run,
+        starts_on_joined=starts_on(one.entries, one.joined),
+        joined_jct_s=statistics.fmean(job.jct_s for job in jobs),
+        predicted_joined_jct_s=statistics.fmean(job.predicted_s for job in jobs),
+    )
+
+
+def lead_faults(halfway: Halfway, leads: int, leader: str) -> list[str]:
+    """What is wrong with who led: how often a scheduler process took the lead, and whose did last."""
+    if halfway is Halfway.LEADER and leader != STANDBY:
+        return [f"the other manager does not lead, but {leader}"]
+    return ["no other scheduler process took the lead"] if halfway is Halfway.KILL and leads < 2 else []
 
 
 def run_of(policy: str, compared: LiveCompared, late_s: float, faults: tuple[str, ...]) -> Run:
@@ -258,17 +308,28 @@ def _generated() -> str:
 
 
 def _philly(path: Path) -> Plan:
-    return _philly_day(path), ("qssf",), False, judge_equal
+    return Plan(day=_philly_day(path), policies=("qssf",), judge=judge_equal)
 
 
 def _repeating(_: Path) -> Plan:
     day = day_of(generated_log(REPEATING_SEED), _generated(), load=REPEATING_LOAD, is_whole=True)
-    return day, ("fifo", "qssf"), False, judge_gain
+    return Plan(day=day, policies=("fifo", "qssf"), judge=judge_gain)
+
+
+def _any_day(path: Path) -> LiveDay:
+    return _philly_day(path) if path.exists() else day_of(generated_log(), _generated())
 
 
 def _lending(path: Path) -> Plan:
-    day = _philly_day(path) if path.exists() else day_of(generated_log(), _generated())
-    return day, ("qssf",), True, judge_lending
+    return Plan(day=_any_day(path), policies=("qssf",), judge=judge_lending, lends=True)
+
+
+def _join(path: Path) -> Plan:
+    return Plan(day=_any_day(path), policies=("qssf",), judge=judge_join, halfway=Halfway.JOIN)
+
+
+def _leader(path: Path) -> Plan:
+    return Plan(day=_philly_day(path), policies=("qssf",), judge=judge_equal, halfway=Halfway.LEADER)
 
 
 def judge_equal(runs: Sequence[Run]) -> tuple[Bar, ...]:
@@ -279,14 +340,18 @@ def judge_equal(runs: Sequence[Run]) -> tuple[Bar, ...]:
     )
 
 
-def judge_delays(runs: Sequence[Run]) -> tuple[Bar, ...]:
-    """The manager decides in time, and jobs come when the log says; otherwise its load is not the log's."""
+def judge_delays(runs: Sequence[Run], *, is_killed: bool = True) -> tuple[Bar, ...]:
+    """The manager decides in time, and jobs come when the log says; otherwise its load is not the log's.
+
+    ``is_killed``: a process was killed, so that decisions had to go on after that.
+    """
+    recovery = Bar(name="from the kill until decisions go on, seconds", figure=max(run.recovery_s for run in runs),
+                   bar=RECOVERY_MAX_S)  # fmt: skip
     return (
         Bar(name="mean of deciding, seconds, the longest", figure=max(run.deciding_s for run in runs),
             bar=DECIDING_MAX_S),
         Bar(name="the longest decision, seconds", figure=max(run.longest_s for run in runs), bar=LONGEST_MAX_S),
-        Bar(name="from the kill until decisions go on, seconds", figure=max(run.recovery_s for run in runs),
-            bar=RECOVERY_MAX_S),
+        *((recovery,) if is_killed else ()),
         Bar(name="a job's latest submission, seconds late", figure=max(run.late_s for run in runs), bar=LATE_MAX_S),
     )  # fmt: skip
 
@@ -302,6 +367,15 @@ def judge_gain(runs: Sequence[Run]) -> tuple[Bar, ...]:
     return (*judge_equal(qssf), gain)
 
 
+def judge_join(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """Average JCT, also where the node joined, and order are those of the simulation, and the node was of use."""
+    where = Bar(name="average JCT where the node joined, off by",
+                figure=statistics.median(abs(run.joined_error) for run in runs), bar=ERROR_MAX)  # fmt: skip
+    fewest = Bar(name="starts on the node that joined, the fewest", figure=min(run.starts_on_joined for run in runs),
+                 bar=1, most=False)  # fmt: skip
+    return (*judge_equal(runs), fewest, where)
+
+
 def judge_lending(runs: Sequence[Run]) -> tuple[Bar, ...]:
     """Nobody waits longer than simulated, and no owner longer than a borrower's grace."""
     waits = [run.wait_s / run.predicted_wait_s for run in runs]
@@ -314,7 +388,9 @@ def judge_lending(runs: Sequence[Run]) -> tuple[Bar, ...]:
     )  # fmt: skip
 
 
-PARTS: Mapping[str, Callable[[Path], Plan]] = {"philly": _philly, "repeating": _repeating, "lending": _lending}
+PARTS: Mapping[str, Callable[[Path], Plan]] = {
+    "philly": _philly, "repeating": _repeating, "lending": _lending, "join": _join, "leader": _leader,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Policies live beside their simulation: what is judged, and what a result file keeps."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,22 @@ from benchmarks.live_policies import (
     judge_delays,
     judge_equal,
     judge_gain,
+    judge_join,
     judge_lending,
     keep,
+    lead_faults,
     main,
     table_of,
     tell,
+    with_join,
 )
+from farside.cli.demo.live.compare import Delays, LiveCompared
+from farside.cli.demo.live.halfway import STANDBY, Halfway
+from farside.cli.demo.live.rig import Played
+from farside.config import ManagerConfig
+from farside.config.manager import PartitionRow
+from farside.scheduler.manager.compare_decisions import DecisionCount
+from farside.scheduler.manager.compare_simulation import Compared, Fidelity
 
 
 def run(
@@ -55,6 +66,64 @@ def test_the_slowest_decisions_and_the_latest_submission_of_all_runs_count(
     bars = judge_delays([run(10, 10), replace(run(10, 10), **of_one_run)])  # type: ignore[arg-type]
 
     assert [at for at, bar in enumerate(bars) if not bar.is_met] == missed
+
+
+def test_where_no_process_is_killed_decisions_never_stop_and_no_bar_is_for_that() -> None:
+    killed, joined = judge_delays([run(10, 10)]), judge_delays([run(10, 10)], is_killed=False)
+
+    assert [bar.name for bar in killed if bar not in joined] == ["from the kill until decisions go on, seconds"]
+    assert len(joined) == 3
+
+
+def test_on_the_node_that_joined_some_job_must_start_in_each_run_and_the_rest_is_as_simulated() -> None:
+    of_use = replace(run(10, 10), starts_on_joined=1, joined_jct_s=20.0, predicted_joined_jct_s=20.0)
+    otherwise = replace(run(10, 11, swapped=0.06), starts_on_joined=1, joined_jct_s=20.0, predicted_joined_jct_s=21.1)
+
+    assert all(bar.is_met for bar in judge_join([of_use, of_use]))
+    assert [bar.is_met for bar in judge_join([of_use, replace(of_use, starts_on_joined=0)])] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    assert [bar.is_met for bar in judge_join([otherwise])] == [False, False, True, False]
+
+
+def test_of_the_partition_that_a_node_joined_only_its_own_jobs_count() -> None:
+    rows = [PartitionRow(name="a", nodes="n1"), PartitionRow(name="b", nodes="n2,n3")]
+    jobs = tuple(
+        Compared(job_id=str(at), gpus=1, jct_s=jct_s, predicted_s=said_s, partition=vc)
+        for at, (vc, jct_s, said_s) in enumerate([("a", 5.0, 50.0), ("b", 10.0, 11.0), ("b", 30.0, 33.0)])
+    )
+    compared = LiveCompared(
+        fidelity=Fidelity(jobs=jobs, preemptions=0, predicted_preemptions=0),
+        delays=Delays(deciding_s=0.0, starting_s=0.0, stopping_s=0.0, deciding_of_s={}),
+        fifo_jct_s=1.0, mean_need_s=1.0, decided=DecisionCount(decisions=3, different=0, elsewhere=0), recalls=(),
+        guests=0, leads=1,
+    )  # fmt: skip
+    played = Played(
+        config=ManagerConfig(node="m", partition=tuple(rows)), entries=(), jobs={}, states={}, estimates={},
+        killed_s=math.inf, late_s=0.0, joined="n3",
+    )  # fmt: skip
+
+    found = with_join(run(10, 10), played, compared)
+
+    assert (found.joined_jct_s, found.predicted_joined_jct_s) == (20.0, 22.0)
+    assert found.joined_error == pytest.approx(0.1)
+    assert found.starts_on_joined == 0
+
+
+@pytest.mark.parametrize(
+    ("halfway", "leads", "leader", "said"),
+    [
+        (Halfway.KILL, 2, "manager", []),
+        (Halfway.KILL, 1, "manager", ["no other scheduler process took the lead"]),
+        (Halfway.JOIN, 1, "manager", []),
+        (Halfway.LEADER, 2, STANDBY, []),
+        (Halfway.LEADER, 2, "manager", ["the other manager does not lead, but manager"]),
+    ],
+)
+def test_who_led_must_be_who_should_after_what_happened(
+    halfway: Halfway, leads: int, leader: str, said: list[str]
+) -> None:
+    assert lead_faults(halfway, leads, leader) == said
 
 
 def test_a_run_s_decisions_and_how_late_it_was_are_in_the_table() -> None:
@@ -110,4 +179,4 @@ def test_a_part_whose_log_is_missing_is_one_line_and_no_success(
 def test_a_part_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--parts", "mars"])
-    assert "no mars; there are philly, repeating, lending" in capsys.readouterr().err
+    assert "no mars; there are philly, repeating, lending, join, leader" in capsys.readouterr().err

@@ -15,7 +15,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from farside.cli.demo.live.compare import Delays, LiveCompared, Recall, compare, delays_of, recalls_of
+from farside.cli.demo.live.compare import (
+    Delays,
+    LiveCompared,
+    Recall,
+    compare,
+    delays_of,
+    leader_of,
+    recalls_of,
+    starts_on,
+)
 from farside.cli.demo.live.day import (
     DAY_S,
     GPUS_PER_NODE,
@@ -25,8 +34,9 @@ from farside.cli.demo.live.day import (
     day_of,
     generated_log,
 )
+from farside.cli.demo.live.halfway import STANDBY, Halfway
 from farside.cli.demo.live.report import lines, print_scene
-from farside.cli.demo.live.rig import Estimate, Played, play_day
+from farside.cli.demo.live.rig import Estimate, Played, joining_partition, play_day
 from farside.cli.demo.live.scene import LiveScene, chosen_day, scene_faults
 from farside.cli.demo.live.senders import GRACE_S, Senders
 from farside.cli.demo.main import run
@@ -37,7 +47,7 @@ from farside.errors import ConfigError, PeerError
 from farside.scheduler.manager.compare_decisions import DecisionCount
 from farside.scheduler.manager.compare_simulation import Compared, Fidelity, recording
 from farside.scheduler.manager.model.check_log import violations
-from farside.scheduler.manager.model.event import Entry, JobAllocated, JobSubmitted
+from farside.scheduler.manager.model.event import Entry, JobAllocated, JobSubmitted, NodeJoined, SchedulerTookLead
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
@@ -115,6 +125,28 @@ def test_a_log_whose_virtual_clusters_need_more_nodes_than_one_machine_plays_is_
 
     with pytest.raises(ConfigError, match="need 31 nodes of 8 GPUs on that day, and 16 is the most"):
         day_of(jobs, "a log")
+
+
+def test_a_node_joins_where_jobs_of_the_first_half_need_most_of_each_node_and_each_has_room_without_it() -> None:
+    rows = [
+        ("one", 0.0, 90.0),
+        ("busy", 0.0, 20.0),
+        ("wide", 1.0, 21.0),
+        ("late", 8.0, 80.0),
+        ("gang", 0.0, 99.0),
+        ("late", 10.0, 80.0),
+    ]
+    jobs = tuple(
+        traced(at, at_s, run_s, gpus=16 if vc == "gang" else 8, vc=vc) for at, (vc, at_s, run_s) in enumerate(rows)
+    )
+    day = LiveDay(
+        source="a log", jobs=jobs, past=(), nodes={"busy": 2, "gang": 2, "late": 2, "one": 1, "wide": 3}, factor=1.0
+    )  # fmt: skip
+
+    assert day.half_s == 5.0
+    assert joining_partition(day) == "busy"
+    with pytest.raises(ConfigError, match="a log: no virtual cluster can do with one node fewer"):
+        joining_partition(replace(day, nodes={"gang": 2, "one": 1}))
 
 
 def test_the_generated_log_has_a_day_users_and_virtual_clusters_and_is_the_same_each_time() -> None:
@@ -215,6 +247,36 @@ def test_the_simulation_decides_nothing_while_no_scheduler_process_lived() -> No
     assert [one.predicted_s for one in found.fidelity.jobs] == pytest.approx([one.jct_s for one in found.fidelity.jobs])
     assert found.fidelity.jobs[0].predicted_s == pytest.approx(22.5)
     assert otherwise.fidelity.jobs[0].predicted_s < 15.0
+
+
+def test_the_simulation_gets_a_node_when_it_joined() -> None:
+    world = World(rules(), nodes=1)
+    first, second = world.submit(4), world.submit(4)
+    world.runs(first)
+    world.pass_s(4.0)
+    world.join("n1")
+    world.settle()
+    world.runs(second)
+    world.pass_s(6.0)
+    world.exits(first)
+    world.pass_s(4.0)
+    world.exits(second)
+    config, needs_s = ManagerConfig(node="m", policy="fifo"), {first: 10.0, second: 10.0}
+
+    found = compare(world.log, config, needs_s)
+
+    assert [one.predicted_s for one in found.fidelity.jobs] == pytest.approx([10.0, 14.0])
+    assert (starts_on(world.log, "n0"), starts_on(world.log, "n1"), starts_on(world.log, "n2")) == (1, 1, 0)
+
+
+def test_who_leads_is_the_manager_whose_scheduler_process_took_the_lead_last() -> None:
+    def led(seq: int, holder: str) -> Entry:
+        lead = SchedulerTookLead(generation=seq, holder=holder)
+        return Entry(seq=seq, at_s=float(seq), generation=seq, cause="test", event=lead)
+
+    assert leader_of([]) == ""
+    assert leader_of([led(1, "manager:7"), led(2, f"{STANDBY}:9")]) == STANDBY
+    assert leader_of([led(1, "manager:7"), led(2, f"{STANDBY}:9"), led(3, "manager:11")]) == "manager"
 
 
 def test_the_longest_decision_is_that_of_one_start() -> None:
@@ -431,7 +493,7 @@ def test_a_small_day_with_users_lends_survives_a_kill_and_its_log_is_sound() -> 
 
     # Below pytest's own folder of a worker the paths of the agents' sockets would be too long.
     with tempfile.TemporaryDirectory() as folder:
-        played = play_day(day, Path(folder), lambda _: None, lends=True, kills=True)
+        played = play_day(day, Path(folder), lambda _: None, lends=True, halfway=Halfway.KILL)
         found = compare(played.entries, played.config, played.needs_s, killed_s=played.killed_s)
 
     assert [*violations(played.entries, is_complete=True)] == []
@@ -444,3 +506,42 @@ def test_a_small_day_with_users_lends_survives_a_kill_and_its_log_is_sound() -> 
     # The past told of ann's jobs before any had ended here.
     assert played.estimates["1"].from_jobs == 5
     assert found.delays.starting_s > 0
+
+
+def test_a_node_that_the_manager_has_never_seen_joins_halfway_and_jobs_that_wait_start_there() -> None:
+    rows = [("a", 8, 0.01 * at, 1.0) for at in range(10)] + [("b", 1, 0.2, 0.2), ("a", 1, 0.3, 0.2)]
+    jobs = tuple(traced(at, at_s, run_s, gpus=gpus, vc=vc) for at, (vc, gpus, at_s, run_s) in enumerate(rows))
+    day = LiveDay(source="twelve jobs", jobs=jobs, past=(), nodes={"a": 2, "b": 1}, factor=1.0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        played = play_day(day, Path(folder), lambda _: None, halfway=Halfway.JOIN)
+        found = compare(played.entries, played.config, played.needs_s)
+
+    came = next(one for one in played.entries if isinstance(one.event, NodeJoined) and one.event.node == "n3")
+    submitted = [one.seq for one in played.entries if isinstance(one.event, JobSubmitted)]
+    assert (played.joined, played.killed_s) == ("n3", math.inf)
+    assert came.seq > submitted[9]
+    assert set(played.states.values()) == {"done"}
+    assert starts_on(played.entries, "n3") >= 1
+    assert starts_on(played.entries, "n1") == 1  # b's own node
+    assert len(found.fidelity.jobs) == len(rows)
+    assert [*violations(played.entries, is_complete=True)] == []
+
+
+def test_another_manager_leads_when_the_whole_first_one_is_killed_and_agents_and_submissions_go_on_with_it() -> None:
+    rows = [(8, 0.0, 1.0), (8, 0.1, 0.5), (1, 1.0, 0.2), (1, 1.1, 0.2)]
+    jobs = tuple(traced(at, at_s, run_s, gpus=gpus, user="ann") for at, (gpus, at_s, run_s) in enumerate(rows))
+    day = LiveDay(source="four jobs", jobs=jobs, past=(), nodes={"a": 1}, factor=1.0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        played = play_day(day, Path(folder), lambda _: None, halfway=Halfway.LEADER)
+        found = compare(played.entries, played.config, played.needs_s, killed_s=played.killed_s)
+
+    (lead,) = (one for one in played.entries if isinstance(one.event, SchedulerTookLead) and one.generation == 2)
+    assert leader_of(played.entries) == STANDBY
+    assert lead.at_s > played.killed_s
+    assert found.delays.pause is not None
+    assert found.delays.pause[1] >= lead.at_s
+    assert set(played.states.values()) == {"done"}
+    assert [*violations(played.entries, is_complete=True)] == []
+    assert len(found.fidelity.jobs) == len(rows)

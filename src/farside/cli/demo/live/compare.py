@@ -113,7 +113,7 @@ def compare(
         entries: The manager's whole log.
         config: Its settings.
         needs_s: Run time of each job, by its id.
-        killed_s: When the scheduler process was killed; infinite: it was not.
+        killed_s: When the scheduler process was killed, or its manager; infinite: neither was.
 
     Raises:
         FarsideError: No job has ended, or some never end in the simulation.
@@ -218,6 +218,19 @@ def _caused_s(entry: log.Entry, by_seq: Mapping[float, log.Entry]) -> float:
     """When what a decision rests on happened."""
     cause = by_seq.get(_cause_of(entry))
     return entry.at_s if cause is None else cause.at_s
+
+
+def starts_on(entries: Sequence[log.Entry], node: str) -> int:
+    """How many starts of jobs had GPUs of this node."""
+    return sum(
+        isinstance(one.event, log.JobStarted) and any(task.node == node for task in one.event.tasks) for one in entries
+    )
+
+
+def leader_of(entries: Sequence[log.Entry]) -> str:
+    """The node name of the manager whose scheduler process took the lead last; empty: none did."""
+    holders = [one.event.holder for one in entries if isinstance(one.event, log.SchedulerTookLead)]
+    return holders[-1].rpartition(":")[0] if holders else ""
 
 
 def recalls_of(entries: Sequence[log.Entry]) -> tuple[Recall, ...]:

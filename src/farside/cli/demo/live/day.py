@@ -78,6 +78,11 @@ class LiveDay:
         return any(one.job.user for one in self.jobs)
 
     @property
+    def half_s(self) -> float:
+        """Halfway between the first submission and the last, in seconds after the first."""
+        return self.jobs[-1].job.submit_s / 2
+
+    @property
     def median_s(self) -> float:
         """Median run time."""
         return statistics.median(one.duration_s for one in self.jobs)
