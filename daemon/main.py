@@ -20,7 +20,7 @@ from farside.daemon.counters import Counters
 from farside.daemon.cycle import Cycle
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.metrics import donor_metrics
-from farside.daemon.newcomers import DESCRIPTORS
+from farside.daemon.newcomers import BACKLOG, DESCRIPTORS
 from farside.daemon.server import Server
 from farside.daemon.slab.drain import Drain
 from farside.daemon.slab.lender import Exporter, Lender
@@ -265,7 +265,7 @@ class Donor:
 
 @contextmanager
 def _listening(endpoint: str) -> Iterator[socket.socket]:
-    listener = open_listener(endpoint)
+    listener = open_listener(endpoint, backlog=BACKLOG)
     try:
         yield listener
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import socket
+from collections import deque
 from typing import Any
 
 from farside.blockdev.carrier.carrier import DataConnection
@@ -12,8 +13,12 @@ from farside.daemon.control.protocol import Connection, Side
 from farside.endpoint import parse_endpoint
 from farside.errors import PeerError
 
+Address = tuple[int, tuple[Any, ...]]
+"""Family, and what socket(7) calls an address of it."""
 CONNECT_AGAIN_S = 0.25
 """A donor that strangers crowd drops first packets, and the kernel sends one again after a second only."""
+TRIES = 5
+"""Of each address; the kernel sends the first packet of each again after 1, 3 and 7 s."""
 
 
 async def connect(endpoint: str) -> socket.socket:
@@ -27,28 +32,48 @@ async def connect(endpoint: str) -> socket.socket:
     return await _connect_soon([(family, address) for family, _, _, _, address in found])
 
 
-async def _connect_soon(addresses: list[tuple[int, tuple[Any, ...]]]) -> socket.socket:
-    """Tries each address, and all of them again with twice the time: the donor may just be far away.
+async def _connect_soon(addresses: list[Address]) -> socket.socket:
+    """The first that answers. Addresses are tried in turns, and a try goes on beside those that follow it.
 
     An address that refuses is not tried again. Raises OSError, the last one's, when all have.
     """
-    limit_s = CONNECT_AGAIN_S
-    last = OSError("the donor's name has no address")
-    while addresses:
-        silent = []
-        for family, address in addresses:
-            try:
-                async with asyncio.timeout(limit_s) as scope:
-                    return await _connect(family, address)
-            except OSError as error:
-                # The kernel's own ETIMEDOUT is a TimeoutError, too, and is this address's answer.
-                if scope.expired():
-                    silent.append((family, address))
-                else:
-                    last = error
-        addresses = silent
-        limit_s *= 2
-    raise last
+    left = deque(addresses * TRIES)
+    tries: dict[asyncio.Task[socket.socket], Address] = {}
+    last: BaseException = OSError("the donor's name has no address")
+    try:
+        while left or tries:
+            if left:
+                address = left.popleft()
+                tries[asyncio.ensure_future(_connect(*address))] = address
+            pause_s = CONNECT_AGAIN_S if left else None
+            ended, _ = await asyncio.wait(tries, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            for one in sorted(ended, key=_has_failed):
+                if (error := one.exception()) is None:
+                    del tries[one]
+                    return one.result()
+                last, refused = error, tries.get(one)  # None: it was given up with another try
+                left = deque(other for other in left if other != refused)
+                for same in [other for other, to in tries.items() if to == refused]:
+                    _give_up(same)
+                    del tries[same]
+        raise last
+    finally:
+        for one in tries:
+            _give_up(one)
+
+
+def _has_failed(ended: asyncio.Task[socket.socket]) -> bool:
+    return ended.exception() is not None
+
+
+def _give_up(one: asyncio.Task[socket.socket]) -> None:
+    one.cancel()
+    one.add_done_callback(_close)  # it may have ended already
+
+
+def _close(ended: asyncio.Task[socket.socket]) -> None:
+    if not ended.cancelled() and not _has_failed(ended):
+        ended.result().close()
 
 
 async def _connect(family: int, address: tuple[Any, ...] | str) -> socket.socket:

@@ -21,15 +21,19 @@ BACKLOG = 4096  # connections not accepted yet: a cluster that reconnects at onc
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
-def open_listener(endpoint: str, *, setting: str = "listen", mode: int = 0o600) -> socket.socket:
+def open_listener(
+    endpoint: str, *, setting: str = "listen", mode: int = 0o600, backlog: int = BACKLOG
+) -> socket.socket:
     """A socket that listens at ``tcp:HOST:PORT`` or ``unix:PATH``; by default only the owner may connect to the latter.
+
+    ``backlog`` is how many connections wait in the kernel; the first packets of more are dropped.
 
     Raises:
         ConfigError: it cannot, with the reason; ``setting`` is what the user has to change.
     """
     try:
         where = parse_endpoint(endpoint)
-        return _unix(where, mode) if isinstance(where, str) else _tcp(*where)
+        return _unix(where, mode, backlog) if isinstance(where, str) else _tcp(*where, backlog)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{setting} {endpoint}: {_reason(error)}") from error
 
@@ -96,16 +100,16 @@ def clear_stale(path: str) -> None:
     raise OSError(errno.EADDRINUSE, "another process serves it; end that one, or name another path")
 
 
-def _tcp(host: str, port: int) -> socket.socket:
+def _tcp(host: str, port: int, backlog: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=backlog)
     # Accepted sockets inherit it. asyncio sets it itself only where a socket names its protocol, as these do not: an
     # answer in two writes would wait 40 ms for the other end's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
-def _unix(path: str, mode: int) -> socket.socket:
+def _unix(path: str, mode: int, backlog: int) -> socket.socket:
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -115,7 +119,7 @@ def _unix(path: str, mode: int) -> socket.socket:
             listener.bind(path)
             # Nobody can connect between bind() and listen(), so that the mode is right from the start.
             os.chmod(path, mode)
-            listener.listen(BACKLOG)
+            listener.listen(backlog)
     except OSError:
         listener.close()
         raise

@@ -29,6 +29,37 @@ def test_a_first_packet_that_was_dropped_is_followed_by_another_before_the_kerne
     assert tries == [("127.0.0.1", 7677)] * 3
 
 
+def test_a_first_try_that_takes_long_is_taken_though_others_were_begun_and_those_are_closed() -> None:
+    """A busy donor answers the first packet late: a try that was given up for the next would be behind all others."""
+    begun: list[asyncio.Event] = []
+    ours, theirs = socket.socketpair()
+    spare, other = socket.socketpair()
+
+    async def connect(*_: object) -> socket.socket:
+        begun.append(asyncio.Event())
+        if len(begun) == 1:
+            while len(begun) < 3:
+                await asyncio.sleep(0)
+            return ours
+        if len(begun) == 3:
+            return spare  # in the same turn as the first
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def dialled() -> socket.socket:
+        async with asyncio.timeout(60):
+            got = await dial.connect("tcp:127.0.0.1:7677")
+            while asyncio.all_tasks() != {asyncio.current_task()}:  # until no try is left
+                await asyncio.sleep(0)
+        return got
+
+    with ours, theirs, spare, other, patch.object(dial, "CONNECT_AGAIN_S", 0.001):
+        with patch.object(dial, "_connect", connect):
+            got = asyncio.run(dialled())
+        assert got in (ours, spare)
+        assert {ours.fileno() < 0, spare.fileno() < 0} == {got is not ours, got is ours}, "the other one is closed"
+
+
 FIRST, SECOND = ("192.0.2.1", 7677), ("192.0.2.2", 7677)
 
 
