@@ -460,12 +460,17 @@ static void say_why(struct ne_tls_session *s, int code, char *reason)
 {
 	gnutls_datum_t text = {0};
 	unsigned status = 0;
+	bool hung_up = code == GNUTLS_E_PREMATURE_TERMINATION || code == GNUTLS_E_PULL_ERROR;
 
 	if (code == GNUTLS_E_CERTIFICATE_VERIFICATION_ERROR)
 		status = lib.gnutls_session_get_verify_cert_status(s->session);
 	if (status && !lib.gnutls_certificate_verification_status_print(status, GNUTLS_CRT_X509, &text, 0)) {
 		snprintf(reason, NE_TLS_REASON_BYTES, "TLS: its certificate: %s", (const char *)text.data);
 		(*lib.gnutls_free)(text.data);
+	} else if (hung_up) {
+		/* Whoever hangs up may have the key: nothing is said of it. */
+		snprintf(reason, NE_TLS_REASON_BYTES, "TLS: it hung up during the handshake%s%.*s",
+			 s->name_bytes ? ", as PSK user " : "", (int)s->name_bytes, s->name);
 	} else if (s->name_bytes) {
 		snprintf(reason, NE_TLS_REASON_BYTES, "TLS: %s%.*s: %s",
 			 s->is_known ? "its key is another one than that of PSK user " : "there is no PSK user ",

@@ -2,6 +2,7 @@
 
 import os
 import random
+import selectors
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 )
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 NOBODY = 65534
+TLS_HANDSHAKE = b"\x16"  # the first byte of its records
 
 
 class Door:
@@ -265,6 +268,37 @@ def test_who_does_not_prove_itself_is_not_served_and_named_in_one_line(door: Doo
     assert says in lines[0]
     assert "client=127.0.0.1" in lines[0]
     assert run(["nbdinfo", "--size", door.uri()]).strip() == str(64 * MIB), "others are served"
+
+
+def hang_up_in_the_handshake(listener: socket.socket, door: Door) -> None:
+    """Passes a client's bytes on until it and the server have begun the TLS handshake, and closes both."""
+    client, _ = listener.accept()
+    with client, door.connect() as server, selectors.DefaultSelector() as ready:
+        ready.register(client, selectors.EVENT_READ, server)
+        ready.register(server, selectors.EVENT_READ, client)
+        has_begun = False
+        while True:
+            for key, _ in ready.select():
+                assert isinstance(key.fileobj, socket.socket)
+                data = key.fileobj.recv(1 << 16)
+                if has_begun and key.fileobj is server:
+                    return
+                has_begun = has_begun or data.startswith(TLS_HANDSHAKE)
+                key.data.sendall(data)
+
+
+def test_a_client_that_hangs_up_in_the_handshake_is_not_said_to_have_a_wrong_key(door: Door) -> None:
+    """[M11]"""
+    need("nbdinfo")
+    with socket.create_server(("127.0.0.1", 0)) as relay, ThreadPoolExecutor(1) as beside:
+        passed = beside.submit(hang_up_in_the_handshake, relay, door)
+        port = relay.getsockname()[1]
+        uri = f"nbds://n1@127.0.0.1:{port}/?tls-psk-file={door.users}"
+        assert outcome(["nbdinfo", "--size", uri]).status == 1
+        passed.result(60)
+
+    door.process.until_said("hung up during the handshake, as PSK user n1")
+    assert "its key is another one" not in (door.process.folder / "log").read_text()
 
 
 def test_a_client_without_a_certificate_is_not_served(door: Door) -> None:
