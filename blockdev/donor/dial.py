@@ -18,7 +18,7 @@ Address = tuple[int, tuple[Any, ...]]
 CONNECT_AGAIN_S = 0.25
 """A donor that strangers crowd drops first packets, and the kernel sends one again after a second only."""
 TRIES = 5
-"""Of each address; the kernel sends the first packet of each again after 1, 3 and 7 s."""
+"""Of each address. They go on together, so from the second second on the kernel repeats five first packets."""
 
 
 async def connect(endpoint: str) -> socket.socket:
@@ -35,7 +35,7 @@ async def connect(endpoint: str) -> socket.socket:
 async def _connect_soon(addresses: list[Address]) -> socket.socket:
     """The first that answers. Addresses are tried in turns, and a try goes on beside those that follow it.
 
-    An address that refuses is not tried again. Raises OSError, the last one's, when all have.
+    After an error its address is not tried again. Raises OSError, the last one's, when no try is left.
     """
     left = deque(addresses * TRIES)
     tries: dict[asyncio.Task[socket.socket], Address] = {}
@@ -47,32 +47,20 @@ async def _connect_soon(addresses: list[Address]) -> socket.socket:
                 tries[asyncio.ensure_future(_connect(*address))] = address
             pause_s = CONNECT_AGAIN_S if left else None
             ended, _ = await asyncio.wait(tries, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-            for one in sorted(ended, key=_has_failed):
+            for one in ended:
+                address = tries.pop(one)
                 if (error := one.exception()) is None:
-                    del tries[one]
                     return one.result()
-                last, refused = error, tries.get(one)  # None: it was given up with another try
-                left = deque(other for other in left if other != refused)
-                for same in [other for other, to in tries.items() if to == refused]:
-                    _give_up(same)
-                    del tries[same]
+                last, left = error, deque(other for other in left if other != address)
         raise last
     finally:
         for one in tries:
-            _give_up(one)
-
-
-def _has_failed(ended: asyncio.Task[socket.socket]) -> bool:
-    return ended.exception() is not None
-
-
-def _give_up(one: asyncio.Task[socket.socket]) -> None:
-    one.cancel()
-    one.add_done_callback(_close)  # it may have ended already
+            one.cancel()
+            one.add_done_callback(_close)  # it may have ended already
 
 
 def _close(ended: asyncio.Task[socket.socket]) -> None:
-    if not ended.cancelled() and not _has_failed(ended):
+    if not ended.cancelled() and ended.exception() is None:
         ended.result().close()
 
 

@@ -369,17 +369,19 @@ static ssize_t push(gnutls_transport_ptr_t ptr, const void *from, size_t bytes)
 	return (ssize_t)bytes;
 }
 
+static bool is_gone(int code)
+{
+	return code == GNUTLS_E_PREMATURE_TERMINATION || code == GNUTLS_E_PULL_ERROR || code == GNUTLS_E_PUSH_ERROR;
+}
+
 /* Tells the client why, as far as the socket takes it, and that nothing goes any more. */
 static int fail(struct ne_tls_session *s, int code)
 {
-	bool is_gone =
-		code == GNUTLS_E_PREMATURE_TERMINATION || code == GNUTLS_E_PULL_ERROR || code == GNUTLS_E_PUSH_ERROR;
-
 	if (!s->error) {
 		lib.gnutls_alert_send_appropriate(s->session, code);
 		out_flush(s);
 	}
-	s->error = is_gone ? ECONNRESET : EPROTO;
+	s->error = is_gone(code) ? ECONNRESET : EPROTO;
 	errno = s->error;
 	return -1;
 }
@@ -460,17 +462,12 @@ static void say_why(struct ne_tls_session *s, int code, char *reason)
 {
 	gnutls_datum_t text = {0};
 	unsigned status = 0;
-	bool hung_up = code == GNUTLS_E_PREMATURE_TERMINATION || code == GNUTLS_E_PULL_ERROR;
 
 	if (code == GNUTLS_E_CERTIFICATE_VERIFICATION_ERROR)
 		status = lib.gnutls_session_get_verify_cert_status(s->session);
 	if (status && !lib.gnutls_certificate_verification_status_print(status, GNUTLS_CRT_X509, &text, 0)) {
 		snprintf(reason, NE_TLS_REASON_BYTES, "TLS: its certificate: %s", (const char *)text.data);
 		(*lib.gnutls_free)(text.data);
-	} else if (hung_up) {
-		/* Whoever hangs up may have the key: nothing is said of it. */
-		snprintf(reason, NE_TLS_REASON_BYTES, "TLS: it hung up during the handshake%s%.*s",
-			 s->name_bytes ? ", as PSK user " : "", (int)s->name_bytes, s->name);
 	} else if (s->name_bytes) {
 		snprintf(reason, NE_TLS_REASON_BYTES, "TLS: %s%.*s: %s",
 			 s->is_known ? "its key is another one than that of PSK user " : "there is no PSK user ",
@@ -489,8 +486,11 @@ int ne_tls_handshake(struct ne_tls_session *s, char *reason)
 		if (code == GNUTLS_E_INTERRUPTED)
 			continue;
 		if (code < 0 && code != GNUTLS_E_AGAIN) {
-			say_why(s, code, reason);
 			fail(s, code);
+			/* A client that has gone may have the key: nothing is said of its proof. */
+			if (is_gone(code))
+				return -s->error;
+			say_why(s, code, reason);
 			return -EACCES;
 		}
 		if (out_flush(s) < 0)

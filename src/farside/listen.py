@@ -26,14 +26,14 @@ def open_listener(
 ) -> socket.socket:
     """A socket that listens at ``tcp:HOST:PORT`` or ``unix:PATH``; by default only the owner may connect to the latter.
 
-    ``backlog`` is how many connections wait in the kernel; the first packets of more are dropped.
+    ``backlog`` is how many connections wait in the kernel, by TCP; the first packets of more are dropped.
 
     Raises:
         ConfigError: it cannot, with the reason; ``setting`` is what the user has to change.
     """
     try:
         where = parse_endpoint(endpoint)
-        return _unix(where, mode, backlog) if isinstance(where, str) else _tcp(*where, backlog)
+        return _unix(where, mode) if isinstance(where, str) else _tcp(*where, backlog)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{setting} {endpoint}: {_reason(error)}") from error
 
@@ -109,7 +109,7 @@ def _tcp(host: str, port: int, backlog: int) -> socket.socket:
     return listener
 
 
-def _unix(path: str, mode: int, backlog: int) -> socket.socket:
+def _unix(path: str, mode: int) -> socket.socket:
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -119,7 +119,7 @@ def _unix(path: str, mode: int, backlog: int) -> socket.socket:
             listener.bind(path)
             # Nobody can connect between bind() and listen(), so that the mode is right from the start.
             os.chmod(path, mode)
-            listener.listen(backlog)
+            listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

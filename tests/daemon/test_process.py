@@ -6,7 +6,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,9 +40,13 @@ def write_config(folder: Path, **more: str) -> Path:
 
 
 @contextmanager
-def daemon(config: Path) -> Iterator[subprocess.Popen[str]]:
+def daemon(config: Path, *, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A donor. What it says is in ``log``, or in a pipe, which has room for the lines of some 300 borrowers."""
     argv = [sys.executable, "-m", "farside", "daemon", "--config", str(config)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+    with (
+        nullcontext(subprocess.PIPE) if log is None else log.open("w") as told,
+        subprocess.Popen(argv, stderr=told, text=True) as process,
+    ):
         try:
             yield process
         finally:

@@ -80,7 +80,7 @@ def donor_and_borrower(folder: Path, *, listen: str, control: str = "") -> Itera
     )
     (at_borrower / "peers.toml").write_text(f'[[donor]]\nnode = "{DONOR}"\ncontrol = "{control or listen}"\n')
     with ExitStack() as stack:
-        stack.enter_context(donor_process.daemon(config))
+        stack.enter_context(donor_process.daemon(config, log=at_donor / "log"))
         stack.callback(borrower.close)
         until(lambda: donor_process.status(at_donor), what="the donor's status")
         borrower.start()

@@ -37,7 +37,7 @@ WHOLE_MAX = 1000
 """More strangers than this send no whole messages: those cost a donor more, and docs/trust.md says what comes of it."""
 LIMIT_S = 60.0
 SOME = 20
-BORROWERS_MAX = 200  # the donor says 200 bytes of each, into a pipe of 64 KiB that nobody reads before its end
+BORROWERS_MAX = 500  # a donor has a limit of sessions
 GIVEN_UP = ("failovers", "evictions", "migrations", "dropped_pages", "lost_pages", "slabs_returned")
 """What the borrower counts when it gives up a slab, or a donor with all its slabs."""
 
