@@ -102,6 +102,18 @@ def aggregator_on(node: str) -> str:
     return f"a{node.removeprefix('n')}"
 
 
+def test_jobs_share_an_aggregator_whose_node_was_left_for_later_once_that_joins(tmp_path: Path) -> None:
+    options = ("--cluster", "2x2", "--aggregators", "2", "--later", "1", "--donors", "1", "--size", "64MiB")
+    with open_sandbox(options) as session:
+        control.start_agent(session.state, "n2")
+        farside(session, "drain", "n1", "--reason", "new disks")
+
+        training = Training(session, tmp_path / "one")
+
+        assert training.until_at(lambda row: len(row["nodes"]) == 1, "to be placed")["nodes"] == ["n2"]
+        training.end()
+
+
 def test_two_jobs_share_an_aggregator_and_go_on_through_a_drain_and_every_kill(
     sandbox: Session, tmp_path: Path
 ) -> None:

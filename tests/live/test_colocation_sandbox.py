@@ -13,7 +13,7 @@ import pytest
 
 from farside import admin
 from farside.kmod_shim.disk_backing import find_backing
-from farside.sandbox.control import kill_manager, start_manager
+from farside.sandbox.control import kill_manager, start_agent, start_manager
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.job_commands import asked, farside, until_job
 from tests.support.waiting import until
@@ -57,6 +57,20 @@ def submit(session: Session, folder: Path, name: str, rows: Path | None = None, 
     keys |= more
     file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     return farside(session, "submit", "--quiet", str(file))
+
+
+def test_a_node_that_is_set_aside_and_left_for_later_runs_co_located_jobs_once_it_joins(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    options = ("--cluster", "2x1", "--executors", "1", "--later", "1", "--donors", "1", "--size", "64MiB")
+    with open_sandbox(options) as session:
+        assert [one["name"] for one in json.loads(farside(session, "nodes", "--json"))] == ["n1"]
+
+        start_agent(session.state, "n2")
+
+        job = submit(session, tmp_path, "first")
+        (tmp_path / "first" / "end").touch()
+        end = until_job(session, job, "done", "failed", deadline_s=DEADLINE_S)
+    assert (end["state"], end["nodes"]) == ("done", ["n2"])
 
 
 def test_programs_are_grouped_by_a_manager_that_is_killed_and_end_with_the_model_of_each_alone(tmp_path: Path) -> None:

@@ -63,10 +63,16 @@ def test_two_ways_of_protection_exclude_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["aggregators", "executors", "later"])
 def test_more_of_what_a_node_has_than_there_are_nodes_is_refused_by_name(option: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"--{option} 3: a node has one, and there are 2 nodes"):
+    with pytest.raises(ConfigError, match=f"--{option} 3: there are only 2 nodes"):
         run(cluster="2x1", state=tmp_path, **{option: 3})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"--{option}: there are no nodes for them"):
         run(state=tmp_path, **{option: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cluster", "there_are"), [("2x1", "there are only 2 nodes"), ("1x1", "there is only 1 node")])
+def test_a_sandbox_that_would_start_without_a_node_is_refused(cluster: str, there_are: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{there_are}, and one at least must start with the sandbox"):
+        run(cluster=cluster, state=tmp_path, later=int(cluster[0]))
 
 
 def test_a_refused_sandbox_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -42,7 +42,11 @@ Executors = Annotated[
 ]
 Later = Annotated[
     int,
-    typer.Option(min=0, help="With --cluster: number of nodes, the last ones, that join when `start_agent` says so."),
+    typer.Option(
+        min=0,
+        help="With --cluster: number of nodes, the last ones, of which nN joins on "
+        "`farside admin --socket DIR/sandbox.sock start_agent name=nN`.",
+    ),
 ]
 SandboxDisk = Annotated[
     Path | None, typer.Option(help="Backup file, overwritten; default: a file in the state folder.")

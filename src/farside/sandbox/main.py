@@ -106,11 +106,14 @@ def _shape(cluster: str | None, **counts: int) -> Shape | None:
         if asked := [option for option, count in counts.items() if count]:
             raise ConfigError(f"--{asked[0]}: there are no nodes for them", hint="add --cluster, such as 3x2")
         return None
-    shape = parse_shape(cluster)
+    shape = replace(parse_shape(cluster), **counts)
+    there_are = "there is only 1 node" if shape.nodes == 1 else f"there are only {shape.nodes} nodes"
     for option, count in counts.items():
         if count > shape.nodes:
-            raise ConfigError(f"--{option} {count}: a node has one, and there are {shape.nodes} nodes")
-    return replace(shape, **counts)
+            raise ConfigError(f"--{option} {count}: {there_are}")
+    if shape.later == shape.nodes:
+        raise ConfigError(f"--later {shape.later}: {there_are}, and one at least must start with the sandbox")
+    return shape
 
 
 def checked(plan: Plan) -> Plan:
