@@ -24,7 +24,7 @@ def figure(*, is_quick: bool) -> Figure:
         record, bars, faults = measured(PARTS[name](NO_LOG), 1, 2)
         header, rows = record["table"]["header"], record["table"]["rows"]
         tables.append(Table(caption=caption, header=tuple(header), rows=tuple(tuple(row) for row in rows)))
-        notes += [f"{name}: {bar.name}: {bar.figure:.3g} ({bar.bar:g})" for bar in bars if not bar.is_met]
+        notes += [f"{name}: {bar.name}: {bar.said} ({bar.bar:g})" for bar in bars if not bar.is_met]
         notes += [f"{name}: {fault}" for fault in faults]
     return Figure(
         key="live-days",

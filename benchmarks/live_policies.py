@@ -29,11 +29,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.live_run import Run, table_of, words_of
 from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.policy_runs import data_folder
-from farside.cli.demo.live.compare import LiveCompared, compare, leader_of, starts_on
+from farside.cli.demo.live.compare import LiveCompared, compare, starts_on, waiting_when_joined
 from farside.cli.demo.live.day import LiveDay, day_of, generated_log
-from farside.cli.demo.live.halfway import STANDBY, Halfway
+from farside.cli.demo.live.halfway import FIRST, STANDBY, Halfway
 from farside.cli.demo.live.rig import Played, play_day
 from farside.cli.demo.live.scene import PHILLY
 from farside.cli.demo.live.senders import GRACE_S
@@ -57,69 +58,26 @@ otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One day, played once. Seconds of this machine.
+class Bar:
+    """A figure that is judged. ``most``: it must not be above the bar; otherwise not below it.
 
-    Attributes:
-        swapped: Share of the pairs of jobs that waited together which started in another order.
-        different: Decisions that are others when they are made again on the state that the log had then, of all
-            ``decisions``.
-        longest_s: The longest that deciding one start took.
-        recovery_s: From the kill of the scheduler process, or its manager, until the next one decided; 0: none was.
-        longest_recall_s: The longest that an owner waited for a borrower.
-        starts_on_joined: Starts of jobs on the node that joined.
-        joined_jct_s: Average JCT in the partition that a node joined, and ``predicted_joined_jct_s`` the same
-            simulated; 0: none did.
-        faults: What was not sound, in words.
+    ``figure`` is None where there was nothing to measure in some run; the bar is missed then.
     """
 
-    policy: str
-    jct_s: float
-    predicted_jct_s: float
-    wait_s: float
-    predicted_wait_s: float
-    pairs: int
-    swapped: float
-    decisions: int
-    different: int
-    deciding_s: float
-    longest_s: float
-    recovery_s: float
-    starting_s: float
-    stopping_s: float
-    guests: int
-    recalls: int
-    longest_recall_s: float
-    late_s: float
-    faults: tuple[str, ...]
-    starts_on_joined: int = 0
-    joined_jct_s: float = 0.0
-    predicted_joined_jct_s: float = 0.0
-
-    @property
-    def error(self) -> float:
-        """How far the simulated average JCT is off, as a share of the live one."""
-        return self.predicted_jct_s / self.jct_s - 1
-
-    @property
-    def joined_error(self) -> float:
-        """The same, of the partition that a node joined."""
-        return self.predicted_joined_jct_s / self.joined_jct_s - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A figure that is judged. ``most``: it must not be above the bar; otherwise not below it."""
-
     name: str
-    figure: float
+    figure: float | None
     bar: float
     most: bool = True
 
     @property
     def is_met(self) -> bool:
         """Whether it is within."""
-        return self.figure <= self.bar if self.most else self.figure >= self.bar
+        return self.figure is not None and (self.figure <= self.bar if self.most else self.figure >= self.bar)
+
+    @property
+    def said(self) -> str:
+        """The figure."""
+        return "none" if self.figure is None else f"{self.figure:.4f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,7 +116,7 @@ def tell(bars: Sequence[Bar], faults: Sequence[str]) -> bool:
     """Prints the bars; whether one is missed."""
     for bar in bars:
         met = "met" if bar.is_met else "MISSED"
-        print(f"{bar.name}: {bar.figure:.4f}, {'at most' if bar.most else 'at least'} {bar.bar:g}: {met}")
+        print(f"{bar.name}: {bar.said}, {'at most' if bar.most else 'at least'} {bar.bar:g}: {met}")
     for fault in faults:
         print(f"MISSED {fault}")
     return bool(faults) or not all(bar.is_met for bar in bars)
@@ -211,22 +169,11 @@ def played(plan: Plan, policy: str) -> Run:
     left = sum(state != "done" for state in one.states.values())
     faults = [*violations(one.entries, is_complete=True)]
     faults += [f"{left} jobs are not done"] * bool(left)
-    faults += lead_faults(plan.halfway, compared.leads, leader_of(one.entries))
+    faults += lead_faults(plan.halfway, compared.leaders)
     run = run_of(policy, compared, one.late_s, tuple(faults))
     if one.joined:
         run = with_join(run, one, compared)
-    print(
-        f"{policy}: average JCT {run.jct_s:.2f} s, simulated {run.predicted_jct_s:.2f} s ({100 * run.error:+.1f} %), "
-        f"wait {run.wait_s:.2f} and {run.predicted_wait_s:.2f} s, "
-        f"{100 * run.swapped:.1f} % of {run.pairs:,} pairs swapped, "
-        f"{run.different} of {run.decisions:,} decisions differ, "
-        f"{1000 * run.deciding_s:.0f} + {1000 * run.starting_s:.0f} + {1000 * run.stopping_s:.0f} ms a job, "
-        f"a decision {run.longest_s:.2f} s at most, decided again {run.recovery_s:.2f} s after the kill, "
-        f"an owner waited {run.longest_recall_s:.2f} s at most, submitted {run.late_s:.2f} s late, "
-        f"{run.starts_on_joined} starts on the node that joined, "
-        f"average JCT there {run.joined_jct_s:.2f} s, simulated {run.predicted_joined_jct_s:.2f} s",
-        flush=True,
-    )
+    print(words_of(run), flush=True)
     return run
 
 
@@ -239,14 +186,22 @@ def with_join(run: Run, one: Played, compared: LiveCompared) -> Run:
         starts_on_joined=starts_on(one.entries, one.joined),
         joined_jct_s=statistics.fmean(job.jct_s for job in jobs),
         predicted_joined_jct_s=statistics.fmean(job.predicted_s for job in jobs),
+        joined_partition=partition,
+        waiting_when_joined=waiting_when_joined(one.entries, one.joined, {job.job_id for job in jobs}),
     )
 
 
-def lead_faults(halfway: Halfway, leads: int, leader: str) -> list[str]:
-    """What is wrong with who led: how often a scheduler process took the lead, and whose did last."""
-    if halfway is Halfway.LEADER and leader != STANDBY:
-        return [f"the other manager does not lead, but {leader}"]
-    return ["no other scheduler process took the lead"] if halfway is Halfway.KILL and leads < 2 else []
+def lead_faults(halfway: Halfway, leaders: tuple[str, str]) -> list[str]:
+    """What is wrong with who led; ``leaders``: before and after the kill, as `leaders_around` says it."""
+    before, after = leaders
+    if halfway not in (Halfway.KILL, Halfway.LEADER):
+        return []
+    if not after:
+        return ["no scheduler process took the lead after the kill"]
+    due = (FIRST, STANDBY if halfway is Halfway.LEADER else FIRST)
+    if leaders == due:
+        return []
+    return [f"{before or 'nobody'} led before the kill, and {after} after it, in place of {due[0]} and then {due[1]}"]
 
 
 def run_of(policy: str, compared: LiveCompared, late_s: float, faults: tuple[str, ...]) -> Run:
@@ -273,25 +228,6 @@ def run_of(policy: str, compared: LiveCompared, late_s: float, faults: tuple[str
         late_s=late_s,
         faults=faults,
     )
-
-
-def table_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """The runs for a document."""
-    header = (
-        "policy", "average JCT", "simulated", "off by", "swapped", "decided otherwise", "average wait", "simulated",
-        "charged a job", "longest decision", "recovery", "late"
-    )  # fmt: skip
-    rows = [
-        [
-            run.policy, f"{run.jct_s:.2f} s", f"{run.predicted_jct_s:.2f} s", f"{100 * run.error:+.1f} %",
-            f"{100 * run.swapped:.1f} %", f"{run.different} of {run.decisions:,}",
-            f"{run.wait_s:.2f} s", f"{run.predicted_wait_s:.2f} s",
-            f"{1000 * (run.deciding_s + run.starting_s + run.stopping_s):.0f} ms",
-            f"{run.longest_s:.2f} s", f"{run.recovery_s:.2f} s", f"{run.late_s:.2f} s",
-        ]
-        for run in runs
-    ]  # fmt: skip
-    return {"header": header, "rows": rows}
 
 
 # ---------------------------------------------------------------------------------------------- the parts
@@ -345,8 +281,8 @@ def judge_delays(runs: Sequence[Run], *, is_killed: bool = True) -> tuple[Bar, .
 
     ``is_killed``: a process was killed, so that decisions had to go on after that.
     """
-    recovery = Bar(name="from the kill until decisions go on, seconds", figure=max(run.recovery_s for run in runs),
-                   bar=RECOVERY_MAX_S)  # fmt: skip
+    longest_s = max(run.recovery_s for run in runs) if all(run.recovery_s for run in runs) else None
+    recovery = Bar(name="from the kill until decisions go on, seconds", figure=longest_s, bar=RECOVERY_MAX_S)
     return (
         Bar(name="mean of deciding, seconds, the longest", figure=max(run.deciding_s for run in runs),
             bar=DECIDING_MAX_S),

@@ -4,8 +4,11 @@ import http.server
 import io
 import json
 import math
+import subprocess
+import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +24,7 @@ from farside.cli.demo.live.compare import (
     Recall,
     compare,
     delays_of,
-    leader_of,
+    leaders_around,
     recalls_of,
     starts_on,
 )
@@ -34,7 +37,7 @@ from farside.cli.demo.live.day import (
     day_of,
     generated_log,
 )
-from farside.cli.demo.live.halfway import STANDBY, Halfway
+from farside.cli.demo.live.halfway import FIRST, STANDBY, Halfway, prepared
 from farside.cli.demo.live.report import lines, print_scene
 from farside.cli.demo.live.rig import Estimate, Played, joining_partition, play_day
 from farside.cli.demo.live.scene import LiveScene, chosen_day, scene_faults
@@ -44,6 +47,7 @@ from farside.cli.demo.show import Show
 from farside.client.manager_client import ManagerAddress
 from farside.config import ManagerConfig
 from farside.errors import ConfigError, PeerError
+from farside.sandbox.session import Session, open_sandbox
 from farside.scheduler.manager.compare_decisions import DecisionCount
 from farside.scheduler.manager.compare_simulation import Compared, Fidelity, recording
 from farside.scheduler.manager.model.check_log import violations
@@ -51,8 +55,10 @@ from farside.scheduler.manager.model.event import Entry, JobAllocated, JobSubmit
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
+from tests.agent.node import processes_with
 from tests.live.test_lent_nodes import a_world, with_guest
 from tests.live.world import World, rules
+from tests.support.waiting import until
 
 
 def traced(at: int, submit_s: float, duration_s: float, *, gpus: int = 1, vc: str = "a", user: str = "") -> TraceJob:
@@ -269,14 +275,18 @@ def test_the_simulation_gets_a_node_when_it_joined() -> None:
     assert (starts_on(world.log, "n0"), starts_on(world.log, "n1"), starts_on(world.log, "n2")) == (1, 1, 0)
 
 
-def test_who_leads_is_the_manager_whose_scheduler_process_took_the_lead_last() -> None:
+def test_who_led_before_a_kill_and_who_led_next_are_read_from_the_log() -> None:
     def led(seq: int, holder: str) -> Entry:
         lead = SchedulerTookLead(generation=seq, holder=holder)
         return Entry(seq=seq, at_s=float(seq), generation=seq, cause="test", event=lead)
 
-    assert leader_of([]) == ""
-    assert leader_of([led(1, "manager:7"), led(2, f"{STANDBY}:9")]) == STANDBY
-    assert leader_of([led(1, "manager:7"), led(2, f"{STANDBY}:9"), led(3, "manager:11")]) == "manager"
+    three = [led(1, "manager:7"), led(2, f"{STANDBY}:9"), led(3, "manager:11")]
+
+    assert leaders_around([], 1.5) == ("", "")
+    assert leaders_around(three, 0.5) == ("", FIRST)
+    assert leaders_around(three, 1.5) == (FIRST, STANDBY)
+    assert leaders_around(three, 2.5) == (STANDBY, FIRST)
+    assert leaders_around(three, math.inf) == (FIRST, "")
 
 
 def test_the_longest_decision_is_that_of_one_start() -> None:
@@ -358,7 +368,7 @@ def compared(*, said_s: float = 10.0, swapped: bool = False, recall_s: float = 0
         decided=DecisionCount(decisions=2, different=0, elsewhere=0),
         recalls=(Recall(borrower="1", owner="2", waited_s=recall_s),),
         guests=guests,
-        leads=1,
+        leaders=(FIRST, ""),
     )
 
 
@@ -499,7 +509,7 @@ def test_a_small_day_with_users_lends_survives_a_kill_and_its_log_is_sound() -> 
     assert [*violations(played.entries, is_complete=True)] == []
     assert set(played.states.values()) == {"done"}
     assert len(found.fidelity.jobs) == len(rows)
-    assert found.leads == 2
+    assert found.leaders == (FIRST, FIRST)
     # The second job of ann's finds no room at home; bob's first wants its node back.
     assert found.guests >= 1
     assert [one.borrower for one in found.recalls][:1] == ["2"]
@@ -528,6 +538,66 @@ def test_a_node_that_the_manager_has_never_seen_joins_halfway_and_jobs_that_wait
     assert [*violations(played.entries, is_complete=True)] == []
 
 
+def a_day_that_fails(folder: Path) -> None:
+    with prepared(Halfway.JOIN, folder / "standby", folder, "n9") as act:
+        act([])
+        raise PeerError("waited 400 s in vain for the jobs of the day to end")
+
+
+def test_a_node_that_does_not_join_is_what_is_said_of_a_day_that_fails_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"no sandbox runs in {tmp_path}") as said:
+        a_day_that_fails(tmp_path)
+
+    assert "in vain for the jobs" in str(said.value.__cause__)
+
+
+def test_a_day_that_fails_though_the_node_joined_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farside.sandbox.control.start_agent", lambda *_: None)
+
+    with pytest.raises(PeerError, match="in vain for the jobs"):
+        a_day_that_fails(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def one_node() -> Iterator[Session]:
+    with open_sandbox(("--cluster", "1x1", "--donors", "1", "--size", "64MiB")) as session:
+        yield session
+
+
+def test_a_manager_that_ends_in_place_of_standing_by_is_said_at_once_with_its_last_words(
+    one_node: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = one_node.state
+    damaged = tmp_path / "config.toml"
+    damaged.write_text((state / "manager" / "config.toml").read_text() + "mars = 1\n")
+    monkeypatch.setattr("farside.cli.demo.live.halfway.sandbox_config", lambda _: damaged)
+
+    with (
+        pytest.raises(PeerError, match=r"the manager that stands by ended at once: .*mars"),
+        prepared(Halfway.LEADER, tmp_path / "standby", state, ""),
+    ):
+        pass
+
+
+def test_a_manager_that_stands_by_ends_with_who_started_it_and_was_killed(one_node: Session, tmp_path: Path) -> None:
+    folder = tmp_path / "standby"
+    script = (
+        "import signal, sys\nfrom pathlib import Path\nfrom farside.cli.demo.live.halfway import Halfway, prepared\n"
+        "with prepared(Halfway.LEADER, Path(sys.argv[1]), Path(sys.argv[2]), ''):\n"
+        "    print('ready', flush=True)\n    signal.pause()\n"
+    )
+    argv = [sys.executable, "-c", script, str(folder), str(one_node.state)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        said = starter.stdout.readline().strip()
+        before = processes_with(f"unix:{folder}")
+        starter.kill()
+
+    assert said == "ready"
+    assert before
+    until(lambda: not processes_with(str(folder)), what="the end of the manager that stands by", deadline_s=60)
+
+
 def test_another_manager_leads_when_the_whole_first_one_is_killed_and_agents_and_submissions_go_on_with_it() -> None:
     rows = [(8, 0.0, 1.0), (8, 0.1, 0.5), (1, 1.0, 0.2), (1, 1.1, 0.2)]
     jobs = tuple(traced(at, at_s, run_s, gpus=gpus, user="ann") for at, (gpus, at_s, run_s) in enumerate(rows))
@@ -538,7 +608,7 @@ def test_another_manager_leads_when_the_whole_first_one_is_killed_and_agents_and
         found = compare(played.entries, played.config, played.needs_s, killed_s=played.killed_s)
 
     (lead,) = (one for one in played.entries if isinstance(one.event, SchedulerTookLead) and one.generation == 2)
-    assert leader_of(played.entries) == STANDBY
+    assert found.leaders == (FIRST, STANDBY)
     assert lead.at_s > played.killed_s
     assert found.delays.pause is not None
     assert found.delays.pause[1] >= lead.at_s

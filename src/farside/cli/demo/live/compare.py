@@ -8,7 +8,7 @@ manager's did. Jobs come when the manager had them, as its log says, and not whe
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farside.config import ManagerConfig
@@ -17,6 +17,7 @@ from farside.scheduler.manager.compare_decisions import DecisionCount, decided_a
 from farside.scheduler.manager.compare_simulation import Fidelity, Recording, recording, simulated
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.sim.learned_before import learned_before
 from farside.scheduler.sim.trace.job import TraceJob
@@ -81,7 +82,7 @@ class LiveCompared:
         decided: How many decisions are others when they are made again on the state that the log had then.
         recalls: Nodes that came back to their owners.
         guests: Starts on nodes of another partition.
-        leads: How often a scheduler process took the lead.
+        leaders: Who led before and after the kill, as `leaders_around` says it.
     """
 
     fidelity: Fidelity
@@ -91,7 +92,7 @@ class LiveCompared:
     decided: DecisionCount
     recalls: tuple[Recall, ...]
     guests: int
-    leads: int
+    leaders: tuple[str, str]
 
     @property
     def wait_s(self) -> float:
@@ -132,7 +133,7 @@ def compare(
         recalls=recalls_of(entries),
         decided=decided_again(entries, before.rules, before.times, partitions=partitions_of(config)),
         guests=sum(isinstance(one.event, log.JobAllocated) and bool(one.event.host) for one in entries),
-        leads=sum(isinstance(one.event, log.SchedulerTookLead) for one in entries),
+        leaders=leaders_around(entries, killed_s),
     )
 
 
@@ -227,10 +228,29 @@ def starts_on(entries: Sequence[log.Entry], node: str) -> int:
     )
 
 
-def leader_of(entries: Sequence[log.Entry]) -> str:
-    """The node name of the manager whose scheduler process took the lead last; empty: none did."""
-    holders = [one.event.holder for one in entries if isinstance(one.event, log.SchedulerTookLead)]
-    return holders[-1].rpartition(":")[0] if holders else ""
+def waiting_when_joined(entries: Sequence[log.Entry], node: str, jobs: Collection[str]) -> int:
+    """How many of these jobs waited for GPUs when this node joined for the first time; 0 also if it never did."""
+    state = LiveState()
+    for entry in entries:
+        if isinstance(entry.event, log.NodeJoined) and entry.event.node == node:
+            return sum(job.job_id in jobs and job.phase is Phase.WAITING for job in state.live_jobs())
+        apply(state, entry)
+    return 0
+
+
+def leaders_around(entries: Sequence[log.Entry], killed_s: float) -> tuple[str, str]:
+    """Node names of two managers: whose scheduler process took the lead last before the kill, and whose first after it.
+
+    Empty: none did. ``killed_s`` is infinite where nothing was killed.
+    """
+    leads = [
+        (one.at_s, one.event.holder.rpartition(":")[0])
+        for one in entries
+        if isinstance(one.event, log.SchedulerTookLead)
+    ]
+    before = [name for at_s, name in leads if at_s < killed_s]
+    after = [name for at_s, name in leads if at_s >= killed_s]
+    return (before[-1] if before else "", after[0] if after else "")
 
 
 def recalls_of(entries: Sequence[log.Entry]) -> tuple[Recall, ...]:
