@@ -14,6 +14,8 @@ _WINDOW_S, _WINDOW_SLOS = 1.0, 4.0
 # is noticed where more can be served.
 _LET_IN, _LET_IN_ROWS = 1.1, 3.0
 _BURST_SLOS = 4.0
+# Of a request's time, for its way and the answer's, which nobody here sees.
+_WAY = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Gate:
     _since_s: float = -math.inf
     _gave_up_s: float = -math.inf
     _taken: int = 0
+    _way: float = _WAY
 
     def __post_init__(self) -> None:
         self._window_s = max(_WINDOW_S, _WINDOW_SLOS * self.slo_s)
@@ -65,6 +68,15 @@ class Gate:
         if self.rate != math.inf:
             self._room = max(-self._burst, self._room - rows)
 
+    def way_s(self, limit_s: float) -> float:
+        """How much sooner than its deadline a request is to be answered that may take ``limit_s`` in all.
+
+        While requests are refused each batch ends as late as its oldest request allows, and clients had answers a few
+        milliseconds after the SLO. Another request takes the place of one that is given up, so no less is served. It is
+        0 while the gate is open, and where nothing was served because of it.
+        """
+        return 0.0 if self.rate == math.inf else self._way * limit_s
+
     def took(self, rows: int) -> None:
         """Counts rows that are served, or whose clients want no answer any more."""
         self._taken += rows
@@ -72,10 +84,12 @@ class Gate:
     def gave_up(self, now_s: float) -> None:
         """Learns from a request that its queue could not answer within the SLO."""
         if now_s - self._gave_up_s > self._window_s:
-            self.rate, self._since_s, self._taken = math.inf, now_s, 0
+            self.rate, self._since_s, self._taken, self._way = math.inf, now_s, 0, _WAY
         elif now_s - self._since_s >= self._window_s:
             if self.rate == math.inf:
                 self._room, self._reckoned_s = 0.0, now_s
+            elif not self._taken:
+                self._way = 0.0
             served = self._taken / (now_s - self._since_s)
             self.rate = max(self.planned, _LET_IN * served + _LET_IN_ROWS / self.slo_s)
             self._since_s, self._taken = now_s, 0

@@ -119,7 +119,7 @@ class GatedQueue(ArrivedQueue):
 
     def deadline_s(self) -> float:
         """When the oldest must be answered."""
-        return self.times_s[self._inside[0]] + self.slo_s
+        return self.times_s[self._inside[0]] + self.slo_s - self.gate.way_s(self.slo_s)
 
     def full_s(self, count: int) -> float:
         """When ``count`` wait if all are let in; infinity if never."""

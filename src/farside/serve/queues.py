@@ -67,7 +67,8 @@ class RequestQueue:
 
     def deadline_s(self) -> float:
         """When the first must be answered."""
-        return self._requests[0].due_s
+        first = self._requests[0]
+        return first.due_s - self.gate.way_s(first.deadline_s - first.arrived_s)
 
     def full_s(self, count: int) -> float:
         """Not known."""
