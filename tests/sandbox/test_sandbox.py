@@ -152,6 +152,28 @@ def test_one_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     until(lambda: not processes_naming(str(tmp_path)), what="every process to end", deadline_s=15)
 
 
+OPENED = """
+import sys
+from pathlib import Path
+from farside.sandbox.session import open_sandbox
+with open_sandbox(sys.argv[2:], state=Path(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_whose_program_is_killed_ends(tmp_path: Path) -> None:
+    """A benchmark that was killed left its sandbox running."""
+    state = tmp_path / "state"
+    argv = [sys.executable, "-c", OPENED, os.fspath(state), *SMALL]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.kill()
+
+    until(lambda: not processes_naming(os.fspath(state)), what="all of its processes to end")
+
+
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_what_a_killed_one_left_is_cleared_by_the_next(tmp_path: Path, transport: str) -> None:
     state, listen = tmp_path / "state", ("--listen", f"unix:{tmp_path / 's'}")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from farside.ending import die_with
 from farside.errors import PeerError
 from farside.log import last_line
 from farside.sandbox import process
@@ -42,13 +43,18 @@ class Session:
 def open_sandbox(arguments: Sequence[str] = (), *, state: Path | None = None) -> Iterator[Session]:
     """Runs `farside sandbox ARGUMENTS` for the body of the `with`, in `state` or a temporary folder.
 
+    It ends as well where this process is killed.
+
     Raises:
         PeerError: it did not get ready, or did not end well; its own last words are in the message.
     """
     with tempfile.TemporaryDirectory(prefix="farside-") as spare, (Path(spare) / "stderr").open("w") as errors:
         folder = state or Path(spare) / "state"
-        argv = command("sandbox", "--state", os.fspath(folder), *arguments)
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as child:
+        argv, parent = command("sandbox", "--state", os.fspath(folder), *arguments), os.getpid()
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+            preexec_fn=lambda: die_with(parent, signal.SIGTERM),
+        ) as child:  # fmt: skip
             try:
                 count = max(1, sum(word == "--listen" for word in arguments))
                 uris = tuple(_ready_uri(child) for _ in range(count))
