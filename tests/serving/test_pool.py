@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.scheduler.sharing.glet.gate import Gate
 from farside.serve.inference import Array, InferenceError, Kind
 from farside.serve.pool import QUEUE_ROWS_MIN, Pool, Turns
 from farside.serve.queues import Waiting
@@ -307,10 +309,12 @@ async def test_a_full_queue_turns_requests_away_unread() -> None:
         client.send(number)
     pool.take_counts()
 
-    error = pool.turned_away("twice")
+    with patch.object(Gate, "refused") as counted:
+        error = pool.turned_away("twice")
 
     assert error is not None
     assert error.kind is Kind.FULL
+    counted.assert_called_once_with()
     assert pool.counts["twice"].rejected == 1
     assert pool.take_counts() == ({"twice": 1}, {"twice": 0})
 

@@ -41,6 +41,8 @@ class Gate:
     _since_s: float = -math.inf
     _gave_up_s: float = -math.inf
     _taken: int = 0
+    _turned_away: int = 0
+    _refuses: bool = False
     _way: float = _WAY
 
     def __post_init__(self) -> None:
@@ -50,18 +52,26 @@ class Gate:
         """Open for another plan, which promises ``planned`` rows a second; if as many as before, nothing changes."""
         if planned == self.planned:
             return
-        self.planned, self.rate, self._gave_up_s = planned, math.inf, -math.inf
+        self.planned, self._gave_up_s = planned, -math.inf
+        self._open()
 
     def is_open(self, now_s: float) -> bool:
         """Whether a request that comes now is let in; `enter` counts it then."""
         if self.rate == math.inf:
             return True
         if now_s - self._gave_up_s > self._window_s:
-            self.rate = math.inf
+            self._open()
             return True
         gained = self.rate * (now_s - self._reckoned_s)
         self._room, self._reckoned_s = min(self.rate * self._window_s, self._room + gained), now_s
-        return self._room > 0
+        if self._room <= 0:
+            self.refused()
+            return False
+        return True
+
+    def refused(self) -> None:
+        """Counts a request that was not let in, by the gate or because its queue is full."""
+        self._turned_away += 1
 
     def enter(self, rows: int) -> None:
         """Counts rows that were let in."""
@@ -71,11 +81,12 @@ class Gate:
     def way_s(self, limit_s: float) -> float:
         """How much sooner than its deadline a request is to be answered that may take ``limit_s`` in all.
 
-        While requests are refused each batch ends as late as its oldest request allows, and clients had answers a few
-        milliseconds after the SLO. Another request takes the place of one that is given up, so no less is served. It is
-        0 while the gate is open, and where nothing was served because of it.
+        Where more is asked than can be served, each batch ends as late as its oldest request allows, and clients had
+        answers a few milliseconds after the SLO. Another request takes the place of one that is given up, so no less is
+        served, if of those that came in the last window a twentieth was refused. 0 otherwise, and where nothing was
+        served because of it.
         """
-        return 0.0 if self.rate == math.inf else self._way * limit_s
+        return self._way * limit_s if self._refuses else 0.0
 
     def took(self, rows: int) -> None:
         """Counts rows that are served, or whose clients want no answer any more."""
@@ -84,16 +95,25 @@ class Gate:
     def gave_up(self, now_s: float) -> None:
         """Learns from a request that its queue could not answer within the SLO."""
         if now_s - self._gave_up_s > self._window_s:
-            self.rate, self._since_s, self._taken, self._way = math.inf, now_s, 0, _WAY
+            self._open()
+            self._begin(now_s)
         elif now_s - self._since_s >= self._window_s:
             if self.rate == math.inf:
                 self._room, self._reckoned_s = 0.0, now_s
-            elif not self._taken:
+            if self._refuses and not self._taken:
                 self._way = 0.0
+            self._refuses = self._turned_away >= _WAY * max(1, self._taken)
             served = self._taken / (now_s - self._since_s)
             self.rate = max(self.planned, _LET_IN * served + _LET_IN_ROWS / self.slo_s)
-            self._since_s, self._taken = now_s, 0
+            self._begin(now_s)
         self._gave_up_s = now_s
+
+    def _open(self) -> None:
+        self.rate, self._refuses, self._way = math.inf, False, _WAY
+
+    def _begin(self, now_s: float) -> None:
+        """Counts anew from now on."""
+        self._since_s, self._taken, self._turned_away = now_s, 0, 0
 
     @property
     def _burst(self) -> float:

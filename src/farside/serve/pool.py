@@ -206,6 +206,7 @@ class Pool:
         queue, counts = self.queues[model], self.counts[model]
         if queue.rows >= self._bounds[model]:
             counts.rejected += 1
+            queue.gate.refused()
             error = self._full(model)
         elif not queue.gate.is_open(self._loop.time()):
             counts.dropped += 1
