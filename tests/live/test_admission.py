@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -510,6 +510,44 @@ def test_a_revoked_node_is_not_told_where_donors_are(proof: str, tmp_path: Path)
 
         assert (before.status_code, revoked.status_code, after.status_code) == (200, 403, 200)
         assert revoked.json()["detail"] == "n0 was revoked: `farside node accept` or `invite` lets it in again"
+
+    run(tmp_path, test)
+
+
+# ---------------------------------------------------------------------------- what the log says of who is refused
+
+
+async def used(api: Api) -> str:
+    invitation = await invited(api)
+    await (await attempt(api, invitation)).end()
+    return invitation
+
+
+@pytest.mark.parametrize(
+    ("token_of", "reason"),
+    [
+        (lambda api: invited(api, valid_s=1e-6), "`farside node invite n9` makes another"),
+        (used, "this token is not known here; an invitation counts once"),
+        (lambda _: asyncio.sleep(0, "invite-garbled"), "this token is not known here; an invitation counts once"),
+        (lambda _: asyncio.sleep(0, ""), "no token: give one"),
+    ],
+    ids=["over", "used", "garbled", "none"],
+)
+def test_the_log_says_once_a_minute_which_address_was_refused_and_why(
+    token_of: Callable[[Api], Awaitable[str]], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """[L6]"""
+
+    async def test(api: Api) -> None:
+        token = await token_of(api)
+
+        refused = [await attempt(api, token) for _ in range(3)]
+
+        assert [one.answer["status"] for one in refused] == [401] * 3
+        (line,) = [one for one in caplog.records if one.message == "refused an agent"]
+        fields = vars(line)["farside_fields"]
+        assert fields["address"] == "192.0.2.7"
+        assert reason in fields["reason"]
 
     run(tmp_path, test)
 

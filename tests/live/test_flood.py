@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from websockets.exceptions import InvalidStatus
+
 from farside.agent import messages as m
 from farside.agent import protocol
 from farside.agent.line import open_proved_line
@@ -74,6 +77,25 @@ def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) 
         assert "keep it from this port" in line
         assert "Invalid HTTP request" not in said
         assert "Traceback" not in said
+
+
+def test_a_refused_agent_costs_one_line_that_says_whose_it_was(tmp_path: Path) -> None:
+    """[L6] The server's own line said neither address nor reason."""
+
+    async def refused() -> None:
+        with pytest.raises(InvalidStatus):
+            async with open_proved_line(manager.url, "invite-garbled"):
+                pass
+
+    with running_manager(tmp_path / "m") as manager:
+        for _ in range(3):
+            asyncio.run(refused())
+        until(lambda: "refused an agent" in manager.log(), what="the line", deadline_s=LIMIT_S)
+
+    (line,) = [line for line in manager.log().splitlines() if "refused an agent" in line]
+    assert "address=127.0.0.1" in line
+    assert "an invitation counts once" in line
+    assert "ASGI" not in manager.log()
 
 
 @contextmanager

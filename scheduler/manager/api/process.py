@@ -33,7 +33,7 @@ from farside.scheduler.manager.auth.tls_reload import TlsReload, files_of, renew
 from farside.scheduler.manager.auth.web_session import WebSessions, session_key
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.queue_quota import QueueLimits
-from farside.scheduler.manager.nodes.agent_socket import AgentSocketProtocol
+from farside.scheduler.manager.nodes.agent_socket import UVICORNS_REFUSAL, AgentSocketProtocol
 from farside.scheduler.manager.nodes.sessions import AgentSessions
 from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.controller import LivePower
@@ -102,7 +102,7 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     allow_many_connections()
     say_rarely(loop)
     strangers = logging.getLogger("uvicorn.error")
-    strangers.addFilter(lambda line: line.msg != UVICORNS_LINE)  # ours says more
+    strangers.addFilter(lambda line: line.msg not in (UVICORNS_LINE, UVICORNS_REFUSAL))  # ours say more
     strangers.addFilter(RareFilter())
     forget_failed(loop)
     # Of a handshake of TLS, which comes before a header; uvicorn passes no other on.

@@ -72,8 +72,8 @@ class AgentConnection:
             await self.socket.close(code, reason[: protocol.REASON_BYTES_MAX])
 
 
-async def let_in(socket: WebSocket, callers: Callers, now_s: float, *, takes_unproved: bool) -> AgentConnection | None:
-    """Accepts an agent, or answers why not; None then.
+async def let_in(socket: WebSocket, callers: Callers, now_s: float, *, takes_unproved: bool) -> AgentConnection | str:
+    """Accepts an agent, or answers why not, and returns that reason.
 
     ``takes_unproved``: so are agents of the version before, over ws://.
     """
@@ -86,11 +86,11 @@ async def let_in(socket: WebSocket, callers: Callers, now_s: float, *, takes_unp
         # The header tells an agent that the proof is spoken here: no reason to take the manager for one of before.
         headers = {mutual_proof.HEADER: mutual_proof.VERSION}
         await socket.send_denial_response(JSONResponse({"detail": error.detail}, error.status_code, headers))
-        return None
-    except FarsideError:  # the tokens' file is not usable: `watch_tokens` says why
+        return str(error.detail)
+    except FarsideError as error:  # the tokens' file is not usable: strangers need not know more
         detail = "who has a token can't be looked up; the manager's log says why"
         await socket.send_denial_response(JSONResponse({"detail": detail}, 503))
-        return None
+        return str(error)
 
 
 async def _let_in_by_token(socket: WebSocket, callers: Callers, *, takes_unproved: bool) -> AgentConnection:

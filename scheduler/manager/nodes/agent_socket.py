@@ -15,6 +15,8 @@ from farside.scheduler.manager.auth.caller import UNTOLD, peer_of
 # More than the reports that an agent may have under way (`outbox.IN_FLIGHT_MAX`): while nothing is read its answers to
 # pings are not seen either, and its connection ends. Each frame is of at most 1 MiB.
 WAITING_MAX = 20
+UVICORNS_REFUSAL = "ASGI callable returned without completing handshake."
+"""What uvicorn logs of an agent that was refused: it says neither whose agent it was nor why."""
 SILENT_S = "farside.silent_s"
 """In the scope of a connection that ended because nothing came: for how long."""
 

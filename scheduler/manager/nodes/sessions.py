@@ -119,8 +119,8 @@ class AgentSessions:
         self.fronts = Fronts(self._begun_s, self._remote_presence)
         self.waiting = WaitingNodes()  # those that nobody knows
         self._budgets: dict[str, EntryBudget] = {}  # of nodes that were let in
-        # Each has its own: strangers from many addresses must not hide which node is slowed.
-        self._hung_up, self._slowed = Rarely(), Rarely()
+        # Each has its own: strangers from many addresses must hide neither who was hung up on nor which node is slowed.
+        self._refused, self._hung_up, self._slowed = Rarely(), Rarely(), Rarely()
         self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
@@ -163,12 +163,13 @@ class AgentSessions:
         @app.websocket(protocol.PATH)
         async def session(socket: WebSocket) -> None:
             connection = await let_in(socket, self._callers, self._log.now_s(), takes_unproved=self._takes_unproved)
-            if connection is None:
+            if isinstance(connection, str):
+                _say_rarely(self._refused, "refused an agent", _address_of(socket), connection)
                 return
             try:
                 await self._converse(connection)
             except RemoteProtocolError as error:
-                self._say_hung_up(_address_of(socket), error)
+                _say_rarely(self._hung_up, "hung up on an agent", _address_of(socket), error)
                 await connection.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
             except FarsideError as error:  # the store is full, or gone: the agent keeps what it has to tell
                 _log.error("hung up on an agent", address=_address_of(socket), reason=error)
@@ -177,13 +178,6 @@ class AgentSessions:
                 pass  # it is gone, or never said HELLO; starlette says RuntimeError when we speak after that
             except asyncio.CancelledError:
                 pass  # this process ends, and uvicorn would write a page about it
-
-    def _say_hung_up(self, address: str, error: RemoteProtocolError) -> None:
-        """Once a minute for each address: who has a token may come again and again. [L6]"""
-        left_out = self._hung_up.may(address)
-        if left_out is not None:
-            more = {"more_like_it": left_out} if left_out else {}
-            _log.warning("hung up on an agent", address=address, reason=error, **more)
 
     async def watch_silence(self) -> None:
         """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
@@ -527,6 +521,14 @@ def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:
         holding=services.holding(report.holding),
         slabs=sum(max(1, loan.slabs) for loan in report.loans) if report.drained is None else report.drained.slabs,
     )
+
+
+def _say_rarely(rarely: Rarely, message: str, address: str, reason: object) -> None:
+    """Once a minute for each address: agents, and who has a token, may come again and again. [L6]"""
+    left_out = rarely.may(address)
+    if left_out is not None:
+        more = {"more_like_it": left_out} if left_out else {}
+        _log.warning(message, address=address, reason=reason, **more)
 
 
 def _address_of(socket: WebSocket) -> str:
