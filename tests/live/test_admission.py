@@ -222,7 +222,9 @@ def test_an_invitation_is_for_the_node_that_it_names(tmp_path: Path) -> None:
         other = await attempt(api, invitation, node=FakeNode("n7"))
         own = await attempt(api, invitation)
 
-        assert other.answer == {"code": protocol.CloseCode.FORBIDDEN, "detail": "node n9 may not speak for node n7"}
+        way_out = 'set `node = "n9"` in its agent.toml, or `farside node invite n7`'
+        detail = f"node n9 may not speak for node n7; {way_out}"
+        assert other.answer == {"code": protocol.CloseCode.FORBIDDEN, "detail": detail}
         assert "welcome" in own.answer  # the other has not used it up
         await own.end()
 

@@ -214,7 +214,7 @@ def test_only_nodes_and_operators_have_an_agents_session(who: Role | str | None,
             assert (answer["type"] == "joined") == allowed, answer
             if who is Role.USER:
                 assert answer["code"] == protocol.CloseCode.FORBIDDEN
-                assert "may not speak for node n0" in answer["reason"]
+                assert "may not speak for node n0; `farside node invite n0` makes a token that may" in answer["reason"]
 
     asyncio.run(test())
 

@@ -361,8 +361,12 @@ class AgentSessions:
         if caller.role is Role.NODE and not caller.name:
             # Whoever had it could be a node that nobody knows, and was handed other users' jobs.
             return f"a token for any node counts no more: `farside token {hello.node:.40}` makes this node's own"
-        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name != hello.node):
-            return f"{caller.role} {caller.name} may not speak for node {hello.node}"
+        refusal, invite = f"may not speak for node {hello.node}", f"`farside node invite {hello.node:.40}`"
+        if caller.role is Role.NODE and caller.name != hello.node:
+            own = f'`node = "{caller.name}"`'
+            return f"node {caller.name} {refusal}; set {own} in its agent.toml, or {invite}"
+        if caller.role is Role.USER:
+            return f"user {caller.name} {refusal}; {invite} makes a token that may"
         return ""
 
     def _rival_of(self, hello: m.Hello) -> str:
