@@ -369,9 +369,10 @@ SWAP = "swap"
 class SwapFacts(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Facts of the service ``swap``: of the one device that this node swaps to on order.
 
-    ``device_bytes``: its size; None: its borrower does not answer. ``attached_bytes``: of the swap that is on it, 0:
-    none is. ``problem``: why that is not what is wanted; empty: it is. ``refusal``: why no order counts here; empty: it
-    does. ``set_bytes``: the size by the node's settings, which counts where no order does; 0: none, None: as it is.
+    ``device_bytes``: its size; None: no `swap_device` is set, or its borrower does not answer. ``attached_bytes``: of
+    the swap that is on it, 0: none is. ``problem``: why that is not what is wanted; empty: it is. ``refusal``: why no
+    order counts here; empty: it does. ``set_bytes``: the size by the node's settings, which counts where no order does;
+    0: none, None: as it is.
     """
 
     device_bytes: U63 | None = None

@@ -19,8 +19,9 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
         lend_limit_bytes: The most that its donor lends, as that was told; None: what its settings allow.
         lend_problem: Why the second is not the first; None: it is, or nobody has ordered anything.
         swap_ordered_bytes: Size that an operator wants its swap to have; 0: none, None: nobody has said.
-        swap_device_bytes: Size of the device that it swaps to when it is told to; None: no borrower answers.
-        swap_attached_bytes: Size of the swap that is on that device; 0: none is.
+        swap_device_bytes: Size of the device that it swaps to when it is told to; None: no `swap_device` is set, or
+            no borrower answers.
+        swap_attached_bytes: Size of the swap that is on that device; 0: none is; None: none, and it has no such size.
         swap_problem: Why that is not what is wanted; None: it is, or nobody has said.
         remote_bytes: Pages of its Farside devices that donors have.
         on_disk_bytes: Pages that their backup disks alone have.
