@@ -14,6 +14,7 @@ import pytest
 from farside.cli.cluster_logs import follow_output
 from farside.client.manager_client import find_manager
 from farside.errors import ConfigError
+from farside.scheduler.manager.auth.token_file import Role, add_token, read_tokens
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
 from tests.support.programs import Outcome
@@ -198,6 +199,49 @@ def test_the_store_of_a_sandbox_is_checked_where_its_folder_is_told(manager: Man
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
 
     assert (done.returncode, done.stdout) == (0, "the log is sound\n"), done.stderr
+
+
+def tokens_told(state: Path, *words: str) -> Outcome:
+    """A command about tokens in a terminal of this sandbox."""
+    env = {**os.environ, "FARSIDE_STATE": str(state)}
+    argv = [sys.executable, "-m", "farside", *words]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return Outcome(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def test_in_a_sandbox_s_terminal_tokens_are_the_sandbox_s(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.toml", tmp_path / "other.toml"
+    (tmp_path / "manager").mkdir()
+    (tmp_path / "manager/config.toml").write_text(f'tokens_file = "{own}"\n')
+    for file in (own, other):
+        add_token(file, "n1", Role.NODE)
+
+    made = tokens_told(tmp_path, "token", "n2")
+    revoked = tokens_told(tmp_path, "tokens", "revoke", "n1")
+    listed = tokens_told(tmp_path, "tokens", "list", "--json")
+    named = tokens_told(tmp_path, "tokens", "revoke", "n1", "--file", str(other))
+
+    assert [one.status for one in (made, revoked, listed, named)] == [0] * 4
+    assert [row["name"] for row in json.loads(listed.stdout)] == ["n2"]
+    assert [row.name for row in read_tokens(own)] == ["n2"]
+    assert read_tokens(other) == ()
+
+
+@pytest.mark.parametrize(
+    ("has_manager", "said"),
+    [(True, "tokens.toml: No such file or directory; make tokens by"), (False, "no manager's settings there")],
+)
+def test_a_sandbox_without_tokens_is_one_line(has_manager: bool, said: str, tmp_path: Path) -> None:
+    if has_manager:
+        (tmp_path / "manager").mkdir()
+        (tmp_path / "manager/config.toml").write_text(f'tokens_file = "{tmp_path}/tokens.toml"\n')
+
+    done = tokens_told(tmp_path, "tokens", "list")
+
+    (line,) = done.stderr.splitlines()
+    assert done.status == 2
+    assert said in line
+    assert str(tmp_path) in line
 
 
 def test_a_folder_without_a_manager_has_no_store(tmp_path: Path) -> None:

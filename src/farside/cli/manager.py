@@ -43,14 +43,35 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
     raise typer.Exit(run(loaded))
 
 
-TokensFile = Annotated[Path, typer.Option(help="File with the manager's tokens (tokens_file).")]
 TOKENS_FILE = Path("/etc/farside/tokens.toml")
+TokensFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the manager's tokens (tokens_file); default: that of the sandbox which FARSIDE_STATE names, "
+        f"otherwise {TOKENS_FILE}."
+    ),
+]
+
+
+def _tokens_file(told: Path | None) -> Path:
+    """The file of ``--file``, otherwise that of FARSIDE_STATE's sandbox, otherwise the one in /etc/farside.
+
+    Raises:
+        ConfigError: FARSIDE_STATE names a folder in which no cluster runs.
+    """
+    from farside.client.state_folder import sandbox_config, state_told
+    from farside.config import ManagerConfig, load_config
+
+    folder = state_told()
+    if told is not None or folder is None:
+        return told or TOKENS_FILE
+    return load_config(ManagerConfig, [sandbox_config(folder)]).tokens_file
 
 
 def token(
     name: Annotated[str, typer.Argument(help="Name of the node or user.")],
     role: Annotated[Literal["user", "operator", "node"], typer.Option(help="Role of the token's owner.")] = "node",
-    file: TokensFile = TOKENS_FILE,
+    file: TokensFile = None,
     valid: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long the token counts, such as 30d; default: until revoked.")
     ] = None,
@@ -64,20 +85,20 @@ def token(
     from farside.units import parse_seconds
 
     valid_s = math.inf if valid is None else options.value_of("--valid", valid, parse_seconds)
-    print(add_token(file, name, Role(role), expires_s=time.time() + valid_s))
+    print(add_token(_tokens_file(file), name, Role(role), expires_s=time.time() + valid_s))
 
 
 tokens_app = typer.Typer(help="List and revoke the tokens of the manager.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @tokens_app.command("list")
-def list_tokens(file: TokensFile = TOKENS_FILE, as_json: options.AsJson = False) -> None:
+def list_tokens(file: TokensFile = None, as_json: options.AsJson = False) -> None:
     """List the tokens by owner; a token itself is nowhere kept."""
     from farside.cli.cluster import print_table
     from farside.cli.cluster_table import token_table
     from farside.scheduler.manager.auth.token_file import read_tokens
 
-    rows = read_tokens(file)
+    rows = read_tokens(_tokens_file(file))
     if as_json:
         shown = [
             {"name": row.name, "role": row.role, "id": row.id, "expires_s": _finite(row.expires_s)} for row in rows
@@ -94,12 +115,12 @@ def _finite(at_s: float) -> float | None:
 @tokens_app.command()
 def revoke(
     names: Annotated[list[str], typer.Argument(metavar="NAME|ID...", help="Owners, or ids of single tokens.")],
-    file: TokensFile = TOKENS_FILE,
+    file: TokensFile = None,
 ) -> None:
     """Revoke tokens: requests by them are refused at once, and sessions of agents end within a second."""
     from farside.scheduler.manager.auth.token_file import revoke_tokens
 
-    for row in revoke_tokens(file, frozenset(names)):
+    for row in revoke_tokens(_tokens_file(file), frozenset(names)):
         print(f"{row.name}: {row.role} token {row.id} revoked")
 
 
