@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from farside.errors import ConfigError
+from farside import admin
+from farside.errors import ConfigError, PeerError
 from farside.sandbox import control
 from farside.sandbox.cluster import parse_shape
 from farside.sandbox.layout import Shape
@@ -299,6 +300,25 @@ def test_a_sandbox_says_who_was_killed_and_the_command_that_starts_it_again(tmp_
 
     assert who == f"farside: {name} was killed by SIGKILL"
     assert done.returncode == 0, done.stderr
+
+
+def test_a_sandbox_whose_manager_does_not_start_says_why_and_no_more(tmp_path: Path) -> None:
+    """Its folder is gone then: no file is in it, and nothing is started there again."""
+    state = tmp_path / "state"
+    options = ("--cluster", "1x1", "--donors", "1", "--size", "64MiB", "--set", "manager.policy=nope")
+
+    done = subprocess.run(command("sandbox", *options, "--state", str(state)), capture_output=True, text=True)
+
+    (line,) = done.stderr.splitlines()
+    assert done.returncode != 0
+    assert line.count("no policy 'nope'") == 1
+    assert str(state) not in line
+    assert "start_manager" not in line
+
+
+def test_an_agent_that_is_to_be_started_must_be_named(sandbox: Session) -> None:
+    with pytest.raises(PeerError, match="name= is missing: the agent to start, one of n1, n2"):
+        admin.call(sandbox.state / "sandbox.sock", "start_agent")
 
 
 @pytest.mark.parametrize("text", ["4", "4x", "x8", "0x8", "4x0", "99999x1", "65x1", "4x8x2", "-1x8"])

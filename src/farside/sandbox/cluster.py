@@ -138,6 +138,7 @@ class Cluster:
             await self._crew.start(name)
         for name in first:
             await self._until_connected(name)
+        self._crew.has_started = True
 
     async def start_aggregator(self, name: str) -> None:
         """Starts an Aggregator that has ended, and returns when it answers.

@@ -54,6 +54,10 @@ class Crew:
         posts: By name.
         changed: Called whenever one starts.
         ended: Awaited with a child's name and exit status, negative for a signal, whenever one ends.
+
+    Attributes:
+        has_started: All have that start with the sandbox. Before, one that ends while it is waited for ends the
+            sandbox, whose files go with it.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Crew:
         self._changed = changed
         self._ended = ended
         self._children: dict[str, Child] = {}
+        self._awaited: set[str] = set()  # those that have not done yet what was waited for
+        self.has_started = False
         self._tasks: asyncio.TaskGroup | None = None
 
     def watch_in(self, tasks: asyncio.TaskGroup) -> None:
@@ -76,6 +82,7 @@ class Crew:
         words = post.words or ("--config", os.fspath(post.config))
         child = await process.start(name, (post.subcommand, *words), log=post.log)
         self._children[name] = child
+        self._awaited.add(name)
         self._tasks.create_task(self._watch(child))
         self._changed()
 
@@ -91,8 +98,10 @@ class Crew:
         """Starts one of those of a kind that has ended.
 
         Raises:
-            ConfigError: There is none of that name, or it is running.
+            ConfigError: No name is given, there is none of that name, or it is running.
         """
+        if not name:
+            raise ConfigError(f"name= is missing: the {kind} to start, one of {', '.join(names)}")
         if name not in names:
             raise ConfigError(f"this sandbox has no {kind} {name!r}, only {', '.join(names)}")
         if self.is_running(name):
@@ -104,9 +113,8 @@ class Crew:
         return self._children[name].pid if self.is_running(name) else 0
 
     def said(self, name: str) -> str:
-        """Last line that the child wrote, and where its log is, for an error message."""
-        log = self.posts[name].log
-        return f"{last_line(log) or 'it said nothing'} (log: {log})"
+        """Last line that the child wrote, for an error message."""
+        return last_line(self.posts[name].log) or "it said nothing"
 
     def record(self, name: str) -> ProcessRecord:
         """The child's entry in the record file."""
@@ -120,8 +128,13 @@ class Crew:
         )
 
     def tell_of_end(self, name: str, status: int, again: str) -> None:
-        """Print one line for the sandbox's user; ``again``: the command that starts it again."""
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended: {self.said(name)}"
+        """Print one line for the sandbox's user; ``again``: the command that starts it again.
+
+        Nothing of one that ended before the sandbox was there: `until` raises why.
+        """
+        if name in self._awaited and not self.has_started:
+            return
+        how = self._how_ended(name, status, names_log=True)
         with contextlib.suppress(OSError):  # nobody reads it any more
             sys.stderr.write(f"farside: {name} {how}; start it again by `{again}`\n")
             sys.stderr.flush()
@@ -135,10 +148,12 @@ class Crew:
 
         async def there() -> bool:
             if not self.is_running(name):
-                raise PeerError(f"{name} ended at once: {self.said(name)}")
+                status = self._children[name].process.returncode or 0
+                raise PeerError(f"{name} {self._how_ended(name, status, names_log=self.has_started)}")
             return await look()
 
         await until(there, what=f"{name} {what}", limit_s=limit_s)
+        self._awaited.discard(name)
 
     async def until_says(
         self, name: str, what: str, is_so: Callable[[Mapping[str, Any]], bool] = bool, *, limit_s: float
@@ -151,6 +166,11 @@ class Crew:
             return False
 
         await self.until(name, look, what, limit_s=limit_s)
+
+    def _how_ended(self, name: str, status: int, *, names_log: bool) -> str:
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended: {self.said(name)}" + (f" (log: {self.posts[name].log})" if names_log else "")
 
     async def _watch(self, child: Child) -> None:
         await self._ended(child.name, await child.process.wait())

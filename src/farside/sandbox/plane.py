@@ -108,6 +108,7 @@ class Plane:
         await self._until_clients_may_connect()
         if self.cluster is not None:
             await self.cluster.start(tasks)
+        self._crew.has_started = True
         self._write_record()
 
     async def start_donor(self, name: str) -> None:
