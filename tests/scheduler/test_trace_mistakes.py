@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.trace.read import AUTO, read_trace
 from farside.scheduler.sim.trace.row_problems import TOLD
 from tests.support.trace_files import FARSIDE, PHILLY_CSV, PHILLY_JSON, SAMPLES, SLURM, write_file
 
@@ -196,3 +196,14 @@ def test_a_header_without_an_id_gets_an_example(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="farside lacks job_id; farside begins with a line such as 'job_id,"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("fmt", [AUTO, None])
+def test_only_where_a_format_can_be_named_the_option_is_told(fmt: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("a,b,c\n")
+
+    with pytest.raises(ConfigError) as refused:
+        read_trace(path, fmt=fmt)
+
+    assert ("or say --format, one of farside, " in str(refused.value)) == (fmt == AUTO)

@@ -80,12 +80,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 
 
-def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad | None = None, attempts: Attempts = "whole") -> Trace:
+def read_trace(
+    path: Path, *, fmt: str | None = None, on_bad: OnBad | None = None, attempts: Attempts = "whole"
+) -> Trace:
     """The jobs of a file, plain or gzip, by submit time; ``builtin:NAME`` is a trace that comes with Farside.
 
     Args:
         path: The file.
-        fmt: A name of `FORMATS`; ``auto`` finds out from the header.
+        fmt: A name of `FORMATS`; ``auto`` finds out from the header; None: so too, where nobody can name one.
         on_bad: What to do about rows that cannot be used: refuse the file, or skip and count them; None: refuse it,
             where nobody can choose.
         attempts: Whether a job that was started several times is one job or several; only ``philly-json`` has those.
@@ -98,25 +100,25 @@ def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad | None = None, atte
 
 
 @contextmanager
-def opened(path: Path, fmt: str) -> Iterator[tuple[Source, str]]:
-    """A file, and the name of its format; ``auto`` finds out from the header.
+def opened(path: Path, fmt: str | None) -> Iterator[tuple[Source, str]]:
+    """A file, and the name of its format; ``auto`` and None find out from the header, as `read_trace` does.
 
     Raises:
         ConfigError: It cannot be read, there is no such format, or it does not fit.
     """
-    if fmt != AUTO:
+    if fmt is not None and fmt != AUTO:
         chosen(fmt, FORMATS, "format of traces")
     with open_source(path) as source:
-        name = format_of(source) if fmt == AUTO else fmt
+        name = format_of(source, has_option=fmt is not None) if fmt is None or fmt == AUTO else fmt
         _check_columns(source, name)
         yield source, name
 
 
-def format_of(source: Source) -> str:
+def format_of(source: Source, *, has_option: bool) -> str:
     """The name of the format that a file has.
 
     Raises:
-        ConfigError: None fits; with the nearest one.
+        ConfigError: None fits; with the nearest one, and with --format where the caller's command has that option.
     """
     if source.first.lstrip()[:1] in ("[", "{"):
         return "philly-json"
@@ -129,9 +131,10 @@ def format_of(source: Source) -> str:
     lacking = {name: [one_of for one_of in fmt.needed if not columns & one_of] for name, fmt in tables.items()}
     nearest = min(lacking, key=lambda name: len(lacking[name]) / len(tables[name].needed))
     example = tables[nearest].separator.join(min(one_of) for one_of in tables[nearest].needed)
+    option = f"; or say --format, one of {', '.join(FORMATS)}" if has_option else ""
     raise ConfigError(
         f"{source.path}: no format has these columns; {nearest} lacks {_told(lacking[nearest])}",
-        hint=f"{nearest} begins with a line such as '{example}'; or say --format, one of {', '.join(FORMATS)}",
+        hint=f"{nearest} begins with a line such as '{example}'{option}",
     )
 
 
