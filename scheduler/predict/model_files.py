@@ -179,6 +179,9 @@ def _read(path: Path) -> bytes:
             if found.st_size > MOST_BYTES:
                 raise ConfigError(f"{path}: is larger than any model", hint="fit it again")
             return file.read(MOST_BYTES)
+    except NotADirectoryError as error:
+        hint = "name the folder that `farside predict fit` wrote"
+        raise ConfigError(f"{path.parent}: is no folder", hint=hint) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="farside predict fit makes a model") from error
 

@@ -48,6 +48,7 @@ def test_past_jobs_that_cannot_be_read_are_one_line_with_a_way_out(tmp_path: Pat
 
     assert str(error).startswith("policy_history: ")
     assert str(path) in str(error)
+    assert "--" not in str(error)  # a setting has no options
 
 
 @pytest.mark.parametrize("policy", ["gittins", "qssf"])
@@ -104,6 +105,15 @@ def test_a_model_that_cannot_be_used_is_one_line_with_a_way_out(
 
     assert str(error).startswith("policy_models: ")
     assert str(folder) in str(error)
+
+
+def test_a_model_s_folder_that_is_below_a_file_is_said_to_be_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for named in (file, file / "models"):
+        error = refusal(ManagerConfig(policy="qssf", policy_models=named))
+
+        assert str(error) == f"policy_models: {named}: is no folder; name the folder that `farside predict fit` wrote"
 
 
 def test_a_model_without_the_library_that_reads_it_is_one_line_with_a_way_out(
