@@ -214,6 +214,26 @@ def test_delays_of_deciding_starting_and_stopping_are_read_from_the_log() -> Non
     assert (delays.deciding_s, delays.starting_s, delays.stopping_s) == pytest.approx((0.5, 0.2, 0.1))
 
 
+def test_time_in_which_others_leave_a_jobs_nodes_is_no_deciding() -> None:
+    """[4.2] Owners that waited for borrowers, up to 3.7 s, were said to have waited for a decision."""
+    world = a_world()
+    _, guest = with_guest(world)
+    world.pass_s(10.0)
+    owner = world.submit(2, partition="b")
+    second = world.submit(2, partition="b")  # what the borrower leaves besides
+    world.pass_s(3.0)
+    world.exits(guest, 143, cause="preempted")
+    for job in (owner, second):
+        world.runs(job)
+        world.pass_s(10.0)
+        world.exits(job)
+    needs_s = dict.fromkeys((owner, second), 10.0)
+
+    delays = delays_of(world.log, recording(world.log, needs_s.keys()), needs_s)
+
+    assert delays.longest_s == pytest.approx(0.0)
+
+
 def killed_world() -> tuple[World, float, list[str]]:
     """Two jobs come while no scheduler process lives, the long one first: a log, the time of the kill, the jobs."""
     world = World(rules("sf"), nodes=1)

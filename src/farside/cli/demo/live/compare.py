@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from farside.config import ManagerConfig
 from farside.scheduler.configured_rules import partitions_of, rules_of
@@ -182,28 +183,45 @@ def _pause_of(entries: Sequence[log.Entry], killed_s: float) -> tuple[float, flo
     return killed_s, first.at_s if _cause_of(first) <= lead.seq else lead.at_s
 
 
+class _Decided(NamedTuple):
+    """When a start was decided, and how long that took. ``must_wait``: others have to leave its nodes first."""
+
+    at_s: float
+    took_s: float
+    must_wait: bool
+
+
 def _deciding_s(
     entries: Sequence[log.Entry], ready_s: Mapping[str, float], pause: tuple[float, float] | None
 ) -> dict[str, list[float]]:
-    """Seconds that deciding took, by job, each of its starts. ``ready_s``: when each was ready to run."""
+    """Seconds that deciding took, by job, each of its starts. ``ready_s``: when each was ready to run.
+
+    Until its processes are told to start counts as well, unless other jobs had to leave its nodes first.
+    """
     by_seq: dict[float, log.Entry] = {entry.seq: entry for entry in entries}
-    allocated: dict[str, tuple[float, float]] = {}  # by job when that was decided, and how long it took
-    winners: set[str] = set()  # jobs whose GPUs others had to leave first: that time is no deciding
+    allocated: dict[str, _Decided] = {}
+    nodes_of: dict[str, frozenset[str]] = {}  # of the last start of each job
+    leaving: dict[str, frozenset[str]] = {}  # nodes that jobs which are being stopped have not left yet
     found = dict[str, list[float]]()
     for entry in entries:
         match entry.event:
-            case log.JobAllocated(job_id=job_id) if job_id in ready_s:
+            case log.JobAllocated(job_id=job_id, places=places) if job_id in ready_s:
                 since_s = _caused_s(entry, by_seq)
                 # What the new scheduler process found has waited for a decision since that one could make any.
                 if pause is not None and since_s < pause[1] <= entry.at_s:
                     since_s = pause[1]
-                allocated[job_id] = entry.at_s, entry.at_s - since_s
-                winners.discard(job_id)
-            case log.JobStopping(winner=winner):
-                winners.add(winner)
-            case log.JobStarted(job_id=job_id) if job_id in allocated:
-                at_s, took_s = allocated.pop(job_id)
-                found.setdefault(job_id, []).append(took_s + (0.0 if job_id in winners else entry.at_s - at_s))
+                nodes = frozenset(place.node for place in places)
+                must_wait = any(nodes & others for others in leaving.values())
+                allocated[job_id] = _Decided(at_s=entry.at_s, took_s=entry.at_s - since_s, must_wait=must_wait)
+            case log.JobStopping(job_id=job_id):
+                leaving[job_id] = nodes_of.get(job_id, frozenset())
+            case log.JobRequeued(job_id=job_id) | log.JobEnded(job_id=job_id):
+                leaving.pop(job_id, None)
+            case log.JobStarted(job_id=job_id, tasks=tasks):
+                nodes_of[job_id] = frozenset(task.node for task in tasks)
+                if (decided := allocated.pop(job_id, None)) is not None:
+                    until_s = decided.at_s if decided.must_wait else entry.at_s
+                    found.setdefault(job_id, []).append(decided.took_s + until_s - decided.at_s)
             case _:
                 pass
     return found
