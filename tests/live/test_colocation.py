@@ -748,7 +748,7 @@ import itertools, os, pathlib, signal, sys, time
 from farside.agent.training.subtask import INIT_COMP
 from farside.training.loop.turns import EXECUTOR, SharedNode
 signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
-end, took_s = pathlib.Path(sys.argv[1]), (0.005, 0.1, 0.005)  # PULL, COMP, PUSH
+end, took_s = pathlib.Path(sys.argv[1]), [float(word) for word in sys.argv[2:]]  # PULL, COMP, PUSH
 turns = SharedNode(os.environ[EXECUTOR], job=f"any name {os.getpid()}", worker=0, workers=1)
 for position in itertools.count(INIT_COMP):
     turns.ask(position)
@@ -763,13 +763,15 @@ def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp
     node = tmp_path / "a"
     node.mkdir()
 
-    def submit(name: str) -> str:
-        return manager.submit(
-            sys.executable, "-c", WORKER, str(node / name), cwd=str(node), colocate=True, checkpoint_dir=str(node)
-        )
+    def submit(name: str, *took_s: str) -> str:
+        words = (sys.executable, "-c", WORKER, str(node / name), *took_s)
+        return manager.submit(*words, cwd=str(node), colocate=True, checkpoint_dir=str(node))
 
     def plan() -> dict[str, Any] | None:
-        """The plan once all three are measured: two share the node, and the third would keep nothing busier."""
+        """The plan once all three are measured: two share the node, and the third would keep it no busier.
+
+        It communicates hardly at all, so that this is so also where a busy machine stretches what it is measured by.
+        """
         told = manager.get("groups")
         is_settled = told["waiting"] == [third] and manager.job(third)["state"] == "waiting"
         return next((group["plan"] for group in told["groups"] if group["plan"]), None) if is_settled else None
@@ -783,7 +785,8 @@ def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp
         with agent(config):
             until_connected(node)
             until(lambda: manager.get("nodes", "n1")["services"].get("executor"), what="the executor in the log")
-            first, second, third = (submit(name) for name in ("first", "second", "third"))
+            first, second = (submit(name, "0.03", "0.1", "0.03") for name in ("first", "second"))
+            third = submit("third", "0.001", "0.3", "0.001")
             before = until(plan, what="two of three jobs in a group", deadline_s=120)
             assert before is not None
             why = manager.get("jobs", third, "explain")["lines"]
