@@ -56,7 +56,7 @@ class Run:
 
     @property
     def joined_error(self) -> float:
-        """The same, of the partition that a node joined."""
+        """How far the simulated average JCT is off in the partition that a node joined, as a share of the live one."""
         return self.predicted_joined_jct_s / self.joined_jct_s - 1
 
 

@@ -53,8 +53,9 @@ ACCEPTED_A_TURN = 256
 HANDLED_A_TURN = 2 * ACCEPTED_A_TURN
 """A connection is new twice: with its HELLO and with its AUTH."""
 BACKLOG = 4 * ACCEPTED_A_TURN
-"""Of the listener. A borrower that comes behind strangers waits for all of them in the kernel, where no address has its
-turn. Where it finds no place, its first packet is dropped, and it tries again (blockdev/donor/dial.py)."""
+"""Connections that wait in the kernel. A borrower that comes behind strangers waits for all of them there, where no
+address has its turn. Where it finds no place its first packet is dropped, and it tries again (blockdev/donor/dial.py).
+"""
 ENDED_A_TURN = ACCEPTED_A_TURN
 """No more become late in a turn than were accepted in one; after a hiccup of this process they take a few turns."""
 ACCEPT_PAUSE_S = 0.1

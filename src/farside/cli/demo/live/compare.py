@@ -184,11 +184,10 @@ def _pause_of(entries: Sequence[log.Entry], killed_s: float) -> tuple[float, flo
 
 
 class _Decided(NamedTuple):
-    """When a start was decided, and how long that took. ``must_wait``: others have to leave its nodes first."""
+    """Since when a start could be decided, and until when deciding counts; None: until it starts."""
 
-    at_s: float
-    took_s: float
-    must_wait: bool
+    since_s: float
+    until_s: float | None
 
 
 def _deciding_s(
@@ -212,7 +211,7 @@ def _deciding_s(
                     since_s = pause[1]
                 nodes = frozenset(place.node for place in places)
                 must_wait = any(nodes & others for others in leaving.values())
-                allocated[job_id] = _Decided(at_s=entry.at_s, took_s=entry.at_s - since_s, must_wait=must_wait)
+                allocated[job_id] = _Decided(since_s, entry.at_s if must_wait else None)
             case log.JobStopping(job_id=job_id):
                 leaving[job_id] = nodes_of.get(job_id, frozenset())
             case log.JobRequeued(job_id=job_id) | log.JobEnded(job_id=job_id):
@@ -220,8 +219,8 @@ def _deciding_s(
             case log.JobStarted(job_id=job_id, tasks=tasks):
                 nodes_of[job_id] = frozenset(task.node for task in tasks)
                 if (decided := allocated.pop(job_id, None)) is not None:
-                    until_s = decided.at_s if decided.must_wait else entry.at_s
-                    found.setdefault(job_id, []).append(decided.took_s + until_s - decided.at_s)
+                    until_s = entry.at_s if decided.until_s is None else decided.until_s
+                    found.setdefault(job_id, []).append(until_s - decided.since_s)
             case _:
                 pass
     return found
