@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.cpu import CpuDriver
-from farside.agent.serving.partition.policy import Device
-from farside.errors import ConfigError
+from farside.agent.serving.partition.fixed import FixedPlace
+from farside.agent.serving.partition.policy import Device, Entry, Identity, Traits
+from farside.agent.serving.partition.whole import WholeDriver
+from farside.errors import ConfigError, Unavailable
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.plan import Plan
-from farside.serve.profile.cells import Side, batches_of, beside, few, monotone, needed, rest, round_of
+from farside.serve.profile.cells import WHOLE_PCT, Side, batches_of, beside, few, monotone, needed, rest, round_of
 from farside.serve.profile.folder import (
     Fingerprint,
     Header,
@@ -256,3 +259,55 @@ def test_a_folder_that_another_run_measures_into_or_that_has_runs_of_unknown_ori
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file/out: Not a directory; name another folder with --out"):
         asyncio.run(profile(task_of(models, tmp_path / "file/out"), lambda line: None))
+
+
+class FixedSizes(WholeDriver):
+    """Parts of fixed sizes, at most ``places`` at a time, each of which has a process that uses ``process_gib``."""
+
+    traits: ClassVar[Traits] = Traits(on_gpu=False)
+
+    def __init__(self, places: int, process_gib: int = 0) -> None:
+        self.places, self.process_gib = places, process_gib
+        self.opened: list[int] = []
+        self.open_now = 0
+
+    def identity(self, device: Device) -> Identity:
+        return Identity("cores of fixed sizes", 16 << 10)
+
+    def process_bytes(self, device: Device, pid: int) -> int:
+        return self.process_gib << 30
+
+    def open(self, device: Device, part_pct: int) -> FixedPlace:
+        if self.open_now == self.places:
+            raise Unavailable("no place is free")
+        self.opened.append(part_pct)
+        self.open_now += 1
+        return FixedSize(self, part_pct, super().open(device, WHOLE_PCT).entry)
+
+
+class FixedSize(FixedPlace):
+    def __init__(self, driver: FixedSizes, part_pct: int, entry: Entry) -> None:
+        super().__init__(part_pct, entry)
+        self._driver = driver
+
+    def close(self) -> None:
+        self._driver.open_now -= 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_kept"),
+    [(FixedSizes(99), True), (FixedSizes(2), False), (FixedSizes(99, process_gib=9), False)],
+    ids=["room for all", "two places", "memory for one"],
+)
+def test_where_sizes_are_fixed_each_keeps_its_process_as_long_as_there_is_room(
+    models: tuple[ModelFile, ...], tmp_path: Path, driver: FixedSizes, is_kept: bool
+) -> None:
+    task = task_of(models, tmp_path, driver_name="mps", driver=driver, parts=(50, 100), minutes=None)
+    result = asyncio.run(profile(task, lambda line: None))
+
+    assert (result.missing, driver.open_now) == (0, 0)
+    assert read_tables(tmp_path).device.parts == (50, 100)
+    if is_kept:
+        assert sorted(driver.opened) == [50, 50, 100]
+    else:
+        assert len(driver.opened) > 3

@@ -16,7 +16,7 @@ from farside.agent.serving.frames import SLOTS
 from farside.agent.serving.measure import BusyExecutor, Sample, measure, quantiles_ms
 from farside.agent.serving.model_file import FRAMEWORKS, ModelFile
 from farside.agent.serving.partition.policy import Device, Driver
-from farside.errors import ConfigError
+from farside.errors import ConfigError, FarsideError
 from farside.installed import version_of
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, round_of
 from farside.serve.profile.folder import (
@@ -41,7 +41,8 @@ ROUNDS_MAX = 100
 NOISE_MAX = 0.1  # a fixed loop may take so much longer than at best
 TRIES = 3
 _SPINS = 60_000  # of the fixed loop, some milliseconds
-_EXECUTORS_MAX = 4
+_EXECUTORS_MAX = 4  # that are open, of those that change their size
+_IDLE_MEMORY_MAX = 0.5  # of the device's, that executors which only wait for their cells may use together
 _SEED = 1
 _MB = 1 << 20
 _PACKAGES: Mapping[str, tuple[str, ...]] = {"pytorch": ("torch",), "onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
@@ -231,7 +232,7 @@ async def _measure_all(task: ProfileTask, header: Header, runs: RunsFile, stage:
 
 
 class _Stage:
-    """Executors that stay open from cell to cell, and change their size where the driver can."""
+    """Executors that stay open from cell to cell: they change their size where the driver can, else each size has one."""
 
     def __init__(self, task: ProfileTask, stack: AsyncExitStack) -> None:
         self._task, self._stack = task, stack
@@ -268,16 +269,38 @@ class _Stage:
         for one in sorted(free, key=lambda one: one.executor.place.part_pct != side.part_pct):
             if one.executor.place.part_pct == side.part_pct or await one.executor.resize(side.part_pct):
                 return one
-        if len(self._open) >= _EXECUTORS_MAX or not self._task.driver.traits.can_resize:
-            for one in free:
-                self._open.remove(one)
-                await one.executor.close()
+        if not self._has_place():
+            await self._close(free)
+            free = []
+        try:
+            return await self._started(side.part_pct)
+        except FarsideError:
+            if not free:
+                raise
+        # What waits for its cells may hold the instance or the memory that this one needs.
+        await self._close(free)
+        return await self._started(side.part_pct)
+
+    async def _started(self, part_pct: int) -> BusyExecutor:
         busy = BusyExecutor()
-        place = self._task.driver.open(self._task.device, side.part_pct)
+        place = self._task.driver.open(self._task.device, part_pct)
         await busy.start(place, self._task.models, _SEED)
         self._stack.push_async_callback(busy.executor.close)
         self._open.append(busy)
         return busy
+
+    def _has_place(self) -> bool:
+        """Whether one more may be open: a new process on a GPU takes far longer than a cell, so all sizes stay."""
+        if self._task.driver.traits.can_resize:
+            return len(self._open) < _EXECUTORS_MAX
+        driver, device = self._task.driver, self._task.device
+        used = sum(driver.process_bytes(device, one.executor.pid) for one in self._open)
+        return used <= _IDLE_MEMORY_MAX * driver.identity(device).memory_mb * _MB
+
+    async def _close(self, executors: Sequence[BusyExecutor]) -> None:
+        for one in executors:
+            self._open.remove(one)
+            await one.executor.close()
 
     def _row(self, number: int, cell: Cell, at: int, busy: BusyExecutor, sample: Sample, noise: float) -> Run:
         side, other = cell[at], cell[1 - at] if len(cell) > 1 else None
