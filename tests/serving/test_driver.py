@@ -52,6 +52,11 @@ def test_a_part_is_a_quota_on_the_devices_cores_below_the_whole_device(driver: C
     assert place.resize(80)
     assert place.part_pct == 80
     assert text(quota, "cpu.cfs_quota_us" if v1 else "cpu.max").split()[0] == "7200"
+    burst = "cpu.cfs_burst_us" if v1 else "cpu.max.burst"
+    if (Path(quota).parent / burst).exists():
+        assert text(quota, burst) == "7200", "what it can't use in a period it may use in the next"
+        assert place.resize(60)
+        assert text(quota, burst) == "5400"
     place.close()
     assert not any(Path(one).parent.exists() for one in files)
 

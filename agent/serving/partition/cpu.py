@@ -1,7 +1,9 @@
 """CPU cores as a device: a part is a CPU quota, by cgroup v1 or v2, on the device's cores.
 
 Each device has a group, with one for each part below it: so the sum of all parts is bounded as well as each part. The
-period is 10 ms, so that a small part waits milliseconds for its next turn and not a tenth of a second.
+period is 10 ms, so that a small part waits milliseconds for its next turn and not a tenth of a second. What a part
+could not use in a period, as its neighbour or the front had the core, it may use in the next (Linux 5.14 and newer):
+without that it never gets all of its quota beside a neighbour.
 """
 
 import contextlib
@@ -18,6 +20,7 @@ from farside.errors import Unavailable
 
 NAME = "cpu"
 PERIOD_US = 10_000
+_BURSTS = {1: "cpu.cfs_burst_us", 2: "cpu.max.burst"}  # by version of cgroups
 QUOTA_US_MIN = 1000  # the kernel takes no less (kernel/sched/core.c: min_cfs_quota_period)
 CAPACITY_PCT = 90  # of the cores; the rest is the front's and its clients'
 CAPACITY_PCT_MIN = 10
@@ -302,15 +305,21 @@ def _set_cores(folder: Path, cores: tuple[int, ...]) -> None:
 
 
 def _set_quota(version: int, folder: Path, quota_us: int) -> None:
+    burst = folder / _BURSTS[version]
+    has_burst = burst.exists()
     try:
+        if has_burst:  # the kernel takes no quota that is smaller
+            burst.write_text("0")
         if version == 2:
             (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
-            return
-        # The quota last: a part may have no larger share than the group above it, at no moment.
-        period = folder / "cpu.cfs_period_us"
-        if int(period.read_text()) != PERIOD_US:
-            period.write_text(str(PERIOD_US))
-        (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            # The quota last: a part may have no larger share than the group above it, at no moment.
+            period = folder / "cpu.cfs_period_us"
+            if int(period.read_text()) != PERIOD_US:
+                period.write_text(str(PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+        if has_burst:
+            burst.write_text(str(quota_us))
     except OSError as error:
         raise Unavailable(
             f"{folder}: the kernel refuses a quota of {quota_us / 1000:g} ms in {PERIOD_US / 1000:g} ms "

@@ -35,6 +35,7 @@ def main() -> None:
     got = [(used_s(place) - start_s) / took_s for place, start_s in zip(places, before, strict=True)]
     folders = [Path(place.entry.files[0]).parent for place in places]
     limits = [(folder / "cpu.max").read_text().strip() for folder in folders]
+    bursts = [(folder / "cpu.max.burst").read_text().strip() for folder in folders]
     cores = (folders[0] / "cpuset.cpus.effective").read_text().strip()
     resized = places[0].resize(50)
     for burner, place in zip(burners, places, strict=True):
@@ -42,8 +43,8 @@ def main() -> None:
         burner.wait()
         place.close()
     left = [str(folder) for folder in {folders[0].parent, *folders} if folder.exists()]
-    print(json.dumps({"isolation": found.isolation, "got": got, "limits": limits, "cores": cores, "left": left,
-                      "resized": resized}))  # fmt: skip
+    print(json.dumps({"isolation": found.isolation, "got": got, "limits": limits, "bursts": bursts, "cores": cores,
+                      "left": left, "resized": resized}))  # fmt: skip
 
 
 def used_s(place: Place) -> float:

@@ -24,6 +24,7 @@ def test_in_a_delegated_group_parts_of_a_core_get_no_more_than_their_share() -> 
     found = in_service("Delegate=cpu cpuset")
 
     assert found["limits"] == ["2700 10000", "6300 10000"]
+    assert found["bursts"] == ["2700", "6300"]
     small, large = found["got"]
     assert 0 < small < 0.29
     assert small < large < 0.66  # less than 0.63 where the host has not the time to emulate it
