@@ -75,7 +75,7 @@ def measure_steps(*, quick: bool) -> Figure:
             _kills_table(killed, moments, {one.at_s - began_s: one for one in kill_changes}),
             counts,
             bars(
-                at_least("new plans", float(len(status.changes)), PLANS_MIN),
+                at_least("new plans", float(sum(one.is_reorganised for one in status.changes)), PLANS_MIN),
                 *_unanswered("steps", result),
                 at_most(
                     f"violated from {BACK_STEP_S:g} s after a step, %",

@@ -22,7 +22,15 @@ MODEL = model_file("net", shape=(2,))
 TARGETS = {"net": Target(model="net", input="input", shape=(2,), slo_ms=60_000)}
 
 
-def scene(*outcomes: str, deaths: int = 1, changes: int = 2) -> ServingScene:
+STARTED, STEPPED, REFUSED = (
+    ChangeRecord(at_s=0, cause=cause, gpus=1, part_pct=100, problem=problem)
+    for cause, problem in (("start", ""), ("burst", ""), ("burst", "the rates have no plan"))
+)
+
+
+def scene(
+    *outcomes: str, deaths: int = 1, changes: tuple[ChangeRecord, ...] = (STARTED, STEPPED)
+) -> ServingScene:
     counts = {name: sum(one == name for one in outcomes) for name in ("met", "late", "dropped", "rejected", "failed")}
     model = ModelStatus(
         name="net", slo_ms=100, rate=1, planned_rate=2, waiting=0, p50_ms=1, p99_ms=2, refused=0, cancelled=0, again=0,
@@ -30,7 +38,7 @@ def scene(*outcomes: str, deaths: int = 1, changes: int = 2) -> ServingScene:
     )  # fmt: skip
     status = ServeStatus(
         name="t", http="", grpc="", driver="cpu", devices=2, ready=True, glets=(), models=(model,),
-        changes=(ChangeRecord(at_s=0, cause="burst", gpus=1, part_pct=100),) * changes, deaths=deaths, stray=0,
+        changes=changes, deaths=deaths, stray=0,
     )  # fmt: skip
     return ServingScene(
         mix=Mix(slo_ms={"net": 100}, most={"net": 4}),
@@ -49,20 +57,21 @@ def test_a_scene_that_kept_its_promises_is_good() -> None:
 
 
 def test_what_was_out_of_bounds_is_named_and_fails_the_demo() -> None:
-    bad = scene(*["met"] * 90, *["dropped"] * 8, "lost", "doubled", deaths=0, changes=1)
+    bad = scene(*["met"] * 90, *["dropped"] * 7, "failed", "lost", "doubled", deaths=0, changes=(STARTED, REFUSED))
     console = Console(file=io.StringIO(), width=120)
 
     assert print_scene(console, bad) == 1
 
     assert scene_faults(bad) == (
         "at first: 10.0 % of requests violated their SLO; 1 % may",
+        "1 requests were failed",
         "1 requests were lost",
         "1 requests were doubled",
         "no new plan was made for the step",
         "0 executors died, one was killed",
         "100 requests were sent, and 98 counted",
     )
-    assert console.file.getvalue().count("FAIL") == 6  # type: ignore[attr-defined]
+    assert console.file.getvalue().count("FAIL") == 7  # type: ignore[attr-defined]
 
 
 def test_without_its_packages_the_scene_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,10 @@ def test_a_sound_plan_breaks_nothing() -> None:
         ("C1", changed(gpu=2)),
         ("C1", changed(part_pct=50)),
         ("C1", changed(gpu=-1)),
+        ("C1", Plan(glets=tuple(Glet(gpu=0, part_pct=100, cycle_ms=40.0, models=portion(name)) for name in "ab"))),
         ("C1", Plan(glets=(*SOUND.glets, Glet(gpu=0, part_pct=20, cycle_ms=40.0, models=portion())))),
         ("C2", changed(models=portion(batch=9))),
+        ("C2", changed(at=1, models=portion("c", batch=9))),
         ("C2", changed(models=portion(batch=0, rate=0.0))),
         ("C2", changed(models=(*portion(rate=25.0), *portion(rate=25.0)))),
         ("C2", changed(cycle_ms=50.0, models=tuple(Portion(model=name, batch=1, rate=1.0) for name in "abcd"))),
@@ -64,8 +66,9 @@ def test_a_sound_plan_breaks_nothing() -> None:
         ("C6", changed(models=portion(rate=49.9))),
     ],
 )
-def test_each_broken_rule_is_found(rule: str, plan: Plan) -> None:
-    assert rule in broken(plan)
+@pytest.mark.parametrize("slowed", [False, True], ids=["alone", "beside"])
+def test_each_broken_rule_is_found(rule: str, plan: Plan, slowed: bool) -> None:
+    assert rule in broken(plan, slowed=slowed)
 
 
 def test_a_rate_may_be_served_in_several_places_and_no_part_of_it_may_be_missing() -> None:

@@ -176,13 +176,14 @@ def test_answers_have_time_for_their_way_while_requests_are_refused() -> None:
     assert outcome(queue.became).late == 0
 
 
+@pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize(("refused", "kept_s"), [(0, 0.0), (4, 0.0), (5, 0.05 * SLO_S)])
-def test_answers_have_all_of_their_time_unless_a_twentieth_is_refused(refused: int, kept_s: float) -> None:
+def test_answers_have_all_of_their_time_unless_a_twentieth_is_refused(refused: int, kept_s: float, rows: int) -> None:
     """A burst closes the gate for a second or two: what is in time then is answered."""
     gate = closed()
-    gate.took(100)
+    gate.took(100 * rows)
     for _ in range(refused):
-        gate.refused()
+        gate.refused(rows)
     gate.gave_up(1.9)
     gate.gave_up(2.1)
 

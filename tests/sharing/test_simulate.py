@@ -163,6 +163,7 @@ def test_a_scheduler_without_a_plan_is_said_so(tmp_path: Path, capsys: pytest.Ca
         ({"rates": "small=1", "scheduler": "ideal", "gpus": 64}, "are too many"),
         ({"rates": "small=1", "duration_s": 0.0}, "--duration-s 0"),
         ({"rates": "small=1", "load": float("nan")}, "--load nan"),
+        ({"recorded": Path("/nowhere.csv"), "load": 0.5}, "--load is of --rates"),
         ({"rates": "small=1", "reorganise_s": -1.0}, "--reorganise-s -1"),
         ({"rates": "small=1000000", "duration_s": 1000.0}, "requests would be drawn"),
         ({"recorded": Path("/nowhere.csv")}, "/nowhere.csv: No such file"),

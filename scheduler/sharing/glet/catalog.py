@@ -16,10 +16,14 @@ Planner = Callable[[Sizes, Mapping[str, float], int], Plan | Refusal]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A way to plan; ``with_interference``: what it plans is sound beside neighbours, too."""
+    """A way to plan; ``with_interference``: what it plans is sound beside neighbours, too.
+
+    ``at_any_size``: what tells in seconds how many GPUs would do, where ``plan`` itself is for few GPUs alone.
+    """
 
     plan: Planner
     with_interference: bool
+    at_any_size: Planner
 
     def sizes(self, models: Mapping[str, ModelProfile], device: DeviceProfile) -> Sizes:
         """Models and device as this scheduler sees them."""
@@ -34,11 +38,12 @@ def _halves(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refus
 # The names of the paper's figures.
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
     {
-        "sbp": Scheduler(plan=squishy, with_interference=True),
-        "half": Scheduler(plan=_halves, with_interference=False),
-        "greedy": Scheduler(plan=greedy, with_interference=False),
-        "glet": Scheduler(plan=fewest, with_interference=False),
-        "glet+int": Scheduler(plan=fewest, with_interference=True),
-        "ideal": Scheduler(plan=ideal, with_interference=True),
+        "sbp": Scheduler(plan=squishy, with_interference=True, at_any_size=squishy),
+        "half": Scheduler(plan=_halves, with_interference=False, at_any_size=_halves),
+        "greedy": Scheduler(plan=greedy, with_interference=False, at_any_size=greedy),
+        "glet": Scheduler(plan=fewest, with_interference=False, at_any_size=fewest),
+        "glet+int": Scheduler(plan=fewest, with_interference=True, at_any_size=fewest),
+        # Whatever `fewest` plans has a plan by search, too.
+        "ideal": Scheduler(plan=ideal, with_interference=True, at_any_size=fewest),
     }
 )

@@ -38,11 +38,13 @@ def check(
         by_gpu[glet.gpu].append(glet)
     found: list[Violation] = []
     for gpu, glets in sorted(by_gpu.items()):
-        found += _gpu_rules(gpu, glets, models, device, gpus)
+        faults = [*_gpu_rules(gpu, glets, models, device, gpus)]
+        found += faults
+        # What a device can't be, and batches that no profile has, slow nobody by a number that is known.
+        is_cut = all(fault.rule != "C1" for fault in faults) and all(_is_known(glet, models) for glet in glets)
         for at, glet in enumerate(glets):
-            # A malformed GPU is told above; what stands on it is judged beside all others on it.
             others = [other for other_at, other in enumerate(glets) if other_at != at]
-            found += _glet_rules(glet, others if with_interference else [], models, device)
+            found += _glet_rules(glet, others if with_interference and is_cut else [], models, device)
     found += _rate_rule(plan, rates)
     return tuple(found)
 
@@ -63,6 +65,15 @@ def _gpu_rules(
     )
     if needed_mb > device.memory_mb * (1 + TOLERANCE):
         yield Violation(rule="C7", where=where, what=f"needs {needed_mb:g} MB of {device.memory_mb:g}")
+
+
+def _is_known(glet: Glet, models: Mapping[str, ModelProfile]) -> bool:
+    """Whether its models have profiles for its part and its batches."""
+    profiles = [(models.get(portion.model), portion.batch) for portion in glet.models]
+    return all(
+        model is not None and glet.part_pct in model.latency_ms and 1 <= batch <= model.max_batch
+        for model, batch in profiles
+    )
 
 
 def _glet_rules(

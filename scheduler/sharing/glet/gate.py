@@ -16,6 +16,8 @@ _LET_IN, _LET_IN_ROWS = 1.1, 3.0
 _BURST_SLOS = 4.0
 # Of a request's time, for its way and the answer's, which nobody here sees.
 _WAY = 0.05
+# It is left where so many are refused, of those that are served.
+_REFUSED = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Gate:
     _since_s: float = -math.inf
     _gave_up_s: float = -math.inf
     _taken: int = 0
-    _turned_away: int = 0
+    _turned_away: float = 0.0
     _refuses: bool = False
     _way: float = _WAY
 
@@ -55,8 +57,8 @@ class Gate:
         self.planned, self._gave_up_s = planned, -math.inf
         self._open()
 
-    def is_open(self, now_s: float) -> bool:
-        """Whether a request that comes now is let in; `enter` counts it then."""
+    def is_open(self, now_s: float, rows: float = 1.0) -> bool:
+        """Whether a request that comes now is let in; `enter` counts it then. ``rows``: it has about so many."""
         if self.rate == math.inf:
             return True
         if now_s - self._gave_up_s > self._window_s:
@@ -65,13 +67,16 @@ class Gate:
         gained = self.rate * (now_s - self._reckoned_s)
         self._room, self._reckoned_s = min(self.rate * self._window_s, self._room + gained), now_s
         if self._room <= 0:
-            self.refused()
+            self.refused(rows)
             return False
         return True
 
-    def refused(self) -> None:
-        """Counts a request that was not let in, by the gate or because its queue is full."""
-        self._turned_away += 1
+    def refused(self, rows: float = 1.0) -> None:
+        """Counts a request that was not let in, by the gate or because its queue is full, and so was not read.
+
+        ``rows``: it has about so many.
+        """
+        self._turned_away += rows
 
     def enter(self, rows: int) -> None:
         """Counts rows that were let in."""
@@ -83,8 +88,8 @@ class Gate:
 
         Where more is asked than can be served, each batch ends as late as its oldest request allows, and clients had
         answers a few milliseconds after the SLO. Another request takes the place of one that is given up, so no less is
-        served, if of those that came in the last window a twentieth was refused. 0 otherwise, and where nothing was
-        served because of it.
+        served, if in the last window a twentieth as many were refused as were served. 0 otherwise, and where nothing
+        was served because of it.
         """
         return self._way * limit_s if self._refuses else 0.0
 
@@ -102,7 +107,7 @@ class Gate:
                 self._room, self._reckoned_s = 0.0, now_s
             if self._refuses and not self._taken:
                 self._way = 0.0
-            self._refuses = self._turned_away >= _WAY * max(1, self._taken)
+            self._refuses = self._turned_away >= _REFUSED * max(1, self._taken)
             served = self._taken / (now_s - self._since_s)
             self.rate = max(self.planned, _LET_IN * served + _LET_IN_ROWS / self.slo_s)
             self._begin(now_s)
@@ -113,7 +118,7 @@ class Gate:
 
     def _begin(self, now_s: float) -> None:
         """Counts anew from now on."""
-        self._since_s, self._taken, self._turned_away = now_s, 0, 0
+        self._since_s, self._taken, self._turned_away = now_s, 0, 0.0
 
     @property
     def _burst(self) -> float:

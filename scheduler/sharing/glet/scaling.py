@@ -34,16 +34,26 @@ def fewest(sizes: Sizes, rates: Mapping[str, float], gpus_max: int) -> Plan | Re
     return best
 
 
-def enough(sizes: Sizes, rates: Mapping[str, float], above: int, gpus_max: int = 256) -> int | None:
-    """The fewest GPUs above a number that would do, looked for up to ``gpus_max``; None: there are none."""
+def enough(
+    sizes: Sizes,
+    rates: Mapping[str, float],
+    above: int,
+    gpus_max: int = 256,
+    *,
+    plan: Callable[[Sizes, Mapping[str, float], int], Plan | Refusal] = fewest,
+) -> int | None:
+    """GPUs above a number on which ``plan`` finds a plan, as few as it uses; looked for up to ``gpus_max``.
+
+    None: there are none.
+    """
     if impossible(sizes, rates, gpus_max) is not None:
         return None
     count = max(above + 1, sizes.gpus_min(rates))
     while count <= gpus_max:
-        found = plan_within(sizes, rates, count)
+        found = plan(sizes, rates, count)
         if isinstance(found, Plan):
-            least = fewest(sizes, rates, found.gpus) if found.gpus > above + 1 else found
-            return max(above + 1, least.gpus if isinstance(least, Plan) else found.gpus)
+            least = max(above + 1, found.gpus)
+            return least if least == count or isinstance(plan(sizes, rates, least), Plan) else count
         count += max(1, count // 8)
     return None
 

@@ -25,7 +25,7 @@ from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner
 from farside.serve.pool import Pool
 from farside.serve.site import Devices
-from farside.serve.status import ChangeRecord
+from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
 
 RECORDS_KEPT = 60
 # Planned for models that nobody asks, so that each has a glet and its first request a place to go.
@@ -94,7 +94,7 @@ class Controller:
                 return
         planned_s = self._loop.time()
         phases = await self._fleet.change(plan, wanted)
-        self._record("start", plan, planned_s - began_s, phases)
+        self._record(STARTED, plan, planned_s - began_s, phases)
         self._on_plan(plan)
 
     async def resume(self, plan: Plan) -> bool:
@@ -110,12 +110,12 @@ class Controller:
         try:
             phases = await self._fleet.change(left, self._wanted())
         except FarsideError as error:
-            self._record("front", self._fleet.plan, 0.0, problem=f"the last plan is not taken over: {error}")
+            self._record(TAKEN_OVER, self._fleet.plan, 0.0, problem=f"the last plan is not taken over: {error}")
             return False
         self._scale = Scale(plan=plan, gpus=plan.gpus)
         self._seen = usable
         self._is_short = self._is_owed = left != plan
-        self._record("front", left, 0.0, phases)
+        self._record(TAKEN_OVER, left, 0.0, phases)
         self._on_plan(left)
         return True
 

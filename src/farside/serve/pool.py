@@ -206,9 +206,9 @@ class Pool:
         queue, counts = self.queues[model], self.counts[model]
         if queue.rows >= self._bounds[model]:
             counts.rejected += 1
-            queue.gate.refused()
+            queue.gate.refused(self._rows_mean[model])
             error = self._full(model)
-        elif not queue.gate.is_open(self._loop.time()):
+        elif not queue.gate.is_open(self._loop.time(), self._rows_mean[model]):
             counts.dropped += 1
             self._unread_late[model] += 1
             error = self._late(model, self._slo_s[model])

@@ -4,6 +4,9 @@ import msgspec
 
 from farside.scheduler.sharing.glet.plan import Glet
 
+# The causes of a front's first plan: its own, or that of the front before.
+STARTED, TAKEN_OVER = "start", "front"
+
 
 class GletStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A glet: its part of the plan, its process (0: it comes again), and real by planned seconds of its last batches.
@@ -69,6 +72,11 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     prepare_s: float = 0.0
     drain_s: float = 0.0
     problem: str = ""
+
+    @property
+    def is_reorganised(self) -> bool:
+        """Whether another plan took the place of one that ran: it was not the first, and it came to be."""
+        return self.cause not in (STARTED, TAKEN_OVER) and not self.problem
 
 
 class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):

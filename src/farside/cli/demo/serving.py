@@ -74,7 +74,8 @@ def play(show: Show, folder: Path) -> ServingScene:
         show.begin(f"Poisson requests for {STEP_S:g} s, then {STEP_TIMES:g} times as many; an executor is killed")
         result, killed = asyncio.run(_load(running, rates))
         status = running.status()
-    show.end(f"{len(result.ended):,} requests, {len(status.changes) - 1} new plans, {status.deaths} executor died")
+    plans = sum(one.is_reorganised for one in status.changes)
+    show.end(f"{len(result.ended):,} requests, {plans} new plans, {status.deaths} executor died")
     stepped = {name: STEP_TIMES * rate for name, rate in rates.items()}
     after_step, after_kill = STEP_S + BACK_AFTER_STEP_S, KILL_S + BACK_AFTER_KILL_S
     step, kill = f"{BACK_AFTER_STEP_S:g} s after the step", f"{BACK_AFTER_KILL_S:g} s after the kill"
@@ -106,8 +107,9 @@ def scene_faults(scene: ServingScene) -> tuple[str, ...]:
         if share > VIOLATED_MAX:
             found.append(f"{phase.name}: {100 * share:.1f} % of requests violated their SLO; 1 % may")
     counts = scene.result.counts()
-    found += [f"{counts[one]} requests were {one}" for one in ("lost", "doubled", "wrong", "refused") if counts[one]]
-    if len(scene.status.changes) < 2:
+    never = ("failed", "lost", "doubled", "wrong", "refused")
+    found += [f"{counts[one]} requests were {one}" for one in never if counts[one]]
+    if not any(one.is_reorganised for one in scene.status.changes):
         found.append("no new plan was made for the step")
     if scene.status.deaths != 1:
         found.append(f"{scene.status.deaths} executors died, one was killed")

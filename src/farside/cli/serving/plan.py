@@ -165,8 +165,8 @@ def _print_refusal(judge: Judge, judged: Judged, refusal: Refusal) -> None:
         f"left; {refusal.why}."
     )
     if impossible(judge.sizes, judged.planned, GPUS_MAX) is None:
-        count = enough(judge.sizes, judged.planned, judge.gpus, GPUS_MAX)
-        print_plain(f"{count} GPUs would do." if count else f"More than {GPUS_MAX} GPUs would be needed.")
+        count = enough(judge.sizes, judged.planned, judge.gpus, GPUS_MAX, plan=judge.scheduler.at_any_size)
+        print_plain(f"{count} GPUs would do." if count else f"{GPUS_MAX} GPUs would not do, either.")
 
 
 # ---- many

@@ -100,6 +100,11 @@ def _check(request: SimulateRequest) -> tuple[str, ...]:
         raise ConfigError(
             f"--duration-s {request.duration_s:g}: is out of bounds", hint=f"give 1 to {_DURATION_MAX_S:g} seconds"
         )
+    if request.recorded is not None and request.load != 1:
+        raise ConfigError(
+            "--load is of --rates, which are planned for as they are; recorded rates are planned for as they come",
+            hint="leave --load out",
+        )
     if not 0 < request.load <= 100:
         raise ConfigError(f"--load {request.load:g}: is out of bounds", hint="give a share above 0, 100 at most")
     if not 0 <= request.reorganise_s <= 3600:
