@@ -26,7 +26,7 @@ def run(state: Tracked, counts: list[int], *, since_s: float = 0.0, drops: int =
         state, cause = tick(state, {"a": count}, {"a": drops}, now_s, SETTINGS)
         if cause is not None:
             causes.append(cause)
-            state = planned(state, now_s, SETTINGS)
+            state = planned(state, now_s, SETTINGS, cause)
     return state, causes
 
 
@@ -84,6 +84,39 @@ def test_drops_ask_for_a_plan_before_the_period_ends() -> None:
     _, causes = run(state, [50], since_s=6.0, drops=4)
 
     assert causes == ["drops"]
+
+
+def test_a_plan_that_was_made_while_rates_still_rose_is_followed_by_another_one_after_five_seconds() -> None:
+    """The step comes with drops: by then two seconds' mean has a single half second of it."""
+    before, _ = run(tracked({"a": 100.0}), [50] * 12)
+
+    state, causes = run(before, [100], since_s=6.0, drops=4)
+    assert causes == ["drops"]
+    assert state.targets["a"] < 150
+
+    state, causes = run(state, [100] * 20, since_s=6.5)
+    assert causes == ["rise"]
+    assert state.targets["a"] == 200
+
+
+def test_what_rose_for_a_moment_only_is_not_planned_for_again() -> None:
+    before, _ = run(tracked({"a": 100.0}), [50] * 12)
+
+    _, causes = run(before, [110, 110, *[50] * 20], since_s=6.0)
+
+    assert causes == ["burst"]
+
+
+def test_a_rise_that_nobody_could_plan_for_at_once_is_told_until_somebody_does() -> None:
+    state, _ = run(tracked({"a": 100.0}), [50] * 12)
+    state, _ = run(state, [100], since_s=6.0, drops=4)
+
+    causes = []
+    for at in range(14):
+        state, cause = tick(state, {"a": 100}, {"a": 0}, 7.0 + 0.5 * at, SETTINGS)
+        causes.append(cause)
+
+    assert causes == [*[None] * 9, *["rise"] * 5]
 
 
 def test_a_rate_that_falls_is_followed_by_the_slow_average_at_the_end_of_a_period() -> None:

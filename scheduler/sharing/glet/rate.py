@@ -41,7 +41,8 @@ class RateSettings:
     """When rates count as changed. Counts come in ticks of ``tick_s``.
 
     ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
-    end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``. A burst is two ticks
+    end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``; so does a rise that is
+    still there ``early_every_s`` after a plan for a burst or drops. A burst is two ticks
     in a row above what the planned rate exceeds once in ``burst_once_in``, or ``drop_share`` dropped within
     ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
     """
@@ -80,15 +81,20 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracked:
-    """All models' rates, the targets that the last plan was made for, and when that was."""
+    """All models' rates, the targets that the last plan was made for, and when that was.
+
+    ``again_s``: when they are looked at again for a rise, after a plan that was made while they still rose.
+    """
 
     models: Mapping[str, Measured]
     targets: Mapping[str, float]
     planned_s: float = 0.0
     looked_s: float = 0.0
+    again_s: float = math.inf
 
 
-Cause = Literal["period", "burst", "drops"]
+Cause = Literal["period", "burst", "drops", "rise"]
+_EARLY = frozenset({"burst", "drops"})
 
 
 def tracked(targets: Mapping[str, float], now_s: float = 0.0) -> Tracked:
@@ -106,23 +112,34 @@ def tick(
     """
     models = {name: _counted(one, name, state, counts, drops, settings) for name, one in state.models.items()}
     state = replace(state, models=models)
+    has_risen = any(_has_risen(one.rate(settings), state.targets[name], settings) for name, one in models.items())
     if now_s - state.planned_s >= settings.early_every_s:
         if any(one.bursting >= settings.burst_ticks for one in models.values()):
             return state, "burst"
         if any(_is_dropping(one, settings) for one in models.values()):
             return state, "drops"
+    if now_s >= state.again_s:
+        if has_risen:
+            return state, "rise"
+        state = replace(state, again_s=math.inf)
     if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
         state = replace(state, looked_s=now_s)
-        if any(_has_changed(one.rate(settings), state.targets[name], settings) for name, one in models.items()):
+        has_fallen = any(_has_fallen(one.rate(settings), state.targets[name], settings) for name, one in models.items())
+        if has_risen or has_fallen:
             return state, "period"
     return state, None
 
 
-def planned(state: Tracked, now_s: float, settings: RateSettings) -> Tracked:
-    """The state after a plan for the rates as they are measured now."""
+def planned(state: Tracked, now_s: float, settings: RateSettings, cause: str = "") -> Tracked:
+    """The state after a plan for the rates as they are measured now.
+
+    After a burst or drops these are means over ticks from before the step, too, so the plan may be too small: the rates
+    are looked at again as soon as another plan may come.
+    """
     models = {name: replace(one, bursting=0) for name, one in state.models.items()}
     targets = {name: one.rate(settings) for name, one in models.items()}
-    return Tracked(models=models, targets=targets, planned_s=now_s, looked_s=now_s)
+    again_s = now_s + settings.early_every_s if cause in _EARLY else math.inf
+    return Tracked(models=models, targets=targets, planned_s=now_s, looked_s=now_s, again_s=again_s)
 
 
 def _counted(
@@ -157,6 +174,9 @@ def _is_dropping(one: Measured, settings: RateSettings) -> bool:
     return dropped >= settings.drops_least and dropped > settings.drop_share * sum(one.counts)
 
 
-def _has_changed(rate: float, target: float, settings: RateSettings) -> bool:
-    rise = min(settings.rise_share * target, settings.rise_rate)
-    return rate > target + rise or rate < target * (1 - settings.fall_share)
+def _has_risen(rate: float, target: float, settings: RateSettings) -> bool:
+    return rate > target + min(settings.rise_share * target, settings.rise_rate)
+
+
+def _has_fallen(rate: float, target: float, settings: RateSettings) -> bool:
+    return rate < target * (1 - settings.fall_share)

@@ -107,7 +107,7 @@ class Epochs:
             is_period = round(now_s / tick_s) % round(period_s / tick_s) == 0
             if self._next is None and (cause is not None or (is_period and self._scale.below)):
                 rates = {name: one.rate(self._rates) for name, one in state.models.items()}
-                state = planned(state, now_s, self._rates)
+                state = planned(state, now_s, self._rates, cause or "period")
                 self._decide(rates, now_s, cause or "period")
             if self._next is not None and now_s >= self._next[0]:
                 self._switch(now_s)

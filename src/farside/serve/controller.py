@@ -141,7 +141,7 @@ class Controller:
                 if self._is_owed and at_s - self._tracked.planned_s >= self._settings.early_every_s:
                     cause = cause or "again"
                 if cause is not None or (is_period and self._scale.below):
-                    self._tracked = planned(self._tracked, at_s, self._settings)
+                    self._tracked = planned(self._tracked, at_s, self._settings, cause or "period")
                     self._under_way = asyncio.ensure_future(in_own_task(self._epoch(self._planner, cause or "period")))
                     self._under_way.add_done_callback(self._has_ended)
         finally:
