@@ -1,6 +1,7 @@
 """Changes of a plan under load, with real executors: nothing is lost, and what fails leaves the old plan."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from farside.scheduler.sharing.glet.change import changes
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
 from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
 from farside.scheduler.sharing.glet.rate import RateSettings
+from farside.serve import fleet as fleet_module
 from farside.serve.controller import Controller
 from farside.serve.fleet import Fleet
 from farside.serve.planner import Planned, Planner, PlannerError, sizes_of
@@ -198,6 +200,31 @@ async def test_a_device_that_is_gone_is_named_once_however_often_it_is_tried(
             await asyncio.sleep(0.01)
 
     assert caplog.text.count("started again") == 1
+    await fleet.close()
+
+
+@pytest.mark.parametrize("lived_s", [0.0, math.inf], ids=["after a long life each", "soon after each start"])
+@in_loop
+async def test_only_an_executor_that_dies_soon_each_time_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, lived_s: float
+) -> None:
+    """With one executor for all models, three that were killed within a minute cost ten seconds of all requests."""
+    monkeypatch.setattr(fleet_module, "LIVED_S", lived_s)
+    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.01)
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp",)))
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    killed = set[int]()
+    async with asyncio.timeout(DEADLINE_S):
+        while len(killed) < 4:
+            executor = fleet.executors[0][1]
+            if executor is not None and executor.pid not in killed:
+                killed.add(executor.pid)
+                executor.kill()
+            await asyncio.sleep(0.01)
+        while fleet.deaths < 4 or fleet.executors[0][1] is None:
+            await asyncio.sleep(0.01)
+
+    assert ("left out" in caplog.text) == (lived_s > 0)
     await fleet.close()
 
 

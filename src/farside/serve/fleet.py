@@ -27,6 +27,8 @@ from farside.serve.site import Site
 
 SLOWER_MIN, SLOWER_MAX, FASTER_MAX, FORGOTTEN, RATIOS_LEAST = 1.15, 4.0, 0.7, 0.9, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
+# One that ran for so long has not died of its start, nor of its first batches.
+LIVED_S = 10.0
 _REASONS_MAX = 16
 
 _log = get_log("serve.fleet")
@@ -34,12 +36,16 @@ _log = get_log("serve.fleet")
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """A glet's executor; ``turns`` is None while it is not routed."""
+    """A glet's executor; ``turns`` is None while it is not routed.
+
+    ``deaths_s``: its last deaths, each soon after its start; ``ready_s``: when it was ready last.
+    """
 
     glet: Glet
     executor: ExecutorHandle | None = None
     turns: Turns | None = None
     deaths_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=DEATHS_MAX))
+    ready_s: float = 0.0
     is_leaving: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -240,11 +246,13 @@ class Fleet:
         site = self._sites.get(glet.gpu)
         if site is None:
             raise ServeError(f"device {glet.gpu} is gone")
-        return await site.start(
+        executor = await site.start(
             glet.part_pct, [self._models[name] for name in _names(glet)], lambda done: self._done(one, done),
             lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
             prepare_pct=prepare_pct,
         )  # fmt: skip
+        one.ready_s = self._loop.time()
+        return executor
 
     def _slowest_s(self, glet: Glet) -> dict[str, float]:
         return {name: self._sizes.latencies(name, glet.part_pct, None)[-1] / 1000 for name in _names(glet)}
@@ -319,18 +327,22 @@ class Fleet:
             return
         self.deaths += 1
         one.executor = None
-        one.deaths_s.append(self._loop.time())
+        now_s = self._loop.time()
+        if now_s - one.ready_s >= LIVED_S:
+            one.deaths_s.clear()
+        else:
+            one.deaths_s.append(now_s)
         one.task = asyncio.ensure_future(in_own_task(self._restart(one)))
 
     async def _restart(self, one: _Opened) -> None:
-        """Starts it in place; after three deaths in a minute it is left out for a while. Each reason is said once."""
+        """Starts it in place; one that dies soon each time is left out for a while. Each reason is said once."""
         said: deque[str] = deque(maxlen=_REASONS_MAX)
         while not one.is_leaving:
             deaths = one.deaths_s
             if len(deaths) == DEATHS_MAX and self._loop.time() - deaths[0] < DEATHS_WITHIN_S:
                 if not said:
                     _log.error(
-                        f"an executor died {DEATHS_MAX} times within a minute; it is left out for {LEFT_OUT_S:g} s",
+                        f"an executor died at its start {DEATHS_MAX} times; it is left out for {LEFT_OUT_S:g} s",
                         models=", ".join(_names(one.glet)), gpu=one.glet.gpu, part_pct=one.glet.part_pct,
                     )  # fmt: skip
                 await asyncio.sleep(LEFT_OUT_S)
