@@ -28,9 +28,7 @@ STARTED, STEPPED, REFUSED = (
 )
 
 
-def scene(
-    *outcomes: str, deaths: int = 1, changes: tuple[ChangeRecord, ...] = (STARTED, STEPPED)
-) -> ServingScene:
+def scene(*outcomes: str, deaths: int = 1, changes: tuple[ChangeRecord, ...] = (STARTED, STEPPED)) -> ServingScene:
     counts = {name: sum(one == name for one in outcomes) for name in ("met", "late", "dropped", "rejected", "failed")}
     model = ModelStatus(
         name="net", slo_ms=100, rate=1, planned_rate=2, waiting=0, p50_ms=1, p99_ms=2, refused=0, cancelled=0, again=0,

@@ -54,7 +54,7 @@ def test_the_switch_at_the_other_end_of_the_cable_is_the_rack(
     run([*cable.second, "sh", "-c", f"echo {routes} > /proc/sys/net/ipv4/ip_forward"])
     node = sockets / "node"
     asks = tmp_path / "lldpctl"
-    asks.write_text(f"#!/bin/sh\nexec {shlex.quote(run(['which', 'lldpctl']).strip())} -u {node} \"$@\"\n")
+    asks.write_text(f'#!/bin/sh\nexec {shlex.quote(run(["which", "lldpctl"]).strip())} -u {node} "$@"\n')
     asks.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     now_s = [0.0]
