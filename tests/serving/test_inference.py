@@ -1,5 +1,7 @@
 """The Open Inference Protocol without sockets: what is taken, what is answered, what is refused with which line."""
 
+import tracemalloc
+
 import msgspec
 import numpy as np
 import pytest
@@ -50,6 +52,29 @@ def test_numbers_in_json_become_arrays_in_the_models_order() -> None:
     assert [one.tolist() for one in request.inputs] == [[[1.5, -2.0]], [7]]
 
 
+@pytest.mark.parametrize("data", [[1.5, -2], [[1.5, -2]], [[1.5], [-2]], [[[1.5, -2]]]])
+def test_numbers_may_be_in_lists_of_lists(data: object) -> None:
+    request = read_request(MODEL, msgspec.json.encode({"inputs": [{**A, "data": data}, B]}), None)
+
+    assert request.inputs[0].tolist() == [[1.5, -2.0]]
+
+
+def test_strings_in_place_of_numbers_cost_no_memory() -> None:
+    """numpy would make room for the longest of them in the place of each: 128 MiB here."""
+    model = model_file(max_batch=4, shape=(1000,))
+    told = {"name": "input", "shape": [4, 1000], "datatype": "FP32"}
+    body = msgspec.json.encode({"inputs": [{**told, "data": [""] * 3999 + ["x" * 8000]}]})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InferenceError, match="its data are no FP32"):
+            read_request(model, body, None)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 1 << 20
+
+
 def test_binary_tensors_are_read_in_the_order_of_the_head() -> None:
     body, head = binary(np.int8(7).tobytes(), np.array([1.5, -2], "<f4").tobytes())
 
@@ -94,6 +119,10 @@ def test_an_answer_has_the_id_and_each_output_in_the_form_that_was_asked_for() -
         (msgspec.json.encode({"inputs": [{**A, "data": [1]}, B]}), "has 1 numbers; its shape makes 2"),
         (msgspec.json.encode({"inputs": [{**A, "data": ["1", "2"]}, B]}), "its data are no FP32"),
         (msgspec.json.encode({"inputs": [{**A, "data": [[1], [2, 3]]}, B]}), "its data are no tensor"),
+        (msgspec.json.encode({"inputs": [{**A, "data": [1, [2]]}, B]}), "its data are no tensor"),
+        (msgspec.json.encode({"inputs": [{**A, "data": [[1, None]]}, B]}), "its data are no FP32"),
+        (msgspec.json.encode({"inputs": [{**A, "data": [[[1, 2]], [[3, 4]]]}, B]}), "has 4 items; its shape makes 2"),
+        (msgspec.json.encode({"inputs": [{**A, "data": [[], []]}, B]}), "has 0 numbers; its shape makes 2"),
         (msgspec.json.encode({"inputs": [{**A, "data": None}, B]}), "has neither data"),
         (msgspec.json.encode({"inputs": [{**A, "data": [1e300, 0]}, B]}), "a number is beyond FP32"),
         (msgspec.json.encode({"inputs": [A, {**B, "data": [300]}]}), "a number is beyond INT8"),

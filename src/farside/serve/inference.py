@@ -8,6 +8,7 @@ the same number of rows. Whatever is wrong is an `InferenceError` with one line.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,7 @@ HEAD_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 64 << 20
 # A number of a tensor in JSON, such as -1.1920928955078125e-07 with what parts it from the next.
 _JSON_NUMBER_BYTES = 26
+_NUMBERS = frozenset((bool, int, float))
 _TENSORS_MAX = 64
 _ID_BYTES_MAX = 1024
 
@@ -397,12 +399,32 @@ def _binary_size(spec: TensorSpec, parameters: Mapping[str, Any]) -> int | None:
 def _from_json(spec: TensorSpec, rows: int, data: Any) -> Array:
     if not isinstance(data, list):
         raise malformed(f"input {spec.name}: has neither data, a list, nor binary_data_size")
-    try:
-        # Numbers from 2^63 on beside smaller ones would become floats.
-        numbers = np.asarray(data, object) if spec.datatype == "UINT64" else np.asarray(data)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise malformed(f"input {spec.name}: its data are no tensor") from error
+    flat = _flattened(spec, data, rows * spec.row_items)
+    # Numbers from 2^63 on beside smaller ones would become floats.
+    numbers = np.asarray(flat, object) if spec.datatype == "UINT64" else np.asarray(flat)
     return from_numbers(spec, rows, numbers)
+
+
+def _flattened(spec: TensorSpec, data: list[Any], expected: int) -> list[Any]:
+    """The numbers in lists of lists, level by level, before numpy sees them.
+
+    numpy would make of strings an array with room for the longest in each place, and of a list whatever its length.
+
+    Raises:
+        InferenceError: The lists of a level are not of one length, there are too many items, or some are no numbers.
+    """
+    level: list[Any] = data
+    while True:
+        if len(level) > expected:
+            raise malformed(f"input {spec.name}: has {len(level)} items; its shape makes {expected}")
+        kinds = set(map(type, level))
+        if kinds <= _NUMBERS:
+            return level
+        if list not in kinds:
+            raise malformed(f"input {spec.name}: its data are no {spec.datatype}")
+        if len(kinds) > 1 or len(set(map(len, level))) > 1:
+            raise malformed(f"input {spec.name}: its data are no tensor")
+        level = list(chain.from_iterable(level))
 
 
 def _shown(shape: Iterable[object]) -> str:
