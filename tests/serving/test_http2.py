@@ -91,6 +91,8 @@ WRONG: dict[str, tuple[int, bytes]] = {
     "CONTINUATION without end": (h2.ENHANCE_YOUR_CALM, headers(1, 0) + 200 * h2.frame(h2.CONTINUATION, 0, 1)),
     "a block too large": (h2.ENHANCE_YOUR_CALM, headers(1, 0) + 9 * h2.frame(h2.CONTINUATION, 0, 1, bytes(999))),
     "a block that is none": (h2.COMPRESSION_ERROR, headers(1, ALL, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff")),
+    "fields without end": (h2.ENHANCE_YOUR_CALM, headers(1, ALL, block() + b"\x00\x01a\x00" * 97)),
+    "fields without end behind a body": (h2.ENHANCE_YOUR_CALM, OPEN + headers(1, ALL, b"\x00\x01a\x00" * 101)),
     "a list too large": (h2.ENHANCE_YOUR_CALM, headers(1, ALL, b"\x00\x01a\x00" * 1000)),
     "a bomb": (h2.ENHANCE_YOUR_CALM, headers(1, ALL, b"\x40\x01a\x7f\xd0\x0e" + b"b" * 1999 + b"\xbe" * 99)),
     "sizes of the table without end": (h2.COMPRESSION_ERROR, headers(1, ALL, b"\x20" * 16_000)),
@@ -166,6 +168,7 @@ def test_who_does_not_begin_as_http2_does_is_told_so(hello: bytes) -> None:
         POST[1:], POST[:2], [*POST, (":path", "/b")], [*POST, (":odd", "1")], [*POST, ("Upper", "1")],
         [*POST, ("connection", "close")], [*POST, ("te", "gzip")], [*POST, ("a", "b\nc")], [*POST, ("", "x")],
         [POST[3], *POST[:3]], [*POST, ("content-length", "7")], [*POST, ("content-length", "x")],
+        [*POST, ("a b", "1")], [*POST, ("a\x7f", "1")],
     ],
 )  # fmt: skip
 def test_a_malformed_request_ends_its_stream_alone(fields: list[tuple[str, str]]) -> None:
@@ -310,6 +313,21 @@ def test_a_large_body_ends_the_turn() -> None:
     assert [event.stream for event in one.receive(ends, 0.0)] == [1]
     assert one.has_more
     assert [event.stream for event in one.go_on(0.0)] == [3]
+
+
+def test_heads_of_many_fields_end_the_turn_and_those_that_are_known_do_not() -> None:
+    bounds = Bounds(head_bytes=1 << 16, body_bytes=1, held_bytes=1, unsent_bytes=1, streams=99, idle_s=75.0)
+    one = Http2Connection(bounds, read, 0.0, Share(1))
+    finish(one, HELLO)
+    heads = [block([*POST, *((f"n{name}", str(at)) for name in range(96))]) for at in range(30)]
+
+    told = [len(one.receive(b"".join(headers(2 * at + 1, ALL, data) for at, data in enumerate(heads)), 0.0))]
+    while one.has_more:
+        told.append(len(one.go_on(0.0)))
+
+    assert told == [5] * 6
+    again = b"".join(headers(at, ALL, heads[0]) for at in range(61, 121, 2))
+    assert len(one.receive(again, 0.0)) == 30
 
 
 @pytest.mark.parametrize("part", [16_384, 32_768])

@@ -25,6 +25,8 @@ from farside.serve.http2.sender import LEAST_BYTES_A_S, SMALL_BYTES, WRITE_LIMIT
 FRAMES_A_TURN = 64
 # A body of so much ends the turn: it takes time to read.
 LARGE_BYTES = 64 << 10
+# Fields of so much that were not read before end it, too.
+HEADS_BYTES = 16 << 10
 OPEN_LIMIT_S, BODY_LIMIT_S = 10.0, 30.0
 PING_EVERY_S, PING_LIMIT_S = 30.0, 10.0
 _WINDOW_BYTES = 16 << 20
@@ -152,6 +154,7 @@ class Http2Connection:
     def go_on(self, now_s: float) -> list[Event]:
         """What the next frames of those bytes bring."""
         self._now_s, self._events, self.has_more, self._is_turn_over = now_s, [], False, False
+        self._heads.decoded = 0
         if not self.is_closed:
             try:
                 if self._is_greeted or self._greeted():
@@ -191,7 +194,7 @@ class Http2Connection:
                 self._frames.spend(1, self._now_s)
             else:
                 reader(flags, stream, buffer[start : self._at])
-            if self._is_turn_over:
+            if self._is_turn_over or self._heads.decoded > HEADS_BYTES:
                 break
         self.has_more = end - self._at >= h2.HEAD_BYTES
 

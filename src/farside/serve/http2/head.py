@@ -4,6 +4,7 @@ A client sends the same few blocks again and again: those that leave the table o
 once. A change of the table's size may change what any block does, so none is kept across one.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,17 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from farside.serve.http2.frame import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Fault
 
+# Of a head: clients send some ten.
+FIELDS_MAX = 100
+# What SETTINGS_MAX_HEADER_LIST_SIZE counts for a field beside its name and value.
+FIELD_BYTES = 32
 # A change of the table's size, and back.
 _SIZE_CHANGES_MAX = 2
 _KEPT_MAX, _KEPT_BYTES_MAX = 64, 1024
 # RFC 9113 8.2.2: they belong to a connection of HTTP/1.
 _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+# All that is seen but upper-case letters, and no colon at the begin.
+_NAME = re.compile(rb"[!-9;-@\[-~][!-@\[-~]*")
 _PSEUDO = frozenset((b":method", b":scheme", b":authority", b":path"))
 
 
@@ -35,9 +42,13 @@ class HeadReader:
     Args:
         bytes_max: Of a list of fields, 32 for each beside name and value, as SETTINGS_MAX_HEADER_LIST_SIZE counts.
         read: Makes of a head what events have.
+
+    Attributes:
+        decoded: Bytes of fields that were decompressed, counted as for ``bytes_max``; the caller sets it to 0.
     """
 
     def __init__(self, bytes_max: int, read: Callable[[Head], Any]) -> None:
+        self.decoded = 0
         self._decoder = Decoder(max_header_list_size=bytes_max)
         self._read = read
         self._kept: dict[bytes, tuple[Any, int]] = {}
@@ -96,7 +107,11 @@ class HeadReader:
             raise Fault(ENHANCE_YOUR_CALM, f"headers are larger than {self._decoder.max_header_list_size}") from error
         except (HPACKError, IndexError, ValueError) as error:
             raise Fault(COMPRESSION_ERROR, "a header block can not be decompressed") from error
-        return [(bytes(name), bytes(value)) for name, value in decoded]
+        fields = [(bytes(name), bytes(value)) for name, value in decoded]
+        if len(fields) > FIELDS_MAX:
+            raise Fault(ENHANCE_YOUR_CALM, f"headers have {len(fields)} fields; at most {FIELDS_MAX} are taken")
+        self.decoded += sum(len(name) + len(value) + FIELD_BYTES for name, value in fields)
+        return fields
 
 
 def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head | None:
@@ -119,10 +134,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head | None:
 
 
 def _is_sound(name: bytes) -> bool:
-    return (
-        bool(name) and name == name.lower() and name[:1] != b":" and name not in _CONNECTION_FIELDS
-        and all(0x21 <= one < 0x7F for one in name)
-    )  # fmt: skip
+    return _NAME.fullmatch(name) is not None and name not in _CONNECTION_FIELDS
 
 
 def _has_breaks(value: bytes) -> bool:
