@@ -259,6 +259,36 @@ async def test_who_uploads_or_is_sent_an_answer_keeps_its_connection(monkeypatch
 
 
 @in_loop
+async def test_where_too_much_waits_for_clients_who_is_furthest_behind_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door_server, "UNSENT_BYTES_ALL", 300_000)  # an answer has 200,000
+    body = written(request("half", 1, 50_000).SerializeToString())
+    asked = b"".join(
+        h2.frame(h2.DATA, h2.END_STREAM if at + h2.FRAME_BYTES >= len(body) else 0, 1, body[at : at + h2.FRAME_BYTES])
+        for at in range(0, len(body), h2.FRAME_BYTES)
+    )
+    async with grpc_front([MODEL, model_file("half", shape=(50_000,))]) as (address, _, _), asyncio.timeout(60):
+        made = [await asyncio.open_connection(*address.split(":")) for _ in range(2)]
+        got = 0
+        for reader, writer in made:
+            writer.write(HELLO + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEADS) + asked)
+            got = 0
+            while got < h2.WINDOW_BYTES:
+                got += len(await reader.read(65_536))
+        await until_closed(made[0][0])
+        reader, writer = made[1]
+        writer.write(h2.window_frame(0, 1 << 20) + h2.window_frame(1, 1 << 20))
+        while got < 200_000:
+            more = await reader.read(65_536)
+            assert more
+            got += len(more)
+        assert await is_served(address)
+        for _, writer in made:
+            writer.close()
+
+
+@in_loop
 async def test_random_bytes_never_crash_the_grpc_door() -> None:
     sound = HELLO + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEADS)
     tried: list[bytes] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import socket
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from farside.serve import door_server
 from farside.serve.http1.connection import BODY_LIMIT_S, HEAD_LIMIT_S, Bounds, Head, Http1Connection, Whole
+from farside.serve.http2 import budget
 from farside.serve.http2.budget import Share
 from tests.serving.front import http_front, in_loop, model_file
 from tests.support.ports import free_port
@@ -308,6 +310,55 @@ async def test_who_does_not_read_its_answers_is_closed_and_costs_others_nothing(
             writer.write(b"\r\n")
             await asyncio.sleep(0.01)
         asks.close()
+
+
+@in_loop
+async def test_who_reads_an_answer_too_slowly_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "WRITE_LIMIT_S", 0.0)
+    monkeypatch.setattr(budget, "LEAST_BYTES_A_S", 1 << 40)
+    monkeypatch.setattr(door_server, "_LOOK_EVERY_S", 0.05)
+    port, got = free_port(), 0
+    async with http_front([MODEL, WIDE], port), asyncio.timeout(60):
+        slow, writer = await asyncio.open_connection("127.0.0.1", port, limit=16_384)
+        other, asks = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(infer("wide", 500_000, rows=8))
+        try:
+            while got < 16_000_000 and (more := await slow.read(16_384)):
+                got += len(more)
+                asks.write(infer("twice", 2))  # it reads on meanwhile, so it never stalls for long
+                assert (await answer(other))[0] == 200
+        except ConnectionResetError:
+            pass
+        assert got < 16_000_000
+        for one in (writer, asks):
+            one.close()
+
+
+@in_loop
+async def test_where_too_much_waits_for_clients_who_is_furthest_behind_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door_server, "UNSENT_BYTES_ALL", 16_000_000)
+    monkeypatch.setattr(door_server, "WRITE_LIMIT_S", 3600.0)  # which would end both
+    port = free_port()
+    async with http_front([WIDE], port) as (pool, _), asyncio.timeout(60):
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the kernel holds little for it
+        deaf.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(deaf, ("127.0.0.1", port))
+        _, behind = await asyncio.open_connection(sock=deaf)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for at, one in enumerate((behind, writer), 1):
+            one.transport.pause_reading()  # type: ignore[attr-defined]
+            one.write(infer("wide", 500_000, rows=8))
+            while pool.counts["wide"].met < at:
+                await asyncio.sleep(0.01)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await answer(reader))[1].endswith(np.full(4_000_000, 2, "f4").tobytes())
+        while not behind.transport.is_closing():
+            behind.write(b"\r\n")
+            await asyncio.sleep(0.01)
+        writer.close()
 
 
 @in_loop

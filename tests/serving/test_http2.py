@@ -28,14 +28,14 @@ def read(head: Head) -> Any:
     return read_call(head, frozenset((b"/a",)))
 
 
-def fresh(share: Share | None = None) -> Http2Connection:
+def fresh(share: Share | None = None, unsent: Share | None = None) -> Http2Connection:
     """One on which nothing came."""
-    return Http2Connection(BOUNDS, read, 0.0, share or Share(1 << 30))
+    return Http2Connection(BOUNDS, read, 0.0, share or Share(1 << 30), unsent or Share(1 << 30))
 
 
-def connection(hello: bytes = HELLO, share: Share | None = None) -> Http2Connection:
+def connection(hello: bytes = HELLO, share: Share | None = None, unsent: Share | None = None) -> Http2Connection:
     """One on which the client has begun."""
-    made = fresh(share)
+    made = fresh(share, unsent)
     made.receive(hello, 0.0)
     made.sender.take(0.0)
     return made
@@ -306,7 +306,7 @@ def test_bodies_that_are_not_whole_are_bounded_on_all_connections() -> None:
 
 def test_a_large_body_ends_the_turn() -> None:
     bounds = Bounds(head_bytes=4096, body_bytes=1 << 20, held_bytes=1 << 21, unsent_bytes=1, streams=4, idle_s=75.0)
-    one = Http2Connection(bounds, read, 0.0, Share(1 << 30))
+    one = Http2Connection(bounds, read, 0.0, Share(1 << 30), Share(1 << 30))
     finish(one, HELLO + headers(1, h2.END_HEADERS) + headers(3, h2.END_HEADERS))
     finish(one, b"".join(5 * h2.frame(h2.DATA, 0, at, bytes(16_000)) for at in (1, 3)))
     ends = h2.frame(h2.DATA, h2.END_STREAM, 1) + h2.frame(h2.DATA, h2.END_STREAM, 3)
@@ -317,7 +317,7 @@ def test_a_large_body_ends_the_turn() -> None:
 
 def test_heads_of_many_fields_end_the_turn_and_those_that_are_known_do_not() -> None:
     bounds = Bounds(head_bytes=1 << 16, body_bytes=1, held_bytes=1, unsent_bytes=1, streams=99, idle_s=75.0)
-    one = Http2Connection(bounds, read, 0.0, Share(1))
+    one = Http2Connection(bounds, read, 0.0, Share(1), Share(1))
     finish(one, HELLO)
     heads = [block([*POST, *((f"n{name}", str(at)) for name in range(96))]) for at in range(30)]
 
@@ -376,7 +376,7 @@ def test_a_client_that_trickles_its_answers_loses_its_connection() -> None:
             assert not one.is_closed
     steady.receive(h2.window_frame(0, 1 << 20) + h2.window_frame(1, 1 << 20), 30.0)
     sent(steady, 30.0)
-    assert steady.sender.unsent == 0
+    assert steady.sender.unsent.size == 0
     for now_s in (31, 32, 33, 34):
         slow.receive(h2.window_frame(0, 1), now_s)
         sent(slow, now_s)
@@ -392,7 +392,25 @@ def test_answers_that_a_client_does_not_take_are_bounded() -> None:
     assert one.answer(5, failed("RESOURCE_EXHAUSTED", "too much waits"))
     assert sum(len(payload) for kind, _, _, payload in sent(one) if kind == h2.DATA) == h2.WINDOW_BYTES
     assert one.receive(h2.reset_frame(1, 8) + h2.reset_frame(3, 8), 0.0) == [Gone(1), Gone(3)]
-    assert one.sender.unsent == 0
+    assert one.sender.unsent.size == 0
+
+
+def test_answers_that_are_not_taken_are_counted_on_all_connections() -> None:
+    unsent = Share(1 << 30)
+    first, second = connection(unsent=unsent), connection(unsent=unsent)
+    for now_s, one in ((1.0, first), (2.0, second)):
+        finish(one, headers(1) + headers(3), now_s)
+        assert one.answer(1, ANSWER_HEAD, bytes(90_000), ANSWER_END)
+        sent(one, now_s)
+    assert unsent.held == 2 * (90_000 - h2.WINDOW_BYTES)
+    assert first.sender.unsent.latest_s < second.sender.unsent.latest_s
+    assert second.answer(3, ANSWER_HEAD, bytes(1000), ANSWER_END)
+    second.receive(h2.reset_frame(1, h2.CANCEL), 3.0)
+    first.lost()
+    assert unsent.held == 1000
+    second.receive(h2.window_frame(0, 1000), 4.0)
+    sent(second, 4.0)
+    assert (unsent.held, second.calls, second.sender.unsent.latest_s) == (0, 0, float("inf"))
 
 
 def test_who_is_to_leave_ends_what_it_has_and_gets_nothing_more() -> None:

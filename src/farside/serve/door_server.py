@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
+from farside.serve.http2.budget import WRITE_LIMIT_S, Share, Unsent
 
 CONNECTIONS_MAX = 1024
-WRITE_LIMIT_S = 30.0
+# Of answers that wait for their clients, on all connections of a door.
+UNSENT_BYTES_ALL = 512 << 20
 _LOOK_EVERY_S = 1.0
 
 # What is called where the client gives a request up before its answer.
@@ -54,6 +56,7 @@ class DoorServer:
         self.connections, self.address_max = connections, CONNECTIONS_MAX
         self.alpn = alpn if tls is not None else None
         self.open: set[DoorConnection] = set()
+        self.unsent = Share(UNSENT_BYTES_ALL)
         self.is_stopping = False
         self._make, self._tls = make, tls
         self._listener = counted_listener(listener, connections) if tls is not None else listener
@@ -83,6 +86,14 @@ class DoorServer:
             one.end()
         await asyncio.sleep(0)
 
+    def make_room(self) -> None:
+        """Closes connections whose clients are furthest behind in reading, where more answers wait than may."""
+        if self.unsent.held > self.unsent.most:
+            for one in sorted(self.open, key=lambda one: one.unsent.latest_s):
+                one.drop()
+                if self.unsent.held <= self.unsent.most:
+                    break
+
     def close(self) -> None:
         """Listens no longer."""
         if self._server is not None:
@@ -103,10 +114,11 @@ class DoorConnection(asyncio.Protocol):
         server: Whose it is.
         loop: Its loop.
         state: What takes its bytes apart.
+        unsent: Answers that wait for its client; it gives them back by `release`.
     """
 
-    def __init__(self, server: DoorServer, loop: asyncio.AbstractEventLoop, state: State) -> None:
-        self._door, self._loop, self._lost_by = server, loop, state
+    def __init__(self, server: DoorServer, loop: asyncio.AbstractEventLoop, state: State, unsent: Unsent) -> None:
+        self._door, self._loop, self._lost_by, self.unsent = server, loop, state, unsent
         self._transport: Any = None
         self._owner = ""  # empty: it does not count
         self._is_waiting = True  # for its client
@@ -120,6 +132,10 @@ class DoorConnection(asyncio.Protocol):
 
     def gone(self) -> None:
         """The client has gone: what it waits for is cancelled."""
+
+    def release(self) -> None:
+        """Gives back what it holds of what all connections hold together; it has no connection any more."""
+        self._lost_by.lost()
 
     def due(self, now_s: float) -> None:
         """About once a second: what takes too long ends."""
@@ -151,7 +167,7 @@ class DoorConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends what its client waits for."""
         self._uncount()
-        self._lost_by.lost()
+        self.release()
         self._door.open.discard(self)
         self.gone()
 
@@ -171,6 +187,11 @@ class DoorConnection(asyncio.Protocol):
 
     def end(self) -> None:
         """Closes now."""
+        self._transport.abort()
+
+    def drop(self) -> None:
+        """Closes now, and gives back at once what it holds."""
+        self.release()
         self._transport.abort()
 
     def finish(self) -> None:

@@ -14,7 +14,7 @@ from farside.scheduler.manager.api.limit.connections import Connections
 from farside.serve.door_server import Cancel, DoorConnection, DoorServer
 from farside.serve.http1.answer import JSON, answer_parts, error_body
 from farside.serve.http1.connection import Bounds, Head, Http1Connection, Judged, Whole
-from farside.serve.http2.budget import Share
+from farside.serve.http2.budget import Share, Unsent
 
 IDLE_LIMIT_S = 75.0  # clients keep connections for their next request, and see a reset where one is closed
 # Of bodies that are not whole, on all connections.
@@ -75,10 +75,10 @@ class _Connection(DoorConnection):
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._state = Http1Connection(server.bounds, server.read, loop.time(), server.share)
-        super().__init__(server, loop, self._state)
+        super().__init__(server, loop, self._state, Unsent(server.unsent))
         self._reply: Reply | None = None  # of the request under way, until it is answered
         self._cancel: Cancel | None = None
-        self._unsent = memoryview(b"")
+        self._left = memoryview(b"")  # of an answer
         self._is_paused = self._is_turn_asked = False
 
     # ---- the socket
@@ -89,6 +89,12 @@ class _Connection(DoorConnection):
         self._cancel = None
         if cancel is not None:
             cancel()
+
+    def release(self) -> None:
+        """Drops what is left of an answer, too."""
+        super().release()
+        self._left = memoryview(b"")
+        self.unsent.drop(self.unsent.size)
 
     def data_received(self, data: bytes) -> None:
         """Some of a request."""
@@ -109,7 +115,7 @@ class _Connection(DoorConnection):
 
     def due(self, now_s: float) -> None:
         """Closes a connection whose client is late."""
-        if now_s > self._state.late_s:
+        if now_s > self._state.late_s or (self.unsent.size and now_s > self.unsent.due_s):
             self._transport.abort()
 
     def leave(self) -> None:
@@ -168,17 +174,20 @@ class _Connection(DoorConnection):
             self._transport.write(b"".join(parts))
         else:
             self._transport.write(parts[0])
-            self._unsent = memoryview(b"".join(parts[1:]))
+            self._left = memoryview(b"".join(parts[1:]))
+            self.unsent.add(len(self._left), self._loop.time())
         self._send()
+        self._server.make_room()
 
     def _send(self) -> None:
         """Sends on; the next request has its turn once all of an answer is with the kernel or nearly so."""
         if self._transport.is_closing():
             return
-        while self._unsent and not self._stalled_s:
-            part, self._unsent = self._unsent[:_PART_BYTES], self._unsent[_PART_BYTES:]
+        while self._left and not self._stalled_s:
+            part, self._left = self._left[:_PART_BYTES], self._left[_PART_BYTES:]
             self._transport.write(part)
-        if self._unsent or self._reply is not None or not self._state.is_busy:
+            self.unsent.sent(len(part), self._loop.time())
+        if self._left or self._reply is not None or not self._state.is_busy:
             return
         self._state.answered(self._loop.time())
         if self._is_leaving:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from farside.serve.http2 import frame as h2
-from farside.serve.http2.budget import Budget, Share
+from farside.serve.http2.budget import LEAST_BYTES_A_S, WRITE_LIMIT_S, Budget, Share
 from farside.serve.http2.frame import Fault
 from farside.serve.http2.head import Head, HeadReader
-from farside.serve.http2.sender import LEAST_BYTES_A_S, SMALL_BYTES, WRITE_LIMIT_S, Sender
+from farside.serve.http2.sender import SMALL_BYTES, Sender
 
 # So many frames, then others' connections have their turn.
 FRAMES_A_TURN = 64
@@ -101,6 +101,7 @@ class Http2Connection:
         read: Makes of a request's head what events have; it has an ``is_refused``.
         now_s: When it was opened.
         share: What bodies that are not whole hold on all connections; `lost` gives back what this one has.
+        unsent: What answers that wait for their clients hold on all connections; `lost` gives that back, too.
 
     Attributes:
         sender: What is to be sent.
@@ -108,10 +109,10 @@ class Http2Connection:
         has_more: More frames are here: `go_on`.
     """
 
-    def __init__(self, bounds: Bounds, read: Callable[[Head], Any], now_s: float, share: Share) -> None:
+    def __init__(self, bounds: Bounds, read: Callable[[Head], Any], now_s: float, share: Share, unsent: Share) -> None:
         self.is_closed = self.has_more = False
         # A client gives back its two windows for what it is sent.
-        self.sender = Sender(bounds.unsent_bytes, self._sent, lambda: self._frames.earn(2), now_s)
+        self.sender = Sender(bounds.unsent_bytes, unsent, self._sent, lambda: self._frames.earn(2))
         self._share = share
         self._bounds, self._heads = bounds, HeadReader(bounds.head_bytes, read)
         self._now_s = self._opened_s = self._heard_s = self._busy_s = self._pinged_s = now_s
@@ -457,15 +458,16 @@ class Http2Connection:
         self._now_s, self._events = now_s, []
         if self.is_closed:
             return []
+        unsent = self.sender.unsent
         if not self._is_settled and now_s - self._opened_s > OPEN_LIMIT_S:
             self.close(h2.NO_ERROR, f"nothing came within {OPEN_LIMIT_S:g} s")
         elif self._block_of[0] and now_s - self._block_s > OPEN_LIMIT_S:
             self.close(h2.ENHANCE_YOUR_CALM, f"headers did not come within {OPEN_LIMIT_S:g} s")
         elif not self._streams and now_s - self._busy_s > self._bounds.idle_s:
             self.close(h2.NO_ERROR, f"no call for {self._bounds.idle_s:g} s")
-        elif self.sender.unsent and now_s - self.sender.sent_s > WRITE_LIMIT_S:
+        elif unsent.size and now_s - unsent.sent_s > WRITE_LIMIT_S:
             self.close(h2.ENHANCE_YOUR_CALM, f"no answer was taken within {WRITE_LIMIT_S:g} s")
-        elif self.sender.unsent and now_s > self.sender.due_s:
+        elif unsent.size and now_s > unsent.due_s:
             self.close(h2.ENHANCE_YOUR_CALM, f"answers were taken at less than {LEAST_BYTES_A_S >> 10} KiB a second")
         elif self._pinged_s > self._heard_s:
             if now_s - self._pinged_s > PING_LIMIT_S:
@@ -487,6 +489,7 @@ class Http2Connection:
     def lost(self) -> None:
         """There is no connection any more: gives back what it held."""
         self._hold(-self._held)
+        self.sender.forget_all()
         self._streams.clear()
         self.is_closed = True
 

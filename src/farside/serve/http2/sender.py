@@ -5,13 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farside.serve.http2 import frame as h2
+from farside.serve.http2.budget import Share, Unsent
 from farside.serve.http2.frame import Fault
 
 # So much is made at once of what waits; the rest stays in one copy until that is taken.
-_OUT_BYTES = 1 << 20
-WRITE_LIMIT_S = 30.0
-# A client that takes answers more slowly uses up those seconds.
-LEAST_BYTES_A_S = 64 << 10
+_OUT_BYTES = 256 << 10
 # Smaller DATA frames say nothing for their client: it may have asked for each by a window of its size.
 SMALL_BYTES = 256
 _LAST = h2.END_HEADERS | h2.END_STREAM
@@ -28,32 +26,26 @@ class Sender:
 
     Args:
         unsent_bytes: Of answers that wait for windows, all together.
+        share: What waits so on all connections.
         on_sent: Is called with a stream whose answer is all written.
         on_data: Is called for each DATA frame that is not small.
-        now_s: The time.
 
     Attributes:
         is_stalled: The socket takes nothing now.
-        sent_s: When an answer that waits made its last step.
-        due_s: When all that waits has to be taken: `WRITE_LIMIT_S` beyond the time for it at `LEAST_BYTES_A_S`.
+        unsent: Answers that wait.
     """
 
     def __init__(
-        self, unsent_bytes: int, on_sent: Callable[[int], None], on_data: Callable[[], None], now_s: float
+        self, unsent_bytes: int, share: Share, on_sent: Callable[[int], None], on_data: Callable[[], None]
     ) -> None:
-        self.is_stalled, self.sent_s, self.due_s = False, now_s, now_s
+        self.is_stalled, self.unsent = False, Unsent(share)
         self._unsent_bytes, self._on_sent, self._on_data = unsent_bytes, on_sent, on_data
         self._window, self._initial, self._frame_bytes = h2.WINDOW_BYTES, h2.WINDOW_BYTES, h2.FRAME_BYTES
         self._extra: dict[int, int] = {}  # of streams, beyond the initial window
         self._held: dict[int, _Held] = {}
-        self._ready, self._unsent = deque[int](), 0
+        self._ready = deque[int]()
         self._out: list[bytes] = []
         self._out_bytes = 0
-
-    @property
-    def unsent(self) -> int:
-        """Bytes of answers that wait."""
-        return self._unsent
 
     def write(self, data: bytes) -> None:
         """Sends frames that no window concerns."""
@@ -75,14 +67,11 @@ class Sender:
                 self._on_data()
             self._on_sent(stream)
             return True
-        if stream in held or (held and self._unsent + size > self._unsent_bytes):
+        if stream in held or (held and self.unsent.size + size > self._unsent_bytes):
             return False
         self.write(h2.frame(h2.HEADERS, h2.END_HEADERS, stream, head))
-        if not held:
-            self.sent_s, self.due_s = now_s, now_s + WRITE_LIMIT_S
         held[stream] = _Held(memoryview(body), trailers)
-        self._unsent += size
-        self.due_s += size / LEAST_BYTES_A_S
+        self.unsent.add(size, now_s)
         self._ready.append(stream)
         return True
 
@@ -95,8 +84,12 @@ class Sender:
         self._extra.pop(stream, None)
         held = self._held.pop(stream, None)
         if held is not None:
-            self._unsent -= len(held.body)
-            self.due_s -= len(held.body) / LEAST_BYTES_A_S
+            self.unsent.drop(len(held.body))
+
+    def forget_all(self) -> None:
+        """Drops all that waits."""
+        self._held.clear()
+        self.unsent.drop(self.unsent.size)
 
     def take(self, now_s: float) -> bytes:
         """What is to be sent next; empty: nothing now."""
@@ -119,9 +112,7 @@ class Sender:
             part, held.body = held.body[:size], held.body[size:]
             self._extra[stream] = extra - size
             self._window -= size
-            self._unsent -= size
-            self.sent_s = now_s
-            self.due_s = min(self.due_s, now_s + WRITE_LIMIT_S + self._unsent / LEAST_BYTES_A_S)
+            self.unsent.sent(size, now_s)
             self.write(h2.frame(h2.DATA, 0, stream, bytes(part)))
             if size >= SMALL_BYTES:
                 self._on_data()

@@ -114,8 +114,8 @@ class _Connection(DoorConnection):
 
     def __init__(self, server: GrpcServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
-        self._state = Http2Connection(server.bounds, server.read, loop.time(), server.share)
-        super().__init__(server, loop, self._state)
+        self._state = Http2Connection(server.bounds, server.read, loop.time(), server.share, server.unsent)
+        super().__init__(server, loop, self._state, self._state.sender.unsent)
         self._cancels: dict[int, Cancel | None] = {}
         self._is_flushing = False
 
@@ -180,6 +180,7 @@ class _Connection(DoorConnection):
         self._over(stream)
         if not self._state.answer(stream, ANSWER_HEAD, written(message), ANSWER_END):
             self._state.answer(stream, failed("RESOURCE_EXHAUSTED", "too many answers wait for this client to read"))
+        self._server.make_room()
         self._flush_soon()
 
     def fail(self, stream: int, code: str, line: str) -> None:
