@@ -175,6 +175,18 @@ def test_a_head_beyond_the_body_or_of_a_megabyte_is_refused() -> None:
     assert head_bytes("8", 8) == 8
 
 
+def test_outputs_that_are_too_large_for_json_are_refused_with_what_to_ask_for() -> None:
+    model = ModelFile(
+        name="mask", path="/m/mask/1/model.onnx", framework="onnxruntime", max_batch=4, inputs=MODEL.inputs,
+        outputs=(TensorSpec("x", "FP32", (3, 1000, 1000)), TensorSpec("y", "FP32", (2,))),
+    )  # fmt: skip
+    with pytest.raises(InferenceError, match="by binary_data_output") as raised:
+        read_request(model, encoded(), None)
+    assert raised.value.kind is Kind.MALFORMED
+    assert read_request(model, encoded(parameters={"binary_data_output": True}), None).answer_json_bytes(model) == 0
+    assert read_request(model, encoded(outputs=[{"name": "y"}]), None).outputs == (1,)
+
+
 def test_a_timeout_asks_for_less_than_the_slo() -> None:
     assert read_request(MODEL, encoded(parameters={"timeout": 5000}), None).timeout_us == 5000
 

@@ -1,4 +1,4 @@
-"""Large requests: a process reads them, so that other clients are answered meanwhile."""
+"""Large requests and answers: a process reads and writes them, so that other clients are answered meanwhile."""
 
 import asyncio
 import os
@@ -12,14 +12,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from farside.agent.serving.model_file import ModelFile, TensorSpec
 from farside.serve.large import reader
-from farside.serve.large.message import LARGE_BYTES
+from farside.serve.large.message import LARGE_BYTES, is_needed
 from farside.serve.large.reader import LargeReader
 from tests.serving.front import grpc_front, http_front, in_loop, model_file
 from tests.support.ports import free_port
 
 SMALL = model_file(shape=(2,))
 WIDE = model_file("wide", shape=(100_000,), max_batch=8)
+PAIR = ModelFile(
+    name="pair", path="/m/pair/1/model.onnx", framework="onnxruntime", max_batch=2,
+    inputs=(TensorSpec("a", "INT8", (3,)), TensorSpec("b", "FP32", (50_001,))),
+    outputs=(TensorSpec("x", "INT8", (3,)), TensorSpec("y", "FP32", (50_001,))),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -43,11 +49,27 @@ def body(model: str, values: list[float], rows: int = 1) -> bytes:
     return msgspec.json.encode({"inputs": [{"name": "input", "shape": shape, "datatype": "FP32", "data": values}]})
 
 
-def ask(port: int, model: str, data: bytes) -> tuple[int, Any]:
+def binary(model: ModelFile, rows: int, arrays: list[Any], **more: Any) -> tuple[bytes, int]:
+    """A request with its tensors as bytes, which no process needs to read, and the bytes of its head."""
+    data = [array.tobytes() for array in arrays]
+    inputs = [
+        {"name": spec.name, "shape": [rows, *spec.shape], "datatype": spec.datatype,
+         "parameters": {"binary_data_size": len(one)}}
+        for spec, one in zip(model.inputs, data, strict=True)
+    ]  # fmt: skip
+    head = msgspec.json.encode({"inputs": inputs, **more})
+    return b"".join((head, *data)), len(head)
+
+
+def ask(port: int, model: str, data: bytes, head: int | None = None) -> tuple[int, Any]:
     """What a client gets that is a program of its own kind: Python's."""
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v2/models/{model}/infer", data)
+    fields = {} if head is None else {"Inference-Header-Content-Length": str(head)}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v2/models/{model}/infer", data, fields)
     try:
         with urllib.request.urlopen(asked, timeout=60) as answer:
+            size = answer.headers.get("Inference-Header-Content-Length")
+            if size is not None:
+                return answer.status, (msgspec.json.decode(answer.read(int(size))), answer.read())
             return answer.status, msgspec.json.decode(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, msgspec.json.decode(error.read())
@@ -140,6 +162,89 @@ async def _others_go_on_by_grpc(readers: list[LargeReader]) -> None:
 
 def test_while_a_message_of_megabytes_is_read_others_are_answered(readers: list[LargeReader]) -> None:
     _others_go_on_by_grpc(readers)
+
+
+@in_loop
+async def _others_go_on_while_it_is_written(readers: list[LargeReader]) -> None:
+    port = free_port()
+    given = np.arange(800_000, dtype="f4").reshape(8, 100_000)
+    large = binary(WIDE, 8, [given], id="q")
+    async with http_front([SMALL, WIDE], port) as (pool, _):
+        first = asyncio.create_task(asyncio.to_thread(ask, port, "wide", *large))
+        await until(lambda: readers and readers[0].waiting)
+        os.kill(readers[0].pid, signal.SIGSTOP)
+        wide = asyncio.create_task(asyncio.to_thread(ask, port, "wide", *large))
+        await until(lambda: pool.counts["wide"].met == 2)
+        for _ in range(20):
+            assert (await asyncio.to_thread(ask, port, "twice", body("twice", [1.0, 2.0])))[0] == 200
+        assert not wide.done()
+
+        os.kill(readers[0].pid, signal.SIGCONT)
+
+        for status, told in await asyncio.gather(first, wide):
+            assert (status, told["id"]) == (200, "q")
+            assert told["outputs"][0]["shape"] == [8, 100_000]
+            assert told["outputs"][0]["data"] == (2 * given).ravel().tolist()
+
+
+def test_while_an_answer_of_megabytes_is_written_in_json_others_are_answered(readers: list[LargeReader]) -> None:
+    _others_go_on_while_it_is_written(readers)
+
+
+@in_loop
+async def _in_both_forms(readers: list[LargeReader]) -> None:
+    port = free_port()
+    given = [np.arange(6, dtype="i1").reshape(2, 3), np.arange(100_002, dtype="f4").reshape(2, 50_001)]
+    wanted = [{"name": "x", "parameters": {"binary_data": True}}, {"name": "y"}]
+    async with http_front([PAIR], port):
+        status, (told, tail) = await asyncio.to_thread(ask, port, "pair", *binary(PAIR, 2, given, outputs=wanted))
+        assert (status, [one["name"] for one in told["outputs"]]) == (200, ["x", "y"])
+        assert tail == (2 * given[0]).tobytes()
+        assert told["outputs"][1]["data"] == (2 * given[1]).ravel().tolist()
+        status, told = await asyncio.to_thread(ask, port, "pair", *binary(PAIR, 2, given, outputs=wanted[1:]))
+        assert [one["name"] for one in told["outputs"]] == ["y"]
+        assert told["outputs"][0]["data"] == (2 * given[1]).ravel().tolist()
+        assert readers[0].pid
+
+
+def test_a_large_answer_has_each_output_in_the_form_that_was_asked_for(readers: list[LargeReader]) -> None:
+    _in_both_forms(readers)
+
+
+@in_loop
+async def _answers_end(readers: list[LargeReader]) -> None:
+    port = free_port()
+    large, head = binary(WIDE, 1, [np.ones(100_000, "f4")])
+    asked = (
+        b"POST /v2/models/wide/infer HTTP/1.1\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
+        % (len(large), head)
+    )
+    async with http_front([SMALL, WIDE], port) as (pool, _):
+        assert (await asyncio.to_thread(ask, port, "wide", large, head))[0] == 200
+        os.kill(readers[0].pid, signal.SIGSTOP)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(asked + large)
+        await until(lambda: readers[0].waiting == 1)
+        writer.transport.abort()
+        waits = asyncio.create_task(asyncio.to_thread(ask, port, "wide", large, head))
+        await until(lambda: readers[0].waiting == 2)
+        os.kill(readers[0].pid, signal.SIGKILL)
+        status, told = await waits
+        assert (status, "\n" in told["error"]) == (503, False)
+        assert (await asyncio.to_thread(ask, port, "wide", large, head))[0] == 200
+        assert (pool.counts["wide"].met, pool.counts["wide"].cancelled) == (4, 0)
+
+
+def test_where_the_process_that_writes_is_killed_clients_are_told_and_who_hung_up_is_forgotten(
+    readers: list[LargeReader],
+) -> None:
+    _answers_end(readers)
+
+
+def test_a_process_is_started_for_models_whose_requests_or_answers_may_be_large() -> None:
+    assert not is_needed([SMALL])
+    assert is_needed([SMALL, WIDE])
+    assert is_needed([msgspec.structs.replace(SMALL, outputs=WIDE.outputs)])
 
 
 @in_loop

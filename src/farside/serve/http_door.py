@@ -6,12 +6,14 @@ of all else that a request needs.
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from urllib.parse import quote, unquote
 
 import msgspec
+import numpy as np
 
 from farside.agent.serving.model_file import ModelFile
 from farside.listen import open_listener
@@ -24,6 +26,7 @@ from farside.serve.http2.call import CallError
 from farside.serve.inference import (
     BODY_BYTES_MAX,
     HEAD_BYTES_MAX,
+    Array,
     InferenceError,
     InferRequest,
     Kind,
@@ -34,6 +37,7 @@ from farside.serve.inference import (
     written_answer,
 )
 from farside.serve.large.message import LARGE_BYTES
+from farside.serve.queues import Encode
 from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
 
@@ -182,11 +186,21 @@ class HttpDoor:
         return submit(model, read_request(model, body, head))
 
     def _submit(self, reply: Reply, arrived_s: float, model: ModelFile, request: InferRequest) -> Cancel:
-        one = self._service.submit(
-            model, request, partial(written_answer, model, request), arrived_s, math.inf, partial(_answer, reply),
-            partial(self._fail, reply, model.name),
-        )  # fmt: skip
+        encode: Encode = partial(written_answer, model, request)
+        answer: Callable[[Any], None] = partial(_answer, reply)
+        if request.answer_json_bytes(model) > LARGE_BYTES:
+            encode, answer = partial(_copied, request), partial(self._write, reply, model, request)
+        fail = partial(self._fail, reply, model.name)
+        one = self._service.submit(model, request, encode, arrived_s, math.inf, answer, fail)
         return partial(self._service.pool.cancel, one)
+
+    def _write(self, reply: Reply, model: ModelFile, request: InferRequest, outputs: Sequence[Array]) -> None:
+        """Has an answer written elsewhere: numbers in JSON are long to write."""
+        fail = partial(self._fail, reply, model.name)
+        try:
+            reply.later(self._service.large.write(model, request, outputs, partial(_answer, reply), fail))
+        except InferenceError as error:
+            fail(error)
 
     def _fail(self, reply: Reply, name: str, error: InferenceError | CallError) -> None:
         assert isinstance(error, InferenceError), "others come by gRPC alone"
@@ -195,7 +209,11 @@ class HttpDoor:
         reply.answer(error.kind.http, _error_fields(error), error_body(str(error)))
 
 
-def _answer(reply: Reply, written: tuple[bytes, int | None]) -> None:
+def _copied(request: InferRequest, arrays: Sequence[Array]) -> list[Array]:
+    return [np.array(arrays[place]) for place in request.outputs]
+
+
+def _answer(reply: Reply, written: tuple[bytes | memoryview, int | None]) -> None:
     body, head = written
     reply.answer(200, JSON if head is None else _BINARY % head, body)
 

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 # Of a JSON head before binary tensors: names and shapes, no data.
 HEAD_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 64 << 20
-# A number of a tensor in JSON, such as -1.1920928955078125e-07 with what parts it from the next.
+# A number of a tensor in JSON, such as -1.1920928955078125e-07 with what parts it from the next, at most.
 _JSON_NUMBER_BYTES = 26
 _NUMBERS = frozenset((bool, int, float))
 _TENSORS_MAX = 64
@@ -99,8 +99,12 @@ def model_named(models: Mapping[str, ModelFile], name: str, version: str = "") -
 
 def body_bytes_max(model: ModelFile) -> int:
     """The largest request: all rows in JSON, with as much as a head beside."""
-    numbers = model.max_batch * sum(one.row_items for one in model.inputs)
-    return min(BODY_BYTES_MAX, HEAD_BYTES_MAX + numbers * _JSON_NUMBER_BYTES)
+    return min(BODY_BYTES_MAX, HEAD_BYTES_MAX + json_bytes(model.inputs, model.max_batch))
+
+
+def json_bytes(specs: Iterable[TensorSpec], rows: int) -> int:
+    """Bytes that ``rows`` rows of each of some tensors have in JSON at most."""
+    return rows * sum(one.row_items for one in specs) * _JSON_NUMBER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,11 @@ class InferRequest:
     outputs: tuple[int, ...]
     binary: tuple[bool, ...]
     timeout_us: int
+
+    def answer_json_bytes(self, model: ModelFile) -> int:
+        """Bytes that the numbers in the JSON of its answer have at most; by gRPC all is binary."""
+        places = (place for place, is_binary in zip(self.outputs, self.binary, strict=True) if not is_binary)
+        return json_bytes((model.outputs[place] for place in places), self.rows)
 
 
 # ---- HTTP bodies
@@ -194,19 +203,25 @@ def read_request(model: ModelFile, body: bytes | bytearray, head: int | None) ->
         raise malformed(f"{len(body) - offset} bytes follow the last tensor; binary_data_size of the inputs is wrong")
     timeout_us, is_binary = read_parameters(said.parameters)
     wanted, binary = _wanted(model, said.outputs, is_binary=is_binary)
-    return InferRequest(
+    request = InferRequest(
         id=checked_id(said.id), rows=rows, inputs=tuple(one for one in arrays if one is not None), outputs=wanted,
         binary=binary, timeout_us=timeout_us,
     )  # fmt: skip
+    if (size := request.answer_json_bytes(model)) > BODY_BYTES_MAX:
+        line = f"the outputs would have up to {size} bytes in JSON; at most {BODY_BYTES_MAX} are written"
+        raise InferenceError(Kind.MALFORMED, line, hint="ask for them as bytes, by binary_data_output")
+    return request
 
 
-def written_answer(model: ModelFile, request: InferRequest, arrays: Sequence[Array]) -> tuple[bytes, int | None]:
+def written_answer(
+    model: ModelFile, request: InferRequest, arrays: Sequence[Array] | Mapping[int, Array]
+) -> tuple[bytes, int | None]:
     """The body of an answer, and the bytes of its head; None where it is JSON alone.
 
     Args:
         model: The model.
-        request: What was asked; ``arrays`` are all outputs of the model, in its order, with the request's rows.
-        arrays: May be views: nothing of them is kept.
+        request: What was asked.
+        arrays: Outputs by their place in the model, with the request's rows; views are not kept.
     """
     outputs: list[dict[str, Any]] = []
     tail: list[memoryview] = []

@@ -44,8 +44,7 @@ from farside.serve.deployment import Deployment, check_for_machine, check_for_ma
 from farside.serve.door_server import DoorServer
 from farside.serve.fleet import Fleet
 from farside.serve.http_door import open_http
-from farside.serve.inference import body_bytes_max
-from farside.serve.large.message import LARGE_BYTES
+from farside.serve.large.message import is_needed
 from farside.serve.lease.front_state import FrontState, StateFile
 from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
 from farside.serve.lease.report import report_of
@@ -338,7 +337,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
     await stack.enter_async_context(_background(controller.run()))
     await stack.enter_async_context(_background(keep_aside()))
-    if any(body_bytes_max(model) > LARGE_BYTES for model in grounds.models.values()):
+    if is_needed(grounds.models.values()):
         service.large.start()
     for door in doors:
         await door.start()

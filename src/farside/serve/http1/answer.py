@@ -24,7 +24,9 @@ def written(status: int, fields: bytes, body: bytes, *, is_kept: bool, has_body:
     return b"".join(answer_parts(status, fields, body, is_kept=is_kept, has_body=has_body))
 
 
-def answer_parts(status: int, fields: bytes, body: bytes, *, is_kept: bool, has_body: bool = True) -> Sequence[bytes]:
+def answer_parts(
+    status: int, fields: bytes, body: bytes | memoryview, *, is_kept: bool, has_body: bool = True
+) -> Sequence[bytes | memoryview]:
     """Head and body of an answer, for bodies that are better not copied."""
     close = b"" if is_kept else b"connection: close\r\n"
     head = b"%b%b%bcontent-length: %d\r\n\r\n" % (_STATUS[status], fields, close, len(body))

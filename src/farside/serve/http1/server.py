@@ -33,14 +33,13 @@ class Reply:
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether there is a client that waits for it."""
-        return self._connection.waits_for(self)
-
-    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+    def answer(self, status: int, fields: bytes, body: bytes | memoryview) -> None:
         """Answers; ``fields`` are lines of the head, each with its end."""
         self._connection.answer(self, status, fields, body)
+
+    def later(self, cancel: Cancel) -> None:
+        """The answer takes another step; ``cancel`` is called where the client hangs up before."""
+        self._connection.later(self, cancel)
 
 
 # What it gives back is called where the client hangs up before its answer.
@@ -158,11 +157,12 @@ class _Connection(DoorConnection):
         if self._reply is reply:
             self._cancel = cancel
 
-    def waits_for(self, reply: Reply) -> bool:
-        """Whether a reply is the one under way."""
-        return self._reply is reply
+    def later(self, reply: Reply, cancel: Cancel) -> None:
+        """Has something else cancelled where its client hangs up."""
+        if self._reply is reply:
+            self._cancel = cancel
 
-    def answer(self, reply: Reply, status: int, fields: bytes, body: bytes) -> None:
+    def answer(self, reply: Reply, status: int, fields: bytes, body: bytes | memoryview) -> None:
         """Sends an answer."""
         if self._reply is not reply:
             return
@@ -174,7 +174,7 @@ class _Connection(DoorConnection):
             self._transport.write(b"".join(parts))
         else:
             self._transport.write(parts[0])
-            self._left = memoryview(b"".join(parts[1:]))
+            self._left = memoryview(body) if has_body else memoryview(b"")
             self.unsent.add(len(self._left), self._loop.time())
         self._send()
         self._server.make_room()

@@ -1,4 +1,7 @@
-"""The process that reads large requests, one after the other. It ends with the front's end of the socket."""
+"""The process that reads large requests and writes large answers, one after the other.
+
+It ends with the front's end of the socket.
+"""
 
 import gc
 import mmap
@@ -12,8 +15,17 @@ import msgspec
 from farside.agent.serving.model_file import ModelFile
 from farside.serve.http2.call import Call, CallError
 from farside.serve.http2.call import read_message as unwrapped
-from farside.serve.inference import BODY_BYTES_MAX, InferenceError, InferRequest, malformed, model_named, read_request
-from farside.serve.large.message import PACKET_BYTES_MAX, Job, Result, places, result_of
+from farside.serve.inference import (
+    BODY_BYTES_MAX,
+    InferenceError,
+    InferRequest,
+    malformed,
+    model_named,
+    read_request,
+    written_answer,
+)
+from farside.serve.large.memory import Parts, write_parts
+from farside.serve.large.message import PACKET_BYTES_MAX, Job, Result, Writing, laid_out, result_of, tensors
 
 
 def main(arguments: list[str]) -> int:
@@ -28,30 +40,38 @@ def main(arguments: list[str]) -> int:
         packet, fds, _, _ = socket.recv_fds(line, PACKET_BYTES_MAX, 1)
         if not packet:
             return 0
-        job = msgspec.json.decode(packet, type=Job)
+        job: Job | Writing = msgspec.json.decode(packet, type=Job | Writing)
         with open(fds[0], "rb") as file, mmap.mmap(file.fileno(), job.size, access=mmap.ACCESS_READ) as body:
-            result, request = _read(models, job, body)
+            result, parts = _done(models, job, body)
         made = os.memfd_create("farside-request", os.MFD_CLOEXEC)
         try:
-            if request is not None:
-                _write(made, models[result.model], request)
+            write_parts(made, parts)
             socket.send_fds(line, [msgspec.json.encode(result)], [made])
         finally:
             os.close(made)
-        del request
+        del parts
 
 
-def _read(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[Result, InferRequest | None]:
+def _done(models: dict[str, ModelFile], job: Job | Writing, body: mmap.mmap) -> tuple[Result, Parts]:
     try:
+        if isinstance(job, Writing):
+            return _written(models[job.model], job, body[:])
         model, request = _read_http(models, job, body) if job.model else _read_grpc(models, job, body)
     except InferenceError as error:
-        return Result(number=job.number, kind=error.kind.name, line=str(error)), None
+        return Result(number=job.number, kind=error.kind.name, line=str(error)), ()
     except CallError as error:
-        return Result(number=job.number, code=error.code, line=error.line), None
+        return Result(number=job.number, code=error.code, line=error.line), ()
     except Exception as error:  # a fault of ours is told of, and the next one is read
         line = f"the server failed on this request: {type(error).__name__}"
-        return Result(number=job.number, kind="RAISED", line=line), None
-    return result_of(job, model, request), request
+        return Result(number=job.number, kind="RAISED", line=line), ()
+    return result_of(job, model, request), laid_out(model.inputs, request.rows, request.inputs)
+
+
+def _written(model: ModelFile, job: Writing, outputs: bytes) -> tuple[Result, Parts]:
+    found = tensors([model.outputs[place] for place in job.outputs], job.rows, memoryview(outputs))
+    request = InferRequest(id=job.id, rows=job.rows, inputs=(), outputs=job.outputs, binary=job.binary, timeout_us=0)
+    body, head = written_answer(model, request, dict(zip(job.outputs, found, strict=True)))
+    return Result(number=job.number, model=model.name, head=-1 if head is None else head), [(0, body)]
 
 
 def _read_http(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[ModelFile, InferRequest]:
@@ -71,14 +91,6 @@ def _read_grpc(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple
         raise malformed("the message is no ModelInferRequest") from None
     model = model_named(models, asked.model_name, asked.model_version)
     return model, read_message(model, asked)
-
-
-def _write(file: int, model: ModelFile, request: InferRequest) -> None:
-    for (at, size), array in zip(places(model, request.rows), request.inputs, strict=True):
-        data = memoryview(array.reshape(-1).view("u1").data)
-        while size:
-            done = os.pwrite(file, data, at)
-            data, at, size = data[done:], at + done, size - done
 
 
 if __name__ == "__main__":

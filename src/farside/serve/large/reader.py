@@ -1,8 +1,8 @@
 """The front's side of the process that reads large requests.
 
-A JSON body of megabytes takes hundreds of milliseconds to read, with the interpreter's lock: a thread would hold up all
-other requests as the event loop does. So a process reads it. Bodies and tensors go through memory files, which are
-written by a thread and mapped.
+A JSON body of megabytes takes hundreds of milliseconds to read or to write, with the interpreter's lock: a thread would
+hold up all other requests as the event loop does. So a process does that. Bodies and tensors go through memory files,
+which are written by a thread and mapped.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -21,10 +22,11 @@ from farside.agent.serving.model_file import ModelFile
 from farside.log import get_log
 from farside.serve.door_server import Cancel
 from farside.serve.http2.call import CallError
-from farside.serve.inference import InferenceError, InferRequest, Kind
-from farside.serve.large.message import PACKET_BYTES_MAX, Job, Result, request_of
+from farside.serve.inference import Array, InferenceError, InferRequest, Kind
+from farside.serve.large.memory import Parts, write_parts
+from farside.serve.large.message import PACKET_BYTES_MAX, Job, Result, Writing, laid_out, request_of
 
-# Of requests that wait to be read, or are read.
+# Of requests that wait to be read, or are read, and of outputs that answers are made of.
 HELD_BYTES_MAX = 512 << 20
 LIMIT_S = 30.0  # of one
 _ENDED = "the process that reads large requests ended"
@@ -34,15 +36,17 @@ _log = get_log("serve.large")
 # Submits a request to its model; what it gives back forgets it.
 Done = Callable[[ModelFile, InferRequest], Cancel]
 Fail = Callable[[InferenceError | CallError], None]
+# Takes the body of an answer and the bytes of its head; None where it is JSON alone.
+Written = Callable[[tuple[memoryview, int | None]], None]
 
 
 class Ticket:
-    """A request that is read, until it is answered."""
+    """A request that is read, until it is answered; or an answer that is written."""
 
-    __slots__ = ("_after", "_is_cancelled", "done", "fail", "size")
+    __slots__ = ("_after", "_is_cancelled", "_take", "fail", "size")
 
-    def __init__(self, size: int, done: Done, fail: Fail) -> None:
-        self.size, self.done, self.fail = size, done, fail
+    def __init__(self, size: int, take: Callable[[Result, memoryview], Cancel | None], fail: Fail) -> None:
+        self.size, self._take, self.fail = size, take, fail
         self._after: Cancel | None = None
         self._is_cancelled = False
 
@@ -52,19 +56,19 @@ class Ticket:
         if self._after is not None:
             self._after()
 
-    def read(self, model: ModelFile, request: InferRequest) -> None:
-        """The request is there."""
+    def done(self, result: Result, file: int) -> None:
+        """The request or the answer is there."""
         if not self._is_cancelled:
-            self._after = self.done(model, request)
+            self._after = self._take(result, memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ)))
 
     def refused(self, error: InferenceError | CallError) -> None:
-        """There is no request."""
+        """There is none."""
         if not self._is_cancelled:
             self.fail(error)
 
 
 class LargeReader:
-    """Reads large requests in their order; used from one event loop.
+    """Has large requests read and large answers written, in their order; used from one event loop.
 
     Args:
         models: By name.
@@ -87,7 +91,7 @@ class LargeReader:
 
     @property
     def waiting(self) -> int:
-        """Requests that are not read."""
+        """Requests that are not read, and answers that are not written."""
         return len(self._tickets)
 
     def start(self) -> None:
@@ -128,25 +132,54 @@ class LargeReader:
         Raises:
             InferenceError: Too much waits already, or there is no process.
         """
-        if self._held + len(body) > HELD_BYTES_MAX:
-            raise InferenceError(Kind.FULL, "too many large requests wait to be read", hint="try again later")
+        job = Job(number=self._number + 1, size=len(body), model=model, encoding=encoding)
+        return self._give(job, [(0, body)], partial(self._read, done), fail)
+
+    def write(
+        self, model: ModelFile, request: InferRequest, arrays: Sequence[Array], done: Written, fail: Fail
+    ) -> Cancel:
+        """Has the body of an answer by HTTP written; ``done`` or ``fail`` is called later, as by `read`.
+
+        Args:
+            model: The model.
+            request: What was asked.
+            arrays: The outputs that it wants, in its order; they are not changed any more.
+            done: Takes the body.
+            fail: Takes why there is none.
+
+        Raises:
+            InferenceError: Too much waits already, or there is no process.
+        """
+        parts = laid_out([model.outputs[place] for place in request.outputs], request.rows, arrays)
+        at, last = parts[-1]
+        job = Writing(
+            number=self._number + 1, size=at + len(last), model=model.name, id=request.id, rows=request.rows,
+            outputs=request.outputs, binary=request.binary,
+        )  # fmt: skip
+        return self._give(job, parts, partial(_write, done), fail)
+
+    def _give(
+        self, job: Job | Writing, parts: Parts, take: Callable[[Result, memoryview], Cancel | None], fail: Fail
+    ) -> Cancel:
+        if self._held + job.size > HELD_BYTES_MAX:
+            raise InferenceError(Kind.FULL, "too many large requests and answers wait", hint="try again later")
         try:
             self.start()
         except OSError as error:
-            raise InferenceError(Kind.FULL, f"large requests can not be read now: {error.strerror}") from error
+            line = f"large requests and answers can not be served now: {error.strerror}"
+            raise InferenceError(Kind.FULL, line) from error
         assert self._line is not None
-        self._number += 1
-        self._held += len(body)
-        ticket = self._tickets[self._number] = Ticket(len(body), done, fail)
-        job = Job(number=self._number, size=len(body), model=model, encoding=encoding)
+        self._number = job.number
+        self._held += job.size
+        ticket = self._tickets[job.number] = Ticket(job.size, take, fail)
         if self._timer is None:
             self._timer = self._loop.call_later(LIMIT_S, self._kill)
-        handed = self._loop.run_in_executor(self._thread, _hand_over, self._line, job, body)
+        handed = self._loop.run_in_executor(self._thread, _hand_over, self._line, job, parts)
         handed.add_done_callback(lambda _: handed.cancelled() or handed.exception())  # its end is told by the socket
         return ticket.cancel
 
     def close(self) -> None:
-        """Ends the process; what is not read is refused."""
+        """Ends the process; what is not read or written is refused."""
         self._kill()
         self._over()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -181,9 +214,11 @@ class LargeReader:
         elif result.code:
             ticket.refused(CallError(result.code, result.line))
         else:
-            model = self._models[result.model]
-            memory = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-            ticket.read(model, request_of(model, result, memoryview(memory)))
+            ticket.done(result, file)
+
+    def _read(self, done: Done, result: Result, memory: memoryview) -> Cancel:
+        model = self._models[result.model]
+        return done(model, request_of(model, result, memory))
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -205,13 +240,15 @@ class LargeReader:
             ticket.refused(InferenceError(Kind.DIED, _ENDED, hint="try again"))
 
 
-def _hand_over(line: socket.socket, job: Job, body: bytes | bytearray) -> None:
-    """Writes a body into a file, and sends that: in a thread, as both may take their time."""
+def _write(done: Written, result: Result, memory: memoryview) -> None:
+    done((memory, None if result.head < 0 else result.head))
+
+
+def _hand_over(line: socket.socket, job: Job | Writing, parts: Parts) -> None:
+    """Writes a body or tensors into a file, and sends that: in a thread, as both may take their time."""
     file = os.memfd_create("farside-body", os.MFD_CLOEXEC)
     try:
-        left = memoryview(body)
-        while left:
-            left = left[os.write(file, left) :]
+        write_parts(file, parts)
         socket.send_fds(line, [msgspec.json.encode(job)], [file])
     finally:
         os.close(file)
