@@ -16,9 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.listen import open_listener
 from farside.log import Rarely
 from farside.serve import door_server
+from farside.serve.door_server import DoorConnection, DoorServer, counted_listener, door_connections
 from farside.serve.http1 import connection
+from farside.serve.http2.budget import Share, Unsent
 from farside.serve.service import Service
 from farside.tls import TlsFiles, client_tls
 from tests.serving.front import close_gate, grpc_front, http_front, in_loop, model_file, pool_of
@@ -293,6 +296,56 @@ async def test_connections_that_never_speak_tls_give_way_to_one_that_does(
         assert not silent[-1][0].at_eof()
         for _, one in (*silent, (reader, writer)):
             one.close()
+
+
+class NoState:
+    """Takes nothing apart."""
+
+    def lost(self) -> None:
+        """Holds nothing."""
+
+
+class Wire(asyncio.Transport):
+    """A connection from some address, of which only that matters."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1), "socket": socket.socket()})
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@in_loop
+async def test_connections_of_ipv6_are_counted_by_the_first_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_server, "CONNECTIONS_MAX", 2)
+    server = DoorServer(lambda: made(), listener=socket.socket(), tls=None, connections=door_connections())
+
+    def made() -> DoorConnection:
+        return DoorConnection(server, asyncio.get_running_loop(), NoState(), Unsent(Share(1)))
+
+    wires = [Wire(address) for address in ("fd00::1", "192.0.2.1", "fd00:0:0:1::1", "fd00::2", "192.0.2.2", "fd00::3")]
+    for wire in wires:
+        made().connection_made(wire)
+
+    assert [wire.is_aborted for wire in wires] == [True, False, False, False, False, False]
+    assert server.connections.count("fd00::") == 2
+    server.close()
+    for wire in wires:
+        wire.get_extra_info("socket").close()
+
+
+@in_loop
+async def test_tls_handshakes_of_ipv6_are_counted_by_the_first_64_bits() -> None:
+    connections = door_connections()
+    with (
+        counted_listener(open_listener("tcp:[::1]:0"), connections) as listener,
+        socket.create_connection(listener.getsockname()[:2]),
+    ):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert (connections.count("::"), connections.handshakes) == (1, 1)
+        assert connections.count("::") == 0
 
 
 def knock(port: int, ca: Path) -> None:

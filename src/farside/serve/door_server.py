@@ -1,4 +1,7 @@
-"""What the servers of both doors share: which connections they take, how long one may stall, and how all end."""
+"""What the servers of both doors share: which connections they take, how long one may stall, and how all end.
+
+Connections are counted by address, those of IPv6 by its first 64 bits: whoever has one such address has all of these.
+"""
 
 import asyncio
 import socket
@@ -6,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from farside.proof import subnet
 from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
 from farside.serve.http2.budget import WRITE_LIMIT_S, Share, Unsent
@@ -35,7 +39,7 @@ def door_connections() -> Connections:
 def counted_listener(listener: socket.socket, connections: Connections) -> socket.socket:
     """The listener of a door that speaks TLS: handshakes count as connections."""
     forget_failed(asyncio.get_running_loop())
-    return CountedListener(listener, connections)
+    return CountedListener(listener, connections, subnet)
 
 
 class DoorServer:
@@ -149,7 +153,7 @@ class DoorConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Counts it."""
         self._transport = transport
-        owner = (transport.get_extra_info("peername") or ("nobody",))[0]
+        owner = subnet((transport.get_extra_info("peername") or ("nobody",))[0])
         server = self._door
         server.connections.shaken(transport.get_extra_info("socket").fileno())
         spoken = transport.get_extra_info("ssl_object")

@@ -23,10 +23,13 @@ from farside.tls import PEER
 class CountedListener(socket.socket):
     """A listening TCP socket whose connections belong to the crowd from the start."""
 
-    def __init__(self, listener: socket.socket, connections: Connections) -> None:
-        """Takes over the file descriptor of ``listener``, which is closed as a socket."""
+    def __init__(self, listener: socket.socket, connections: Connections, owner_of: Callable[[str], str] = str) -> None:
+        """Takes over the file descriptor of ``listener``, which is closed as a socket.
+
+        ``owner_of``: whose a connection from an address is.
+        """
         super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
-        self._connections = connections
+        self._connections, self._owner_of = connections, owner_of
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection.
@@ -37,7 +40,7 @@ class CountedListener(socket.socket):
         made, address = super().accept()
         accepted = _Accepted(made.family, made.type, made.proto, fileno=made.detach())
         fd = accepted.fileno()
-        if not self._connections.shake(address[0], fd, accepted.hang_up):
+        if not self._connections.shake(self._owner_of(address[0]), fd, accepted.hang_up):
             accepted.close()
             # accept(2) gives this error too, for a client that hung up before; asyncio passes it over and goes on
             # listening.
