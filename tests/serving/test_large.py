@@ -110,7 +110,7 @@ def test_while_a_json_body_of_megabytes_is_read_others_are_answered(readers: lis
 @in_loop
 async def _others_go_on_by_grpc(readers: list[LargeReader]) -> None:
     given = np.random.default_rng(1).random(900_000, dtype="f4")  # does not shrink much when it is compressed
-    async with grpc_front([SMALL, WIDE]) as (address, _, _):
+    async with grpc_front([SMALL, WIDE]) as (address, pool, _):
         import grpc
 
         from farside.serve.grpc_message import service_pb2
@@ -154,6 +154,7 @@ async def _others_go_on_by_grpc(readers: list[LargeReader]) -> None:
                 with pytest.raises(grpc.RpcError) as raised:
                     await infer(channel, asked)
                 assert raised.value.code().name == code
+            assert pool.counts["wide"].refused == 1
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             with pytest.raises(grpc.RpcError) as raised:
                 await call(os.urandom(LARGE_BYTES + 1), timeout=60)
@@ -251,7 +252,7 @@ def test_a_process_is_started_for_models_whose_requests_or_answers_may_be_large(
 async def _ends(readers: list[LargeReader]) -> None:
     port = free_port()
     large = body("wide", [1.0] * 100_000)
-    async with http_front([SMALL, WIDE], port):
+    async with http_front([SMALL, WIDE], port) as (pool, _):
         assert (await asyncio.to_thread(ask, port, "wide", large))[0] == 200
         assert (await asyncio.to_thread(ask, port, "wide", large.replace(b"1.0]", b'"x"]')))[0] == 400
         assert (await asyncio.to_thread(ask, port, "wide", large[:-1]))[0] == 400
@@ -262,6 +263,8 @@ async def _ends(readers: list[LargeReader]) -> None:
         status, told = await waits
         assert (status, "\n" in told["error"]) == (503, False)
         assert (await asyncio.to_thread(ask, port, "wide", large))[0] == 200
+        counts = pool.counts["wide"]
+        assert (counts.met, counts.refused, counts.failed) == (2, 2, 1)
 
 
 def test_where_the_process_that_reads_is_killed_the_next_request_has_another(readers: list[LargeReader]) -> None:
@@ -282,6 +285,7 @@ async def _gone(readers: list[LargeReader]) -> None:
         status, told = await asyncio.to_thread(ask, port, "wide", body("wide", [1.0] * 800_000, 8))
         assert status == 503
         assert "too many" in told["error"]
+        assert pool.counts["wide"].rejected == 1
         os.kill(readers[0].pid, signal.SIGCONT)
         await until(lambda: not readers[0].waiting)
         assert pool.counts["wide"].met == 1

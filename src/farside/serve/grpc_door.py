@@ -84,9 +84,7 @@ class GrpcDoor:
                     return self._infer(call, request, reply)
                 reply.ok(tell(request).SerializeToString())
             except InferenceError as error:
-                if name and error.kind.counted == "refused":
-                    self._service.pool.refuse(name)
-                _fail(reply, error)
+                self._refuse(reply, error, name)
             return None
 
         return serve
@@ -103,7 +101,8 @@ class GrpcDoor:
         """Has the message of a call read elsewhere, as it came, and serves it then."""
         submit = partial(self._submit_read, reply, self._loop.time(), call.within_s)
         try:
-            return self._service.large.read(body, submit, partial(_fail, reply), encoding=call.encoding.decode())
+            refuse = partial(self._refuse, reply)
+            return self._service.large.read(body, submit, refuse, encoding=call.encoding.decode())
         except InferenceError as error:
             _fail(reply, error)
             return None
@@ -126,6 +125,11 @@ class GrpcDoor:
             partial(_fail, reply),
         )  # fmt: skip
         return partial(self._service.pool.cancel, one)
+
+    def _refuse(self, reply: Reply, error: InferenceError | CallError, model: str) -> None:
+        if isinstance(error, InferenceError):
+            self._service.pool.refuse(model, error.kind)
+        _fail(reply, error)
 
     def ServerLive(self, request: Any) -> Message:  # noqa: N802
         """Whether it answers."""

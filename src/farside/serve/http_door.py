@@ -126,7 +126,7 @@ class HttpDoor:
                 return self._infer(asked, asked.model, whole, reply)
             reply.answer(*self._told(asked.method, _parts(asked.path), asked.path))
         except InferenceError as error:
-            self._fail(reply, asked.name, error)
+            self._refuse(reply, error, asked.name)
         return None
 
     def _told(self, method: bytes, parts: list[str], path: str) -> Answer:
@@ -174,15 +174,15 @@ class HttpDoor:
             raise InferenceError(Kind.FULL, "the bodies that are under way are too large together", hint="try later")
         late = self._service.pool.turned_away(model.name)
         if late is not None:
-            self._fail(reply, model.name, late)
+            _fail(reply, late)
             return None
         body = whole.body
         length = asked.fields.get(b"inference-header-content-length")
         head = head_bytes(length.decode("latin-1") if length is not None else None, len(body))
-        submit, fail = partial(self._submit, reply, arrived_s), partial(self._fail, reply, model.name)
+        submit = partial(self._submit, reply, arrived_s)
         # Tensors behind a head are not looked at: a body is long to read where it is JSON.
         if head is None and len(body) > LARGE_BYTES:
-            return self._service.large.read(body, submit, fail, model=model.name)
+            return self._service.large.read(body, submit, partial(self._refuse, reply), model=model.name)
         return submit(model, read_request(model, body, head))
 
     def _submit(self, reply: Reply, arrived_s: float, model: ModelFile, request: InferRequest) -> Cancel:
@@ -190,23 +190,26 @@ class HttpDoor:
         answer: Callable[[Any], None] = partial(_answer, reply)
         if request.answer_json_bytes(model) > LARGE_BYTES:
             encode, answer = partial(_copied, request), partial(self._write, reply, model, request)
-        fail = partial(self._fail, reply, model.name)
-        one = self._service.submit(model, request, encode, arrived_s, math.inf, answer, fail)
+        one = self._service.submit(model, request, encode, arrived_s, math.inf, answer, partial(_fail, reply))
         return partial(self._service.pool.cancel, one)
 
     def _write(self, reply: Reply, model: ModelFile, request: InferRequest, outputs: Sequence[Array]) -> None:
-        """Has an answer written elsewhere: numbers in JSON are long to write."""
-        fail = partial(self._fail, reply, model.name)
+        """Has an answer written elsewhere: numbers in JSON are long to write. It is counted already."""
+        fail = partial(_fail, reply)
         try:
             reply.later(self._service.large.write(model, request, outputs, partial(_answer, reply), fail))
         except InferenceError as error:
             fail(error)
 
-    def _fail(self, reply: Reply, name: str, error: InferenceError | CallError) -> None:
+    def _refuse(self, reply: Reply, error: InferenceError | CallError, model: str) -> None:
         assert isinstance(error, InferenceError), "others come by gRPC alone"
-        if error.kind.counted == "refused":
-            self._service.pool.refuse(name)
-        reply.answer(error.kind.http, _error_fields(error), error_body(str(error)))
+        self._service.pool.refuse(model, error.kind)
+        _fail(reply, error)
+
+
+def _fail(reply: Reply, error: InferenceError | CallError, model: str = "") -> None:
+    assert isinstance(error, InferenceError), "others come by gRPC alone"
+    reply.answer(error.kind.http, _error_fields(error), error_body(str(error)))
 
 
 def _copied(request: InferRequest, arrays: Sequence[Array]) -> list[Array]:

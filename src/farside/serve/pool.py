@@ -261,10 +261,10 @@ class Pool:
             self.counts[one.model].cancelled += 1
             self.queues[one.model].remove(one)
 
-    def refuse(self, model: str) -> None:
-        """Counts a request that was none."""
+    def refuse(self, model: str, kind: Kind) -> None:
+        """Counts a request that is answered by an error and never comes to `submit`; of an unknown model: nothing."""
         if model in self.counts:
-            self.counts[model].refused += 1
+            self._count(model, kind, 0.0)
 
     def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Rows that came, and rows that were dropped or late, since the last call, by model."""
@@ -441,17 +441,22 @@ class Pool:
         return InferenceError(Kind.LATE, f"{model} can not answer within {1000 * within_s:.0f} ms now")
 
     def _fail(self, one: Waiting, error: InferenceError) -> None:
-        counts = self.counts[one.model]
-        counted = error.kind.counted
+        self._count(one.model, error.kind, self._loop.time() - one.arrived_s)
+        if not one.is_cancelled:
+            one.fail(error)
+
+    def _count(self, model: str, kind: Kind, took_s: float) -> None:
+        counts, counted = self.counts[model], kind.counted
+        if counted == "refused":
+            counts.refused += 1
+            return
         if counted == "dropped":
             counts.dropped += 1
         elif counted == "rejected":
             counts.rejected += 1
         else:
             counts.failed += 1
-        counts.fail.add(self._loop.time() - one.arrived_s)
-        if not one.is_cancelled:
-            one.fail(error)
+        counts.fail.add(took_s)
 
 
 def _least_of(serving: Sequence[Turns], model: str) -> Sequence[float]:

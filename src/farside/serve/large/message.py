@@ -45,6 +45,7 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was read; or why it is none, with its kind, or with a gRPC status where that has no kind.
 
+    ``model``: empty where it is none of a known model.
     Its inputs are in the file, of ``rows`` rows each. Of an answer that was written the body is there; ``head``: bytes
     of its JSON head, -1 where it is JSON alone.
     """

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 import msgspec
 
@@ -53,17 +54,24 @@ def main(arguments: list[str]) -> int:
 
 
 def _done(models: dict[str, ModelFile], job: Job | Writing, body: mmap.mmap) -> tuple[Result, Parts]:
+    name = job.model
     try:
         if isinstance(job, Writing):
-            return _written(models[job.model], job, body[:])
-        model, request = _read_http(models, job, body) if job.model else _read_grpc(models, job, body)
+            return _written(models[name], job, body[:])
+        if name:
+            model, request = models[name], read_request(models[name], body[:], None)
+        else:
+            asked = _message(job, body)
+            name = asked.model_name if asked.model_name in models else ""
+            model = model_named(models, asked.model_name, asked.model_version)
+            request = _read_message(model, asked)
     except InferenceError as error:
-        return Result(number=job.number, kind=error.kind.name, line=str(error)), ()
+        return Result(number=job.number, model=name, kind=error.kind.name, line=str(error)), ()
     except CallError as error:
         return Result(number=job.number, code=error.code, line=error.line), ()
     except Exception as error:  # a fault of ours is told of, and the next one is read
         line = f"the server failed on this request: {type(error).__name__}"
-        return Result(number=job.number, kind="RAISED", line=line), ()
+        return Result(number=job.number, model=name, kind="RAISED", line=line), ()
     return result_of(job, model, request), laid_out(model.inputs, request.rows, request.inputs)
 
 
@@ -74,23 +82,22 @@ def _written(model: ModelFile, job: Writing, outputs: bytes) -> tuple[Result, Pa
     return Result(number=job.number, model=model.name, head=-1 if head is None else head), [(0, body)]
 
 
-def _read_http(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[ModelFile, InferRequest]:
-    model = models[job.model]
-    return model, read_request(model, body[:], None)
-
-
-def _read_grpc(models: dict[str, ModelFile], job: Job, body: mmap.mmap) -> tuple[ModelFile, InferRequest]:
+def _message(job: Job, body: mmap.mmap) -> Any:
     from google.protobuf.message import DecodeError
 
-    from farside.serve.grpc_message import read_message, service_pb2
+    from farside.serve.grpc_message import service_pb2
 
     message = unwrapped(Call(path=b"", encoding=job.encoding.encode()), body[:], BODY_BYTES_MAX)
     try:
-        asked = service_pb2.ModelInferRequest.FromString(message)
+        return service_pb2.ModelInferRequest.FromString(message)
     except DecodeError:
         raise malformed("the message is no ModelInferRequest") from None
-    model = model_named(models, asked.model_name, asked.model_version)
-    return model, read_message(model, asked)
+
+
+def _read_message(model: ModelFile, asked: Any) -> InferRequest:
+    from farside.serve.grpc_message import read_message  # of packages that a deployment without gRPC need not have
+
+    return read_message(model, asked)
 
 
 if __name__ == "__main__":

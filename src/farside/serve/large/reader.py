@@ -35,7 +35,8 @@ _log = get_log("serve.large")
 
 # Submits a request to its model; what it gives back forgets it.
 Done = Callable[[ModelFile, InferRequest], Cancel]
-Fail = Callable[[InferenceError | CallError], None]
+# Takes what a client is told, and the model that is asked; empty: it is not known.
+Fail = Callable[[InferenceError | CallError, str], None]
 # Takes the body of an answer and the bytes of its head; None where it is JSON alone.
 Written = Callable[[tuple[memoryview, int | None]], None]
 
@@ -43,10 +44,10 @@ Written = Callable[[tuple[memoryview, int | None]], None]
 class Ticket:
     """A request that is read, until it is answered; or an answer that is written."""
 
-    __slots__ = ("_after", "_is_cancelled", "_take", "fail", "size")
+    __slots__ = ("_after", "_is_cancelled", "_take", "fail", "job")
 
-    def __init__(self, size: int, take: Callable[[Result, memoryview], Cancel | None], fail: Fail) -> None:
-        self.size, self._take, self.fail = size, take, fail
+    def __init__(self, job: Job | Writing, take: Callable[[Result, memoryview], Cancel | None], fail: Fail) -> None:
+        self.job, self._take, self.fail = job, take, fail
         self._after: Cancel | None = None
         self._is_cancelled = False
 
@@ -61,10 +62,10 @@ class Ticket:
         if not self._is_cancelled:
             self._after = self._take(result, memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ)))
 
-    def refused(self, error: InferenceError | CallError) -> None:
+    def refused(self, error: InferenceError | CallError, model: str) -> None:
         """There is none."""
         if not self._is_cancelled:
-            self.fail(error)
+            self.fail(error, model)
 
 
 class LargeReader:
@@ -171,7 +172,7 @@ class LargeReader:
         assert self._line is not None
         self._number = job.number
         self._held += job.size
-        ticket = self._tickets[job.number] = Ticket(job.size, take, fail)
+        ticket = self._tickets[job.number] = Ticket(job, take, fail)
         if self._timer is None:
             self._timer = self._loop.call_later(LIMIT_S, self._kill)
         handed = self._loop.run_in_executor(self._thread, _hand_over, self._line, job, parts)
@@ -200,7 +201,7 @@ class LargeReader:
         try:
             result = msgspec.json.decode(packet, type=Result)
             ticket = self._tickets.pop(result.number)
-            self._held -= ticket.size
+            self._held -= ticket.job.size
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_later(LIMIT_S, self._kill) if self._tickets else None
@@ -210,9 +211,9 @@ class LargeReader:
 
     def _tell(self, ticket: Ticket, result: Result, file: int) -> None:
         if result.kind:
-            ticket.refused(InferenceError(Kind[result.kind], result.line))
+            ticket.refused(InferenceError(Kind[result.kind], result.line), result.model)
         elif result.code:
-            ticket.refused(CallError(result.code, result.line))
+            ticket.refused(CallError(result.code, result.line), result.model)
         else:
             ticket.done(result, file)
 
@@ -237,7 +238,7 @@ class LargeReader:
             self._timer = None
         tickets, self._tickets, self._held = self._tickets, {}, 0
         for ticket in tickets.values():
-            ticket.refused(InferenceError(Kind.DIED, _ENDED, hint="try again"))
+            ticket.refused(InferenceError(Kind.DIED, _ENDED, hint="try again"), ticket.job.model)
 
 
 def _write(done: Written, result: Result, memory: memoryview) -> None:
