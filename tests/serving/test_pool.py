@@ -314,7 +314,7 @@ async def test_a_full_queue_turns_requests_away_unread() -> None:
 
     assert error is not None
     assert error.kind is Kind.FULL
-    counted.assert_called_once_with()
+    counted.assert_called_once_with(1.0)  # rows of a request
     assert pool.counts["twice"].rejected == 1
     assert pool.take_counts() == ({"twice": 1}, {"twice": 0})
 

@@ -58,7 +58,7 @@ class Gate:
         self._open()
 
     def is_open(self, now_s: float, rows: float = 1.0) -> bool:
-        """Whether a request that comes now is let in; `enter` counts it then. ``rows``: it has about so many."""
+        """Whether a request that comes now is let in; `enter` counts it then. ``rows``: those that it has, about."""
         if self.rate == math.inf:
             return True
         if now_s - self._gave_up_s > self._window_s:
@@ -74,7 +74,7 @@ class Gate:
     def refused(self, rows: float = 1.0) -> None:
         """Counts a request that was not let in, by the gate or because its queue is full, and so was not read.
 
-        ``rows``: it has about so many.
+        ``rows``: those that it has, about.
         """
         self._turned_away += rows
 
