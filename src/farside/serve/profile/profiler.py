@@ -232,7 +232,7 @@ async def _measure_all(task: ProfileTask, header: Header, runs: RunsFile, stage:
 
 
 class _Stage:
-    """Executors that stay open from cell to cell: they change size where the driver can; otherwise each size has one."""
+    """Executors that stay open from cell to cell: they change size where the driver can; otherwise each has one."""
 
     def __init__(self, task: ProfileTask, stack: AsyncExitStack) -> None:
         self._task, self._stack = task, stack
