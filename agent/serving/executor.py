@@ -12,16 +12,8 @@ import msgspec
 from farside.agent.serving.arena import Arena, Array
 from farside.agent.serving.executor_process import Setup
 from farside.agent.serving.frames import FRAME_BYTES, Frame, decode, encode
-from farside.agent.serving.handle import (
-    PREPARE_S,
-    BatchDone,
-    ExecutorEnded,
-    ExecutorHandle,
-    OnDone,
-    OnExit,
-    ServeError,
-)
-from farside.agent.serving.life import ENDED, Exited, Received
+from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, OnDone, OnExit, ServeError
+from farside.agent.serving.life import ENDED, PREPARE_S, Exited, Received
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Measured, Place
 from farside.errors import RemoteProtocolError

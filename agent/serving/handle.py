@@ -31,7 +31,6 @@ from farside.agent.serving.partition.policy import Measured
 from farside.errors import FarsideError
 
 HELLO_S = 30.0
-PREPARE_S = 60.0
 LIMIT_S_MIN = 1.0  # of a batch, before it counts as hung
 LIMIT_TIMES = 3  # what the slowest is expected to take
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farside.agent.serving.handle import ExecutorHandle
+from farside.agent.serving.life import PREPARE_S
 from farside.agent.serving.wire import Open
 from farside.log import get_log
 
@@ -141,5 +142,8 @@ class KeptExecutors:
 
 def _is_same(one: _Kept, wanted: Open) -> bool:
     """Whether it has these models, of these files, on this part of this device; times are of no account."""
-    has = msgspec.structs.replace(one.wanted, part_pct=one.executor.part_pct, p99_s={}, prepare_pct=100)
-    return has == msgspec.structs.replace(wanted, p99_s={}, prepare_pct=100)
+    has = msgspec.structs.replace(one.wanted, part_pct=one.executor.part_pct)
+    found, asked = (
+        msgspec.structs.replace(each, p99_s={}, prepare_pct=100, prepare_s=PREPARE_S) for each in (has, wanted)
+    )
+    return found == asked

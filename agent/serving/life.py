@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from farside.agent.serving.frames import Frame, Kind, Status
 
 IN_FLIGHT_MAX = 2
+PREPARE_S, PREPARE_S_MAX = 60.0, 3600  # until it is ready: unless another time is given, and at most
 RAISED_IN_A_ROW = 3  # and a model counts as failing, until a batch of it ends well
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from farside import proof
 from farside.agent.serving import frames
 from farside.agent.serving.arena import Array
-from farside.agent.serving.handle import PREPARE_S, ExecutorHandle, OnDone, OnExit, ServeError
-from farside.agent.serving.life import ENDED, Exited, Received
+from farside.agent.serving.handle import ExecutorHandle, OnDone, OnExit, ServeError
+from farside.agent.serving.life import ENDED, PREPARE_S, Exited, Received
 from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
 from farside.agent.serving.partition.policy import Device, Measured
 from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, split_rows
@@ -59,9 +59,9 @@ async def start_remote_executor(
     reader, writer = await dial(address)
     wanted = Open(
         driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {}),
-        device_name=part.device_name, prepare_pct=prepare_pct,
+        device_name=part.device_name, prepare_pct=prepare_pct, prepare_s=prepare_s,
     )  # fmt: skip
-    executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit, prepare_s)
+    executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit)
     await executor.ready()
     return executor
 
@@ -94,9 +94,8 @@ class RemoteExecutor(ExecutorHandle):
         wanted: Open,
         on_done: OnDone,
         on_exit: OnExit,
-        prepare_s: float,
     ) -> None:
-        super().__init__(wanted.models, on_done, on_exit, p99_s=wanted.p99_s, prepare_s=prepare_s)
+        super().__init__(wanted.models, on_done, on_exit, p99_s=wanted.p99_s, prepare_s=wanted.prepare_s)
         self._reader, self._writer, self._wanted = reader, writer, wanted
         self._name = f"worker {address.host}:{address.port}"
         self._wire = Wire(proof.Side.FRONT, address.key, os.urandom(32))

@@ -28,7 +28,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from farside import proof
-from farside.agent.serving.life import IN_FLIGHT_MAX
+from farside.agent.serving.life import IN_FLIGHT_MAX, PREPARE_S, PREPARE_S_MAX
 from farside.agent.serving.model_file import ITEM_BYTES, MAX_BATCH, ModelFile, TensorSpec
 from farside.agent.serving.partition.policy import Device
 from farside.errors import LocalProtocolError, PeerError, RemoteProtocolError
@@ -72,7 +72,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     """The executor that a front wants: models by the paths that they have at the worker, on a part of its device.
 
     ``device_name``: what the device has to be, as its profile says; empty: whatever it is.
-    ``prepare_pct``: of the device, that it gets at most until it is ready.
+    ``prepare_pct``: of the device, that it gets at most until it is ready, for which it has ``prepare_s`` seconds.
     """
 
     driver: str
@@ -82,6 +82,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
     p99_s: dict[str, float] = {}
     prepare_pct: Annotated[int, msgspec.Meta(ge=1, le=100)] = 100
+    prepare_s: Annotated[float, msgspec.Meta(gt=0, le=PREPARE_S_MAX)] = PREPARE_S
 
 
 class Frame(NamedTuple):

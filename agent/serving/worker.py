@@ -185,8 +185,9 @@ class _Session:
                 raise ConfigError(f"the device here is {name}, and the profile is of {wanted.device_name}")
             place = driver.open(device, wanted.part_pct)
             self.executor = await start_executor(
-                place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s, prepare_pct=wanted.prepare_pct
-            )
+                place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s, prepare_s=wanted.prepare_s,
+                prepare_pct=wanted.prepare_pct,
+            )  # fmt: skip
         except FarsideError as error:
             self._wire.send(Frame(Kind.FAILED, body=str(error).encode()[:_LINE_BYTES]))
             return

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.agent.serving.life import PREPARE_S_MAX
 from farside.agent.serving.model_file import ModelFile, TensorSpec
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.wire import HEAD_BYTES, Frame, Kind, Open, Proven, Wire, opened, rows_bytes
@@ -233,6 +234,12 @@ def test_an_open_with_a_model_out_of_bounds_is_refused(changes: dict[str, object
     model = msgspec.structs.replace(MODEL, **changes)
     with pytest.raises(RemoteProtocolError, match="a model net whose"):
         opened(msgspec.msgpack.encode(msgspec.structs.replace(WANTED, models=(model,))))
+
+
+@pytest.mark.parametrize("prepare_s", [0.0, PREPARE_S_MAX + 1.0, float("inf")])
+def test_an_open_with_a_time_out_of_bounds_is_refused(prepare_s: float) -> None:
+    with pytest.raises(RemoteProtocolError, match="prepare_s"):
+        opened(msgspec.msgpack.encode(msgspec.structs.replace(WANTED, prepare_s=prepare_s)))
 
 
 def test_nothing_is_sent_before_the_proof() -> None:

@@ -5,13 +5,16 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from farside.agent.serving.executor import Executor, start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ServeError
 from farside.agent.serving.kept import KEPT_S
+from farside.agent.serving.life import PREPARE_S
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
@@ -53,10 +56,12 @@ class Front:
         self._done: asyncio.Queue[BatchDone] = asyncio.Queue()
         self._ended: asyncio.Queue[ExecutorEnded] = asyncio.Queue()
 
-    async def start(self, address: Address, models: tuple[ModelFile, ...], part: RemotePart = PART) -> RemoteExecutor:
+    async def start(
+        self, address: Address, models: tuple[ModelFile, ...], part: RemotePart = PART, prepare_s: float = PREPARE_S
+    ) -> RemoteExecutor:
         self.executor = await start_remote_executor(
             address, part, models, self._done.put_nowait, self._ended.put_nowait,
-            p99_s={model.name: DEADLINE_S for model in models},
+            p99_s={model.name: DEADLINE_S for model in models}, prepare_s=prepare_s,
         )  # fmt: skip
         return self.executor
 
@@ -100,6 +105,25 @@ def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tup
     tried(test)
 
 
+def test_an_executor_has_as_long_to_be_ready_at_its_worker_as_its_front_says(
+    models: tuple[ModelFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[float]()
+
+    async def started(*arguments: Any, **said: Any) -> Executor:
+        told.append(said["prepare_s"])
+        return await start_executor(*arguments, **said)
+
+    async def test(address: Address) -> None:
+        executor = await Front().start(address, models, prepare_s=300.0)
+        await executor.close()
+
+    monkeypatch.setattr("farside.agent.serving.worker.start_executor", started)
+    tried(test)
+
+    assert told == [300.0]
+
+
 def test_an_executor_that_dies_at_its_worker_is_told_with_what_was_lost(models: tuple[ModelFile, ...]) -> None:
     others = children()
 
@@ -135,7 +159,7 @@ def test_a_front_that_comes_back_gets_its_executor_and_no_answer_to_what_the_las
         executor = await first.start(address, models)
         pid = kept_by(first, others)
         os.kill(int(pid), signal.SIGSTOP)
-        again = asyncio.ensure_future(second.start(address, models))
+        again = asyncio.ensure_future(second.start(address, models, prepare_s=PREPARE_S + 1))
         ended = await first.ended()
         assert ended.line.endswith(": the connection was lost")
         os.kill(int(pid), signal.SIGCONT)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from farside.agent.serving.describe import ModelRequest
+from farside.agent.serving.life import PREPARE_S, PREPARE_S_MAX
 from farside.agent.serving.model_file import FRAMEWORKS, MAX_BATCH
 from farside.agent.serving.partition.catalog import AUTO, DRIVERS, ON_CORES, ON_GPU
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
@@ -61,7 +62,7 @@ class _File(LeaseTerms, frozen=True, kw_only=True):
     capacity_pct: int = CAPACITY_PCT
     gpus_max: int = 0
     profile: str = ""
-    prepare_s: float = 60.0
+    prepare_s: float = PREPARE_S
     prepare_pct: int = WHOLE_PCT
     plain_http: bool = False
     tls_cert: str = ""
@@ -253,7 +254,7 @@ class _Checked:
         for name, value, low, high in (
             ("gpus_max", file.gpus_max, 0, 256),
             ("capacity_pct", file.capacity_pct, CAPACITY_PCT_MIN, 100),
-            ("prepare_s", file.prepare_s, 1, 3600),
+            ("prepare_s", file.prepare_s, 1, PREPARE_S_MAX),
             ("prepare_pct", file.prepare_pct, PREPARE_PCT_MIN, WHOLE_PCT),
         ):
             if not low <= value <= high:
