@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +18,18 @@ from farside.agent.serving.partition.catalog import DRIVERS
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.mig import MigDriver
-from farside.agent.serving.partition.mps import CONTROL, MpsDriver
+from farside.agent.serving.partition.mps import CONTROL, MpsDriver, MpsPlace
 from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.remote import Address, RemotePart
 from farside.agent.serving.worker import Worker
 from farside.errors import ConfigError, Unavailable
-from tests.serving.executors import Watched, small_models
+from tests.serving.executors import Watched, children, small_models
 from tests.serving.front import in_loop
 from tests.serving.test_worker import KEY, Front
 from tests.support.waiting import text_of, until
 
-# A control daemon that says with what it was started, and ends when it is told to.
+# A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up.
 PROGRAM = """#!{python}
 import json, os, sys, time
 folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
@@ -39,6 +40,8 @@ if sys.argv[1:] == ["-f"]:
     while not os.path.exists(folder + "/quit"):
         time.sleep(0.01)
 else:
+    while os.path.exists("{seen}.hold"):
+        time.sleep(0.01)
     open(folder + "/quit", "w").write(sys.stdin.read())
 """
 
@@ -128,23 +131,70 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return seen
 
 
+def folder_of(part: MpsPlace) -> str:
+    """Of its daemon."""
+    return part.entry.environment["CUDA_MPS_PIPE_DIRECTORY"]
+
+
 def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(control: Path) -> None:
     driver = MpsDriver(Nvml(is_cut=False))
     first, second, other = (driver.open(Device(number=gpu), part) for gpu, part in ((0, 30), (0, 70), (1, 100)))
     lines = until(lambda: two_lines(control), what="both daemons have started")
     started = sorted((json.loads(line) for line in lines), key=lambda one: str(one[1]))
 
-    other_folder = other.entry.environment["CUDA_MPS_PIPE_DIRECTORY"]
-    folder = first.entry.environment["CUDA_MPS_PIPE_DIRECTORY"]
-    assert second.entry.environment["CUDA_MPS_PIPE_DIRECTORY"] == folder
+    other_folder = folder_of(other)
+    folder = folder_of(first)
+    assert folder_of(second) == folder
     assert started == [[folder, "GPU-0", folder], [other_folder, "GPU-1", other_folder]]
     assert first.entry.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
     assert second.entry.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "70"
     first.close()
     assert Path(folder).exists()
     second.close()
-    assert not Path(folder).exists()
+    until(lambda: not Path(folder).exists(), what="the daemon has ended")
+    assert Path(other_folder).exists()
     other.close()
+    until(lambda: not Path(other_folder).exists(), what="the other one has ended")
+
+
+def test_giving_a_gpu_up_waits_for_no_daemon_and_the_next_part_has_another_one(control: Path) -> None:
+    driver = MpsDriver(Nvml(is_cut=False))
+    hold = Path(f"{control}.hold")
+    hold.touch()
+    part = driver.open(Device(), 100)
+    folder = folder_of(part)
+
+    part.close()
+    assert Path(folder).exists(), "its daemon ends still"
+    again = driver.open(Device(), 100)
+
+    assert folder_of(again) != folder
+    hold.unlink()
+    until(lambda: not Path(folder).exists(), what="the first daemon has ended")
+    assert Path(folder_of(again)).exists()
+    again.close()
+    until(lambda: not Path(folder_of(again)).exists(), what="the second one has ended")
+
+
+def test_where_a_daemon_has_died_the_next_part_has_another_one_which_outlives_the_parts_of_the_first(
+    control: Path,
+) -> None:
+    driver, others = MpsDriver(Nvml(is_cut=False)), children()
+    part = driver.open(Device(), 50)
+    (pid,) = children() - others
+    os.kill(int(pid), signal.SIGKILL)
+    os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOWAIT)
+
+    again = driver.open(Device(), 50)
+    part.close()
+    until(lambda: not Path(folder_of(part)).exists(), what="what was of the first is gone")
+    beside = driver.open(Device(), 50)
+
+    assert folder_of(again) == folder_of(beside) != folder_of(part)
+    assert Path(folder_of(again)).exists()
+    again.close()
+    beside.close()
+    until(lambda: not Path(folder_of(again)).exists(), what="the second daemon has ended")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
@@ -39,13 +40,13 @@ class MpsDriver(NvidiaGpus):
         return Capabilities(parts="1 to 100 %", isolation="a limit on SMs; caches and memory bandwidth are shared")
 
     def open(self, device: Device, part_pct: int) -> "MpsPlace":
-        """A limit for one process of this GPU's daemon, which is started for the first."""
+        """A limit for one process of this GPU's daemon, which is started for the first, and anew where it has ended."""
         uuid = uuid_to_cut(self.nvml(), device, part_pct, how="by limits ")
         daemon = self._daemons.get(uuid)
-        if daemon is None:
+        if daemon is None or daemon.has_ended:
             daemon = self._daemons[uuid] = _Daemon(uuid)
         daemon.users += 1
-        return MpsPlace(self, uuid, daemon, part_pct)
+        return MpsPlace(self, daemon, part_pct)
 
     def devices(self) -> tuple[Device, ...]:
         """GPUs of this machine that are not cut into instances.
@@ -55,12 +56,12 @@ class MpsDriver(NvidiaGpus):
         """
         return uncut_devices(self.nvml(), with_instances=False)
 
-    def release(self, uuid: str) -> None:
-        """Ends a GPU's daemon with its last part."""
-        daemon = self._daemons[uuid]
+    def release(self, daemon: "_Daemon") -> None:
+        """Ends a daemon with its last part."""
         daemon.users -= 1
         if not daemon.users:
-            del self._daemons[uuid]
+            for uuid in [uuid for uuid, one in self._daemons.items() if one is daemon]:
+                del self._daemons[uuid]
             daemon.end()
 
     def nvml(self) -> Any:
@@ -76,18 +77,18 @@ class MpsDriver(NvidiaGpus):
 class MpsPlace(FixedPlace):
     """A limit for one process, which keeps the one that it started with."""
 
-    def __init__(self, driver: MpsDriver, uuid: str, daemon: "_Daemon", part_pct: int) -> None:
+    def __init__(self, driver: MpsDriver, daemon: "_Daemon", part_pct: int) -> None:
         limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part_pct)}
         super().__init__(part_pct, Entry(environment={**daemon.variables, **limit}, computes_on="cuda"))
-        self._driver, self._uuid = driver, uuid
+        self._driver, self._daemon = driver, daemon
 
     def close(self) -> None:
         """The limit is gone with its process."""
-        self._driver.release(self._uuid)
+        self._driver.release(self._daemon)
 
 
 class _Daemon:
-    """A control daemon for one GPU, in the foreground and so a child of this process."""
+    """A control daemon for one GPU, in the foreground and so a child of this process, with a folder of its own."""
 
     def __init__(self, uuid: str) -> None:
         self.users = 0
@@ -102,10 +103,20 @@ class _Daemon:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise Unavailable(f"{CONTROL}: {error.strerror}") from error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone, and with it what a process would need to begin."""
+        return self._process.poll() is not None
+
     def end(self) -> None:
+        """Has it end. That takes seconds, for which only the end of this process waits: nothing else would end it."""
+        threading.Thread(target=self._end, name="farside-mps").start()
+
+    def _end(self) -> None:
         """Asks it to end, and kills it if it does not."""
         try:
-            subprocess.run([CONTROL], input=b"quit\n", env=self._environment, timeout=_QUIT_S, capture_output=True)
+            if not self.has_ended:
+                subprocess.run([CONTROL], input=b"quit\n", env=self._environment, timeout=_QUIT_S, capture_output=True)
             self._process.wait(_QUIT_S)
         except (OSError, subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGKILL)
