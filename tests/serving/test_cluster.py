@@ -72,7 +72,7 @@ def test_a_front_of_the_same_name_elsewhere_is_refused_and_a_lease_that_others_c
         lease = until(lambda: first.status().leases, what="there is a lease")[0].job
         with ManagerClient(find_manager(state=state)) as client:
             client.post("jobs", lease, "cancel")
-        until(lambda: f"lease {lease}: " in first.status().problem, what="the lost lease is named")
+        until(lambda: f"lease {lease}: " in first.status().lease_problem, what="the lost lease is named")
     finally:
         first.end()
     until(lambda: not asked(state, "jobs")["jobs"], what="leases are given back")

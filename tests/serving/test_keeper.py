@@ -39,6 +39,7 @@ class Answering:
 
     def __init__(self, report: tuple[int, str]) -> None:
         self.report = report
+        self.job: dict[str, Any] = WAITING
         self.asked: list[str] = []
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
@@ -51,7 +52,7 @@ class Answering:
             case "GET", ["jobs"]:
                 return 200, {"jobs": [{"id": "7", "deployment": "t", "user": "ann"}]}
             case _:
-                return 200, WAITING
+                return 200, self.job
 
 
 @contextmanager
@@ -147,6 +148,27 @@ async def test_a_name_that_is_another_fronts_ends_the_start() -> None:
     refused = pytest.raises(FarsideError, match="deployment t of ann is run by g")
     with manager(port, (409, "deployment t of ann is run by g")), refused:
         await keeper_of(port).claim(asyncio.Event())
+
+
+@in_loop
+async def test_why_a_lease_was_lost_is_told_in_its_pause_and_as_long_as_one_is_lacking() -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        keeper.want(1)
+        keeper.problem = "its worker does not answer"
+        await keeper.look()
+        assert keeper.problem, "it waits still"
+        there.job = {**WAITING, "state": "failed", "reason": "its node is lost"}
+        told = list[str]()
+        for needed, is_paused in ((1, True), (0, True), (0, False)):
+            if not is_paused:
+                keeper._paused_until_s = 0.0
+            keeper.want(needed)
+            await keeper.look()
+            told.append(keeper.problem)
+
+    assert told == ["lease 7: its node is lost", "lease 7: its node is lost", ""]
 
 
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:

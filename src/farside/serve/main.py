@@ -460,15 +460,12 @@ class _Told:
             name=deployment.name, http=deployment.http, grpc=deployment.grpc, driver=self._grounds.driver_name,
             devices=self._grounds.gpus, ready=all(pool.is_ready(name) for name in self._grounds.models), glets=glets,
             models=tuple(self._model(name) for name in self._grounds.models), changes=tuple(self._controller.records),
-            deaths=self._fleet.deaths, stray=pool.stray, lag_ms=1000 * pool.lag_s, problem=self._problem(),
-            leases=leases,
+            deaths=self._fleet.deaths, stray=pool.stray, lag_ms=1000 * pool.lag_s,
+            plan_problem=self._controller.problem,
+            lease_problem=self._keeper.problem if self._keeper is not None else "", leases=leases,
             manager=self._grounds.manager.endpoint if self._grounds.manager is not None else "",
             manager_away=self._keeper.away if self._keeper is not None else "",
         )  # fmt: skip
-
-    def _problem(self) -> str:
-        leases = self._keeper.problem if self._keeper is not None else ""
-        return "; ".join(filter(None, (self._controller.problem, leases)))
 
     def _leases(self) -> tuple[LeaseStatus, ...]:
         if self._keeper is None:

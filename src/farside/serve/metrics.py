@@ -95,7 +95,7 @@ def _collect(service: Service, status: ServeStatus) -> Iterable[Metric]:
             [((state,), count) for state, count in sorted(states.items())], ("state",),
         )  # fmt: skip
         yield family(gauge, prefix, "manager_up", "1: the manager answers.", 0.0 if status.manager_away else 1.0)
-    yield family(gauge, prefix, "has_plan", "1: the measured rates have a plan.", 0.0 if status.problem else 1.0)
+    yield family(gauge, prefix, "has_plan", "1: the measured rates have a plan.", 0.0 if status.plan_problem else 1.0)
 
 
 def _parts_pct(glets: Iterable[GletStatus]) -> Counter[tuple[int, str]]:

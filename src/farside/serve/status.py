@@ -80,8 +80,9 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a deployment. ``problem``: why the rates have no plan, or too few devices; empty where they have.
+    """All of a deployment. ``plan_problem``: why the rates have no plan, or too few devices; empty where they have.
 
+    ``lease_problem``: what has become of a lease that is lacking since, or why there is none; empty where none is.
     ``lag_ms``: so late the front reads requests, at worst as far as is known. ``manager``: whose nodes it is on; empty:
     it is on this machine. ``manager_away``: why that does not answer.
     """
@@ -99,7 +100,13 @@ class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     stray: int
     lag_ms: float = 0.0
-    problem: str = ""
+    plan_problem: str = ""
+    lease_problem: str = ""
     leases: tuple[LeaseStatus, ...] = ()
     manager: str = ""
     manager_away: str = ""
+
+    @property
+    def problem(self) -> str:
+        """Both problems in one line; empty where there is none."""
+        return "; ".join(filter(None, (self.plan_problem, self.lease_problem)))

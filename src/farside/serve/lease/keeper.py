@@ -115,7 +115,7 @@ class LeaseKeeper:
         self._needed: int | None = None  # not known before the first plan: nothing is asked for or given back
         self._is_known = False
         self._paused_until_s = 0.0
-        self._judged = Judged(usable=frozenset(), leaving={}, submit=0, cancel=())
+        self._judged = Judged(usable=frozenset(), leaving={}, missing=0, submit=0, cancel=())
         self._given_back: set[str] = set()
         self.sites: dict[int, Site] = {}
         self._not_taken = ""
@@ -246,12 +246,15 @@ class LeaseKeeper:
         await self._connect()
         # 2. Decide.
         self._judge()
-        # 3. Act.
         if self._needed is None:
             return
+        is_paused = self._loop.time() < self._paused_until_s
+        if not self._judged.missing and not is_paused:
+            self.problem = ""
+        # 3. Act.
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
-        count = self._judged.submit if self._loop.time() >= self._paused_until_s else 0
+        count = 0 if is_paused else self._judged.submit
         if count:
             await self._submit(count)
 

@@ -55,12 +55,14 @@ class Judged:
     Attributes:
         usable: Numbers of GPUs on which executors may be started and may stay.
         leaving: By number, why a lease that runs is to be left.
+        missing: How many of those that are needed, or are to be spare, are not ready.
         submit: How many to ask for.
         cancel: Jobs to give back.
     """
 
     usable: frozenset[int]
     leaving: Mapping[int, str]
+    missing: int
     submit: int
     cancel: tuple[str, ...]
 
@@ -88,6 +90,7 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
         leaving=leaving,
+        missing=max(0, wanted - len(ready)),
         submit=max(0, wanted - len(staying)),
         cancel=tuple(one.job_id for one in given_back),
     )
