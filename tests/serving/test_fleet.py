@@ -5,12 +5,13 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 
+from farside.agent.serving.handle import ExecutorHandle
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device, Traits
 from farside.agent.serving.partition.whole import WholeDriver, WholePlace
@@ -277,6 +278,49 @@ async def test_a_resized_part_has_its_own_limit_and_one_that_can_not_be_resized_
     await fleet.close()
 
 
+class Gated(LocalSite):
+    """A device that starts executors once it is let."""
+
+    def __init__(self, driver: WholeDriver, number: int) -> None:
+        super().__init__(driver, Device(number=number, cores=(0,)))
+        self.is_asked, self.is_let = asyncio.Event(), asyncio.Event()
+
+    async def start(self, *arguments: Any, **said: Any) -> ExecutorHandle:
+        self.is_asked.set()
+        await self.is_let.wait()
+        return await super().start(*arguments, **said)
+
+
+@pytest.mark.parametrize("agrees", [True, False], ids=["resized", "started anew"])
+@in_loop
+async def test_an_executor_that_dies_while_its_part_is_to_change_comes_back_with_the_new_size(
+    tmp_path: Path, agrees: bool
+) -> None:
+    driver = ResizingDriver()
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp", "lstm")), driver)
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    first = fleet.executors[0][1]
+    assert first is not None
+    again, beside = Gated(driver, 0), Gated(driver, 1)
+    fleet._sites = {0: again, 1: beside}
+    small = msgspec.structs.replace(glet(0, "mlp"), part_pct=50)
+
+    async with asyncio.timeout(DEADLINE_S):
+        changing = asyncio.ensure_future(fleet.change(Plan(glets=(small, glet(1, "lstm"))), {}))
+        await beside.is_asked.wait()
+        first.kill()
+        await again.is_asked.wait()
+        beside.is_let.set()
+        await changing
+        driver.agrees = agrees
+        again.is_let.set()
+        while (second := fleet.executors[0][1]) is None:
+            await asyncio.sleep(0.005)
+
+    assert (second.is_ready, second.part_pct) == (True, 50)
+    await fleet.close()
+
+
 @in_loop
 async def test_the_planner_plans_refuses_and_outlives_its_process() -> None:
     planner = Planner(*profiles(("a", "b"), latency_ms=100.0))
@@ -377,6 +421,24 @@ async def test_a_burst_is_planned_for_and_a_planner_that_fails_is_asked_again(tm
         ("start", ""), ("burst", "no plan within 10 s"), ("again", ""),
     ]  # fmt: skip
     assert fleet.plan == TWO
+    await fleet.close()
+
+
+@in_loop
+async def test_queues_have_the_length_that_a_given_plan_needs_whatever_rates_are_expected(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,))
+    part = glet(0, "mlp")
+    plan = Plan(glets=(msgspec.structs.replace(part, models=(Portion(model="mlp", batch=4, rate=100.0),)),))
+    controller = Controller(fleet, pool, None, OwnDevices(1), {"mlp": 0.0}, SETTINGS)
+    client = Client(pool)
+
+    await controller.start(plan)
+    for number in range(400):  # less than the plan serves within an SLO
+        send(client, number, file)
+
+    await client.all(400)
+    assert (pool.counts["mlp"].met, pool.counts["mlp"].rejected) == (400, 0)
     await fleet.close()
 
 

@@ -83,7 +83,7 @@ class Controller:
             FarsideError: An executor could not be started.
         """
         began_s = self._loop.time()
-        wanted = self._wanted()
+        wanted = self._wanted() if plan is None else plan.served()
         if plan is None:
             assert self._planner is not None
             plan = await first_plan(self._planner, wanted, self._devices.most)

@@ -356,10 +356,28 @@ class Fleet:
                 deaths.append(self._loop.time())
                 await asyncio.sleep(1.0)
                 continue
+            if not await _is_fit(one, executor):
+                continue
             one.executor = executor
             self._route()
             _log.info("an executor runs again", models=", ".join(_names(one.glet)), gpu=one.glet.gpu)
             return
+
+
+async def _is_fit(one: _Opened, executor: ExecutorHandle) -> bool:
+    """Whether an executor runs in the size of its glet, which a change may have set while it started.
+
+    One that can't be given that size is ended.
+    """
+    try:
+        while executor.part_pct != one.glet.part_pct:
+            if not await executor.resize(one.glet.part_pct):
+                await executor.close(0)
+                return False
+    except asyncio.CancelledError:
+        await executor.close(0)
+        raise
+    return executor.is_ready
 
 
 def _names(glet: Glet) -> list[str]:
