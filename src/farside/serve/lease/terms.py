@@ -5,9 +5,12 @@ from pathlib import Path
 import msgspec
 
 from farside.errors import ConfigError
+from farside.serve.lease.rules import LAST_S
 from farside.units import parse_bytes
 
-LEASE_S_MIN = 20.0
+# A lease that takes the place of another one gets a worker and executors before that is left for good.
+REPLACE_BEFORE_S_MIN = LAST_S + 10.0
+LEASE_S_MIN = 2 * REPLACE_BEFORE_S_MIN
 LEASE_S_MAX = 4e9  # as a job's time limit
 SPARE_MAX = 64
 
@@ -40,7 +43,7 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
     """
     for name, low, high in (
         ("lease_s", LEASE_S_MIN, LEASE_S_MAX),
-        ("replace_before_s", 1.0, terms.lease_s / 2),
+        ("replace_before_s", REPLACE_BEFORE_S_MIN, terms.lease_s / 2),
         ("spare_gpus", 0, SPARE_MAX),
         ("cpus", 0.0, 4096.0),
     ):
