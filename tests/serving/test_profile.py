@@ -33,7 +33,7 @@ from farside.serve.profile.folder import (
     write_tables,
 )
 from farside.serve.profile.profiler import ProfileTask, find_models, profile
-from farside.serve.table import read_tables
+from farside.serve.table import PROCESS_MB, read_tables
 from farside.whole_file import lock_file
 from tests.serving.executors import small_models
 
@@ -262,22 +262,25 @@ def test_a_folder_that_another_run_measures_into_or_that_has_runs_of_unknown_ori
 
 
 class FixedSizes(WholeDriver):
-    """Parts of fixed sizes, at most ``places`` at a time, each of which has a process that uses ``process_gib``."""
+    """Parts of fixed sizes, at most ``places`` at a time, each of which has a process that uses ``process_gib``.
+
+    None: nobody counts what it uses.
+    """
 
     traits: ClassVar[Traits] = Traits(on_gpu=False)
 
-    def __init__(self, places: int, process_gib: int = 0) -> None:
-        self.places, self.process_gib = places, process_gib
+    def __init__(self, places: int, process_gib: int | None = 0, memory_gib: int = 16) -> None:
+        self.places, self.process_gib, self.memory_gib = places, process_gib, memory_gib
         self.opened: list[int] = []
         self.open_now = 0
 
     def identity(self, device: Device) -> Identity:
-        return Identity("cores of fixed sizes", 16 << 10)
+        return Identity("cores of fixed sizes", self.memory_gib << 10)
 
-    def process_bytes(self, device: Device, pid: int) -> int:
-        return self.process_gib << 30
+    def process_bytes(self, device: Device, pid: int) -> int | None:  # type: ignore[override]
+        return None if self.process_gib is None else self.process_gib << 30
 
-    def open(self, device: Device, part_pct: int) -> FixedPlace:
+    def open(self, device: Device, part_pct: int) -> FixedPlace:  # type: ignore[override]
         if self.open_now == self.places:
             raise Unavailable("no place is free")
         self.opened.append(part_pct)
@@ -296,8 +299,14 @@ class FixedSize(FixedPlace):
 
 @pytest.mark.parametrize(
     ("driver", "is_kept"),
-    [(FixedSizes(99), True), (FixedSizes(2), False), (FixedSizes(99, process_gib=9), False)],
-    ids=["room for all", "two places", "memory for one"],
+    [
+        (FixedSizes(99), True),
+        (FixedSizes(2), False),
+        (FixedSizes(99, process_gib=9), False),
+        (FixedSizes(99, process_gib=None), True),
+        (FixedSizes(99, process_gib=None, memory_gib=2), False),
+    ],
+    ids=["room for all", "two places", "memory for one", "room for all by default", "memory for one by default"],
 )
 def test_where_sizes_are_fixed_each_keeps_its_process_as_long_as_there_is_room(
     models: tuple[ModelFile, ...], tmp_path: Path, driver: FixedSizes, is_kept: bool
@@ -311,3 +320,16 @@ def test_where_sizes_are_fixed_each_keeps_its_process_as_long_as_there_is_room(
         assert sorted(driver.opened) == [50, 50, 100]
     else:
         assert len(driver.opened) > 3
+
+
+def test_where_nobody_counts_what_a_process_takes_the_profile_says_so_and_plans_reckon_with_the_default(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    told = list[str]()
+    driver = FixedSizes(99, process_gib=None)
+    task = task_of(models, tmp_path, driver_name="mps", driver=driver, parts=(100,), minutes=None)
+    asyncio.run(profile(task, told.append))
+
+    assert json.loads((tmp_path / "profile.json").read_text())["process_mb"] is None
+    assert read_tables(tmp_path).device.process_mb == PROCESS_MB
+    assert "plans reckon with 1,230 MB besides models" in told[-1]

@@ -83,12 +83,12 @@ class GreenDriver(NvidiaGpus):
         """
         return uncut_devices(self.nvml(), with_instances=False)
 
-    def process_bytes(self, device: Device, pid: int) -> int:
+    def process_bytes(self, device: Device, pid: int) -> int | None:
         """GPU memory of the process that computes for all parts of a GPU, whichever executor ``pid`` is."""
         nvml = self.nvml()
         host = self._hosts.get(uuid_of(nvml, uncut_of(nvml, device)))
         if host is None or host.has_ended:
-            return 0
+            return None
         return super().process_bytes(device, host.pid)
 
     def nvml(self) -> Any:

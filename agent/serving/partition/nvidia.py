@@ -185,8 +185,8 @@ class NvidiaGpus:
             asked(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
         )
 
-    def process_bytes(self, device: Device, pid: int) -> int:
-        """GPU memory of an executor; 0 where the driver does not count it.
+    def process_bytes(self, device: Device, pid: int) -> int | None:
+        """GPU memory of an executor; None where the driver does not count it, or not by this number of its process.
 
         Raises:
             Unavailable: There is no such GPU.
@@ -194,5 +194,5 @@ class NvidiaGpus:
         nvml = self.nvml()
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu_of(nvml, device)):
             if process.pid == pid:
-                return int(process.usedGpuMemory or 0)
-        return 0
+                return int(process.usedGpuMemory) if process.usedGpuMemory else None
+        return None

@@ -120,6 +120,6 @@ class Driver(Protocol):
         """How it is now."""
         ...
 
-    def process_bytes(self, device: Device, pid: int) -> int:
-        """The device's memory that an executor's process uses."""
+    def process_bytes(self, device: Device, pid: int) -> int | None:
+        """The device's memory that an executor's process uses; None: nobody counts it."""
         ...

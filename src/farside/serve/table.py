@@ -19,10 +19,11 @@ from farside.scheduler.sharing.glet.profile import (
     between,
     cuts_of,
 )
-from farside.serve.profile.folder import read_header
+from farside.serve.profile.folder import Header, read_header
 
 MODELS, OVERHEAD = "models.csv", "batch-overhead.csv"
 DERIVED = "LATENCY-derived.csv"
+# Of an executor besides its models, and of a device: of the paper's, for tables that say nothing of it.
 PROCESS_MB, USABLE_MB = 1230.0, 9900.0
 BATCH_MAX = 1024
 # The authors' code: what it adds for building a batch, by the form of the input, and the margin on both.
@@ -84,11 +85,16 @@ def read_tables(folder: Path, device: str = "") -> Tables:
             name=prefix,
             cuts=cuts_of(parts),
             memory_mb=header.device.memory_mb if header is not None else USABLE_MB,
-            process_mb=header.process_mb if header is not None else PROCESS_MB,
+            process_mb=_process_mb(header),
             interference=interference,
         ),
         rests_on=f"{path.name} ({'derived, not measured' if is_derived else 'measured'}); {from_what}",
     )
+
+
+def _process_mb(header: Header | None) -> float:
+    """What plans reckon with that an executor takes besides its models."""
+    return header.process_mb if header is not None and header.process_mb is not None else PROCESS_MB
 
 
 def _model(listed: _Listed, latencies: Grid, largest: int, building_ms: ByBatch | None, margin: float) -> ModelProfile:

@@ -49,13 +49,16 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile is of."""
+    """What a profile is of.
+
+    ``process_mb``: what an executor takes besides its models; 0: not measured yet; None: the driver does not count it.
+    """
 
     version: int
     device: Fingerprint
     models: Mapping[str, ProfiledModel]
     parts: tuple[int, ...]
-    process_mb: float
+    process_mb: float | None
     seed: int
 
     @property

@@ -34,6 +34,7 @@ from farside.serve.profile.folder import (
     write_header,
     write_tables,
 )
+from farside.serve.table import PROCESS_MB
 from farside.whole_file import lock_file
 
 ROUNDS = 3
@@ -146,6 +147,8 @@ async def profile(task: ProfileTask, say: Say) -> ProfileResult:
         if not header.process_mb:
             header = await stage.with_process_mb(header)
             write_header(task.out, header)
+        if header.process_mb is None:
+            say(f"What a process takes is not counted here: plans reckon with {PROCESS_MB:,.0f} MB besides models.")
         lacks = missing(header, runs.rows)
         if not lacks:
             write_tables(task.out, header, runs.rows)
@@ -256,13 +259,17 @@ class _Stage:
         return [self._row(number, cell, at, busy[at][0], samples[at], noise) for at in range(len(cell))]
 
     async def with_process_mb(self, header: Header) -> Header:
-        """The header with what an executor's process takes besides its models."""
+        """The header with what an executor's process takes besides its models, if that is counted."""
         if not self._open:
             await self._on(Side("", WHOLE_PCT, 1), [])
-        pid = self._open[0].executor.pid
-        resident = self._task.driver.process_bytes(self._task.device, pid) / _MB
-        beyond = resident - sum(_model_mb(model) for model in self._task.models)
-        return msgspec.structs.replace(header, process_mb=round(max(1.0, beyond), 1))
+        found_bytes = self._task.driver.process_bytes(self._task.device, self._open[0].executor.pid)
+        if found_bytes is None:
+            return msgspec.structs.replace(header, process_mb=None)
+        return msgspec.structs.replace(header, process_mb=round(max(1.0, found_bytes / _MB - self._models_mb), 1))
+
+    @property
+    def _models_mb(self) -> float:
+        return sum(_model_mb(model) for model in self._task.models)
 
     async def _on(self, side: Side, taken: Sequence[BusyExecutor]) -> BusyExecutor:
         free = [one for one in self._open if one not in taken]
@@ -294,8 +301,11 @@ class _Stage:
         if self._task.driver.traits.can_resize:
             return len(self._open) < _EXECUTORS_MAX
         driver, device = self._task.driver, self._task.device
-        used = sum(driver.process_bytes(device, one.executor.pid) for one in self._open)
-        return used <= _IDLE_MEMORY_MAX * driver.identity(device).memory_mb * _MB
+        used_mb = 0.0
+        for one in self._open:
+            found_bytes = driver.process_bytes(device, one.executor.pid)
+            used_mb += found_bytes / _MB if found_bytes is not None else PROCESS_MB + self._models_mb
+        return used_mb <= _IDLE_MEMORY_MAX * driver.identity(device).memory_mb
 
     async def _close(self, executors: Sequence[BusyExecutor]) -> None:
         for one in executors:
