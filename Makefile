@@ -68,7 +68,7 @@ BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config libu
 DEMO_PACKAGES := fio libnbd-bin nbdkit iproute2
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
 TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server gnutls-bin qemu-utils clang libclang-rt-14-dev vagrant openipmi \
-	ipmitool groff-base systemd chromium faketime munge
+	ipmitool groff-base systemd chromium faketime munge lldpd
 CLUSTER_PACKAGES := $(TEST_PACKAGES) slurmctld slurmd slurm-client slurmdbd mariadb-server-core postgresql
 CHECK_PACKAGES := clang-format shellcheck
 DEB_PACKAGES := dpkg-dev
