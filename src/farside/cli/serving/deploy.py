@@ -135,8 +135,10 @@ def _print(status: ServeStatus) -> None:
     )
     print_plain(models, glets, *([_lease_table(status)] if status.manager else []), changes)
     print_plain(f"{status.name}: {'ready' if status.ready else 'not ready'} on {doors}; driver {status.driver}.")
-    if status.problem:
-        print_plain(f"The rates have no plan: {status.problem}.")
+    if status.plan_problem:
+        print_plain(f"The rates have no plan: {status.plan_problem}.")
+    if status.lease_problem:
+        print_plain(f"A lease is lacking: {status.lease_problem}.")
     if status.manager:
         away = f"; it is away, and leases stay as they are: {status.manager_away}" if status.manager_away else ""
         print_plain(f"On nodes of the manager {status.manager}{away}.")
