@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from farside.cli.demo.serving_load import OpenLoop, Result, poisson
+from farside.cli.demo.serving_load import OpenLoop, Outcome, Result, poisson
 from farside.cli.demo.serving_rig import Mix, Running, devices, measure, mix_of
 from farside.cli.demo.show import Show
 from farside.errors import Unavailable
@@ -107,7 +107,7 @@ def scene_faults(scene: ServingScene) -> tuple[str, ...]:
         if share > VIOLATED_MAX:
             found.append(f"{phase.name}: {100 * share:.1f} % of requests violated their SLO; 1 % may")
     counts = scene.result.counts()
-    never = ("failed", "lost", "doubled", "wrong", "refused")
+    never: tuple[Outcome, ...] = ("failed", "lost", "doubled", "wrong", "refused")
     found += [f"{counts[one]} requests were {one}" for one in never if counts[one]]
     if not any(one.is_reorganised for one in scene.status.changes):
         found.append("no new plan was made for the step")
