@@ -18,7 +18,7 @@ Address = tuple[int, tuple[Any, ...]]
 CONNECT_AGAIN_S = 0.25
 """A donor that strangers crowd drops first packets, and the kernel sends one again after a second only."""
 TRIES = 5
-"""So often each address is tried, within about a second. All tries go on, and the kernel repeats their packets."""
+"""Tries of each address, within about a second. All of them go on, and the kernel repeats their packets."""
 
 
 async def connect(endpoint: str) -> socket.socket:

@@ -135,7 +135,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def folder_of(part: MpsPlace) -> str:
-    """Of its daemon."""
+    """The folder of the daemon that a part belongs to."""
     return part.entry.environment["CUDA_MPS_PIPE_DIRECTORY"]
 
 
