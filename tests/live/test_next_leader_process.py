@@ -10,9 +10,10 @@ import pwd
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farside.config.manager import ManagerConfig, PartitionRow
@@ -159,12 +160,23 @@ def past_that_only_trees_tell_apart(path: Path) -> None:
     path.write_text("\n".join(["job_id,submit_s,user,name,gpus,cpus_per_gpu,duration_s", *rows]) + "\n")
 
 
+def hurry_fit(manager: Manager) -> None:
+    """Lets a fit compute beside others: it takes idle time only, of which a machine full of tests has none."""
+    with suppress(psutil.Error, PermissionError, ProcessLookupError):
+        for fit in psutil.Process(manager.pids()["brain"]).children():
+            os.sched_setscheduler(fit.pid, os.SCHED_OTHER, os.sched_param(0))
+
+
 def test_the_next_leader_fits_the_same_model_and_starts_the_job_that_it_expects_to_be_short(tmp_path: Path) -> None:
     past = tmp_path / "past.csv"
     past_that_only_trees_tell_apart(past)
 
+    def has_fitted(manager: Manager) -> bool:
+        hurry_fit(manager)
+        return manager.log().count("a model of run times was fitted") == 1
+
     async def fitted(manager: Manager) -> None:
-        await eventually(lambda: manager.log().count("a model of run times was fitted") == 1, "a model")
+        await eventually(lambda: has_fitted(manager), "a model")
 
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/shared.db"
