@@ -374,6 +374,49 @@ def test_a_node_that_one_of_two_managers_hears_is_silent_for_neither(tmp_path: P
         assert set(lost) == {"n1"}
 
 
+def test_a_node_that_joins_at_the_newer_of_two_managers_is_not_lost_to_the_older(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/shared.db"
+        first = stack.enter_context(running_manager(tmp_path / "a", store_url=url, node_timeout_s=6))
+        second = stack.enter_context(running_manager(tmp_path / "b", store_url=url, node_timeout_s=6))
+
+        def is_there(name: str, state: str) -> bool:
+            return any((node["name"], node["state"]) == (name, state) for node in second.get("nodes")["nodes"])
+
+        async def comes_and_goes(name: str) -> None:
+            async with FakeNode(name).connected(first.url, first.node_token(name)):
+                await eventually(lambda: is_there(name, "idle"), f"{name} joins")
+            await eventually(lambda: is_there(name, "lost"), f"{name} is lost")
+
+        async def act() -> None:
+            await comes_and_goes("n1")  # now both have gone on for longer than a node may be silent
+            async with FakeNode("n0").connected(second.url, second.node_token()):
+                await comes_and_goes("n2")
+
+        asyncio.run(act())
+
+        lost = [entry.event.node for entry in second.entries() if isinstance(entry.event, NodeLost)]
+        assert lost == ["n1", "n2"]
+
+
+def test_a_node_that_another_manager_called_lost_is_hung_up_on_and_comes_back(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+
+        async def act() -> None:
+            node = FakeNode("n0")
+            async with node.connected(manager.url, manager.node_token()) as session:
+                store = EventStore(manager.store_url)
+                store.append([Draft(event=NodeLost(node="n0", reason="silent"), cause="another manager")], time.time())
+                store.close()
+                async with asyncio.timeout(LIMIT_S):
+                    await session.over.wait()
+                assert session.line.connection.close_reason == "another manager called this node lost; come again"
+            async with node.connected(manager.url, manager.node_token()):
+                await eventually(lambda: manager.get("nodes")["nodes"][0]["state"] == "idle", "it is back")
+
+        asyncio.run(act())
+
+
 def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI, HTTPException
@@ -29,9 +29,9 @@ from farside.scheduler.manager.nodes.agent_socket import SILENT_S
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
 from farside.scheduler.manager.nodes.entry_budget import EntryBudget, damped
+from farside.scheduler.manager.nodes.silence import Silence
 from farside.scheduler.manager.store.presence import tell
 from farside.scheduler.manager.view.overview import Sensed
-from farside.units import format_seconds
 
 # Close codes of RFC 6455 §7.4.1.
 GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
@@ -61,6 +61,7 @@ class _Session:
         sensed: Its latest report, as far as no log keeps it; None: there is none yet.
         heard_s: When its last frame came.
         since_entry: The last entry of the log when it was let in.
+        has_joined: The log says that it is up.
         problems: By service, why its last state could not be read.
         excess: What it says that it has, beyond what anybody vouched for, as the log was told; empty: nothing.
     """
@@ -73,6 +74,7 @@ class _Session:
     sensed: Sensed | None
     heard_s: float
     since_entry: int
+    has_joined: bool = False
     takes_questions: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
     excess: str = ""
@@ -108,15 +110,12 @@ class AgentSessions:
         self._move_s, self._recall_s, self._rest_after_s = move_s, recall_s, rest_after_s
         self._secret, self._idle = secret, idle
         self._sessions: dict[str, _Session] = {}
-        self._heard_s: dict[str, float] = {}
         # The list of donors and when it was made; -inf: the first look makes it anew if the log has moved on.
         self._ring, self._ring_s = DonorRing(log.state), -math.inf
-        # After a restart nobody has been heard yet: each node gets a whole timeout from now on before it is called
-        # lost.
-        self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
-        self.fronts = Fronts(self._begun_s, self._remote_presence)
+        self._silence = Silence(node_timeout_s, self._remote_presence)
+        self.fronts = Fronts(log.clock.now_s(), self._remote_presence)
         self.waiting = WaitingNodes()  # those that nobody knows
         self._budgets: dict[str, EntryBudget] = {}  # of nodes that were let in
         # Each has its own: strangers from many addresses must hide neither who was hung up on nor which node is slowed.
@@ -135,7 +134,7 @@ class AgentSessions:
         found = {name: one.line.hello.boot_id for name, one in self._sessions.items()}
         for node in self._log.state.nodes.values():
             is_stopping = node.power is not None and node.power.is_stopping
-            if node.is_up and not is_stopping and node.name not in self._heard_s:
+            if node.is_up and not is_stopping and not self._silence.was_here(node.name):
                 found.setdefault(node.name, node.boot_id)
         return found
 
@@ -181,23 +180,32 @@ class AgentSessions:
 
     async def watch_silence(self) -> None:
         """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
-        beat, next_beat_s, last_beat_s = 0, -math.inf, -math.inf
+        beat, next_beat_s, last_beat_s, told = 0, -math.inf, -math.inf, frozenset[str]()
         period_s = min(self._node_timeout_s, LEASE_GRACE_S) / BEATS
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
-            now_s = self._log.clock.now_s()
+            now_s, here = self._log.clock.now_s(), frozenset(self._sessions)
             try:
-                if now_s >= next_beat_s:
+                # Before a node is called lost: it may have moved to another manager of this store, which then has said
+                # so. That is why a manager says at once whom it hears newly.
+                if now_s >= next_beat_s or here - told or self._lost(now_s):
                     beat, next_beat_s = beat + 1, now_s + period_s
-                    heard = [*self._sessions, *self.fronts.since(last_beat_s, now_s)]
-                    # Before the check for lost nodes: a node may have moved to another manager of this store, which
-                    # then says so.
+                    heard = [*here, *self.fronts.since(last_beat_s, now_s)]
                     said = await asyncio.to_thread(tell, self._log.store, self._name, beat, heard, now_s)
-                    last_beat_s = now_s
+                    last_beat_s, told = now_s, here
                     self._remote_presence.told(said, now_s)
-                await self._log.write(list(self._lost(now_s)), "silence")
+                await self._log.write(self._lost(now_s), "silence")
             except FarsideError as error:
                 _log.error("could not be written", what="lost nodes", reason=error)
+            await self._hang_up_on_lost()
+
+    async def _hang_up_on_lost(self) -> None:
+        """Ends sessions of nodes that another manager has called lost: they join again, and the log says so."""
+        for session in list(self._sessions.values()):
+            node = self._log.state.nodes.get(session.line.node)
+            if session.has_joined and node is not None and not node.is_up and node.lost_reason:
+                _log.warning("hung up on an agent: another manager called its node lost", node=node.name)
+                await session.connection.close(GOING_AWAY, "another manager called this node lost; come again")
 
     async def watch_tokens(self) -> None:
         """Hangs up on agents whose token does not count any more, within a second, until it is cancelled."""
@@ -242,15 +250,8 @@ class AgentSessions:
         except FarsideError:
             return ""  # not readable just now: `watch_tokens` says it, and looks again when it has changed
 
-    def _lost(self, now_s: float) -> Iterator[Event]:
-        for node in list(self._log.state.nodes.values()):
-            if node.name in self._sessions or (node.power is not None and node.power.is_expected_silent):
-                continue
-            heard_s = max(self._heard_s.get(node.name, self._begun_s), self._remote_presence.heard_s(node.name))
-            # Not before its tasks have ended by themselves, where they do: the next starts of their jobs follow. [M4]
-            limit_s = max(self._node_timeout_s, protocol.lost_after_s(node.fence_s))
-            if node.is_up and now_s - heard_s > limit_s:
-                yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(limit_s)}")
+    def _lost(self, now_s: float) -> list[NodeLost]:
+        return self._silence.lost(self._log.state.nodes.values(), self._sessions, now_s)
 
     async def checkpoint_problem(self, user: str, path: str) -> str:
         """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""
@@ -304,6 +305,7 @@ class AgentSessions:
             # In the log and in the state before WELCOME: the first commands rest on what the agent has just said.
             events = line.joined(self._log.state)
             await self._log.write(events, f"node {line.node}")
+            session.has_joined = True
             await self._pay(line.node, events, 0)
             await self._wait_for_lead()
             await connection.send(side.send(m.Welcome(generation=self._log.state.generation)))
@@ -320,7 +322,7 @@ class AgentSessions:
                 del self._sessions[hello.node]
                 # One that was silent counts from when it was last heard, and not from when that was noticed.
                 silent_s = float(connection.socket.scope.get(SILENT_S, 0.0))
-                self._heard_s[hello.node] = max(session.heard_s, self._log.clock.now_s() - silent_s)
+                self._silence.ended(hello.node, max(session.heard_s, self._log.clock.now_s() - silent_s))
 
     def _line(self, hello: m.Hello, address: str) -> AgentLine:
         return AgentLine(
