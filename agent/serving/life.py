@@ -3,6 +3,9 @@
 STARTING, LOADING, READY, DRAINING, then CLOSED or DEAD. One batch runs and one is staged behind it. A batch that takes
 longer than its limit, a packet that makes no sense, and an end that nobody asked for make the executor DEAD: it is
 killed, and its batches are named as lost, so that the front can queue them again.
+
+A front that looks late may have stood still, with the answer unread: so an overdue batch is looked at once more, after
+as long as the first look was late.
 """
 
 import enum
@@ -15,6 +18,7 @@ from farside.agent.serving.frames import Frame, Kind, Status
 
 IN_FLIGHT_MAX = 2
 PREPARE_S, PREPARE_S_MAX = 60.0, 3600  # until it is ready: unless another time is given, and at most
+LOOK_AGAIN_S = 0.1  # at least, after a batch was found overdue
 RAISED_IN_A_ROW = 3  # and a model counts as failing, until a batch of it ends well
 
 
@@ -144,7 +148,7 @@ class Life:
         self._hello_s, self._prepare_s = hello_s, prepare_s
         self._closed_by_s = math.inf
         self._in_flight: deque[Batch] = deque()
-        self._runs_since_s = now_s
+        self._begins(now_s)
         self._raised = [0] * models
 
     @property
@@ -166,8 +170,12 @@ class Life:
             return self._ready_by_s
         if self.state in ENDED:
             return math.inf
-        hung_s = self._runs_since_s + self._in_flight[0].limit_s if self._in_flight else math.inf
-        return min(hung_s, self._closed_by_s)
+        return min(self._hung_s, self._closed_by_s)
+
+    @property
+    def _hung_s(self) -> float:
+        """When the batch that runs counts as hung; infinity: none runs."""
+        return self._runs_since_s + self._in_flight[0].limit_s + self._more_s if self._in_flight else math.inf
 
     def step(self, event: Event, now_s: float) -> list[Action]:
         """What an event brings about; after the end nothing does."""
@@ -190,7 +198,7 @@ class Life:
         assert batch.model < self._models, "a model that it does not have"
         assert all((one.model, one.slot) != (batch.model, batch.slot) for one in self._in_flight), "the slot is in use"
         if not self._in_flight:
-            self._runs_since_s = now_s
+            self._begins(now_s)
         self._in_flight.append(batch)
         return [Send(Frame(Kind.RUN, batch=batch.number, model=batch.model, rows=batch.rows, slot=batch.slot))]
 
@@ -218,7 +226,7 @@ class Life:
         if not self._in_flight or self._in_flight[0].number != frame.batch:
             return self._end(f"it answered batch {frame.batch}, which does not run", kill=True)
         batch = self._in_flight.popleft()
-        self._runs_since_s = now_s
+        self._begins(now_s)
         raised = frame.status is Status.RAISED
         self._raised[batch.model] = self._raised[batch.model] + 1 if raised else 0
         self.failing = frozenset(model for model, count in enumerate(self._raised) if count >= RAISED_IN_A_ROW)
@@ -231,10 +239,18 @@ class Life:
             return self._end(f"it has not begun within {self._hello_s:g} s", kill=True)
         if self.state in (State.STARTING, State.LOADING):
             return self._end(f"it was not ready within {self._prepare_s:g} s", kill=True)
-        if self._in_flight and now_s >= self._runs_since_s + self._in_flight[0].limit_s:
+        late_s = now_s - self._hung_s
+        if late_s >= 0:
             hung = self._in_flight[0]
+            if not self._more_s and now_s < self._closed_by_s:
+                self._more_s = late_s + min(max(late_s, LOOK_AGAIN_S), hung.limit_s)
+                return []
             return self._end(f"a batch of {hung.rows} took longer than {hung.limit_s:g} s", kill=True)
         return self._end("", kill=True)
+
+    def _begins(self, now_s: float) -> None:
+        """The batch that is next runs from now on."""
+        self._runs_since_s, self._more_s = now_s, 0.0
 
     def _closing(self, by_s: float) -> list[Action]:
         told = self.state is State.DRAINING

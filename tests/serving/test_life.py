@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from farside.agent.serving.frames import FRAME_BYTES, Frame, Kind, Status, decode, encode
 from farside.agent.serving.life import (
     ENDED,
+    LOOK_AGAIN_S,
     Action,
     Asked,
     Batch,
@@ -97,8 +98,9 @@ class LifeMachine(RuleBasedStateMachine):
     def time_passes(self, took_s: float) -> None:
         self.now_s += took_s
         if self.now_s >= self.life.wake_s:
-            self.step(Woke())
-            assert self.life.state in ENDED
+            is_seen_again = self.step(Woke()) == []
+            assert is_seen_again == (self.life.state not in ENDED)
+            assert not is_seen_again or self.now_s < self.life.wake_s <= self.now_s + LIMIT_S
 
     @rule(within_s=st.floats(0, 10))
     def is_closed(self, within_s: float) -> None:
@@ -145,7 +147,36 @@ def test_a_staged_batch_counts_as_running_from_the_end_of_the_one_before() -> No
 
     assert life.wake_s == pytest.approx(13.9)
     assert life.step(Woke(), 13.0) == []
-    assert life.step(Woke(), 13.9)[0] == Kill()
+    assert hung_at(life, 13.9) == 13.9 + LOOK_AGAIN_S
+
+
+def hung_at(life: Life, now_s: float) -> float:
+    """When an executor whose batch is overdue now is killed if nothing comes."""
+    assert life.step(Woke(), now_s) == []
+    wake_s = life.wake_s
+    assert life.step(Woke(), wake_s)[0] == Kill()
+    return wake_s
+
+
+@pytest.mark.parametrize(("now_s", "until_s"), [(12.0, 12.0 + LOOK_AGAIN_S), (12.5, 13.0), (500.0, 502.0)])
+def test_a_batch_that_is_found_overdue_late_has_as_long_again_up_to_its_limit(now_s: float, until_s: float) -> None:
+    life = ready()
+    life.step(Asked(Batch(1, 0, 1, 0, 2.0)), 10.0)
+
+    assert hung_at(life, now_s) == pytest.approx(until_s)
+
+
+def test_an_answer_that_lay_unread_while_the_front_stood_still_counts() -> None:
+    life = ready()
+    life.step(Asked(Batch(1, 0, 1, 0, 2.0)), 10.0)
+    life.step(Asked(Batch(2, 0, 1, 1, 2.0)), 10.0)
+    assert life.step(Woke(), 14.0) == []
+
+    (finished,) = life.step(Received(Frame(Kind.DONE, batch=1)), 14.0)
+
+    assert isinstance(finished, Finished)
+    assert life.wake_s == 16.0  # of the next batch, which is looked at again as well
+    assert hung_at(life, 16.0) == 16.0 + LOOK_AGAIN_S
 
 
 def test_an_answer_to_a_batch_that_does_not_run_ends_the_executor() -> None:
