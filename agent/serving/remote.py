@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from farside import proof
+from farside.agent.lost_peer import notice_lost_peer
 from farside.agent.serving import frames
 from farside.agent.serving.arena import Array
 from farside.agent.serving.handle import ExecutorHandle, OnDone, OnExit, ServeError
@@ -21,6 +22,7 @@ from farside.errors import FarsideError
 
 READ_BYTES_MAX = 1 << 20
 DIAL_S = 10.0
+RESIZE_S = 10.0  # in which a worker writes a quota
 
 
 class Address(NamedTuple):
@@ -124,14 +126,22 @@ class RemoteExecutor(ExecutorHandle):
         return self._part_pct
 
     async def resize(self, part_pct: int) -> bool:
-        """Another size of its part; False: it needs a new executor, and nothing has changed."""
+        """Another size of its part; False: it needs a new executor, and nothing has changed.
+
+        One whose worker does not answer within RESIZE_S is ended: nobody knows its size.
+        """
         if not self.is_ready or self._resized is not None:
             return False
         self._resized = self._loop.create_future()
         self._wire.send(Frame(Kind.RESIZE, rows=part_pct))
         self._flush()
         try:
-            is_done = await self._resized
+            async with asyncio.timeout(RESIZE_S):
+                is_done = await self._resized
+        except TimeoutError:
+            self._kill()
+            self._step(Exited(f"{self._name}: a part was not resized within {RESIZE_S:g} s"))
+            return False
         finally:
             self._resized = None
         if is_done:
@@ -190,6 +200,7 @@ class RemoteExecutor(ExecutorHandle):
 
     def _take(self, event: Proven | Frame) -> None:
         if isinstance(event, Proven):
+            notice_lost_peer(self._writer.get_extra_info("socket"))
             self._wire.send(Frame(Kind.OPEN, body=msgspec.msgpack.encode(self._wanted)))
             self._step(Received(frames.Frame(frames.Kind.HELLO)))
             return

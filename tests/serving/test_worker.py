@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from farside.agent.lost_peer import PEER_LOST_S
 from farside.agent.serving.executor import Executor, start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ServeError
 from farside.agent.serving.kept import KEPT_S
@@ -138,6 +140,40 @@ def test_an_executor_that_dies_at_its_worker_is_told_with_what_was_lost(models: 
 
         assert ended.line.endswith(": its process was killed by SIGKILL")
         assert ended.lost == (4,)
+
+    tried(test)
+
+
+def test_an_executor_whose_worker_does_not_answer_a_resize_ends(
+    models: tuple[ModelFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(address: Address) -> None:
+        is_over = asyncio.Event()
+
+        async def stands_still(executor: Executor, part_pct: int) -> bool:
+            return await is_over.wait()
+
+        monkeypatch.setattr(Executor, "resize", stands_still)
+        monkeypatch.setattr("farside.agent.serving.remote.RESIZE_S", 0.05)
+        front = Front()
+        executor = await front.start(address, models)
+
+        assert not await executor.resize(50)
+        assert not executor.is_ready
+        assert (await front.ended()).line.endswith(": a part was not resized within 0.05 s")
+        is_over.set()
+
+    tried(test)
+
+
+def test_a_front_notices_a_worker_whose_machine_is_gone(models: tuple[ModelFile, ...]) -> None:
+    async def test(address: Address) -> None:
+        executor = await Front().start(address, models)
+        line = executor._writer.get_extra_info("socket")
+
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * PEER_LOST_S
+        await executor.close()
 
     tried(test)
 
