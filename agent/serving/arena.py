@@ -7,6 +7,7 @@ same memory, so a batch is copied once on its way in and once on its way out.
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,8 +85,11 @@ class Arena:
         return self._memory[at : at + TEXT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
 
     def close(self) -> None:
-        """Gives the file back; the memory goes with the last view of it."""
+        """Gives file and memory back; where a view of its slots is held elsewhere, the memory goes with that."""
         os.close(self.fd)
+        self.slots.clear()
+        with suppress(BufferError):
+            self._memory.close()
 
 
 def arena_bytes(models: Sequence[ModelFile]) -> int:

@@ -84,7 +84,8 @@ class ExecutorHandle(abc.ABC):
         self.expect(p99_s)
         self._warmed_s: dict[str, float] = {}
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
+        # Why it can't become ready; empty: it takes batches. No error, whose traceback would refer to this again.
+        self._ready: asyncio.Future[str] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
@@ -191,10 +192,13 @@ class ExecutorHandle(abc.ABC):
             ServeError: It can't; it has ended then.
         """
         try:
-            await self._ready
-        except (asyncio.CancelledError, ServeError):
+            line = await self._ready
+        except asyncio.CancelledError:
             await self.close(0)
             raise
+        if line:
+            await self.close(0)
+            raise ServeError(f"an executor did not become ready: {line}")
 
     # ---- its life
 
@@ -238,7 +242,7 @@ class ExecutorHandle(abc.ABC):
                 self._warmed_s[name] = max(self._warmed_s.get(name, 0.0), took_s)
             case Became():
                 if not self._ready.done():
-                    self._ready.set_result(None)
+                    self._ready.set_result("")
             case Failed(model):
                 self._why = self._text(model, 0)
             case Kill():
@@ -247,8 +251,14 @@ class ExecutorHandle(abc.ABC):
                 self._over(self._why or line, tuple(batch.number for batch in lost))
 
     def _over(self, line: str, lost: tuple[int, ...]) -> None:
+        tell = self._on_exit
+        # Who is told has this executor, mostly: so both are forgotten together, without garbage collection.
+        self.hand_over(_to_nobody, _to_nobody)
         if not self._ready.done():
-            self._ready.set_exception(ServeError(f"an executor did not become ready: {line or 'it was closed'}"))
-            return
-        if not self._ready.cancelled():
-            self._on_exit(ExecutorEnded(line=line, lost=lost))
+            self._ready.set_result(line or "it was closed")
+        elif not self._ready.cancelled():
+            tell(ExecutorEnded(line=line, lost=lost))
+
+
+def _to_nobody(_: object) -> None:
+    """For an executor that has ended."""

@@ -42,6 +42,11 @@ def children() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
+def arenas() -> int:
+    """How many arenas this process has mapped."""
+    return sum("farside-arena" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
 class Watched:
     """An executor, and what it has told."""
 

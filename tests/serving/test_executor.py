@@ -1,8 +1,11 @@
 """An executor's process: batches through the arena, faults, and its end."""
 
 import asyncio
+import gc
 import os
 import signal
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,10 +13,11 @@ import numpy as np
 import pytest
 
 from farside.agent.serving.executor import Executor, ServeError, start_executor
+from farside.agent.serving.handle import BatchDone, ExecutorEnded
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device, Entry
 from farside.agent.serving.partition.whole import WholeDriver, WholePlace
-from tests.serving.executors import Watched, answers, children, small_models
+from tests.serving.executors import Watched, answers, arenas, children, small_models
 from tests.support.fault_executor import Faults
 
 
@@ -225,6 +229,65 @@ def test_a_start_that_is_cancelled_leaves_no_process(models: tuple[ModelFile, ..
 
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("can_start", [True, False])
+def test_memory_and_files_of_an_executor_go_with_its_process_whatever_refers_to_it(
+    models: tuple[ModelFile, ...], tmp_path: Path, can_start: bool
+) -> None:
+    file = tmp_path / "no.onnx"
+    file.write_text("no model")
+    wanted = models if can_start else [msgspec.structs.replace(models[0], path=str(file))]
+
+    async def test() -> None:
+        watched = Watched()
+        files, mapped = len(os.listdir("/proc/self/fd")), arenas()
+        failed = None
+        try:
+            executor = await watched.start(wanted)
+            await executor.close()
+        except ServeError as error:
+            failed = error
+
+        assert (failed is None) == can_start
+        assert (len(os.listdir("/proc/self/fd")), arenas()) == (files, mapped)
+
+    asyncio.run(test())
+
+
+class Owner:
+    """Has an executor that tells it everything, as the front's and the worker's parts have."""
+
+    def __init__(self) -> None:
+        self.watched = Watched()
+
+    async def start(self, models: Sequence[ModelFile]) -> None:
+        self.executor = await self.watched.start(models)
+        self.executor.hand_over(self.done, self.ended)
+
+    def done(self, done: BatchDone) -> None:
+        """A batch has ended."""
+
+    def ended(self, ended: ExecutorEnded) -> None:
+        """It is over."""
+
+
+def test_an_executor_that_has_ended_is_forgotten_with_its_owner_before_any_garbage_collection(
+    models: tuple[ModelFile, ...],
+) -> None:
+    async def test() -> None:
+        owner = Owner()
+        await owner.start(models)
+        await owner.executor.close()
+        known = weakref.ref(owner), weakref.ref(owner.executor)
+        gc.disable()
+        try:
+            del owner
+            assert [one() for one in known] == [None, None]
+        finally:
+            gc.enable()
+
+    asyncio.run(test())
 
 
 def test_an_executor_outlives_what_is_sent_to_all_processes_of_a_service(models: tuple[ModelFile, ...]) -> None:

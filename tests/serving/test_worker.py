@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -23,7 +25,7 @@ from farside.agent.serving.partition.whole import WholeDriver
 from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, start_remote_executor
 from farside.agent.serving.worker import CONNECTIONS_MAX, STRANGERS_MAX, Worker
 from farside.agent.serving.worker_line import connect_worker
-from tests.serving.executors import answers, children, small_models
+from tests.serving.executors import answers, arenas, children, small_models
 from tests.serving.test_changing_devices import until_so
 from tests.support.waiting import DEADLINE_S
 
@@ -174,6 +176,28 @@ def test_a_front_notices_a_worker_whose_machine_is_gone(models: tuple[ModelFile,
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * PEER_LOST_S
         await executor.close()
+
+    tried(test)
+
+
+def test_a_lost_executor_and_what_its_worker_had_for_it_are_forgotten_before_any_garbage_collection(
+    models: tuple[ModelFile, ...],
+) -> None:
+    others = children()
+
+    async def test(address: Address) -> None:
+        mapped = arenas()
+        gc.disable()
+        try:
+            front = Front()
+            known = weakref.ref(await front.start(address, models))
+            assert arenas() == mapped + 1
+            await front.executor.close()
+            del front
+            assert known() is None
+            await until_so(lambda: children() == others and arenas() == mapped)
+        finally:
+            gc.enable()
 
     tried(test)
 
