@@ -137,7 +137,8 @@ def test_groups_of_a_process_that_was_killed_are_removed_by_the_next(driver: Cpu
     place = driver.open(Device(cores=(CORE,)), 50)
     gone = 2**22 - 1  # more than pid_max allows on this machine, or a process that is not there
     left = {Path(one).parent.parent for one in place.entry.files}
-    stale = [folder.parent / f"farside-serve-{gone}-0" for folder in left]
+    # The number of one that lives may be that of another one before, as in a container.
+    stale = [folder.parent / f"farside-serve-{pid}-1-0" for folder in left for pid in (gone, os.getpid())]
     for folder in stale:
         (folder / "part-1").mkdir(parents=True)
     CpuDriver().capabilities()

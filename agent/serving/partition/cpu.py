@@ -9,11 +9,11 @@ without that it never gets all of its quota beside a neighbour.
 import contextlib
 import itertools
 import math
-import os
 import re
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from farside.agent.serving.partition.maker import PATTERN, has_ended, own_mark
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured, Traits
 from farside.agent.serving.partition.processor import Processor
 from farside.errors import Unavailable
@@ -76,7 +76,7 @@ class CpuDriver(Processor):
             raise Unavailable(f"device {device.number}: has no cores", hint="name cores, such as [0, 1]")
         quota_us = self._quota_us(device, part_pct)
         base = self._own_groups()
-        whole = _groups(base, f"{_PREFIX}{os.getpid()}-{device.number}")
+        whole = _groups(base, f"{_PREFIX}{own_mark()}-{device.number}")
         number = next(_parts)
         part = {name: folder / f"part-{number}" for name, folder in whole.items()}
         try:
@@ -286,7 +286,7 @@ def _hand_down(folder: Path) -> None:
 
 
 def _try_to_make(folder: Path) -> None:
-    probe = folder / f"{_PREFIX}{os.getpid()}-probe"
+    probe = folder / f"{_PREFIX}{own_mark()}-probe"
     try:
         probe.mkdir(exist_ok=True)
         probe.rmdir()
@@ -348,19 +348,9 @@ def _remove(folders: dict[str, Path]) -> None:
 def _remove_stale(folder: Path) -> None:
     """Groups that a process which has ended left behind."""
     for group in folder.glob(f"{_PREFIX}*-*"):
-        matched = re.fullmatch(rf"{_PREFIX}(\d+)-\w+", group.name)
-        if matched is None or _lives(int(matched.group(1))):
+        matched = re.fullmatch(rf"{_PREFIX}{PATTERN}-\w+", group.name)
+        if matched is None or not has_ended(matched):
             continue
         for each in (*group.glob("part-*"), group):
             with contextlib.suppress(OSError):
                 each.rmdir()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
