@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,38 @@ def test_where_a_daemon_has_died_the_next_part_has_another_one_which_outlives_th
     again.close()
     beside.close()
     until(lambda: not Path(folder_of(again)).exists(), what="the second daemon has ended")
+
+
+# A front that has a part of a GPU, and says so.
+FRONT = """
+from farside.agent.serving.partition.mps import MpsDriver
+from farside.agent.serving.partition.policy import Device
+from tests.serving.test_gpu_drivers import Nvml
+part = MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+print(part.entry.environment["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
+input()
+"""
+
+
+def test_a_daemon_ends_with_a_front_that_is_killed_and_the_next_one_removes_its_folder(control: Path) -> None:
+    front = subprocess.Popen([sys.executable, "-c", FRONT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with front:
+        assert front.stdout is not None
+        folder = Path(front.stdout.readline().strip())
+        daemon = text_of(Path(f"/proc/{front.pid}/task/{front.pid}/children")).strip()
+        driver = MpsDriver(Nvml(is_cut=False))
+        driver.open(Device(), 50).close()
+        assert folder.exists()
+        assert text_of(Path(f"/proc/{daemon}/stat"))
+        front.kill()
+    until(lambda: text_of(Path(f"/proc/{daemon}/stat")).split()[2:3] in ([], ["Z"]), what="the daemon has ended")
+
+    part = driver.open(Device(), 50)
+
+    assert not folder.exists()
+    assert Path(folder_of(part)).exists()
+    part.close()
+    until(lambda: not Path(folder_of(part)).exists(), what="the second one has ended")
 
 
 @pytest.mark.parametrize(
