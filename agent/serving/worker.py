@@ -115,6 +115,7 @@ class _Session:
         self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
         self.executor: ExecutorHandle | None = None
         self.wanted: Open | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._asked: dict[int, Frame] = {}
         self.is_asked = False
@@ -130,6 +131,17 @@ class _Session:
         self._writer.transport.abort()
 
     async def run(self, reader: asyncio.StreamReader) -> None:
+        """Until the connection ends; then nothing is loaded any more."""
+        try:
+            await self._read(reader)
+        finally:
+            if self._opening is not None:
+                self._opening.cancel()
+                await asyncio.wait([self._opening])
+        if self._opening is not None and not self._opening.cancelled():
+            self._opening.result()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         proof_by_s = asyncio.get_running_loop().time() + PROOF_S
         while True:
             async with asyncio.timeout_at(None if self._wire.is_proven else proof_by_s):
@@ -148,7 +160,8 @@ class _Session:
     async def _take(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.OPEN:
-                await self._open(opened(frame.body))
+                self.is_asked, self.wanted = True, opened(frame.body)
+                self._opening = asyncio.ensure_future(self._open(self.wanted))
             case Kind.RUN if self.executor is not None and self.executor.can_take:
                 model = self.executor.models[frame.model]
                 inputs = self.executor.slot_inputs(model.name, frame.slot).values()
@@ -161,37 +174,45 @@ class _Session:
             case Kind.CLOSE if self.executor is not None:
                 self.is_told_to_end = True
                 self._closing = asyncio.ensure_future(self.executor.close())
+            case Kind.CLOSE if self._opening is not None and self._opening.cancel():
+                self.is_told_to_end = True
+                self._wire.send(Frame(Kind.ENDED))
             case _:  # to an executor that has ended, as the front will hear
                 pass
 
     async def _open(self, wanted: Open) -> None:
-        self.is_asked, self.wanted = True, wanted
-        self.executor = await self._kept.take(wanted)
-        if self.executor is not None:
-            self.executor.hand_over(self._done, self._ended)
-            self.executor.expect(wanted.p99_s)
-            _log.info("an executor that was kept serves again", pid=self.executor.pid)
-            self._wire.send(Frame(Kind.OPENED, rows=self.executor.pid))
-            return
+        """Says whether there is an executor now. Meanwhile the connection is read: its front may give it up."""
         try:
-            driver = self._drivers.get(wanted.driver)
-            if driver is None:
-                raise Unavailable(f"there is no device driver {wanted.driver} here")
-            for model in wanted.models:
-                await asyncio.to_thread(_check_file, model.path, model.sha256)
-            # A front knows the cores of nodes by its file, and a lease's GPU by nothing.
-            device = gpu_named(self._gpus, "CUDA_VISIBLE_DEVICES") if wanted.driver in ON_GPU else wanted.device
-            if wanted.device_name and (name := driver.identity(device).name) != wanted.device_name:
-                raise ConfigError(f"the device here is {name}, and the profile is of {wanted.device_name}")
-            place = driver.open(device, wanted.part_pct)
-            self.executor = await start_executor(
-                place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s, prepare_s=wanted.prepare_s,
-                prepare_pct=wanted.prepare_pct,
-            )  # fmt: skip
+            self.executor = await self._kept.take(wanted)
+            if self.executor is not None:
+                self.executor.hand_over(self._done, self._ended)
+                self.executor.expect(wanted.p99_s)
+                _log.info("an executor that was kept serves again", pid=self.executor.pid)
+            else:
+                self.executor = await self._started(wanted)
+            self._wire.send(Frame(Kind.OPENED, rows=self.executor.pid))
         except FarsideError as error:
             self._wire.send(Frame(Kind.FAILED, body=str(error).encode()[:_LINE_BYTES]))
-            return
-        self._wire.send(Frame(Kind.OPENED, rows=self.executor.pid))
+        except Exception:
+            self.hang_up()
+            raise
+        self._flush()
+
+    async def _started(self, wanted: Open) -> ExecutorHandle:
+        driver = self._drivers.get(wanted.driver)
+        if driver is None:
+            raise Unavailable(f"there is no device driver {wanted.driver} here")
+        for model in wanted.models:
+            await asyncio.to_thread(_check_file, model.path, model.sha256)
+        # A front knows the cores of nodes by its file, and a lease's GPU by nothing.
+        device = gpu_named(self._gpus, "CUDA_VISIBLE_DEVICES") if wanted.driver in ON_GPU else wanted.device
+        if wanted.device_name and (name := driver.identity(device).name) != wanted.device_name:
+            raise ConfigError(f"the device here is {name}, and the profile is of {wanted.device_name}")
+        place = driver.open(device, wanted.part_pct)
+        return await start_executor(
+            place, wanted.models, self._done, self._ended, p99_s=wanted.p99_s, prepare_s=wanted.prepare_s,
+            prepare_pct=wanted.prepare_pct,
+        )  # fmt: skip
 
     def _done(self, done: BatchDone) -> None:
         assert self.executor is not None

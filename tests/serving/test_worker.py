@@ -8,6 +8,7 @@ import signal
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,8 @@ from farside.agent.serving.life import PREPARE_S
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
-from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, start_remote_executor
+from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, dial, start_remote_executor
+from farside.agent.serving.wire import Open
 from farside.agent.serving.worker import CONNECTIONS_MAX, STRANGERS_MAX, Worker
 from farside.agent.serving.worker_line import connect_worker
 from tests.serving.executors import answers, arenas, children, small_models
@@ -86,6 +88,39 @@ def tried(test: Callable[[Address], Awaitable[None]], *, kept_s: float = KEPT_S)
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def is_lost(executor: RemoteExecutor) -> None:
+    executor._writer.transport.abort()
+
+
+@pytest.mark.parametrize("give_up", [is_lost, RemoteExecutor.kill, partial(RemoteExecutor.close, within_s=DEADLINE_S)])
+def test_a_worker_loads_no_further_for_a_front_that_has_gone_or_given_up(
+    models: tuple[ModelFile, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    give_up: Callable[[RemoteExecutor], Awaitable[None] | None],
+) -> None:
+    others = children()
+
+    async def never_ready(*arguments: Any, **said: Any) -> Executor:
+        return await start_executor(*arguments, **said, program=("-c", "import signal; signal.pause()"))
+
+    async def test(address: Address) -> None:
+        wanted = Open(
+            driver=PART.driver, device=PART.device, part_pct=100, models=models, prepare_s=10 * DEADLINE_S,
+        )  # fmt: skip
+        executor = RemoteExecutor(*await dial(address), address, wanted, print, print)
+        await until_so(lambda: children() != others)
+        if (ending := give_up(executor)) is not None:
+            await ending
+
+        await until_so(lambda: children() == others)
+        with pytest.raises(ServeError):
+            await executor.ready()
+
+    monkeypatch.setattr("farside.agent.serving.worker.start_executor", never_ready)
+    monkeypatch.setattr("farside.agent.serving.handle.HELLO_S", 10 * DEADLINE_S)
+    tried(test)
 
 
 def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tuple[ModelFile, ...]) -> None:
