@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farside.agent.serving.life import RAISED_IN_A_ROW
 from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
 from farside.scheduler.sharing.glet.plan import Glet, Portion
 from farside.scheduler.sharing.glet.round import GletRound, Slot
@@ -47,7 +48,7 @@ def model_file(
 class LocalExecutor:
     """Has the interface of an executor; a batch takes ``latency_s``, and answers twice its input.
 
-    ``is_hung``: nothing ends. ``raises``: the line with which the model fails.
+    ``is_hung``: nothing ends. ``raises``: the line with which the models fail.
     """
 
     models: Sequence[ModelFile]
@@ -55,13 +56,13 @@ class LocalExecutor:
     ended: Callable[[int, str, int, int], None] = lambda *_: None
     is_hung: bool = False
     raises: str = ""
-    failing: frozenset[str] = frozenset()
     ran: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._flight = deque[tuple[int, str, int, int]]()
         self._runs = False
+        self._raised = Counter[str]()
         self._slots = {
             (model.name, slot): tuple(
                 {one.name: np.zeros((model.max_batch, *one.shape), NUMPY_NAMES[one.datatype]) for one in tensors}
@@ -70,6 +71,10 @@ class LocalExecutor:
             for model in self.models
             for slot in (0, 1)
         }
+
+    @property
+    def failing(self) -> frozenset[str]:
+        return frozenset(model for model, count in self._raised.items() if count >= RAISED_IN_A_ROW)
 
     def slot_inputs(self, model: str, slot: int) -> Mapping[str, Array]:
         return self._slots[model, slot][0]
@@ -91,6 +96,7 @@ class LocalExecutor:
         for view, result in zip(given.values(), out.values(), strict=True):
             result[:rows] = view[:rows] * 2
         self.ran.append((model, rows))
+        self._raised[model] = self._raised[model] + 1 if self.raises else 0
         now_ns = int(self._loop.time() * 1e9)
         self.ended(batch, self.raises, now_ns - int(self.latency_s * 1e9), now_ns)
         self._next()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.agent.serving.life import RAISED_IN_A_ROW
 from farside.scheduler.sharing.glet.gate import Gate
 from farside.serve.inference import Array, InferenceError, Kind
 from farside.serve.pool import QUEUE_ROWS_MIN, Pool, Turns
@@ -124,6 +125,80 @@ async def test_a_raising_model_fails_its_batch_and_no_other() -> None:
 
     assert client.ends[0] == (1, Kind.RAISED)
     assert client.ends[1][1] == [[[4.0] * 3]]
+
+
+@in_loop
+async def test_a_glet_whose_model_always_raises_is_left_out_while_another_one_serves_it() -> None:
+    pool = pool_of([MODEL])
+    broken, fails_at_once = glet_turns(pool, [MODEL])
+    sound, healthy = glet_turns(pool, [MODEL], gpu=1)
+    pool.switch([broken, sound], {})
+    client = Client(pool)
+    fails_at_once.raises = "CUDA error: an illegal memory access was encountered"
+
+    for number in range(60):
+        client.send(number)
+        await client.all(number + 1)
+
+    # The request of the third batch that raised is answered by the other glet, and so are those of later tries.
+    assert [number for number, end in client.ends if end == Kind.RAISED] == [0, 1]
+    assert pool.counts["twice"].met == 58
+    assert len(healthy.ran) == 58
+    assert list(broken.ratios) == [], "how soon a batch raises says nothing of how long one takes"
+
+
+@in_loop
+async def test_a_glet_that_was_left_out_is_tried_with_one_request_and_serves_again_once_that_ends_well() -> None:
+    pool = pool_of([MODEL])
+    left_out, raising = glet_turns(pool, [MODEL])
+    other, healthy = glet_turns(pool, [MODEL], gpu=1)
+    client = Client(pool)
+    with patch("farside.scheduler.sharing.glet.round.TRY_S", 0.0):
+        pool.switch([left_out, other], {})
+        raising.raises = "no"
+        for number in range(5):
+            client.send(number)
+            await client.all(number + 1)
+        assert len(raising.ran) == 5, "the last two were tries"
+        assert len(healthy.ran) == 3, "which cost nobody an answer"
+
+        raising.raises = ""
+        client.send(5)
+        await client.all(6)
+    client.send(6)
+    client.send(7)
+    await client.all(8)
+
+    assert [len(raising.ran), len(healthy.ran)] == [7, 4], "of two requests each has one"
+    assert pool.counts["twice"].again == 3
+    assert [end for _, end in client.ends].count(Kind.RAISED) == 2
+
+
+@in_loop
+async def test_a_request_that_raises_on_two_glets_fails_and_where_all_glets_raise_all_are_tried() -> None:
+    pool = pool_of([MODEL])
+    pairs = [glet_turns(pool, [MODEL], gpu=gpu) for gpu in range(2)]
+    pool.switch([turns for turns, _ in pairs], {})
+    client = Client(pool)
+    for _, executor in pairs:
+        executor.raises = "no"
+
+    for number in range(20):
+        client.send(number)
+        await client.all(number + 1)
+    assert [end for _, end in client.ends] == [Kind.RAISED] * 20
+    assert not pool.is_ready("twice")
+
+    pairs[1][1].raises = ""
+    for number in range(20, 40):
+        client.send(number)
+        await client.all(number + 1)
+        if pool.is_ready("twice"):
+            break
+    client.send(40)
+    await client.all(len(client.ends) + 1)
+
+    assert client.ends[-1] == (40, [[[80.0] * 3]])
 
 
 @in_loop
@@ -319,7 +394,7 @@ async def test_a_full_queue_turns_requests_away_unread() -> None:
     assert pool.take_counts() == ({"twice": 1}, {"twice": 0})
 
 
-STEPS = st.lists(st.sampled_from(["send", "large", "answer", "die", "raise", "cancel", "switch"]), max_size=60)
+STEPS = st.lists(st.sampled_from(["send", "large", "answer", "die", "raise", "fail", "cancel", "switch"]), max_size=60)
 
 
 @settings(deadline=None, max_examples=60)
@@ -345,9 +420,11 @@ async def _play(steps: list[str]) -> None:
             if last not in dict(client.ends):
                 pool.cancel(sent[last])
                 cancelled.add(last)
-        elif step in ("answer", "raise") and turns.batches and not turns.is_dead:
-            executor.raises = "no" if step == "raise" else ""
-            executor.answer()
+        elif step in ("answer", "raise", "fail") and turns.batches and not turns.is_dead:
+            executor.raises = "" if step == "answer" else "no"
+            for _ in range(RAISED_IN_A_ROW if step == "fail" else 1):
+                if turns.batches:
+                    executor.answer()
         elif step == "die" or step == "switch":
             if step == "die":
                 pool.died(turns, "killed")

@@ -136,6 +136,25 @@ def test_a_glet_that_has_fallen_behind_drops_nothing_that_another_one_can_answer
     assert look(behind, {"a": queue(0.0, slo_s=0.05)}, 0.0) == Wake(math.inf)
 
 
+def test_a_model_that_fails_on_a_glet_is_tried_there_with_its_oldest_request_alone_and_ever_more_rarely() -> None:
+    glet = GletRound(slots=[slot("a"), slot("b")], cycle_s=0.05)
+    tried_s = list[float]()
+    glet.leave_out("a", 0.0)
+
+    for at in range(60 * 128):
+        now_s = at / 128
+        found = look(glet, {"a": queue(now_s, now_s), "b": queue()}, now_s)
+        if isinstance(found, Dispatch):
+            assert found == Dispatch("a", 1)
+            tried_s.append(now_s)
+        glet.leave_out("a", now_s)  # told again: nothing changes
+
+    assert tried_s == pytest.approx([0.1, 0.3, 0.7, 1.5, 3.1, 6.3, 12.7, 22.7, 32.7, 42.7, 52.7], abs=0.1)
+    assert look(glet, {"a": queue(60.0), "b": queue(60.0)}, 60.0) == Dispatch("b", 1)
+    glet.take_in("a")
+    assert look(glet, {"a": queue(60.0, 60.0), "b": queue()}, 60.0) == Dispatch("a", 2)
+
+
 @given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 10)), max_size=100))
 def test_no_batch_is_expected_to_take_several_times_as_long_as_planned(
     batches: list[tuple[float, float]],

@@ -13,6 +13,8 @@ _NEAR_S = 1e-9
 # Of the last batch in the mean and the deviation of how late batches end, as TCP has for round trips (RFC 6298).
 _GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 2.0
 _FORGOTTEN = 0.9
+# A model that fails on a glet is tried there again after so long, then after twice as long each time, up to the most.
+TRY_S, TRY_S_MAX = 0.1, 10.0
 
 
 class Queue(Protocol):
@@ -75,11 +77,19 @@ class Pace:
         self.deviation_s *= _FORGOTTEN
 
 
+class Try(NamedTuple):
+    """When a model that fails on a glet is tried there again, and how long after that it is if it fails still."""
+
+    at_s: float
+    wait_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class GletRound:
     """What a glet serves, when each model last had its turn, and how late its batches end.
 
-    ``early``: it does not wait where nothing else runs.
+    ``early``: it does not wait where nothing else runs. ``tries``: models that fail on it while another glet serves
+    them. Nothing of these runs on it but a try now and then: what fails at once would be idle most, and get most.
     """
 
     slots: Sequence[Slot]
@@ -87,10 +97,19 @@ class GletRound:
     early: bool = True
     last_s: dict[str, float] = field(default_factory=dict[str, float])
     paces: dict[str, Pace] = field(default_factory=dict[str, Pace])
+    tries: dict[str, Try] = field(default_factory=dict[str, Try])
 
     def pace(self, model: str) -> Pace:
         """How late batches of a model end; as planned, where none has ended."""
         return self.paces.setdefault(model, Pace())
+
+    def leave_out(self, model: str, now_s: float) -> None:
+        """Has nothing of a model run but tries; if that is so already, nothing changes."""
+        self.tries.setdefault(model, Try(now_s + TRY_S, min(2 * TRY_S, TRY_S_MAX)))
+
+    def take_in(self, model: str) -> None:
+        """Has a model run as planned."""
+        self.tries.pop(model, None)
 
     def longest_s(self, slot: Slot) -> float:
         """How long a batch of a model may take without making a cycle longer; no bound where it is alone."""
@@ -123,11 +142,14 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Bes
     What cannot be answered in time any more is dropped first. How late batches of a model end is reckoned by the glet
     of ``beside`` whose end the least late: one that has fallen behind drops nothing that another one may answer. Then
     the model is chosen whose oldest request can wait least. Its batch runs if it is full, its turn has come, its
-    deadline is near, or nothing else would run meanwhile.
+    deadline is near, or nothing else would run meanwhile. A try of a model that fails here has the oldest request alone.
     """
     chosen: tuple[float, Slot, int] | None = None
     wake_s = math.inf
+    tries = glet.tries
     for slot in glet.slots:
+        if tries and slot.model in tries and now_s < tries[slot.model].at_s:
+            continue
         queue = queues[slot.model]
         rounds = beside.get(slot.model) or (glet,)
         late_s = min(one.pace(slot.model).late_s for one in rounds)
@@ -137,6 +159,8 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Bes
                 one.pace(slot.model).forget()
             wake_s = min(wake_s, queue.full_s(1))
             continue
+        if tries and slot.model in tries:
+            count = queue.oldest()
         slack_s = queue.deadline_s() - slot.latency_s[count - 1] - late_s - now_s
         if chosen is None or slack_s < chosen[0]:
             chosen = (slack_s, slot, count)
@@ -148,6 +172,9 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Bes
     slack_s, slot, count = chosen
     if glet.early or _is_due(glet, slot, queues[slot.model].waiting(now_s), slack_s, now_s):
         glet.last_s[slot.model] = now_s
+        if slot.model in tries:
+            wait_s = tries[slot.model].wait_s
+            tries[slot.model] = Try(now_s + wait_s, min(2 * wait_s, TRY_S_MAX))
         return Dispatch(slot.model, count)
     return Wake(wake_s)
 

@@ -33,8 +33,9 @@ class ModelCounts:
     """What became of a model's requests, and how long its batches took.
 
     ``met`` and ``late`` are answered; ``dropped``, ``rejected`` and ``failed`` are not, and violate the SLO as ``late``
-    does. ``refused`` were no sound requests. ``again``: requests that were queued again since an executor died.
-    ``rows`` counts rows that ran, ``batches`` executions. Durations are those of Triton's statistics.
+    does. ``refused`` were no sound requests. ``again``: requests that were queued again since an executor died, or
+    their model kept failing on it. ``rows`` counts rows that ran, ``batches`` executions. Durations are those of
+    Triton's statistics.
     """
 
     met: int = 0

@@ -64,7 +64,7 @@ def _collect(service: Service, status: ServeStatus) -> Iterable[Metric]:
     prefix, counter, gauge = "farside_serving", CounterMetricFamily, GaugeMetricFamily
     yield family(counter, prefix, "requests", "Requests by what became of them.", rows, ("model", "outcome"))
     yield family(
-        counter, prefix, "again", "Requests queued again since an executor died.",
+        counter, prefix, "again", "Requests queued again since an executor died, or their model kept failing on it.",
         [(m.name, m.again) for m in status.models], ("model",),
     )  # fmt: skip
     for name, text in (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from farside.agent.serving.model_file import ModelFile
-from farside.log import get_log
+from farside.log import Rarely, get_log
 from farside.scheduler.sharing.glet.gate import Gate
 from farside.scheduler.sharing.glet.plan import Glet
 from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Pace, look
@@ -77,14 +77,15 @@ class _Batch:
 class Turns:
     """A glet at work: its round, its executor, what it runs and has staged.
 
-    ``ratios``: model, and real by planned seconds, of its last batches. ``on_idle`` is called once it is closed and
-    empty.
+    ``failing``: models that raised on each of their last batches. ``ratios``: model, and real by planned seconds, of its
+    last batches that ended well. ``on_idle`` is called once it is closed and empty.
     """
 
     glet: Glet
     round: GletRound
     executor: Executor
     batches: deque[_Batch] = field(default_factory=deque[_Batch])
+    failing: frozenset[str] = frozenset()
     ratios: deque[tuple[str, float]] = field(default_factory=lambda: deque[tuple[str, float]](maxlen=KEPT_RATIOS))
     timer: asyncio.TimerHandle | None = None
     is_closed: bool = False
@@ -135,6 +136,7 @@ class Pool:
         self._rows_mean: dict[str, float] = dict.fromkeys(models, 1.0)
         self._sound: dict[str, float] = dict.fromkeys(models, 1.0)
         self._number = 0
+        self._rarely = Rarely()
         # How late this process gets to what it is to do at a time, and so to requests that have come.
         self._lag = Pace()
         self._lag_known_s = 0.0
@@ -182,12 +184,23 @@ class Pool:
             self._serve(name, [one for one in self._by_model[name] if one is not turns])
 
     def _serve(self, name: str, serving: Sequence[Turns]) -> None:
-        """These glets serve a model. Without any its last latencies stay, by which requests that wait are judged."""
-        self._by_model[name] = tuple(serving)
-        self._beside[name] = [one.round for one in serving]
-        self.queues[name].gate.plan(sum(p.rate for one in serving for p in one.glet.models if p.model == name))
-        if serving:
-            self._least_s[name] = _least_of(serving, name)
+        """These glets serve a model. Without any its last latencies stay, by which requests that wait are judged.
+
+        Those on which it fails come first, where it has their tries; where it fails on all, each serves as planned.
+        """
+        failing = [one for one in serving if name in one.failing]
+        sound = [one for one in serving if name not in one.failing]
+        left_out, counted = (failing, sound) if sound else ([], failing)
+        for one in counted:
+            one.round.take_in(name)
+        for one in left_out:
+            one.round.leave_out(name, self._loop.time())
+        self._by_model[name] = (*left_out, *counted)
+        self._beside[name] = [one.round for one in counted]
+        rates = [p.rate for one in counted for p in one.glet.models if p.model == name]
+        self.queues[name].gate.plan(math.fsum(rates))
+        if counted:
+            self._least_s[name] = _least_of(counted, name)
 
     def _close(self, turns: Turns) -> None:
         turns.is_closed = True
@@ -289,6 +302,8 @@ class Pool:
             self.stray += 1
             return
         batch = turns.batches.popleft()
+        if raised or turns.failing:
+            self._judge(turns, batch.model, raised)
         now_s = self._loop.time()
         if turns.batches:
             turns.batches[0].begun_s = now_s
@@ -296,17 +311,45 @@ class Pool:
         elif not turns.is_closed:
             self._look(turns, batch)
         took_s = (ended_ns - started_ns) / 1e9
-        turns.ratios.append((batch.model, took_s / batch.expected_s))
         if raised:
-            for one in batch.requests:
-                self._fail(one, InferenceError(Kind.RAISED, f"{batch.model} raised: {raised}"[:500]))
+            self._raised(turns, batch, raised)
         else:
+            turns.ratios.append((batch.model, took_s / batch.expected_s))
             self._answer(turns, batch, started_ns / 1e9, took_s)
             turns.round.pace(batch.model).ended(batch.expected_s, self._loop.time() - batch.begun_s)
         if not turns.is_closed:
             self._look(turns)
         elif not turns.batches and turns.on_idle is not None:
             turns.on_idle()
+
+    def _judge(self, turns: Turns, model: str, raised: str) -> None:
+        """Leaves a glet out for a model that has just begun to fail there, or takes it in again."""
+        was_failing, turns.failing = model in turns.failing, turns.executor.failing
+        is_failing = model in turns.failing
+        if turns.is_closed or not (was_failing or is_failing):
+            return
+        # Behind the others: where it fails on all, each is tried.
+        self._serve(model, [*(one for one in self._by_model[model] if one is not turns), turns])
+        glet = turns.glet
+        if is_failing and not was_failing and self._rarely.may((model, glet.gpu, glet.part_pct)) is not None:
+            _log.warning(
+                "a model raises each time on a part; others that serve it are used meanwhile", model=model,
+                gpu=glet.gpu, part_pct=glet.part_pct, others=len(self._by_model[model]) - 1, why=raised,
+            )  # fmt: skip
+
+    def _raised(self, turns: Turns, batch: _Batch, why: str) -> None:
+        """Fails a batch; where its model is left out, other glets get its requests first."""
+        now_s, again = self._loop.time(), list[Waiting]()
+        for one in batch.requests:
+            if batch.model in turns.round.tries and self._is_tried_again(one, now_s):
+                again.append(one)
+            else:
+                self._fail(one, InferenceError(Kind.RAISED, f"{batch.model} raised: {why}"[:500]))
+        if again:
+            self.queues[batch.model].put_back(again)
+            for other in self._by_model[batch.model]:
+                if other is not turns:
+                    self._look(other)
 
     def died(self, turns: Turns, line: str) -> None:
         """An executor has ended: what it ran is queued again once, what was staged as if nothing had been."""
@@ -320,18 +363,23 @@ class Pool:
         _log.warning("an executor died", gpu=turns.glet.gpu, part_pct=turns.glet.part_pct, why=line)
         now_s = self._loop.time()
         for at, batch in reversed(list(enumerate(batches))):
-            kept = [one for one in batch.requests if not one.is_cancelled]
-            if at == 0:
-                kept = [one for one in kept if self._is_tried_again(one, now_s)]
+            kept = list[Waiting]()
+            for one in batch.requests:
+                if one.is_cancelled:
+                    continue
+                if at == 0 and not self._is_tried_again(one, now_s):
+                    why = "and this was another try already" if one.is_again else "and there is no time for another try"
+                    self._fail(one, InferenceError(Kind.DIED, f"the process that ran {one.model} died, {why}"))
+                else:
+                    kept.append(one)
             self.queues[batch.model].put_back(kept)
         self.on_dead(turns, line)
         for other in self.turns:
             self._look(other)
 
     def _is_tried_again(self, one: Waiting, now_s: float) -> bool:
-        if one.is_again or one.deadline_s < now_s + self._least_s[one.model][one.rows - 1]:
-            why = "died twice under this request" if one.is_again else "died, and there is no time for another try"
-            self._fail(one, InferenceError(Kind.DIED, f"the process that ran {one.model} {why}"))
+        """Whether a request goes back to its queue: once, if there is time, and its client has not gone."""
+        if one.is_cancelled or one.is_again or one.deadline_s < now_s + self._least_s[one.model][one.rows - 1]:
             return False
         one.is_again = True
         self.counts[one.model].again += 1

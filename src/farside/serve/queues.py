@@ -20,7 +20,7 @@ class Waiting:
     """A request until it is answered: exactly one of ``answer`` and ``fail`` is called, once, unless it is cancelled.
 
     ``inputs``: in the model's order, ``rows`` each. ``lain_s``: so long it may have lain unread before. ``is_again``:
-    it was in a batch when an executor died, and runs by itself now.
+    it was in a batch when an executor died or kept failing, and runs by itself now.
     """
 
     model: str
