@@ -327,6 +327,21 @@ async def test_a_client_that_has_gone_is_not_answered_and_its_row_is_left() -> N
 
 
 @in_loop
+async def test_a_request_whose_client_has_gone_counts_as_cancelled_alone_where_its_batch_raises() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL])
+    executor.is_hung, executor.raises = True, "no"
+    pool.switch([turns], {})
+    one = Client(pool).send(1)
+
+    pool.cancel(one)
+    executor.answer()
+
+    counts = pool.counts["twice"]
+    assert (counts.cancelled, counts.failed, counts.fail.count) == (1, 0, 0)
+
+
+@in_loop
 async def test_a_request_that_is_turned_away_unread_counts_as_dropped_with_as_many_rows_as_others_have() -> None:
     pool = pool_of([MODEL], 0.2)
     turns, _ = glet_turns(pool, [MODEL])
@@ -442,6 +457,9 @@ async def _play(steps: list[str]) -> None:
     ends = Counter(number for number, _ in client.ends)
     assert all(count == 1 for count in ends.values())
     assert set(ends) == set(sent) - cancelled
+    counts = pool.counts["twice"]
+    outcomes = counts.met + counts.late + counts.dropped + counts.rejected + counts.failed + counts.cancelled
+    assert outcomes == len(sent), "each counts once"
     for number, result in client.ends:
         assert isinstance(result, Kind) or np.asarray(result).flat[0] == 2.0 * number
 

@@ -489,8 +489,8 @@ class Pool:
         return InferenceError(Kind.LATE, f"{model} can not answer within {1000 * within_s:.0f} ms now")
 
     def _fail(self, one: Waiting, error: InferenceError) -> None:
-        self._count(one.model, error.kind, self._loop.time() - one.arrived_s)
-        if not one.is_cancelled:
+        if not one.is_cancelled:  # else it is counted already
+            self._count(one.model, error.kind, self._loop.time() - one.arrived_s)
             one.fail(error)
 
     def _count(self, model: str, kind: Kind, took_s: float) -> None:
