@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from farside.agent.serving.cuda import is_context_broken
 from farside.agent.serving.frames import FRAME_BYTES, Frame, Kind, Status, decode, encode
 from farside.agent.serving.model_file import Framework, ModelFile
 from farside.agent.serving.partition.policy import Entry
@@ -46,7 +47,10 @@ class Part(Protocol):
 
 
 class _ThisProcess:
-    """The part that a process is on with all that it does."""
+    """The part that a process is on with all that it does. ``is_broken``: whether it can compute there no more."""
+
+    def __init__(self, is_broken: Callable[[], bool]) -> None:
+        self._is_broken = is_broken
 
     def on(self) -> AbstractContextManager[object]:
         """All of this process runs there."""
@@ -57,7 +61,13 @@ class _ThisProcess:
         gc.freeze()
 
     def raised(self, error: Exception) -> None:
-        """Others of this process do not matter: there are none."""
+        """Ends this process where the error has left its device unusable by it: another one can use it."""
+        if self._is_broken():
+            from farside.log import get_log, start_logging  # no executor needs it before
+
+            start_logging("info")
+            get_log("agent.serving").error("an executor ends", why="an error has left the GPU unusable by its process")
+            os._exit(1)  # what would clean up may wait for the GPU for ever
 
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -70,12 +80,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
-def main(arguments: list[str], load: "Loader | None" = None) -> int:
+def main(
+    arguments: list[str], load: "Loader | None" = None, is_broken: Callable[[], bool] = is_context_broken
+) -> int:
     """Runs until STOP, or until the other end of the socket is gone; the exit code.
 
     Args:
         arguments: File descriptors: of the socket, the arena, and a file with the Setup.
         load: What loads models of a framework; ``model.loader``, but for tests that let models fail.
+        is_broken: Whether this process can use its device no more, after a model has raised; others in tests.
     """
     end_with_front()
     socket_fd, arena_fd, setup_fd = map(int, arguments)
@@ -95,7 +108,7 @@ def main(arguments: list[str], load: "Loader | None" = None) -> int:
         line.send(encode(Frame(Kind.FAILED)))
         return 1
     line.send(encode(Frame(Kind.HELLO)))
-    return run_models(line, arena, setup, load, _ThisProcess())
+    return run_models(line, arena, setup, load, _ThisProcess(is_broken))
 
 
 def run_models(line: socket.socket, arena: "Arena", setup: Setup, load: "Loader | None", part: Part) -> int:

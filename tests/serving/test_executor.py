@@ -7,11 +7,13 @@ import signal
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
+from farside.agent.serving.cuda import is_context_broken
 from farside.agent.serving.executor import Executor, ServeError, start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded
 from farside.agent.serving.model_file import ModelFile
@@ -109,6 +111,32 @@ def test_a_model_that_raises_answers_with_its_line_and_counts_as_failing_after_t
         assert failing == [(line, set()), (line, set()), (line, {"mlp"}), ("", set())]
 
     asyncio.run(test())
+
+
+def test_an_executor_that_can_use_its_device_no_more_answers_its_batch_and_ends(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, program=faults.program)
+        faults.arm("broken")
+        executor.run(1, "mlp", 1, 0)
+
+        # It is not tried again: what broke one device would break the next.
+        assert (await watched.done()).problem == "an error that a test asked for"
+        assert (await watched.ended()).line == "its process ended with 1"
+        await executor.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_broken"),
+    [(0, False), (700, True), (719, True), (201, False), (3, False)],
+    ids=["sound", "illegal address", "launch failed", "no context", "not initialised"],
+)
+def test_a_context_is_broken_where_the_driver_answers_an_error_once_nothing_runs(answer: int, is_broken: bool) -> None:
+    assert is_context_broken(SimpleNamespace(cuCtxSynchronize=lambda: answer)) == is_broken
 
 
 def test_a_batch_over_its_limit_gets_the_executor_killed_and_is_named_as_lost(

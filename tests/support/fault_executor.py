@@ -1,7 +1,10 @@
-"""An executor's process whose models fail when a test says so: they raise, take long, hang, or end the process."""
+"""An executor's process whose models fail when a test says so: they raise, take long, hang, end the process,
+or leave its device unusable by it.
+"""
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Literal
@@ -10,7 +13,8 @@ from farside.agent.serving.executor_process import main
 from farside.agent.serving.model import Load, LoadedModel, loader
 from farside.agent.serving.model_file import Framework
 
-Fault = Literal["error", "delay", "hang", "exit"]
+Fault = Literal["error", "delay", "hang", "exit", "broken"]
+broken = threading.Event()  # the device, for this process
 
 
 class Faults:
@@ -41,7 +45,9 @@ class FaultyModel:
         for file in sorted(self._folder.glob("*.fault")):
             fault, delay_s = file.read_text().split()
             file.unlink()
-            if fault == "error":
+            if fault == "broken":
+                broken.set()
+            if fault in ("error", "broken"):
                 raise ValueError("an error that a test asked for")
             if fault == "exit":
                 os._exit(3)
@@ -56,4 +62,4 @@ if __name__ == "__main__":
     def load(framework: Framework) -> Load:
         return lambda *arguments: FaultyModel(faults, loader(framework)(*arguments))
 
-    sys.exit(main(sys.argv[2:], load))
+    sys.exit(main(sys.argv[2:], load, broken.is_set))
