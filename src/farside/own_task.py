@@ -1,10 +1,14 @@
-"""Awaiting work in tasks of its own: one whose failure hides no cancellation, or the first of several to end."""
+"""Awaiting work in tasks of its own: so that no failure hides a cancellation, until the first of several ends, and on
+whatever it raises.
+"""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
+AGAIN_S = 1.0
 
 
 async def in_own_task(work: Coroutine[object, object, ResultT]) -> ResultT:
@@ -21,6 +25,30 @@ async def in_own_task(work: Coroutine[object, object, ResultT]) -> ResultT:
         if caller is not None and caller.cancelling():
             raise asyncio.CancelledError from None
         raise
+
+
+@asynccontextmanager
+async def beside(
+    work: Callable[[], Coroutine[object, object, None]], on_failure: Callable[[Exception], None]
+) -> AsyncIterator[None]:
+    """Has ``work`` run while the body does. What it raises is told at once, and it is called again after AGAIN_S."""
+
+    async def kept_up() -> None:
+        while True:
+            try:
+                await in_own_task(work())
+                return
+            except Exception as error:  # the top of this task: whatever it is, the body needs the work
+                on_failure(error)
+            await asyncio.sleep(AGAIN_S)
+
+    task = asyncio.ensure_future(kept_up())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def wait_first(*works: Coroutine[object, object, object]) -> None:

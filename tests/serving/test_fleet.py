@@ -204,6 +204,36 @@ async def test_a_device_that_is_gone_is_named_once_however_often_it_is_tried(
     await fleet.close()
 
 
+@in_loop
+async def test_an_executor_is_started_again_whatever_its_device_raised_at_the_try_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driver(WholeDriver):
+        refusals: ClassVar[list[Exception]] = []
+
+        def open(self, device: Device, part_pct: int) -> WholePlace:
+            if self.refusals:
+                raise self.refusals.pop()
+            return super().open(device, part_pct)
+
+    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
+    driver = Driver()
+    fleet, pool = fleet_of(small_models(tmp_path, ("mlp",)), driver)
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    executor = fleet.executors[0][1]
+    assert executor is not None
+    driver.refusals.append(OSError(28, "No space left on device"))
+
+    executor.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while fleet.deaths == 0 or not pool.is_ready("mlp"):
+            await asyncio.sleep(0.01)
+
+    assert driver.refusals == []
+    assert "No space left on device" in caplog.text
+    await fleet.close()
+
+
 @pytest.mark.parametrize("lived_s", [0.0, math.inf], ids=["after a long life each", "soon after each start"])
 @in_loop
 async def test_only_an_executor_that_dies_soon_each_time_is_left_out(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,6 +162,40 @@ def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(
     until(lambda: not Path(other_folder).exists(), what="the other one has ended")
 
 
+class LostNvml(Nvml):
+    """The first GPU has fallen off the bus."""
+
+    def nvmlDeviceGetUUID(self, handle: object) -> str:  # noqa: N802
+        if handle == 0:
+            raise NVMLError("GPU is lost")
+        return super().nvmlDeviceGetUUID(handle)
+
+
+@pytest.mark.parametrize("kind", [MpsDriver, GpuDriver])
+def test_a_gpu_that_is_lost_is_said_to_be_and_another_one_is_found(
+    kind: type[MpsDriver | GpuDriver], control: Path
+) -> None:
+    driver = kind(LostNvml(is_cut=False))
+
+    with pytest.raises(Unavailable, match="NVIDIA's driver answers GPU is lost"):
+        driver.open(Device(), 100)
+
+    assert driver.devices() == (Device(number=1, uuid="GPU-1"),)
+    driver.open(Device(uuid="GPU-1"), 100).close()
+
+
+def test_where_there_is_no_room_for_an_mps_daemons_pipe_the_line_says_where(
+    control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(prefix: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+
+    with pytest.raises(Unavailable, match=f"{tempfile.gettempdir()}, .*: No space left on device"):
+        MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+
+
 def test_giving_a_gpu_up_waits_for_no_daemon_and_the_next_part_has_another_one(control: Path) -> None:
     driver = MpsDriver(Nvml(is_cut=False))
     hold = Path(f"{control}.hold")
@@ -273,7 +308,7 @@ def test_a_gpu_and_an_instance_are_one_part_each(visible: str, uuid: str) -> Non
     [
         ("1", "GPU 1: is cut into instances; name one of them by its UUID"),
         ("GPU-9", "GPU GPU-9: is not on this machine; nvidia-smi -L lists those there are"),
-        ("7", "GPU 7: Invalid Argument"),
+        ("7", "GPU 7: NVIDIA's driver answers Invalid Argument"),
         ("0,1", "CUDA_VISIBLE_DEVICES 0,1: names several GPUs"),
         ("first", "CUDA_VISIBLE_DEVICES first: is no GPU; give its number or UUID"),
     ],

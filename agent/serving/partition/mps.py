@@ -101,8 +101,11 @@ class _Daemon:
     def __init__(self, uuid: str) -> None:
         self.users = 0
         prefix = _prefix()
-        _remove_left(prefix)
-        self._folder = tempfile.mkdtemp(prefix=f"{prefix}{own_mark()}-")
+        try:
+            _remove_left(prefix)
+            self._folder = tempfile.mkdtemp(prefix=f"{prefix}{own_mark()}-")
+        except OSError as error:
+            raise Unavailable(f"{tempfile.gettempdir()}, where {CONTROL} has its pipe: {error.strerror}") from error
         self.variables = {"CUDA_MPS_PIPE_DIRECTORY": self._folder, "CUDA_VISIBLE_DEVICES": uuid}
         self._environment = {**os.environ, **self.variables, "CUDA_MPS_LOG_DIRECTORY": self._folder}
         parent = os.getpid()

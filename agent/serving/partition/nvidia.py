@@ -12,8 +12,28 @@ _WHOLE_PCT = 100
 _LISTED = "nvidia-smi -L lists those there are"
 
 
+class _Library:
+    """NVIDIA's library, as the module ``pynvml`` has it, but for its errors: each call may raise Unavailable."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def __getattr__(self, name: str) -> Any:
+        found, fault = getattr(self._nvml, name), self._nvml.NVMLError
+        if not name.startswith("nvml"):
+            return found
+
+        def call(*arguments: object) -> Any:
+            try:
+                return found(*arguments)
+            except fault as error:
+                raise Unavailable(f"NVIDIA's driver answers {error}") from error
+
+        return call
+
+
 def open_nvml(nvml: Any = None) -> Any:
-    """The module ``pynvml`` with an open driver; ``nvml``: another one, in tests.
+    """The library of the module ``pynvml`` with an open driver; ``nvml``: another module, in tests.
 
     Raises:
         Unavailable: The module, the library or the driver is missing; the line says which.
@@ -28,7 +48,7 @@ def open_nvml(nvml: Any = None) -> Any:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise Unavailable(f"libnvidia-ml.so.1: {error}", hint="it comes with NVIDIA's driver") from error
-    return nvml
+    return _Library(nvml)
 
 
 def gpu_named(text: str, where: str) -> Device:
@@ -64,7 +84,7 @@ def gpu_of(nvml: Any, device: Device) -> Any:
         raise Unavailable(f"GPU {device.uuid}: is not on this machine", hint=_LISTED)
     try:
         return nvml.nvmlDeviceGetHandleByIndex(device.number)
-    except nvml.NVMLError as error:
+    except Unavailable as error:
         raise Unavailable(f"GPU {device.number}: {error}", hint=_LISTED) from error
 
 
@@ -90,7 +110,7 @@ def is_cut(nvml: Any, handle: Any) -> bool:
     """Whether a GPU is in MIG's mode."""
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # a GPU that can't be cut
+    except Unavailable:  # a GPU that can't be cut
         return False
 
 
@@ -102,7 +122,7 @@ def instances_of(nvml: Any, handle: Any) -> list[Any]:
     for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at))
-        except nvml.NVMLError:  # none at this place
+        except Unavailable:  # none at this place
             continue
     return found
 
@@ -122,7 +142,8 @@ def _gpus(nvml: Any) -> Iterator[tuple[int, Any]]:
     for number in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        except nvml.NVMLError:  # a GPU that this process may not use, or that has failed
+            uuid_of(nvml, handle)
+        except Unavailable:  # a GPU that this process may not use, or that has failed
             continue
         yield number, handle
 
@@ -177,7 +198,7 @@ class NvidiaGpus:
         def asked(call: Any, kind: Any) -> float | None:
             try:
                 return float(call(handle, kind))
-            except nvml.NVMLError:
+            except Unavailable:
                 return None
 
         return Conditions(

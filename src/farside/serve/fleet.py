@@ -27,6 +27,7 @@ from farside.serve.site import Site
 
 SLOWER_MIN, SLOWER_MAX, FASTER_MAX, FORGOTTEN, RATIOS_LEAST = 1.15, 4.0, 0.7, 0.9, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
+AGAIN_S = 1.0  # after a start that failed
 # One that ran for so long has not died of its start, nor of its first batches.
 LIVED_S = 10.0
 _REASONS_MAX = 16
@@ -349,14 +350,18 @@ class Fleet:
                 deaths.clear()
             try:
                 executor = await self._start(one)
-            except FarsideError as error:
-                if str(error) not in said:
-                    said.append(str(error))
-                    _log.error("an executor can't be started again; it is tried on", gpu=one.glet.gpu, why=str(error))
+                if not await _is_fit(one, executor):
+                    continue
+            except Exception as error:  # the top of this task: whatever it is, the glet needs its executor
+                why = str(error) or type(error).__name__
+                if why not in said:
+                    said.append(why)
+                    fault = None if isinstance(error, FarsideError) else error
+                    _log.error(
+                        "an executor can't be started again; it is tried on", cause=fault, gpu=one.glet.gpu, why=why
+                    )
                 deaths.append(self._loop.time())
-                await asyncio.sleep(1.0)
-                continue
-            if not await _is_fit(one, executor):
+                await asyncio.sleep(AGAIN_S)
                 continue
             one.executor = executor
             self._route()

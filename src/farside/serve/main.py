@@ -6,8 +6,8 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from farside.installed import version_of
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
+from farside.own_task import beside
 from farside.scheduler.manager.garbage_collection import keep_aside
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.plan import Glet, Plan
@@ -328,15 +329,15 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     told = _Told(grounds, fleet, controller, pool, keeper)
     if keeper is not None:
         keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
-        await stack.enter_async_context(_background(keeper.run()))
+        await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
         await controller.start(grounds.plan)
     if deployment.metrics:
         scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
         stack.callback(scraped.close)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
-    await stack.enter_async_context(_background(controller.run()))
-    await stack.enter_async_context(_background(keep_aside()))
+    await stack.enter_async_context(beside(controller.run, _task_failed))
+    await stack.enter_async_context(beside(keep_aside, _task_failed))
     if is_needed(grounds.models.values()):
         service.large.start()
     for door in doors:
@@ -418,15 +419,8 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
     return LeaseKeeper(grounds.manager, settings, before.numbers if before is not None else None), before
 
 
-@asynccontextmanager
-async def _background(work: Coroutine[object, object, object]) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+def _task_failed(error: Exception) -> None:
+    _log.error("a task of the front failed; it is started again", cause=error)
 
 
 class _Told:
