@@ -11,6 +11,7 @@ from farside.agent.serving.arena import Array
 from farside.agent.serving.life import (
     ENDED,
     Action,
+    Allowed,
     Asked,
     Batch,
     Became,
@@ -81,7 +82,6 @@ class ExecutorHandle(abc.ABC):
         self.pid = 0  # of its process, on whichever host; 0: not known
         self._on_done, self._on_exit = on_done, on_exit
         self._limit_s: dict[str, float] = {}
-        self.expect(p99_s)
         self._warmed_s: dict[str, float] = {}
         self._loop = asyncio.get_running_loop()
         # Why it can't become ready; empty: it takes batches. No error, whose traceback would refer to this again.
@@ -90,6 +90,7 @@ class ExecutorHandle(abc.ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
         self._life = Life(len(models), self._loop.time(), hello_s=HELLO_S, prepare_s=prepare_s)
+        self.expect(p99_s)
 
     # ---- how it is reached
 
@@ -159,8 +160,13 @@ class ExecutorHandle(abc.ABC):
         return self._limit_s
 
     def expect(self, p99_s: Mapping[str, float]) -> None:
-        """Seconds of the slowest batches by model, for batches from now on: another size of its part has others."""
+        """Seconds of the slowest batches by model, since another size of its part has others.
+
+        Those in flight may take as long, where that is longer: what is left of them runs on a smaller part.
+        """
         self._limit_s = {name: max(LIMIT_TIMES * p99, LIMIT_S_MIN) for name, p99 in p99_s.items()}
+        if self._life.in_flight:
+            self._step(Allowed({number: self._limit_s.get(name, 0.0) for name, number in self._numbers.items()}))
 
     def hand_over(self, on_done: OnDone, on_exit: OnExit) -> None:
         """From now on these are called in place of those that were, also for what is under way."""

@@ -11,7 +11,7 @@ as long as the first look was late.
 import enum
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from farside.agent.serving.frames import Frame, Kind, Status
@@ -77,7 +77,13 @@ class Closing(NamedTuple):
     within_s: float
 
 
-Event: TypeAlias = Received | Exited | Woke | Asked | Closing
+class Allowed(NamedTuple):
+    """Batches in flight may take so many seconds, by the model's number, where that is more than they might before."""
+
+    limit_s: Mapping[int, float]
+
+
+Event: TypeAlias = Received | Exited | Woke | Asked | Closing | Allowed
 
 
 # ---- actions
@@ -192,6 +198,11 @@ class Life:
                 return self._asked(batch, now_s)
             case Closing(within_s):
                 return self._closing(now_s + within_s)
+            case Allowed(limit_s):
+                self._in_flight = deque(
+                    one._replace(limit_s=max(one.limit_s, limit_s.get(one.model, 0.0))) for one in self._in_flight
+                )
+                return []
 
     def _asked(self, batch: Batch, now_s: float) -> list[Action]:
         assert self.can_take, "one batch runs and one is staged, at most, and only once it is ready"

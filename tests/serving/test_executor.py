@@ -21,6 +21,7 @@ from farside.agent.serving.partition.policy import Device, Entry
 from farside.agent.serving.partition.whole import WholeDriver, WholePlace
 from tests.serving.executors import Watched, answers, arenas, children, small_models
 from tests.support.fault_executor import Faults
+from tests.support.waiting import DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,22 @@ def test_a_batch_over_its_limit_gets_the_executor_killed_and_is_named_as_lost(
         assert not executor.is_ready
         await executor.close()
         assert not is_there(executor.pid)
+
+    asyncio.run(test())
+
+
+def test_a_part_that_shrinks_lets_the_batch_that_runs_take_as_long_as_later_ones(
+    models: tuple[ModelFile, ...], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        watched, faults = Watched(), Faults(tmp_path / "faults")
+        executor = await watched.start(models, p99_s={"mlp": 0.1, "lstm": 0.1}, program=faults.program)
+        faults.arm("delay", delay_s=1.5)
+        executor.run(7, "mlp", 1, 0)
+        executor.expect({"mlp": DEADLINE_S, "lstm": DEADLINE_S})
+
+        assert (await watched.done()).batch == 7
+        await executor.close()
 
     asyncio.run(test())
 

@@ -12,6 +12,7 @@ from farside.agent.serving.life import (
     ENDED,
     LOOK_AGAIN_S,
     Action,
+    Allowed,
     Asked,
     Batch,
     Became,
@@ -106,6 +107,10 @@ class LifeMachine(RuleBasedStateMachine):
     def is_closed(self, within_s: float) -> None:
         self.step(Closing(within_s))
 
+    @rule(limit_s=st.floats(0, LIMIT_S))
+    def is_allowed(self, limit_s: float) -> None:
+        assert self.step(Allowed(dict.fromkeys(range(MODELS), limit_s))) == []
+
     @rule()
     def exits(self) -> None:
         self.step(Exited("it exited"))
@@ -177,6 +182,17 @@ def test_an_answer_that_lay_unread_while_the_front_stood_still_counts() -> None:
     assert isinstance(finished, Finished)
     assert life.wake_s == 16.0  # of the next batch, which is looked at again as well
     assert hung_at(life, 16.0) == 16.0 + LOOK_AGAIN_S
+
+
+def test_batches_in_flight_may_take_longer_once_their_model_does_and_never_less() -> None:
+    life = ready(MODELS)
+    life.step(Asked(Batch(1, 0, 4, 0, LIMIT_S)), 2.0)
+    life.step(Asked(Batch(2, 1, 4, 0, LIMIT_S)), 2.0)
+
+    assert life.step(Allowed({0: 9.0, 1: 1.0}), 3.0) == []
+    assert life.wake_s == 11.0
+    life.step(Received(Frame(Kind.DONE, batch=1)), 10.0)
+    assert life.wake_s == 10.0 + LIMIT_S
 
 
 def test_an_answer_to_a_batch_that_does_not_run_ends_the_executor() -> None:
