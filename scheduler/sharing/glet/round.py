@@ -142,7 +142,7 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Bes
     What cannot be answered in time any more is dropped first. How late batches of a model end is reckoned by the glet
     of ``beside`` whose end the least late: one that has fallen behind drops nothing that another one may answer. Then
     the model is chosen whose oldest request can wait least. Its batch runs if it is full, its turn has come, its
-    deadline is near, or nothing else would run meanwhile. A try of a model that fails here has the oldest request alone.
+    deadline is near, or nothing else would run meanwhile. A try of a model that fails here is of one request alone.
     """
     chosen: tuple[float, Slot, int] | None = None
     wake_s = math.inf

@@ -4,7 +4,8 @@ How it works
   A request waits in its model's queue until a glet's turn takes it (scheduler/sharing/glet/round.py): so a late or dead
   executor holds nothing but the batch that it runs and the one that is staged behind that. A batch's rows are copied
   into a slot of the executor's memory; when it is done each request is answered from there. Batches have numbers of
-  their own: an answer to a batch that is not in flight is dropped and counted.
+  their own: an answer to a batch that is not in flight is dropped and counted. A glet on which a model raises each time
+  is left out for it while another one serves it, but for a try now and then, whose request the other one gets.
 
   All is called from one event loop. Times are seconds of its clock, which is CLOCK_MONOTONIC.
 """
@@ -77,8 +78,8 @@ class _Batch:
 class Turns:
     """A glet at work: its round, its executor, what it runs and has staged.
 
-    ``failing``: models that raised on each of their last batches. ``ratios``: model, and real by planned seconds, of its
-    last batches that ended well. ``on_idle`` is called once it is closed and empty.
+    ``failing``: models that raised on each of their last batches. ``ratios``: model, and real by planned seconds, of
+    its last batches that ended well. ``on_idle`` is called once it is closed and empty.
     """
 
     glet: Glet
