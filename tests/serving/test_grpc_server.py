@@ -86,6 +86,26 @@ async def test_compressed_messages_are_taken() -> None:
 
 
 @in_loop
+async def test_messages_that_ask_about_the_server_are_refused_where_they_are_large_also_once_decompressed() -> None:
+    async with grpc_front([MODEL, WIDE]) as (address, _, _), grpc.aio.insecure_channel(address) as channel:
+        for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+            if method.name in ("ModelInfer", "ModelStreamInfer"):
+                continue
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method.name}")
+            unknown_field = b"\x7a\x80\x80\x04" + bytes(1 << 16)
+            for way in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+                with pytest.raises(grpc.RpcError) as raised:
+                    await call(unknown_field, compression=way, timeout=60)
+                assert (raised.value.code(), raised.value.details()) == (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "the message is larger than 65536 bytes, the largest that is taken",
+                )
+        call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        assert await call(b"\x7a\xf0\xff\x03" + bytes(65_520), compression=grpc.Compression.Gzip, timeout=60)
+        assert (await infer(channel, request("wide", 8, 100_000))).model_name == "wide"
+
+
+@in_loop
 async def test_a_method_that_there_is_not_and_a_stream_are_unimplemented_at_once() -> None:
     async with grpc_front([MODEL]) as (address, _, _), grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.RpcError) as raised:

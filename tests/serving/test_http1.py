@@ -143,6 +143,17 @@ def test_a_body_that_is_too_large_is_dropped_and_told_of() -> None:
         assert (whole.why, whole.body, share.held, one.is_closed) == ("large", b"", 0, False)
 
 
+def test_nothing_is_kept_of_a_body_that_nobody_reads() -> None:
+    for chunked in (False, True):
+        share = Share(10_000)
+        one = connection(share, wants_body=False)
+        data = request(bytes(1500), is_chunked=chunked)
+        one.receive(data[:700], 1.0)
+        assert share.held == 0
+        (whole,) = told(one, [data[700:]])
+        assert (whole.why, whole.body, one.is_closed) == ("", b"", False)
+
+
 def test_bodies_of_all_connections_together_are_bounded() -> None:
     share = Share(1000)
     first, second = connection(share), connection(share)

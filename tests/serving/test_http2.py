@@ -19,13 +19,14 @@ from farside.serve.http2.head import Head, HeadReader
 
 BOUNDS = Bounds(head_bytes=4096, body_bytes=40_000, held_bytes=100_000, unsent_bytes=200_000, streams=4, idle_s=75.0)
 POST = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("content-type", "application/grpc")]
+TO_SMALL = [(name, "/b" if name == ":path" else value) for name, value in POST]
 ALL = h2.END_STREAM | h2.END_HEADERS
 HELLO = h2.PREFACE + h2.settings_frame(())
 
 
 def read(head: Head) -> Any:
-    """The call to the one path that there is."""
-    return read_call(head, frozenset((b"/a",)))
+    """The call to one of the two paths that there are; messages to /b are small."""
+    return read_call(head, {b"/a": 40_000, b"/b": 1000})
 
 
 def fresh(share: Share | None = None, unsent: Share | None = None) -> Http2Connection:
@@ -236,6 +237,20 @@ def test_a_body_too_large_is_told_of_at_once_and_what_follows_is_dropped() -> No
     assert finish(one, big + h2.frame(h2.DATA, 1, 1, b"x") + headers(3)) == [Whole(3, one_call(), b"")]
 
 
+@pytest.mark.parametrize("cut", [1, 4, 5, 900])
+def test_a_message_that_says_it_is_larger_than_its_path_takes_is_told_of_before_it_is_there(cut: int) -> None:
+    share, data = Share(1 << 30), written(bytes(1001))
+    one = connection(share=share)
+    begin, end = h2.frame(h2.DATA, 0, 1, data[:cut]), h2.frame(h2.DATA, 0, 1, data[cut : cut + 5])
+
+    found = finish(one, headers(1, h2.END_HEADERS, block(TO_SMALL)) + begin + end)
+
+    assert [(type(event), event.why) for event in found] == [(Early, "large")]
+    assert share.held == 0
+    largest = h2.frame(h2.DATA, h2.END_STREAM, 3, written(bytes(1000)))
+    assert [type(event) for event in finish(one, headers(3, h2.END_HEADERS, block(TO_SMALL)) + largest)] == [Whole]
+
+
 def test_bodies_that_are_not_whole_are_bounded_together() -> None:
     one = connection()
     part = bytes(16_000)
@@ -306,7 +321,7 @@ def test_bodies_that_are_not_whole_are_bounded_on_all_connections() -> None:
 
 def test_a_large_body_ends_the_turn() -> None:
     bounds = Bounds(head_bytes=4096, body_bytes=1 << 20, held_bytes=1 << 21, unsent_bytes=1, streams=4, idle_s=75.0)
-    one = Http2Connection(bounds, read, 0.0, Share(1 << 30), Share(1 << 30))
+    one = Http2Connection(bounds, lambda head: read_call(head, {b"/a": 1 << 20}), 0.0, Share(1 << 30), Share(1 << 30))
     finish(one, HELLO + headers(1, h2.END_HEADERS) + headers(3, h2.END_HEADERS))
     finish(one, b"".join(5 * h2.frame(h2.DATA, 0, at, bytes(16_000)) for at in (1, 3)))
     ends = h2.frame(h2.DATA, h2.END_STREAM, 1) + h2.frame(h2.DATA, h2.END_STREAM, 3)
@@ -561,7 +576,7 @@ def test_a_calls_head_says_whether_it_is_served_and_by_when() -> None:
         == b"\x08\x03415"
     )
     for refused in (
-        call(path=b"/b"),
+        call(path=b"/c"),
         call(grpc_encoding="br"),
         call(grpc_timeout="1x"),
         call(grpc_timeout="123456789S"),

@@ -19,7 +19,7 @@ from farside.serve.description import model_metadata
 from farside.serve.door_server import Cancel, door_connections
 from farside.serve.grpc_message import read_message, service_pb2, told, written_message
 from farside.serve.http2.call import Call, CallError
-from farside.serve.http2.server import GrpcServer, Large, Reply, Serve
+from farside.serve.http2.server import GrpcServer, Large, Method, Reply, Serve
 from farside.serve.inference import HEAD_BYTES_MAX, InferenceError, InferRequest, Kind, body_bytes_max, malformed
 from farside.serve.large.message import LARGE_BYTES
 from farside.serve.service import Service
@@ -27,6 +27,8 @@ from farside.tls import TlsFiles, server_tls
 
 _SERVICE = "GRPCInferenceService"
 _INFER = "ModelInfer"
+# Of messages that are no inference: they are taken apart between others' calls, and name a model at most.
+_ASKED_BYTES_MAX = 64 << 10
 _UNSERVED = frozenset(
     (
         "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings", "SystemSharedMemoryStatus",
@@ -57,11 +59,14 @@ class GrpcDoor:
             return str(error)
         return ""
 
-    def calls(self) -> dict[bytes, Serve]:
+    def methods(self) -> dict[bytes, Method]:
         """The calls by their path."""
         described = service_pb2.DESCRIPTOR.services_by_name[_SERVICE]
+        largest = max(body_bytes_max(model) for model in self._service.models.values())
         return {
-            f"/{described.full_name}/{method.name}".encode(): self._served(method)
+            f"/{described.full_name}/{method.name}".encode(): Method(
+                self._served(method), largest if method.name == _INFER else _ASKED_BYTES_MAX
+            )
             for method in described.methods
             if method.name == _INFER or method.name in _UNSERVED or hasattr(self, method.name)
         }
@@ -195,8 +200,8 @@ def open_grpc(service: Service, address: str, secure: TlsFiles | None) -> GrpcSe
         tls.set_alpn_protocols(["h2"])
     door = GrpcDoor(service)
     return GrpcServer(
-        door.calls(), door.barred, message_bytes_max=max(body_bytes_max(model) for model in service.models.values()),
-        head_bytes_max=HEAD_BYTES_MAX, listener=listener, tls=tls, connections=door_connections(),
+        door.methods(), door.barred, head_bytes_max=HEAD_BYTES_MAX, listener=listener, tls=tls,
+        connections=door_connections(),
         large=Large(path=f"/{service_pb2.DESCRIPTOR.services_by_name[_SERVICE].full_name}/{_INFER}".encode(),
                     size=LARGE_BYTES, serve=door.large),
     )  # fmt: skip

@@ -5,7 +5,7 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, for calls of one
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -45,11 +45,12 @@ class CallError(Exception):
 class Call:
     """A call's head.
 
-    ``within_s``: that its client waits; infinite without a deadline. ``refusal``: the block that answers it where it is
-    not one that is served; empty: it is.
+    ``message_bytes_max``: the largest message that is taken. ``within_s``: that its client waits; infinite without a
+    deadline. ``refusal``: the block that answers it where it is not one that is served; empty: it is.
     """
 
     path: bytes
+    message_bytes_max: int = 0
     within_s: float = float("inf")
     encoding: bytes = b"identity"
     refusal: bytes = b""
@@ -59,13 +60,20 @@ class Call:
         """Whether it is answered before its message has come."""
         return bool(self.refusal)
 
+    def is_too_large(self, body: bytes | bytearray) -> bool:
+        """Whether the message is too large by its length, which a body begins with, or by what is here of it."""
+        most = self.message_bytes_max
+        if len(body) < PREFIX_BYTES:
+            return False
+        return len(body) - PREFIX_BYTES > most or int.from_bytes(body[1:PREFIX_BYTES], "big") > most
 
-def read_call(head: Head, known: frozenset[bytes], barred: Callable[[bytes], str] = lambda _: "") -> Call:
+
+def read_call(head: Head, known: Mapping[bytes, int], barred: Callable[[bytes], str] = lambda _: "") -> Call:
     """The call in a head.
 
     Args:
         head: The head.
-        known: The paths that are served.
+        known: The paths that are served, and the largest message of each.
         barred: Why an authorization does not let a call pass; empty: it does.
     """
     fields = head.fields
@@ -88,7 +96,10 @@ def read_call(head: Head, known: frozenset[bytes], barred: Callable[[bytes], str
             refusal = failed("INVALID_ARGUMENT", "grpc-timeout is no number with a unit")
         else:
             within_s = int(found[1]) * _UNIT_S[found[2]]
-    return Call(path=head.path, within_s=within_s, encoding=encoding, refusal=refusal)
+    return Call(
+        path=head.path, message_bytes_max=known.get(head.path, 0), within_s=within_s, encoding=encoding,
+        refusal=refusal,
+    )  # fmt: skip
 
 
 def read_message(call: Call, body: bytes | bytearray, bytes_max: int) -> bytes:

@@ -13,7 +13,7 @@ How it works
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from farside.serve.http2 import frame as h2
 from farside.serve.http2.budget import LEAST_BYTES_A_S, WRITE_LIMIT_S, Budget, Share
@@ -39,8 +39,8 @@ _SETTINGS_COST = 20
 class Bounds:
     """Limits of one connection.
 
-    ``head_bytes``: a request's fields. ``body_bytes``: a request's body. ``held_bytes``: bodies that are not whole.
-    ``unsent_bytes``: answers that the client's windows do not let through. ``idle_s``: without a request.
+    ``head_bytes``: a request's fields. ``body_bytes``: the largest body of any request. ``held_bytes``: bodies that are
+    not whole. ``unsent_bytes``: answers that the client's windows do not let through. ``idle_s``: without a request.
     """
 
     head_bytes: int
@@ -49,6 +49,19 @@ class Bounds:
     unsent_bytes: int
     streams: int
     idle_s: float
+
+
+class Judged(Protocol):
+    """What `read` makes of a head."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is answered before its body has come."""
+        ...
+
+    def is_too_large(self, body: bytes | bytearray) -> bool:
+        """Whether a body of which so much is here is too large, or says that it will be."""
+        ...
 
 
 class Whole(NamedTuple):
@@ -83,7 +96,7 @@ Event = Whole | Early | Gone
 class _Stream:
     """``left``: its content-length, -1 without one. ``credit``: left of its window. ``is_told``: an event named it."""
 
-    head: Any
+    head: Judged
     opened_s: float
     left: int
     credit: int
@@ -98,7 +111,7 @@ class Http2Connection:
 
     Args:
         bounds: Its bounds.
-        read: Makes of a request's head what events have; it has an ``is_refused``.
+        read: Makes of a request's head what events have.
         now_s: When it was opened.
         share: What bodies that are not whole hold on all connections; `lost` gives back what this one has.
         unsent: What answers that wait for their clients hold on all connections; `lost` gives that back, too.
@@ -109,7 +122,9 @@ class Http2Connection:
         has_more: More frames are here: `go_on`.
     """
 
-    def __init__(self, bounds: Bounds, read: Callable[[Head], Any], now_s: float, share: Share, unsent: Share) -> None:
+    def __init__(
+        self, bounds: Bounds, read: Callable[[Head], Judged], now_s: float, share: Share, unsent: Share
+    ) -> None:
         self.is_closed = self.has_more = False
         # A client gives back its two windows for what it is sent.
         self.sender = Sender(bounds.unsent_bytes, unsent, self._sent, lambda: self._frames.earn(2))
@@ -301,7 +316,7 @@ class Http2Connection:
                 known.body = payload
             known.size += len(payload)
             self._hold(len(payload))
-            if known.size > self._bounds.body_bytes:
+            if known.head.is_too_large(known.body):
                 self._tell_early(stream, known, "large")
             # One that is whole now goes on at once, and holds nothing.
             elif not is_end and self._held > self._bounds.held_bytes:

@@ -69,6 +69,13 @@ class Reply:
 Serve = Callable[[Call, bytes, Reply], Cancel | None]
 
 
+class Method(NamedTuple):
+    """What serves the calls of a path, and the largest message that it takes."""
+
+    serve: Serve
+    message_bytes_max: int
+
+
 class Large(NamedTuple):
     """Bodies of ``path`` beyond ``size`` bytes are not taken apart here: ``serve`` takes them as they came."""
 
@@ -81,9 +88,9 @@ class GrpcServer(DoorServer):
     """Calls by their path.
 
     Args:
-        calls: What serves each.
+        methods: By their path.
         barred: Why an authorization does not let a call pass; empty: it does.
-        message_bytes_max: Of a call.
+        head_bytes_max: Of a call.
         listener: Listens already.
         tls: Context that speaks TLS; it has to offer h2.
         connections: Counts the connections of each address.
@@ -91,16 +98,16 @@ class GrpcServer(DoorServer):
     """
 
     def __init__(
-        self, calls: Mapping[bytes, Serve], barred: Callable[[bytes], str], *, message_bytes_max: int,
-        head_bytes_max: int, listener: socket.socket, tls: ssl.SSLContext | None, connections: Connections,
-        large: Large | None = None,
+        self, methods: Mapping[bytes, Method], barred: Callable[[bytes], str], *, head_bytes_max: int,
+        listener: socket.socket, tls: ssl.SSLContext | None, connections: Connections, large: Large | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             lambda: _Connection(self, self._loop), listener=listener, tls=tls, connections=connections, alpn="h2"
         )
-        self.calls, self.message_bytes_max, self.under_way = calls, message_bytes_max, 0
-        self.large = large
-        self.read: Callable[[Head], Call] = partial(read_call, known=frozenset(calls), barred=barred)
+        self.methods, self.large, self.under_way = methods, large, 0
+        known = {path: one.message_bytes_max for path, one in methods.items()}
+        message_bytes_max = max(known.values())
+        self.read: Callable[[Head], Call] = partial(read_call, known=known, barred=barred)
         self.share = Share(_HELD_BYTES_ALL)
         self.bounds = Bounds(
             head_bytes=head_bytes_max, body_bytes=message_bytes_max + PREFIX_BYTES,
@@ -203,7 +210,7 @@ class _Connection(DoorConnection):
         if call.refusal:
             self._state.answer(event.stream, call.refusal)
         elif event.why == "large":
-            self.fail(event.stream, "RESOURCE_EXHAUSTED", too_large(self._server.message_bytes_max).line)
+            self.fail(event.stream, "RESOURCE_EXHAUSTED", too_large(call.message_bytes_max).line)
         elif event.why == "crowded":
             line = f"the messages that are under way on this connection are over {self._server.bounds.held_bytes} bytes"
             self.fail(event.stream, "RESOURCE_EXHAUSTED", line)
@@ -221,7 +228,7 @@ class _Connection(DoorConnection):
                 raise CallError("RESOURCE_EXHAUSTED", f"{CALLS_MAX} calls are under way already; try again later")
             large = server.large
             is_large = large is not None and len(body) > large.size and call.path == large.path
-            message = b"" if is_large else read_message(call, body, server.message_bytes_max)
+            message = b"" if is_large else read_message(call, body, call.message_bytes_max)
         except CallError as error:
             self.fail(stream, error.code, error.line)
             return
@@ -231,7 +238,7 @@ class _Connection(DoorConnection):
             if large is not None and is_large:
                 cancel = large.serve(call, body, reply)
             else:
-                cancel = server.calls[call.path](call, message, reply)
+                cancel = server.methods[call.path].serve(call, message, reply)
         except Exception as error:  # the top of a call: a fault of ours is recorded, and the door stays open
             _log.error("a request failed", cause=error)
             self.fail(stream, "INTERNAL", "the server failed on this request; its log says why")
