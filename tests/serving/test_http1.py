@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.serve import door_server
+from farside.serve.door_server import DoorConnection
 from farside.serve.http1.connection import BODY_LIMIT_S, HEAD_LIMIT_S, Bounds, Head, Http1Connection, Whole
 from farside.serve.http2 import budget
 from farside.serve.http2.budget import Share
@@ -265,6 +266,25 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         found = [await answer(reader) for _ in range(5)]
         assert [status for status, _ in found] == [200, 200, 200, 404, 200]
         assert found[2][1].endswith(np.full(6, 2, "f4").tobytes())
+        writer.close()
+
+
+@in_loop
+async def test_a_request_behind_an_answer_that_stalls_is_answered_once_its_client_reads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def shrink(self: DoorConnection) -> None:
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    monkeypatch.setattr(DoorConnection, "opened", shrink)  # as on a slow line: the kernel takes little of an answer
+    port = free_port()
+    async with http_front([model_file("half", shape=(50_000,))], port), asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(infer("half", 50_000) + b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+
+        assert (await answer(reader))[1].endswith(np.full(50_000, 2, "f4").tobytes())
+
+        assert (await answer(reader))[0] == 200
         writer.close()
 
 

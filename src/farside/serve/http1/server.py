@@ -187,14 +187,15 @@ class _Connection(DoorConnection):
             part, self._left = self._left[:_PART_BYTES], self._left[_PART_BYTES:]
             self._transport.write(part)
             self.unsent.sent(len(part), self._loop.time())
-        if self._left or self._reply is not None or not self._state.is_busy:
+        if self._left or self._reply is not None:
             return
-        self._state.answered(self._loop.time())
-        if self._is_leaving:
-            self.finish()
-            return
-        self.count(is_waiting=True)
-        self._ask_turn()
+        if self._state.is_busy:
+            self._state.answered(self._loop.time())
+            if self._is_leaving:
+                self.finish()
+                return
+            self.count(is_waiting=True)
+        self._ask_turn()  # a turn takes no request while its client does not read, so the next one may wait here
 
     def _ask_turn(self) -> None:
         if self._state.is_pending and not self._is_turn_asked:
