@@ -3,6 +3,7 @@
 import asyncio
 import math
 import socket
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -153,6 +154,15 @@ def test_nothing_is_kept_of_a_body_that_nobody_reads() -> None:
         assert share.held == 0
         (whole,) = told(one, [data[700:]])
         assert (whole.why, whole.body, one.is_closed) == ("", b"", False)
+
+
+def test_a_body_belongs_to_who_takes_its_request_and_is_kept_by_nobody_else() -> None:
+    for chunked in (False, True):
+        one = connection()
+        one.receive(request(b"x" * 900, is_chunked=chunked), 1.0)
+        body, own = getattr(one.take(), "body", b""), bytearray(900)
+        held, alone = sys.getrefcount(body), sys.getrefcount(own)
+        assert (bytes(body), held) == (b"x" * 900, alone)
 
 
 def test_bodies_of_all_connections_together_are_bounded() -> None:

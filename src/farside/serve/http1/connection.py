@@ -160,7 +160,8 @@ class Http1Connection:
             return None
         message = self._under_way = self._whole.popleft()
         self.is_busy, self.late_s = True, float("inf")
-        return Whole(message.head, message.body, message.why)
+        body, message.body = message.body, b""  # not kept until all of the answer is taken
+        return Whole(message.head, body, message.why)
 
     def answers(self) -> tuple[bool, bool]:
         """The request under way is answered now: whether with a body, and whether the connection stays open."""
