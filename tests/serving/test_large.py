@@ -1,10 +1,12 @@
 """Large requests and answers: a process reads and writes them, so that other clients are answered meanwhile."""
 
 import asyncio
+import errno
 import os
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from farside.agent.serving.model_file import ModelFile, TensorSpec
+from farside.serve.inference import InferRequest
 from farside.serve.large import reader
 from farside.serve.large.message import LARGE_BYTES, is_needed
 from farside.serve.large.reader import LargeReader
@@ -296,6 +299,46 @@ def test_what_waits_to_be_read_is_bounded_and_who_hangs_up_is_forgotten(
 ) -> None:
     monkeypatch.setattr(reader, "HELD_BYTES_MAX", 2_000_000)
     _gone(readers)
+
+
+Told = tuple[str, str]
+
+
+def read_one(one: LargeReader, told: list[Told], name: str, data: bytes) -> Callable[[], None]:
+    """Has a body read; what its client is told goes into ``told``, with its name."""
+
+    def done(model: ModelFile, request: InferRequest) -> Callable[[], None]:
+        told.append((name, ""))
+        return lambda: None
+
+    return one.read(data, done, lambda error, _: told.append((name, str(error))), model="wide")
+
+
+@in_loop
+async def _none_to_have(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    one, told, large = LargeReader({"wide": WIDE}), list[Told](), body("wide", [1.0] * 100_000)
+    one.start()
+
+    def refuse(*_: Any, **__: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(call, refuse)
+        for name in ("first", "second"):
+            read_one(one, told, name, large)
+        await until(lambda: len(told) == 2)
+    line = "large requests and answers can not be served now: Too many open files"
+    assert told == [("first", line), ("second", line)]
+    assert not one.waiting
+    read_one(one, told, "third", large)
+    await until(lambda: len(told) == 3)
+    assert told[2] == ("third", "")
+    one.close()
+
+
+@pytest.mark.parametrize("call", ["os.memfd_create", "mmap.mmap"])
+def test_what_no_descriptor_is_left_for_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    _none_to_have(monkeypatch, call)
 
 
 def test_the_process_ends_with_its_front(readers: list[LargeReader]) -> None:

@@ -57,10 +57,10 @@ class Ticket:
         if self._after is not None:
             self._after()
 
-    def done(self, result: Result, file: int) -> None:
+    def done(self, result: Result, memory: memoryview) -> None:
         """The request or the answer is there."""
         if not self._is_cancelled:
-            self._after = self._take(result, memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ)))
+            self._after = self._take(result, memory)
 
     def refused(self, error: InferenceError | CallError, model: str) -> None:
         """There is none."""
@@ -167,8 +167,7 @@ class LargeReader:
         try:
             self.start()
         except OSError as error:
-            line = f"large requests and answers can not be served now: {error.strerror}"
-            raise InferenceError(Kind.FULL, line) from error
+            raise _not_now(error) from error
         assert self._line is not None
         self._number = job.number
         self._held += job.size
@@ -176,8 +175,25 @@ class LargeReader:
         if self._timer is None:
             self._timer = self._loop.call_later(LIMIT_S, self._kill)
         handed = self._loop.run_in_executor(self._thread, _hand_over, self._line, job, parts)
-        handed.add_done_callback(lambda _: handed.cancelled() or handed.exception())  # its end is told by the socket
+        handed.add_done_callback(partial(self._handed, job.number))
         return ticket.cancel
+
+    def _handed(self, number: int, handed: asyncio.Future[None]) -> None:
+        """Refuses a request that could not be handed over; if the process has ended, the socket shows that."""
+        error = None if handed.cancelled() else handed.exception()
+        if error is None or isinstance(error, ConnectionError) or number not in self._tickets:
+            return
+        ticket = self._taken(number)
+        # Those that the process has keep their time: it may hang.
+        if not self._tickets:
+            self._stop_timer()
+        ticket.refused(_not_now(error), ticket.job.model)
+
+    def _taken(self, number: int) -> Ticket:
+        """One that waits no longer."""
+        ticket = self._tickets.pop(number)
+        self._held -= ticket.job.size
+        return ticket
 
     def close(self) -> None:
         """Ends the process; what is not read or written is refused."""
@@ -200,11 +216,10 @@ class LargeReader:
             return
         try:
             result = msgspec.json.decode(packet, type=Result)
-            ticket = self._tickets.pop(result.number)
-            self._held -= ticket.job.size
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(LIMIT_S, self._kill) if self._tickets else None
+            ticket = self._taken(result.number)
+            self._stop_timer()
+            if self._tickets:
+                self._timer = self._loop.call_later(LIMIT_S, self._kill)
             self._tell(ticket, result, fds[0])
         finally:
             os.close(fds[0])
@@ -215,7 +230,12 @@ class LargeReader:
         elif result.code:
             ticket.refused(CallError(result.code, result.line), result.model)
         else:
-            ticket.done(result, file)
+            try:
+                memory = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+            except OSError as error:
+                ticket.refused(_not_now(error), result.model)
+                return
+            ticket.done(result, memory)
 
     def _read(self, done: Done, result: Result, memory: memoryview) -> Cancel:
         model = self._models[result.model]
@@ -225,6 +245,11 @@ class LargeReader:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _over(self) -> None:
         process, self._process = self._process, None
         line, self._line = self._line, None
@@ -233,12 +258,15 @@ class LargeReader:
         self._loop.remove_reader(line)
         line.close()
         process.wait()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         tickets, self._tickets, self._held = self._tickets, {}, 0
         for ticket in tickets.values():
             ticket.refused(InferenceError(Kind.DIED, _ENDED, hint="try again"), ticket.job.model)
+
+
+def _not_now(error: BaseException) -> InferenceError:
+    why = error.strerror if isinstance(error, OSError) else type(error).__name__
+    return InferenceError(Kind.FULL, f"large requests and answers can not be served now: {why}")
 
 
 def _write(done: Written, result: Result, memory: memoryview) -> None:
