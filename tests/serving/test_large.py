@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from farside.agent.serving.model_file import ModelFile, TensorSpec
-from farside.serve.inference import InferRequest
+from farside.serve.inference import InferenceError, InferRequest
 from farside.serve.large import reader
 from farside.serve.large.message import LARGE_BYTES, is_needed
 from farside.serve.large.reader import LargeReader
@@ -339,6 +339,33 @@ async def _none_to_have(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
 @pytest.mark.parametrize("call", ["os.memfd_create", "mmap.mmap"])
 def test_what_no_descriptor_is_left_for_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     _none_to_have(monkeypatch, call)
+
+
+@in_loop
+async def _gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, told, large = LargeReader({"wide": WIDE}), list[Told](), body("wide", [1.0] * 100_000)
+    monkeypatch.setattr(reader, "HELD_BYTES_MAX", 4 * len(large))
+    one.start()
+    os.kill(one.pid, signal.SIGSTOP)
+    gone = [read_one(one, told, f"gone {at}", large) for at in range(4)]
+    with pytest.raises(InferenceError, match="too many"):
+        read_one(one, told, "beyond", large)
+
+    for cancel in gone:
+        cancel()
+
+    for name in ("first", "second"):
+        read_one(one, told, name, large)
+    with pytest.raises(InferenceError, match="too many"):  # those that are with the process count until they are read
+        read_one(one, told, "beyond", large)
+    os.kill(one.pid, signal.SIGCONT)
+    await until(lambda: not one.waiting)
+    assert told == [("first", ""), ("second", "")]
+    one.close()
+
+
+def test_large_requests_whose_clients_have_gone_hold_nothing_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gives_back(monkeypatch)
 
 
 def test_the_process_ends_with_its_front(readers: list[LargeReader]) -> None:

@@ -29,6 +29,8 @@ from farside.serve.large.message import PACKET_BYTES_MAX, Job, Result, Writing, 
 # Of requests that wait to be read, or are read, and of outputs that answers are made of.
 HELD_BYTES_MAX = 512 << 20
 LIMIT_S = 30.0  # of one
+# Handed over: one that is done, and the next. Others wait here, where those whose clients have gone are dropped.
+_HANDED_MAX = 2
 _ENDED = "the process that reads large requests ended"
 
 _log = get_log("serve.large")
@@ -80,6 +82,7 @@ class LargeReader:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "large-requests")
         self._tickets: dict[int, Ticket] = {}
+        self._parts: dict[int, Parts] = {}  # of those that are not handed over
         self._number = self._held = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -168,15 +171,27 @@ class LargeReader:
             self.start()
         except OSError as error:
             raise _not_now(error) from error
-        assert self._line is not None
         self._number = job.number
         self._held += job.size
         ticket = self._tickets[job.number] = Ticket(job, take, fail)
+        self._parts[job.number] = parts
         if self._timer is None:
             self._timer = self._loop.call_later(LIMIT_S, self._kill)
-        handed = self._loop.run_in_executor(self._thread, _hand_over, self._line, job, parts)
-        handed.add_done_callback(partial(self._handed, job.number))
-        return ticket.cancel
+        self._hand_on()
+        return partial(self._cancel, ticket)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        ticket.cancel()
+        if self._parts.pop(ticket.job.number, None) is not None:
+            self._taken(ticket.job.number)
+
+    def _hand_on(self) -> None:
+        while self._parts and len(self._tickets) - len(self._parts) < _HANDED_MAX:
+            assert self._line is not None
+            number = next(iter(self._parts))
+            job, parts = self._tickets[number].job, self._parts.pop(number)
+            handed = self._loop.run_in_executor(self._thread, _hand_over, self._line, job, parts)
+            handed.add_done_callback(partial(self._handed, number))
 
     def _handed(self, number: int, handed: asyncio.Future[None]) -> None:
         """Refuses a request that could not be handed over; if the process has ended, the socket shows that."""
@@ -187,6 +202,7 @@ class LargeReader:
         # Those that the process has keep their time: it may hang.
         if not self._tickets:
             self._stop_timer()
+        self._hand_on()
         ticket.refused(_not_now(error), ticket.job.model)
 
     def _taken(self, number: int) -> Ticket:
@@ -220,6 +236,7 @@ class LargeReader:
             self._stop_timer()
             if self._tickets:
                 self._timer = self._loop.call_later(LIMIT_S, self._kill)
+                self._hand_on()
             self._tell(ticket, result, fds[0])
         finally:
             os.close(fds[0])
@@ -260,6 +277,7 @@ class LargeReader:
         process.wait()
         self._stop_timer()
         tickets, self._tickets, self._held = self._tickets, {}, 0
+        self._parts.clear()
         for ticket in tickets.values():
             ticket.refused(InferenceError(Kind.DIED, _ENDED, hint="try again"), ticket.job.model)
 
