@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gzip
 import os
 import signal
 import urllib.error
@@ -140,6 +141,10 @@ async def _others_go_on_by_grpc(readers: list[LargeReader]) -> None:
             os.kill(readers[0].pid, signal.SIGSTOP)
             wide.append(infer(channel, request("wide", 100_000, 8), compression=grpc.Compression.Gzip))
             wide.append(infer(channel, request("wide", 100_000, 2, contents={"fp32_contents": given[:200_000]})))
+            swells = request("wide", 100_000, 1)
+            swells.raw_input_contents[0] = given[:50_000].tobytes() + bytes(200_000)
+            assert len(gzip.compress(swells.SerializeToString())) < LARGE_BYTES
+            wide.append(infer(channel, swells, compression=grpc.Compression.Gzip))
             for _ in range(20):
                 await infer(channel, request("twice", 2, 1))
             assert not any(one.done() for one in wide[1:])
@@ -147,6 +152,9 @@ async def _others_go_on_by_grpc(readers: list[LargeReader]) -> None:
             os.kill(readers[0].pid, signal.SIGCONT)
 
             found = [np.frombuffer((await one).raw_output_contents[0], "f4") for one in wide]
+            swollen = found.pop()
+            assert (swollen[:50_000] == 2 * given[:50_000]).all()
+            assert swollen[50_000:].tolist() == [0.0] * 50_000
             assert [len(one) for one in found] == [800_000, 800_000, 200_000]
             assert all((one == 2 * given[: len(one)]).all() for one in found)
             wrong = {

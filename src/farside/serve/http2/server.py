@@ -77,7 +77,10 @@ class Method(NamedTuple):
 
 
 class Large(NamedTuple):
-    """Bodies of ``path`` beyond ``size`` bytes are not taken apart here: ``serve`` takes them as they came."""
+    """Bodies of ``path`` beyond ``size`` bytes, as they come or decompressed, are not taken apart here.
+
+    ``serve`` takes them as they came.
+    """
 
     path: bytes
     size: int
@@ -226,25 +229,38 @@ class _Connection(DoorConnection):
         try:
             if server.under_way >= CALLS_MAX:
                 raise CallError("RESOURCE_EXHAUSTED", f"{CALLS_MAX} calls are under way already; try again later")
-            large = server.large
-            is_large = large is not None and len(body) > large.size and call.path == large.path
-            message = b"" if is_large else read_message(call, body, call.message_bytes_max)
+            message = self._message(call, body)
         except CallError as error:
             self.fail(stream, error.code, error.line)
             return
         self._cancels[stream] = None
         server.under_way += 1
         try:
-            if large is not None and is_large:
-                cancel = large.serve(call, body, reply)
-            else:
+            if message is not None:
                 cancel = server.methods[call.path].serve(call, message, reply)
+            else:
+                assert server.large is not None
+                cancel = server.large.serve(call, body, reply)
         except Exception as error:  # the top of a call: a fault of ours is recorded, and the door stays open
             _log.error("a request failed", cause=error)
             self.fail(stream, "INTERNAL", "the server failed on this request; its log says why")
             return
         if stream in self._cancels:
             self._cancels[stream] = cancel
+
+    def _message(self, call: Call, body: bytes | bytearray) -> bytes | None:
+        """The message of a call; None where it is large, and taken apart elsewhere."""
+        large = self._server.large
+        if large is None or call.path != large.path or call.message_bytes_max <= large.size:
+            return read_message(call, body, call.message_bytes_max)
+        if len(body) > large.size:
+            return None
+        try:
+            return read_message(call, body, large.size)
+        except CallError as error:
+            if error.code == "RESOURCE_EXHAUSTED":  # it becomes large: whether too large is told elsewhere
+                return None
+            raise
 
     def _gone(self, stream: int) -> None:
         cancel = self._over(stream)
