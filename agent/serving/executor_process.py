@@ -80,9 +80,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
-def main(
-    arguments: list[str], load: "Loader | None" = None, is_broken: Callable[[], bool] = is_context_broken
-) -> int:
+def main(arguments: list[str], load: "Loader | None" = None, is_broken: Callable[[], bool] = is_context_broken) -> int:
     """Runs until STOP, or until the other end of the socket is gone; the exit code.
 
     Args:
