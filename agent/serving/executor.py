@@ -117,9 +117,12 @@ class Executor(ExecutorHandle):
         """The size of its part."""
         return self.place.part_pct
 
-    async def resize(self, part_pct: int) -> bool:
+    async def resize(self, part_pct: int, p99_s: Mapping[str, float] | None = None) -> bool:
         """Another size of its part; False: this driver or size needs a new executor, and nothing has changed."""
-        return self._life.state not in ENDED and self.place.resize(part_pct)
+        is_done = self._life.state not in ENDED and self.place.resize(part_pct)
+        if is_done and p99_s is not None:
+            self.expect(p99_s)
+        return is_done
 
     def measured(self) -> Measured | None:
         """What its part has used of the device."""

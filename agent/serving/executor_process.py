@@ -47,7 +47,7 @@ class Part(Protocol):
 
 
 class _ThisProcess:
-    """The part that a process is on with all that it does. ``is_broken``: whether it can compute there no more."""
+    """The part that a process is on with all that it does. ``is_broken``: whether the device fails there for good."""
 
     def __init__(self, is_broken: Callable[[], bool]) -> None:
         self._is_broken = is_broken

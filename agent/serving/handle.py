@@ -108,8 +108,11 @@ class ExecutorHandle(abc.ABC):
         """The size of its part."""
 
     @abc.abstractmethod
-    async def resize(self, part_pct: int) -> bool:
-        """Another size of its part; False: this driver or size needs a new executor, and nothing has changed."""
+    async def resize(self, part_pct: int, p99_s: Mapping[str, float] | None = None) -> bool:
+        """Another size of its part; False: this driver or size needs a new executor, and nothing has changed.
+
+        ``p99_s``: as for `expect`; None: what was expected before.
+        """
 
     @abc.abstractmethod
     def measured(self) -> Measured | None:

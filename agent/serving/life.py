@@ -78,7 +78,7 @@ class Closing(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """Batches in flight may take so many seconds, by the model's number, where that is more than they might before."""
+    """Longer limits of batches in flight, in seconds by the model's number; a shorter one changes nothing."""
 
     limit_s: Mapping[int, float]
 

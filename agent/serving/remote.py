@@ -125,7 +125,7 @@ class RemoteExecutor(ExecutorHandle):
         """The size of its part, as its worker has said last."""
         return self._part_pct
 
-    async def resize(self, part_pct: int) -> bool:
+    async def resize(self, part_pct: int, p99_s: Mapping[str, float] | None = None) -> bool:
         """Another size of its part; False: it needs a new executor, and nothing has changed.
 
         One whose worker does not answer within RESIZE_S is ended: nobody knows its size.
@@ -133,7 +133,8 @@ class RemoteExecutor(ExecutorHandle):
         if not self.is_ready or self._resized is not None:
             return False
         self._resized = self._loop.create_future()
-        self._wire.send(Frame(Kind.RESIZE, rows=part_pct))
+        body = b"" if p99_s is None else msgspec.msgpack.encode(dict(p99_s))
+        self._wire.send(Frame(Kind.RESIZE, rows=part_pct, body=body))
         self._flush()
         try:
             async with asyncio.timeout(RESIZE_S):
@@ -146,6 +147,8 @@ class RemoteExecutor(ExecutorHandle):
             self._resized = None
         if is_done:
             self._part_pct = part_pct
+            if p99_s is not None:
+                self.expect(p99_s)
         return is_done
 
     def measured(self) -> Measured | None:

@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     RUN = 4
     DONE = 5  # the model ran: the body is times and outputs
     RAISED = 6  # it raised: the body is times and a line
-    RESIZE = 7  # ``rows`` is the part in percent
+    RESIZE = 7  # ``rows`` is the part in percent; the body has seconds of the slowest batches by model, or nothing
     RESIZED = 8  # ``rows`` is 1, or 0 where a new executor is needed
     CLOSE = 9
     ENDED = 10
@@ -357,6 +357,20 @@ def opened(body: bytes) -> Open:
         if not 1 <= model.max_batch <= MAX_BATCH or sum(one.row_bytes for one in tensors) > ROW_BYTES_MAX:
             raise RemoteProtocolError(f"an OPEN has a model {model.name} whose batches are out of bounds")
     return found
+
+
+def resized(body: bytes) -> dict[str, float] | None:
+    """Seconds of the slowest batches by model that a RESIZE has; None: it has none.
+
+    Raises:
+        RemoteProtocolError: They can't be read.
+    """
+    if not body:
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=dict[str, Annotated[float, msgspec.Meta(ge=0)]])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"a RESIZE can't be read: {error}") from error
 
 
 def _coded(kind: Kind, body: bytes) -> bytes:

@@ -23,7 +23,7 @@ from farside.agent.serving.kept import KEPT_S, KeptExecutors
 from farside.agent.serving.partition.catalog import ON_GPU
 from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Driver
-from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, opened, split_rows
+from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, opened, resized, split_rows
 from farside.errors import ConfigError, FarsideError, Unavailable
 from farside.log import get_log
 
@@ -170,7 +170,8 @@ class _Session:
                 self._asked[frame.batch] = frame
                 self.executor.run(frame.batch, model.name, frame.rows, frame.slot)
             case Kind.RESIZE if self.executor is not None:
-                self._wire.send(Frame(Kind.RESIZED, rows=int(await self.executor.resize(frame.rows))))
+                is_done = await self.executor.resize(frame.rows, resized(frame.body))
+                self._wire.send(Frame(Kind.RESIZED, rows=int(is_done)))
             case Kind.CLOSE if self.executor is not None:
                 self.is_told_to_end = True
                 self._closing = asyncio.ensure_future(self.executor.close())

@@ -31,7 +31,7 @@ async def in_own_task(work: Coroutine[object, object, ResultT]) -> ResultT:
 async def beside(
     work: Callable[[], Coroutine[object, object, None]], on_failure: Callable[[Exception], None]
 ) -> AsyncIterator[None]:
-    """Has ``work`` run while the body does. What it raises is told at once, and it is called again after AGAIN_S."""
+    """Runs ``work`` while the body runs. If it raises, ``on_failure`` is called, and it begins anew after AGAIN_S."""
 
     async def kept_up() -> None:
         while True:

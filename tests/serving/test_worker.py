@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from farside.agent.lost_peer import PEER_LOST_S
 from farside.agent.serving.executor import Executor, start_executor
-from farside.agent.serving.handle import BatchDone, ExecutorEnded, ServeError
+from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, ServeError
 from farside.agent.serving.kept import KEPT_S
 from farside.agent.serving.life import PREPARE_S
 from farside.agent.serving.model_file import ModelFile
@@ -123,10 +123,19 @@ def test_a_worker_loads_no_further_for_a_front_that_has_gone_or_given_up(
     tried(test)
 
 
-def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tuple[ModelFile, ...]) -> None:
+def test_batches_go_to_another_host_and_come_back_as_they_would_here(
+    models: tuple[ModelFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_s: list[Mapping[str, float]] = []
+
+    def expect(executor: Executor, p99_s: Mapping[str, float]) -> None:
+        expected_s.append(p99_s)
+        ExecutorHandle.expect(executor, p99_s)
+
     async def test(address: Address) -> None:
         front = Front()
         executor = await front.start(address, models)
+        monkeypatch.setattr(Executor, "expect", expect)
         given = np.random.default_rng(1).standard_normal((3, *models[1].inputs[0].shape), dtype=np.float32)
         executor.slot_inputs("lstm", 1)["input"][:3] = given
         executor.run(1, "mlp", 1, 0)
@@ -136,8 +145,10 @@ def test_batches_go_to_another_host_and_come_back_as_they_would_here(models: tup
         assert [(one.batch, one.problem) for one in (await front.done(), await front.done())] == [(1, ""), (2, "")]
         expected = answers(models[1], {"input": given})["output"]
         np.testing.assert_allclose(executor.slot_outputs("lstm", 1)["output"][:3], expected, rtol=1e-5, atol=1e-6)
-        assert await executor.resize(100)
-        assert not await executor.resize(50)
+        assert await executor.resize(100, {"mlp": 2.0, "lstm": 3.0})
+        assert not await executor.resize(50, {"mlp": 4.0, "lstm": 6.0})
+        assert executor.limit_s == {"mlp": 6.0, "lstm": 9.0}
+        assert expected_s == [{"mlp": 2.0, "lstm": 3.0}], "the worker counts batches as hung by the new size, too"
         await executor.close()
         assert await front.ended() == ExecutorEnded(line="", lost=())
 
@@ -187,7 +198,7 @@ def test_an_executor_whose_worker_does_not_answer_a_resize_ends(
     async def test(address: Address) -> None:
         is_over = asyncio.Event()
 
-        async def stands_still(executor: Executor, part_pct: int) -> bool:
+        async def stands_still(executor: Executor, part_pct: int, p99_s: object) -> bool:
             return await is_over.wait()
 
         monkeypatch.setattr(Executor, "resize", stands_still)

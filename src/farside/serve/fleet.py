@@ -164,7 +164,8 @@ class Fleet:
         try:
             await self._prepare(fresh)
             for one, glet in resized:
-                if one.executor is not None and not await one.executor.resize(glet.part_pct):
+                slowest_s = self._slowest_s(glet)
+                if one.executor is not None and not await one.executor.resize(glet.part_pct, slowest_s):
                     _log.warning(
                         "a part could not be resized; its executor starts anew", gpu=glet.gpu, part_pct=glet.part_pct
                     )
