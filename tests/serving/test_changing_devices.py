@@ -4,13 +4,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
+from farside.agent.serving.handle import ExecutorHandle, ServeError
+from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.serve.controller import Controller
 from farside.serve.planner import Planned
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
-from tests.serving.test_fleet import ONE, SETTINGS, TWO, fleet_of
+from tests.serving.test_fleet import ONE, SETTINGS, TWO, fleet_of, glet
 
 
 class Leased:
@@ -25,6 +29,9 @@ class Leased:
 
     def want(self, count: int) -> None:
         self.wanted = count
+
+    def failed(self, number: int, why: str) -> None:
+        self.usable -= {number}
 
 
 class TwoGpus:
@@ -78,6 +85,52 @@ async def test_what_runs_moves_to_the_devices_that_are_there_and_less_is_served_
     assert {one.cause for one in controller.records} == {"devices"}
     watching.cancel()
     await asyncio.wait([watching])
+    await fleet.close()
+
+
+class Broken:
+    """A device on which no executor starts."""
+
+    def can_resize(self, from_pct: int, to_pct: int) -> bool:
+        return False
+
+    async def start(self, *_: object, **_said: object) -> ExecutorHandle:
+        raise ServeError("a library is missing")
+
+
+@in_loop
+async def test_a_device_on_which_no_executor_starts_is_left_out_and_another_one_serves(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(3,), others={0: Broken()})
+    devices, planner = Leased(), TwoGpus()
+    controller = Controller(fleet, pool, planner, devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    watching = asyncio.ensure_future(controller.run())
+
+    devices.usable = frozenset({0, 3})
+    await until_so(lambda: gpus(fleet.plan) == {3})
+
+    assert [one.problem for one in controller.records if one.problem] == ["the old plan stays: a library is missing"]
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
+@in_loop
+async def test_a_device_on_which_an_executor_runs_is_not_to_blame_for_another_one(tmp_path: Path) -> None:
+    (file, other) = small_models(tmp_path, ("mlp", "lstm"))
+    fleet, _ = fleet_of((file, other))
+    blamed = list[int]()
+    fleet.on_failed = lambda gpu, _why: blamed.append(gpu)
+    await fleet.change(ONE, {})
+    gone = Path(other.path)
+    gone.unlink()
+
+    for number in (0, 1):
+        with pytest.raises(FarsideError):
+            await fleet.change(Plan(glets=(*ONE.glets, glet(number, "lstm"))), {})
+
+    assert blamed == [1]
     await fleet.close()
 
 

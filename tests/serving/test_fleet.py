@@ -25,7 +25,7 @@ from farside.serve.controller import Controller
 from farside.serve.fleet import Fleet
 from farside.serve.planner import Planned, Planner, PlannerError, sizes_of
 from farside.serve.pool import Pool
-from farside.serve.site import LocalSite, OwnDevices
+from farside.serve.site import LocalSite, OwnDevices, Site
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
 from tests.serving.test_pool import Client
@@ -55,13 +55,15 @@ def fleet_of(
     latency_ms: float = 5000.0,
     numbers: tuple[int, ...] = (0, 1),
     prepare_pct: int = 100,
+    others: Mapping[int, Site] | None = None,
 ) -> tuple[Fleet, Pool]:
     """A fleet on cores. Batches are expected to take long, so that none counts as hung on a busy machine."""
     models = {one.name: one for one in files}
     pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
     sizes = partial(sizes_of, *profiles(tuple(models), latency_ms))
     used = driver or WholeDriver()
-    sites = {number: LocalSite(used, Device(number=number, cores=(0,))) for number in numbers}
+    sites: dict[int, Site] = {number: LocalSite(used, Device(number=number, cores=(0,))) for number in numbers}
+    sites.update(others or {})
     return Fleet(sites, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0, prepare_pct=prepare_pct), pool
 
 

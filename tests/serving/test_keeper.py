@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -24,6 +25,7 @@ from farside.scheduler.manager.view.deployments import (
     DeployedPart,
     DeploymentBody,
 )
+from farside.serve.lease import keeper as keeper_module
 from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import LeaseRules
@@ -32,6 +34,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_S
 
 WAITING = {"state": "waiting", "nodes": [], "held_s": 0.0, "master_port": 0, "reason": "", "spec": {}}
+RUNNING = {**WAITING, "state": "running", "nodes": ["n1"], "master_addr": "127.0.0.1", "master_port": 1}
 
 
 class Answering:
@@ -41,16 +44,27 @@ class Answering:
         self.report = report
         self.job: dict[str, Any] = WAITING
         self.asked: list[str] = []
+        self.of_deployment = ["7"]
+        self.is_away = False
+
+    def changed(self) -> list[str]:
+        """What was submitted and cancelled."""
+        return [one for one in self.asked if one.startswith("POST")]
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
         self.asked.append(f"{method} {path}")
+        if self.is_away:
+            return 503, {"detail": "it is away"}
         match method, path.partition("?")[0].removeprefix("/v1/").split("/"):
             case "PUT", ["deployments", _]:
                 return self.report[0], {"detail": self.report[1]}
             case "GET", ["whoami"]:
                 return 200, {"name": "ann"}
             case "GET", ["jobs"]:
-                return 200, {"jobs": [{"id": "7", "deployment": "t", "user": "ann"}]}
+                return 200, {"jobs": [{"id": one, "deployment": "t", "user": "ann"} for one in self.of_deployment]}
+            case "POST", ["jobs"]:
+                self.of_deployment.append("8")
+                return 201, {"ids": ["8"]}
             case _:
                 return 200, self.job
 
@@ -68,7 +82,7 @@ def manager(port: int, report: tuple[int, str]) -> Iterator[Answering]:
             if status != 204:
                 self.wfile.write(json.dumps(body).encode())
 
-        do_GET = do_PUT = _answer  # noqa: N815
+        do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
@@ -169,6 +183,85 @@ async def test_why_a_lease_was_lost_is_told_in_its_pause_and_as_long_as_one_is_l
             told.append(keeper.problem)
 
     assert told == ["lease 7: its node is lost", "lease 7: its node is lost", ""]
+
+
+class Clock:
+    """Its time is what a test says."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class Line:
+    """A line to a worker that answers."""
+
+    is_up = True
+
+    def close(self) -> None:
+        self.is_up = False
+
+
+def on_running(keeper: LeaseKeeper, there: Answering, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, list[Line]]:
+    """Has the lease run, and the keeper reach its worker, in a time of the test's."""
+    clock, lines = Clock(), list[Line]()
+
+    async def connect(_: object) -> Line:
+        lines.append(Line())
+        return lines[-1]
+
+    monkeypatch.setattr(keeper_module, "connect_worker", connect)
+    keeper._loop = clock  # type: ignore[assignment]
+    keeper._settings = replace(keeper._settings, site_of=lambda *_: object())  # type: ignore[arg-type, return-value]
+    there.job = {**RUNNING, "spec": {"time_limit_s": 86_400.0}}
+    return clock, lines
+
+
+@in_loop
+async def test_a_lease_on_which_no_executor_starts_is_left_out_and_in_the_end_given_back_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        clock, _ = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        await keeper.look()
+        seen = list[tuple[set[int], bool]]()
+        for _ in range(3):
+            await keeper.look()
+            assert keeper.usable == {0}
+            keeper.failed(0, "a library is missing")
+            keeper.failed(0, "and again, as it is left out")
+            seen.append((set(keeper.usable), keeper.leaving != {}))
+            clock.now_s += 40.0
+        await keeper.look()
+
+    assert seen == [(set(), False), (set(), False), (set(), True)]
+    assert there.changed() == ["POST /v1/jobs/7/cancel", "POST /v1/jobs"]
+    assert keeper.lease_problem == "lease 7: no executor starts on n1: a library is missing"
+
+
+@in_loop
+async def test_where_no_executor_starts_on_the_next_lease_either_none_is_asked_for_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        clock, _ = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        for _ in range(2):
+            for _ in range(3):
+                await keeper.look()
+                keeper.failed(next(iter(keeper.usable)), "the model is broken")
+                clock.now_s += 40.0
+            await keeper.look()
+        asked = there.changed()[2:]
+
+    assert asked == ["POST /v1/jobs/8/cancel"]
+    assert "lease 8: no executor starts on n1: the model is broken" in keeper.lease_problem
 
 
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:

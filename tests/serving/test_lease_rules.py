@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.serve.lease.rules import LAST_S, Lease, LeaseRules, judge
+from farside.serve.lease.rules import FORGOTTEN_S, LAST_S, Failures, Lease, LeaseRules, judge
 from farside.serve.lease.terms import LeaseTerms, job_of
 
 RULES = LeaseRules(most=4, spare=0, replace_before_s=600.0)
@@ -82,6 +82,25 @@ def test_one_whose_worker_is_gone_is_no_place_and_is_not_replaced_while_its_job_
     found = judge([lease(0, answers=False)], 1, {0}, RULES)
 
     assert (found.usable, found.submit, found.cancel) == (frozenset(), 0, ())
+
+
+def test_one_on_which_no_executor_starts_is_replaced_and_given_back() -> None:
+    unfit = lease(0, is_unfit=True, answers=False)
+
+    spare = judge([unfit, lease(1)], 1, frozenset(), replace(RULES, spare=1))
+    used = judge([unfit], 1, {0}, RULES)
+
+    assert (set(spare.usable), spare.cancel, spare.submit) == ({1}, ("j0",), 1)
+    assert (used.submit, used.cancel, used.leaving[0]) == (1, (), "no executor starts there")
+
+
+def test_what_fails_is_left_out_twice_as_long_each_time_and_old_failures_count_no_more() -> None:
+    failures, left_out_s = Failures(), list[float]()
+    for now_s in (100.0, 110.0, 130.0, 130.0 + FORGOTTEN_S):
+        failures = failures.and_one(now_s, 10.0)
+        left_out_s.append(failures.until_s - now_s)
+
+    assert left_out_s == [10.0, 20.0, 40.0, 10.0]
 
 
 PHASES = st.sampled_from(["waiting", "placed", "starting", "running", "stopping"])

@@ -67,6 +67,7 @@ class Controller:
         # The devices of the last epoch, and whether it would have had more.
         self._seen: frozenset[int] = frozenset()
         self._is_short = False
+        fleet.on_failed = devices.failed
 
     @property
     def rates(self) -> Mapping[str, float]:

@@ -94,6 +94,8 @@ class Fleet:
         self._plan = Plan(glets=())
         self._rates: Mapping[str, float] = {}
         self.deaths = 0
+        # Is told of a device on which none runs and none can be started, and why.
+        self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
         pool.on_dead = self._died
 
     @property
@@ -240,8 +242,18 @@ class Fleet:
         for gpu in sorted({one.glet.gpu for one in fresh}):
             is_shared = any(one.glet.gpu == gpu and one.executor is not None for one in self._opened)
             for one in fresh:
-                if one.glet.gpu == gpu:
+                if one.glet.gpu != gpu:
+                    continue
+                try:
                     one.executor = await self._start(one, self._prepare_pct if is_shared else WHOLE_PCT)
+                except FarsideError as error:
+                    self._failed(gpu, str(error))
+                    raise
+
+    def _failed(self, gpu: int, why: str) -> None:
+        # A device on which another one runs is not to blame.
+        if not any(one.glet.gpu == gpu and one.executor is not None for one in self._opened):
+            self.on_failed(gpu, why)
 
     async def _start(self, one: _Opened, prepare_pct: int = WHOLE_PCT) -> ExecutorHandle:
         glet = one.glet
@@ -339,6 +351,7 @@ class Fleet:
     async def _restart(self, one: _Opened) -> None:
         """Starts it in place; one that dies soon each time is left out for a while. Each reason is said once."""
         said: deque[str] = deque(maxlen=_REASONS_MAX)
+        failures = 0
         while not one.is_leaving:
             deaths = one.deaths_s
             if len(deaths) == DEATHS_MAX and self._loop.time() - deaths[0] < DEATHS_WITHIN_S:
@@ -362,6 +375,9 @@ class Fleet:
                         "an executor can't be started again; it is tried on", cause=fault, gpu=one.glet.gpu, why=why
                     )
                 deaths.append(self._loop.time())
+                failures += 1
+                if failures % DEATHS_MAX == 0:
+                    self._failed(one.glet.gpu, why)
                 await asyncio.sleep(AGAIN_S)
                 continue
             one.executor = executor

@@ -456,7 +456,7 @@ class _Told:
             models=tuple(self._model(name) for name in self._grounds.models), changes=tuple(self._controller.records),
             deaths=self._fleet.deaths, stray=pool.stray, lag_ms=1000 * pool.lag_s,
             plan_problem=self._controller.problem,
-            lease_problem=self._keeper.problem if self._keeper is not None else "", leases=leases,
+            lease_problem=self._keeper.lease_problem if self._keeper is not None else "", leases=leases,
             manager=self._grounds.manager.endpoint if self._grounds.manager is not None else "",
             manager_away=self._keeper.away if self._keeper is not None else "",
         )  # fmt: skip

@@ -107,6 +107,10 @@ class Devices(Protocol):
         """Takes how many are needed from now on."""
         ...
 
+    def failed(self, number: int, why: str) -> None:
+        """Takes that an executor could not be started on one on which none runs."""
+        ...
+
 
 class OwnDevices:
     """Devices of this machine, which stay."""
@@ -119,3 +123,6 @@ class OwnDevices:
 
     def want(self, count: int) -> None:
         """They are there anyway."""
+
+    def failed(self, number: int, why: str) -> None:
+        """There is no other one in its place."""

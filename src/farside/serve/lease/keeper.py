@@ -22,7 +22,17 @@ from farside.log import get_log
 from farside.notify import notify_systemd
 from farside.scheduler.manager.view.deployments import DeploymentBody
 from farside.serve.lease.report import fitting
-from farside.serve.lease.rules import LIVE, RUNNING, Judged, Lease, LeaseRules, judge
+from farside.serve.lease.rules import (
+    FAILURES_MAX,
+    LEFT_OUT_S,
+    LIVE,
+    RUNNING,
+    Failures,
+    Judged,
+    Lease,
+    LeaseRules,
+    judge,
+)
 from farside.serve.lease.terms import LEASE_S_MAX
 from farside.serve.site import Site
 
@@ -52,6 +62,11 @@ class _Held:
     is_draining: bool = False
     line: WorkerLine | None = None
     failures: int = 0
+    unstarted: Failures = field(default_factory=Failures)  # executors
+
+    @property
+    def is_unfit(self) -> bool:
+        return self.unstarted.count >= FAILURES_MAX
 
     @property
     def phase(self) -> str:
@@ -115,12 +130,14 @@ class LeaseKeeper:
         self._needed: int | None = None  # not known before the first plan: nothing is asked for or given back
         self._is_known = False
         self._paused_until_s = 0.0
+        self._unfit = Failures()  # leases that were given back for it
         self._judged = Judged(usable=frozenset(), leaving={}, missing=0, submit=0, cancel=())
         self._given_back: set[str] = set()
         self.sites: dict[int, Site] = {}
         self._not_taken = ""
         self.away = ""
         self.problem = ""
+        self._unfit_problem = ""
 
     # ---- for the controller
 
@@ -145,12 +162,34 @@ class LeaseKeeper:
         if is_first:  # what the front before had may be used at once
             self._judge()
 
+    def failed(self, number: int, why: str) -> None:
+        """Leaves a lease out for a while, as no executor could be started there; it is given back in the end."""
+        now_s = self._loop.time()
+        for job_id, one in self._held.items():
+            is_there = one.number == number and one.line is not None and one.line.is_up
+            if is_there and now_s >= one.unstarted.until_s:
+                one.unstarted = one.unstarted.and_one(now_s, LEFT_OUT_S)
+                self._unfit_problem = f"lease {job_id}: no executor starts on {one.node}: {why}"
+                _log.warning(
+                    "a lease is left out: no executor starts there", gpu=number, job=job_id, node=one.node, why=why,
+                    again_in_s=one.unstarted.until_s - now_s, failures=one.unstarted.count,
+                )  # fmt: skip
+                self._judge()
+                return
+
+    @property
+    def lease_problem(self) -> str:
+        """What has become of leases that are lacking; empty where none is."""
+        return "; ".join(filter(None, (self.problem, self._unfit_problem)))
+
     def leases(self) -> tuple[Lease, ...]:
         """All but those that were given back, by number."""
+        now_s = self._loop.time()
         found = (
             Lease(
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
-                is_draining=one.is_draining, answers=one.line is not None and one.line.is_up,
+                is_draining=one.is_draining, is_unfit=one.is_unfit,
+                answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
             )
             for job_id, one in self._held.items()
             if job_id not in self._given_back
@@ -250,10 +289,16 @@ class LeaseKeeper:
             return
         is_paused = self._loop.time() < self._paused_until_s
         if not self._judged.missing and not is_paused:
-            self.problem = ""
+            self.problem = self._unfit_problem = ""
         # 3. Act.
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
+            if self._held[job_id].is_unfit:
+                # The first is replaced at once; where the next comes to nothing too, it may be the models' fault.
+                self._unfit = self._unfit.and_one(self._loop.time(), PAUSE_S)
+                if self._unfit.count > 1:
+                    self._paused_until_s = max(self._paused_until_s, self._unfit.until_s)
+        is_paused = self._loop.time() < self._paused_until_s
         count = 0 if is_paused else self._judged.submit
         if count:
             await self._submit(count)
@@ -284,6 +329,8 @@ class LeaseKeeper:
         """Connects to each worker that runs; one that does not answer is tried again at the next look."""
         lost = []
         for job_id, one in self._held.items():
+            if one.phase != RUNNING:
+                one.unstarted = Failures()  # it may come to run elsewhere
             if one.phase != RUNNING or job_id in self._given_back:
                 self._hang_up(one)
             elif one.line is None or not one.line.is_up:

@@ -1,7 +1,7 @@
 """Which leases a deployment serves on, asks for and gives back. PURE.
 
-A lease is a job with one GPU and a time limit. It is replaced before it ends and when its node drains: another one is
-asked for, and the old one is given back once nothing runs there.
+A lease is a job with one GPU and a time limit. It is replaced before it ends, when its node drains, and when no
+executor starts there: another one is asked for, and the old one is given back once nothing runs there.
 """
 
 from collections import Counter
@@ -14,6 +14,13 @@ RUNNING = "running"
 LIVE = WAITING | {RUNNING}
 # So long before its job is ended a lease is left, whether there is another one or not.
 LAST_S = 10.0
+# A lease on which an executor could not be started is left out for so long, and twice as long each time.
+LEFT_OUT_S = 10.0
+# One on which that was so often so is given back.
+FAILURES_MAX = 3
+# A failure that is so old counts no more.
+FORGOTTEN_S = 3600.0
+_DOUBLED_MAX = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +34,8 @@ class Lease:
         node: Where it is; empty while it has no GPU.
         left_s: Seconds that it may still hold its GPU.
         is_draining: Its node takes no new jobs.
-        answers: Its worker is connected.
+        answers: Its worker is connected, and executors may be started there now.
+        is_unfit: No executor could be started there, time after time.
     """
 
     job_id: str
@@ -37,6 +45,21 @@ class Lease:
     left_s: float = 0.0
     is_draining: bool = False
     answers: bool = False
+    is_unfit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """How often something has failed, when it did last, and until when it is left out."""
+
+    count: int = 0
+    last_s: float = 0.0
+    until_s: float = 0.0
+
+    def and_one(self, now_s: float, first_s: float) -> "Failures":
+        """With one more now: it is left out for ``first_s`` at first, and twice as long each time."""
+        count = self.count + 1 if now_s - self.last_s < FORGOTTEN_S else 1
+        return Failures(count=count, last_s=now_s, until_s=now_s + first_s * 2 ** min(count - 1, _DOUBLED_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +122,8 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
 def _why_left(one: Lease, rules: LeaseRules) -> str:
     if one.is_draining:
         return f"{one.node} drains"
+    if one.is_unfit:
+        return "no executor starts there"
     return "its time ends" if one.left_s <= rules.replace_before_s else ""
 
 
