@@ -264,6 +264,30 @@ async def test_where_no_executor_starts_on_the_next_lease_either_none_is_asked_f
     assert "lease 8: no executor starts on n1: the model is broken" in keeper.lease_problem
 
 
+@in_loop
+async def test_a_line_to_a_worker_that_breaks_is_joined_again_while_the_manager_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        _, lines = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        await keeper.look()
+        there.is_away = True
+        lines[0].is_up = False
+        running = asyncio.ensure_future(keeper.run())
+        async with asyncio.timeout(DEADLINE_S):
+            while not keeper.away:
+                await asyncio.sleep(0.01)
+            while len(lines) < 2:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+    assert keeper.usable == {0}
+
+
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:
     part = DeployedPart(part_pct=50, models="x" * 200, cycle_ms=1.5, busy_pct=99.5)
     return DeploymentBody(

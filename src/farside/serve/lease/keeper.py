@@ -251,6 +251,7 @@ class LeaseKeeper:
                 if not self.away:
                     _log.warning("the manager is away; the deployment stays on the leases that it has", why=str(error))
                 self.away = str(error)
+                await self._connect()
                 self._judge()
                 continue
             except Exception as error:  # the top of this task: a fault of ours is recorded, and leases are kept on
