@@ -288,6 +288,20 @@ async def test_a_line_to_a_worker_that_breaks_is_joined_again_while_the_manager_
     assert keeper.usable == {0}
 
 
+@pytest.mark.parametrize(("who", "asked"), [("ann", ["POST /v1/jobs"]), ("root", [])])
+@in_loop
+async def test_a_lease_that_its_own_user_has_cancelled_is_replaced_at_once(who: str, asked: list[str]) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        keeper.want(1)
+        await keeper.look()
+        there.job = {**WAITING, "state": "cancelled", "reason": f"cancelled by {who}"}
+        await keeper.look()
+
+    assert there.changed() == asked
+
+
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:
     part = DeployedPart(part_pct=50, models="x" * 200, cycle_ms=1.5, busy_pct=99.5)
     return DeploymentBody(

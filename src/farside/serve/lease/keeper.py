@@ -129,6 +129,7 @@ class LeaseKeeper:
         self._held: dict[str, _Held] = {}
         self._needed: int | None = None  # not known before the first plan: nothing is asked for or given back
         self._is_known = False
+        self._me = ""  # to the manager
         self._paused_until_s = 0.0
         self._unfit = Failures()  # leases that were given back for it
         self._judged = Judged(usable=frozenset(), leaving={}, missing=0, submit=0, cancel=())
@@ -368,7 +369,8 @@ class LeaseKeeper:
         if one.phase == "stopping":
             return
         del self._held[job_id]
-        was_ours = job_id in self._given_back
+        # One that it took without an answer to us is no longer among those given back.
+        was_ours = job_id in self._given_back or one.job["reason"] == f"cancelled by {self._me}"
         self._given_back.discard(job_id)
         if not was_ours and one.phase in ("failed", "cancelled"):
             self.problem = f"lease {job_id}: {one.job['reason'] or one.phase}"
@@ -422,9 +424,9 @@ class LeaseKeeper:
     def _observe(self) -> _Seen:
         seen = _Seen()
         if not self._is_known:
-            me = self._client.get("whoami")["name"]
-            for job in self._client.get("jobs", user=me)["jobs"]:
-                if job["deployment"] == self._settings.name and job["user"] == me:
+            self._me = self._client.get("whoami")["name"]
+            for job in self._client.get("jobs", user=self._me)["jobs"]:
+                if job["deployment"] == self._settings.name and job["user"] == self._me:
                     seen.jobs[job["id"]] = self._client.get("jobs", job["id"])
             self._is_known = True
             self._before = {job_id: number for job_id, number in self._before.items() if job_id in seen.jobs}
