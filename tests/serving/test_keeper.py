@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgspec
@@ -46,6 +46,8 @@ class Answering:
         self.asked: list[str] = []
         self.of_deployment = ["7"]
         self.is_away = False
+        self.submitting, self.is_free = Event(), Event()
+        self.is_free.set()
 
     def changed(self) -> list[str]:
         """What was submitted and cancelled."""
@@ -63,6 +65,8 @@ class Answering:
             case "GET", ["jobs"]:
                 return 200, {"jobs": [{"id": one, "deployment": "t", "user": "ann"} for one in self.of_deployment]}
             case "POST", ["jobs"]:
+                self.submitting.set()
+                assert self.is_free.wait(DEADLINE_S)
                 self.of_deployment.append("8")
                 return 201, {"ids": ["8"]}
             case _:
@@ -300,6 +304,27 @@ async def test_a_lease_that_its_own_user_has_cancelled_is_replaced_at_once(who: 
         await keeper.look()
 
     assert there.changed() == asked
+
+
+@in_loop
+async def test_a_lease_that_is_being_asked_for_at_a_stop_is_given_back() -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        there.is_free.clear()
+        there.of_deployment = []
+        keeper = keeper_of(port)
+        assert await keeper.claim(asyncio.Event())
+        keeper.want(1)
+        running = asyncio.ensure_future(keeper.run())
+        assert await asyncio.to_thread(there.submitting.wait, DEADLINE_S)
+        running.cancel()
+        await asyncio.wait([running])
+        ending = asyncio.ensure_future(keeper.end())
+        await asyncio.sleep(0)
+        there.is_free.set()
+        await ending
+
+    assert there.changed() == ["POST /v1/jobs", "POST /v1/jobs/8/cancel"]
 
 
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:

@@ -39,6 +39,8 @@ from farside.serve.site import Site
 LOOK_S = 1.0
 LIMIT_S = 10.0
 CONNECT_S = 2.0
+# A stop waits so long for what is being asked, as that may be for another lease.
+LAST_ASK_S = 5.0
 # A worker that starts does not answer at the first look; one that has not after so many is reported.
 FAILURES_SAID = 10
 # A lease that failed or that somebody cancelled is not asked for again for so long.
@@ -46,6 +48,8 @@ PAUSE_S = 60.0
 _ANOTHER_FRONTS = 409
 # A start that waits for the manager is no start that hangs: systemd gives it so long again, each second.
 _WAITING = "STATUS=waits for the manager\nEXTEND_TIMEOUT_USEC=300000000"
+
+_ASKED_FOR = {"state": "waiting", "nodes": (), "held_s": 0.0, "master_port": 0, "reason": ""}
 
 _log = get_log("serve.leases")
 
@@ -130,6 +134,7 @@ class LeaseKeeper:
         self._needed: int | None = None  # not known before the first plan: nothing is asked for or given back
         self._is_known = False
         self._me = ""  # to the manager
+        self._asking: asyncio.Future[Any] | None = None
         self._paused_until_s = 0.0
         self._unfit = Failures()  # leases that were given back for it
         self._judged = Judged(usable=frozenset(), leaving={}, missing=0, submit=0, cancel=())
@@ -307,11 +312,17 @@ class LeaseKeeper:
 
     async def end(self) -> None:
         """Gives all of them back: the deployment ends."""
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=LAST_ASK_S)
         # Another client: the thread of the look that was cancelled may still use the first.
         self._client = ManagerClient(self._manager, limit_s=LIMIT_S)
         try:
             for job_id in list(self._held):
                 await self._give_back(job_id)
+            for job_id in await self._ask(self._listed):
+                if job_id not in self._held:  # the look that asked for it was cancelled
+                    self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time())
+                    await self._give_back(job_id)
             await self._ask(self._tell_of_end)
         except FarsideError as error:
             _log.warning("leases could not be given back; they end by themselves, without a front", why=str(error))
@@ -412,22 +423,29 @@ class LeaseKeeper:
                 return
             self.problem = ""
             for job_id in ids:
-                waiting = {"state": "waiting", "nodes": (), "held_s": 0.0, "master_port": 0, "reason": ""}
-                self._held[job_id] = _Held(self._free_number(), waiting, self._loop.time())
+                self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time())
                 _log.info("a lease is asked for", job=job_id)
 
     # ---- the manager, in a thread
 
     async def _ask(self, what: Callable[[], Any]) -> Any:
-        return await asyncio.to_thread(what)
+        # Whoever is cancelled here leaves the thread at work, and what it raises is nobody's then.
+        self._asking = asking = asyncio.ensure_future(asyncio.to_thread(what))
+        asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(asking)
+
+    def _listed(self) -> list[str]:
+        """This deployment's jobs that are not over."""
+        self._me = self._client.get("whoami")["name"]
+        name, me = self._settings.name, self._me
+        jobs = self._client.get("jobs", user=me)["jobs"]
+        return [one["id"] for one in jobs if (one["deployment"], one["user"]) == (name, me)]
 
     def _observe(self) -> _Seen:
         seen = _Seen()
         if not self._is_known:
-            self._me = self._client.get("whoami")["name"]
-            for job in self._client.get("jobs", user=self._me)["jobs"]:
-                if job["deployment"] == self._settings.name and job["user"] == self._me:
-                    seen.jobs[job["id"]] = self._client.get("jobs", job["id"])
+            for job_id in self._listed():
+                seen.jobs[job_id] = self._client.get("jobs", job_id)
             self._is_known = True
             self._before = {job_id: number for job_id, number in self._before.items() if job_id in seen.jobs}
         for job_id in [job_id for job_id in self._held if job_id not in seen.jobs]:
