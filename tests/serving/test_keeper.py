@@ -104,7 +104,7 @@ def manager(port: int, report: tuple[int, str]) -> Iterator[Answering]:
 
 def keeper_of(port: int) -> LeaseKeeper:
     settings = LeaseSettings(
-        name="t", front="f", job={}, rules=LeaseRules(most=1, spare=0, replace_before_s=1.0), key=b"k" * 32,
+        name="t", front="f", job={}, rules=LeaseRules(most=2, spare=0, replace_before_s=1.0), key=b"k" * 32,
         site_of=lambda *_: pytest.fail("no lease runs"),
     )  # fmt: skip
     return LeaseKeeper(ManagerAddress(endpoint=f"http://127.0.0.1:{port}"), settings)
@@ -325,6 +325,27 @@ async def test_a_lease_that_is_being_asked_for_at_a_stop_is_given_back() -> None
         await ending
 
     assert there.changed() == ["POST /v1/jobs", "POST /v1/jobs/8/cancel"]
+
+
+@in_loop
+async def test_a_front_whose_name_another_one_has_leaves_its_leases_to_that_and_says_so() -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        assert await keeper.claim(asyncio.Event())
+        keeper.want(2)
+        there.report = (409, "deployment t of ann is run by g")
+        running = asyncio.ensure_future(keeper.run())
+        looks = there.asked.count("GET /v1/jobs/7")
+        async with asyncio.timeout(DEADLINE_S):
+            while there.asked.count("GET /v1/jobs/7") < looks + 2:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        await keeper.end()
+
+    assert not [one for one in there.asked if one.startswith(("POST", "DELETE"))]
+    assert keeper.lease_problem == "no lease is asked for or given back here: deployment t of ann is run by g"
 
 
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:

@@ -141,6 +141,7 @@ class LeaseKeeper:
         self._given_back: set[str] = set()
         self.sites: dict[int, Site] = {}
         self._not_taken = ""
+        self._anothers = ""  # why the name is no longer ours
         self.away = ""
         self.problem = ""
         self._unfit_problem = ""
@@ -186,7 +187,8 @@ class LeaseKeeper:
     @property
     def lease_problem(self) -> str:
         """What has become of leases that are lacking; empty where none is."""
-        return "; ".join(filter(None, (self.problem, self._unfit_problem)))
+        anothers = self._anothers and f"no lease is asked for or given back here: {self._anothers}"
+        return "; ".join(filter(None, (anothers, self.problem, self._unfit_problem)))
 
     def leases(self) -> tuple[Lease, ...]:
         """All but those that were given back, by number."""
@@ -249,9 +251,9 @@ class LeaseKeeper:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self.look()
-                with suppress(RefusedError):  # the name is another front's now: ours keeps its leases
+                with suppress(RefusedError):  # the name is another front's now, and so are the leases
                     await self._tell()
+                await self.look()
             except FarsideError as error:
                 self._is_known = False
                 if not self.away:
@@ -297,6 +299,8 @@ class LeaseKeeper:
         is_paused = self._loop.time() < self._paused_until_s
         if not self._judged.missing and not is_paused:
             self.problem = self._unfit_problem = ""
+        if self._anothers:
+            return
         # 3. Act.
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
@@ -317,6 +321,8 @@ class LeaseKeeper:
         # Another client: the thread of the look that was cancelled may still use the first.
         self._client = ManagerClient(self._manager, limit_s=LIMIT_S)
         try:
+            if self._anothers:
+                raise RefusedError(self._anothers)
             for job_id in list(self._held):
                 await self._give_back(job_id)
             for job_id in await self._ask(self._listed):
@@ -325,7 +331,7 @@ class LeaseKeeper:
                     await self._give_back(job_id)
             await self._ask(self._tell_of_end)
         except FarsideError as error:
-            _log.warning("leases could not be given back; they end by themselves, without a front", why=str(error))
+            _log.warning("leases are not given back; they end by themselves, without a front", why=str(error))
         for one in self._held.values():
             if one.line is not None:
                 one.line.close()
@@ -481,9 +487,10 @@ class LeaseKeeper:
                 _log.warning("the manager does not show this deployment", why=str(error))
             self._not_taken = str(error)
             if isinstance(error, RefusedError) and error.code == _ANOTHER_FRONTS:
+                self._anothers = str(error)
                 raise
         else:
-            self._not_taken = ""
+            self._not_taken = self._anothers = ""
 
     def _tell_of_end(self) -> None:
         self._client.delete("deployments", self._settings.name, front=self._settings.front)
