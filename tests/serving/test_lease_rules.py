@@ -42,6 +42,15 @@ def test_a_lease_writes_its_log_where_the_file_says_or_its_service_may(
     assert job["output"] == output
 
 
+@pytest.mark.parametrize(("cpus", "said"), [(None, {}), (0.0, {"cpus_per_gpu": 0.0}), (4.0, {"cpus_per_gpu": 4.0})])
+def test_a_lease_names_cpus_only_where_the_file_does_so_that_the_manager_may_choose(
+    cpus: float | None, said: dict[str, float]
+) -> None:
+    job = job_of("v", Path("/v"), LeaseTerms(key_file="key", cpus=cpus), ("farside",), 90)
+
+    assert {key: value for key, value in job.items() if key.startswith("cpus")} == said
+
+
 def test_as_many_are_asked_for_as_are_needed_and_spare_ones() -> None:
     found = judge([lease(0), lease(1, "waiting")], 3, {0}, replace(RULES, spare=1))
 

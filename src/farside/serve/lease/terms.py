@@ -21,7 +21,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     qos: str = ""
     account: str = ""
     gpu_model: str = ""
-    cpus: float = 0.0
+    cpus: float | None = None  # as the manager does with jobs that name none
     memory: str = ""
     lease_s: float = 86_400.0
     replace_before_s: float = 600.0
@@ -48,7 +48,7 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
         ("cpus", 0.0, 4096.0),
     ):
         value = getattr(terms, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise ConfigError(f"{file}: {name} = {value:g} is out of bounds", hint=f"give {low:g} to {high:g}")
     try:
         memory_bytes(terms)
@@ -89,7 +89,7 @@ def job_of(
         "account": terms.account,
         "qos": terms.qos,
         "gpu_model": terms.gpu_model,
-        "cpus_per_gpu": terms.cpus,
+        **({} if terms.cpus is None else {"cpus_per_gpu": terms.cpus}),
         "memory_bytes_per_gpu": float(memory_bytes(terms)),
         "time_limit_s": terms.lease_s,
         "preemptible": terms.preemptible,
