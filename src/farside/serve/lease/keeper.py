@@ -64,6 +64,7 @@ class _Held:
     job: Mapping[str, Any]
     seen_s: float
     is_draining: bool = False
+    is_asked_back: bool = False  # by us; the manager may have done it without an answer to us
     line: WorkerLine | None = None
     failures: int = 0
     unstarted: Failures = field(default_factory=Failures)  # executors
@@ -133,7 +134,6 @@ class LeaseKeeper:
         self._held: dict[str, _Held] = {}
         self._needed: int | None = None  # not known before the first plan: nothing is asked for or given back
         self._is_known = False
-        self._me = ""  # to the manager
         self._asking: asyncio.Future[Any] | None = None
         self._paused_until_s = 0.0
         self._unfit = Failures()  # leases that were given back for it
@@ -386,10 +386,8 @@ class LeaseKeeper:
         if one.phase == "stopping":
             return
         del self._held[job_id]
-        # One that it took without an answer to us is no longer among those given back.
-        was_ours = job_id in self._given_back or one.job["reason"] == f"cancelled by {self._me}"
         self._given_back.discard(job_id)
-        if not was_ours and one.phase in ("failed", "cancelled"):
+        if not one.is_asked_back and one.phase in ("failed", "cancelled"):
             self.problem = f"lease {job_id}: {one.job['reason'] or one.phase}"
             self._paused_until_s = self._loop.time() + PAUSE_S
             _log.warning("a lease has ended", job=job_id, phase=one.phase, why=one.job["reason"], again_in_s=PAUSE_S)
@@ -405,6 +403,7 @@ class LeaseKeeper:
             return
         self._given_back.add(job_id)
         one = self._held[job_id]
+        one.is_asked_back = True
         self._hang_up(one)
         _log.info("a lease is given back", gpu=one.number, job=job_id, node=one.node)
         try:
@@ -442,8 +441,7 @@ class LeaseKeeper:
 
     def _listed(self) -> list[str]:
         """This deployment's jobs that are not over."""
-        self._me = self._client.get("whoami")["name"]
-        name, me = self._settings.name, self._me
+        name, me = self._settings.name, self._client.get("whoami")["name"]
         jobs = self._client.get("jobs", user=me)["jobs"]
         return [one["id"] for one in jobs if (one["deployment"], one["user"]) == (name, me)]
 
