@@ -245,6 +245,16 @@ def test_greedy_best_fit_shares_no_part_in_time() -> None:
     assert all(len(glet.models) == 1 for glet in found.glets)
 
 
+def test_greedy_plans_what_a_part_serves_to_the_last_bit() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        one = drawn_model("a", rng)
+        sizes = Sizes({"a": one}, device())
+        for part in PARTS:
+            rates = {"a": sizes.best_rate["a"][part]}
+            assert problems(greedy(sizes, rates, 1), sizes, rates, 1, slowed=False) == ()
+
+
 @pytest.mark.parametrize("rate", [10.0, 60.0, 120.0])
 def test_greedy_takes_the_part_at_which_tuning_would_end(rate: float) -> None:
     """The smallest that serves the rate within the SLO: with the next smaller one more would come than it serves."""
@@ -356,6 +366,24 @@ def test_random_tables_never_raise(seed: int) -> None:
     for planner in WITH_INTERFERENCE.values():
         rates = {name: 10 ** rng.uniform(-1, 4) for name in models}
         assert problems(planner(sizes, rates, 3), sizes, rates, 3, slowed=True) == ()
+
+
+def test_no_planner_raises_where_an_slo_is_twice_a_latency_but_for_rounding() -> None:
+    """Such a batch counts as within it by every way to ask."""
+    rng = random.Random(1)
+    for _ in range(200):
+        # As a table has it: a tenth on top of a run and the building of its batch.
+        run_ms = round(rng.uniform(0.5, 20), 1)
+        alone_ms = {part: (1.1 * (run_ms + 0.4),) for part in PARTS}
+        one = ModelProfile(
+            name="a", slo_ms=round(2.2 * (run_ms + 0.4), 6), memory_mb=1, latency_ms=alone_ms, slowed_ms=alone_ms
+        )
+        sizes = Sizes({"a": one}, device())
+        for name, planner in (WITH_INTERFERENCE | WITHOUT).items():
+            for rate in (sizes.best_rate["a"][100] / 3, sizes.best_rate["a"][100]):
+                found = planner(sizes, {"a": rate}, 1)
+                assert isinstance(found, Plan), name
+                assert problems(found, sizes, {"a": rate}, 1, slowed=True) == (), name
 
 
 def drawn_model(name: str, rng: random.Random) -> ModelProfile:

@@ -49,13 +49,8 @@ def _saturated(packing: Packing, free: list[Slot], name: str) -> bool:
     slot = _next(packing, free, name)
     if slot is None:
         return False
-    times, slo_ms = packing.sizes.latencies(name, slot.part, None), packing.sizes.models[name].slo_ms
-    batch = max(
-        (at + 1 for at, ms in enumerate(times) if 2 * ms <= slo_ms * (1 + ROUNDING)),
-        key=lambda each: (each / times[each - 1], each),
-    )
-    ms = times[batch - 1]
-    packing.put(slot, (name,), (1000 * batch / ms,), Fitting((batch,), ms, ms))
+    rate, batch, ms = packing.sizes.saturations(name, slot.part, None)[0]
+    packing.put(slot, (name,), (rate,), Fitting((batch,), ms, ms))
     return True
 
 

@@ -50,16 +50,14 @@ class Sizes:
         # Ties are broken by what a model is and only then by its name, so that names do not decide.
         by_content = sorted(self.models.values(), key=lambda model: (_content(model), model.name))
         self.rank = {model.name: at for at, model in enumerate(by_content)}
-        self.best_rate = {
-            name: {part: self._most(model, part) for part in self.parts} for name, model in self.models.items()
-        }
         self.pairs = frozenset(part for cut in device.cuts if len(cut) > 1 for part in cut)
         # By models on a part and their neighbour; False: none. Tries and numbers of GPUs ask for the same many times.
         self.seats: dict[object, Seat | Literal[False]] = {}
-        self._percent = {name: _percent(served) for name, served in self.best_rate.items()}
         self._latencies: dict[tuple[str, int, object], Sequence[float]] = {}
-        self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float]]] = {}
+        self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float, float]]] = {}
         self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
+        self.best_rate = {name: {part: self._most(name, part) for part in self.parts} for name in self.models}
+        self._percent = {name: _percent(served) for name, served in self.best_rate.items()}
         self._sharing: dict[tuple[tuple[str, ...], int], bool] = {}
         # Of the last rates that were asked for: all tries of a decision ask for the same.
         self._asked: tuple[tuple[str, float], ...] = ()
@@ -91,8 +89,8 @@ class Sizes:
             return
         found = [
             (-cycle_ms, batch, ms)
-            for batch, ms, rest_ms in self._batches(model, part_pct, pressure)
-            if ms <= (cycle_ms := arrive_ms if (arrive_ms := 1000 * batch / rate) < rest_ms else rest_ms)
+            for batch, ms, rest_ms, least_ms in self._batches(model, part_pct, pressure)
+            if least_ms <= (cycle_ms := arrive_ms if (arrive_ms := 1000 * batch / rate) < rest_ms else rest_ms)
         ]
         found.sort()
         for negated_ms, batch, busy_ms in found:
@@ -107,19 +105,23 @@ class Sizes:
         if found is None:
             make_room(self._sharing)
             busy_ms = sum([self.models[name].latency_ms[part_pct][0] for name in models])
-            half_ms = min([self.models[name].slo_ms for name in models]) / 2
-            found = self._sharing[models, part_pct] = busy_ms <= half_ms * (1 + ROUNDING)
+            slo_ms = min([self.models[name].slo_ms for name in models])
+            found = self._sharing[models, part_pct] = is_within(busy_ms, slo_ms)
         return found
 
-    def _batches(self, model: str, part_pct: int, pressure: object) -> list[tuple[int, float, float]]:
-        """Batches that take no longer than what the SLO leaves beside them, with both in ms."""
+    def _batches(self, model: str, part_pct: int, pressure: object) -> list[tuple[int, float, float, float]]:
+        """Batches within the SLO, with their ms, what the SLO leaves beside them, and the shortest cycle for them."""
         key = (model, part_pct, pressure)
         found = self._slo_batches.get(key)
         if found is None:
             make_room(self._slo_batches)
             slo_ms = self.models[model].slo_ms
-            times = enumerate(self.latencies(model, part_pct, pressure), 1)
-            found = self._slo_batches[key] = [(batch, ms, slo_ms - ms) for batch, ms in times if ms <= slo_ms - ms]
+            # The cycle of a batch that is only just within its SLO may be shorter than it, by that much.
+            found = self._slo_batches[key] = [
+                (batch, ms, slo_ms - ms, ms * (1 - 3 * ROUNDING))
+                for batch, ms in enumerate(self.latencies(model, part_pct, pressure), 1)
+                if is_within(ms, slo_ms)
+            ]
         return found
 
     def saturations(self, model: str, part_pct: int, pressure: object) -> list[tuple[float, int, float]]:
@@ -128,9 +130,9 @@ class Sizes:
         found = self._saturations.get(key)
         if found is None:
             make_room(self._saturations)
-            half_ms = self.models[model].slo_ms / 2
-            times = enumerate(self.latencies(model, part_pct, pressure), 1)
-            found = sorted(((1000 * batch / ms, batch, ms) for batch, ms in times if ms <= half_ms), reverse=True)
+            slo_ms, times = self.models[model].slo_ms, enumerate(self.latencies(model, part_pct, pressure), 1)
+            within = ((1000 * batch / ms, batch, ms) for batch, ms in times if is_within(ms, slo_ms))
+            found = sorted(within, reverse=True)
             self._saturations[key] = found
         return found
 
@@ -188,10 +190,9 @@ class Sizes:
                 percent += rate * self._percent[name]
         return math.ceil(percent / WHOLE_PCT - ROUNDING) if percent < math.inf else -1
 
-    def _most(self, model: ModelProfile, part_pct: int) -> float:
-        half_ms = model.slo_ms / 2 * (1 + ROUNDING)
-        rates = (1000 * (at + 1) / ms for at, ms in enumerate(model.latency_ms[part_pct]) if ms <= half_ms)
-        return max(rates, default=0.0)
+    def _most(self, model: str, part_pct: int) -> float:
+        saturations = self.saturations(model, part_pct, None)
+        return saturations[0][0] if saturations else 0.0
 
     def _steepest(self, served: Mapping[int, float]) -> int:
         best, steepest = self.parts[0], -1.0
@@ -205,6 +206,11 @@ class Sizes:
                     best, steepest = part, slope
             before_part, before = part, served[part]
         return best
+
+
+def is_within(busy_ms: float, slo_ms: float) -> bool:
+    """Whether work keeps an SLO: a cycle of its own length may pass before it begins."""
+    return 2 * busy_ms <= slo_ms * (1 + ROUNDING)
 
 
 def make_room(kept: dict[Any, Any]) -> None:
