@@ -245,6 +245,25 @@ def test_greedy_best_fit_shares_no_part_in_time() -> None:
     assert all(len(glet.models) == 1 for glet in found.glets)
 
 
+def test_greedy_takes_no_larger_part_that_serves_less_than_the_rate() -> None:
+    """Measured latencies may be longer on a larger part: the free 80 % serves less than the 60 % that a model needs."""
+
+    def timed(name: str, times: dict[int, float]) -> ModelProfile:
+        alone_ms = {part: (ms,) for part, ms in times.items()}
+        return ModelProfile(name=name, slo_ms=100.0, memory_mb=1.0, latency_ms=alone_ms, slowed_ms=alone_ms)
+
+    first = timed("b", {20: 10.0, 40: 9.0, 50: 9.0, 60: 9.0, 80: 9.0, 100: 9.0})
+    second = timed("a", {20: 40.0, 40: 40.0, 50: 40.0, 60: 10.0, 80: 15.0, 100: 10.0})
+    sizes, rates = Sizes({"a": second, "b": first}, device()), {"b": 50.0, "a": 75.0}
+
+    found, refused = greedy(sizes, rates, 2), greedy(sizes, rates, 1)
+
+    assert isinstance(found, Plan)
+    assert problems(found, sizes, rates, 2, slowed=False) == ()
+    assert isinstance(refused, Refusal)
+    assert "60 %" in refused.why
+
+
 def test_greedy_plans_what_a_part_serves_to_the_last_bit() -> None:
     rng = random.Random(2)
     for _ in range(300):

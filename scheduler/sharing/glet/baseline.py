@@ -112,7 +112,7 @@ def greedy(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusa
             rate = min(left, sizes.best_rate[name][part])
             if rate <= 0:
                 return Refusal(model=name, left=left, why="no batch keeps its SLO")
-            slot = _best_fit(packing, name, part)
+            slot = _best_fit(packing, name, part, rate)
             if slot is None:
                 return Refusal(model=name, left=left, why=f"no GPU has {part} % and the memory free")
             packing.put(slot, (name,), (rate,), next(packing.fittings((name,), (rate,), slot.part, None)))
@@ -120,8 +120,16 @@ def greedy(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusa
     return packing.plan()
 
 
-def _best_fit(packing: Packing, name: str, part: int) -> Slot | None:
-    fitting = [slot for slot in packing.free() if slot.part >= part and packing.has_memory(slot, name)]
+def _best_fit(packing: Packing, name: str, part: int, rate: float) -> Slot | None:
+    """A slot with room for a part that serves a rate; as measured a larger part may serve less, and is none then."""
+    served = packing.sizes.best_rate[name]
+    fitting = [
+        slot
+        for slot in packing.free()
+        if slot.part >= part
+        and (slot.part == WHOLE_PCT or served[slot.part] >= rate * (1 - ROUNDING))
+        and packing.has_memory(slot, name)
+    ]
     if not fitting:
         return None
     slot = min(fitting, key=lambda each: (each.part, each.gpu))
