@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError
+from farside.scheduler.sharing.glet.plan import Plan
+from farside.scheduler.sharing.glet.portfolio import plan
+from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.scenario import parse_rates, read_scenarios
 from farside.serve.table import read_tables
 from tests.sharing.drawn import GLET_DATA, needs_tables, shared_tables
@@ -37,6 +40,23 @@ def test_a_measured_table_has_no_margin_and_interference_from_its_co_runs(tmp_pa
     factors = interference.factors("small", 20, interference.pressure(80, [("large", 4)]))
     assert factors[0] == pytest.approx(1.3, rel=1e-3)
     assert "p90 error" in tables.rests_on
+
+
+def test_parts_that_only_some_models_were_measured_on_do_not_matter(tmp_path: Path) -> None:
+    plain, path = read_tables(measured(tmp_path)), tmp_path / "gpu-LATENCY.csv"
+    # Beside all others small has 30 %, up to a batch that no other part lists.
+    path.write_text(path.read_text() + "small,30,1,4\nsmall,30,3,8\n")
+
+    tables = read_tables(tmp_path)
+
+    assert tables.models == plain.models
+    assert tables.device.parts == plain.device.parts
+    sizes = Sizes(tables.models, tables.device)
+    factors = tables.device.interference.factors(
+        "small", 50, tables.device.interference.pressure(50, [("large", 4)])
+    )
+    assert len(factors) == tables.models["small"].max_batch == 4
+    assert isinstance(plan(sizes, {"small": 300.0, "large": 20.0}, 1), Plan)
 
 
 def test_of_several_tables_one_is_chosen_by_its_name(tmp_path: Path) -> None:

@@ -66,19 +66,21 @@ def read_tables(folder: Path, device: str = "") -> Tables:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder", hint="name a folder with models.csv and a latency table")
     listed = _read_models(folder / MODELS)
-    path, prefix, latencies = _latency_table(folder, listed, device)
+    path, prefix, measured = _latency_table(folder, listed, device)
     is_derived = path.name.endswith(DERIVED)
+    parts = sorted(set.intersection(*(_parts(measured, name) for name in listed)))
+    if WHOLE_PCT not in parts:
+        raise ConfigError(f"{path}: has no latencies of a whole device", hint="add rows with part_pct 100")
+    # Plans have no parts that only some models were measured on.
+    latencies = {(name, part): cells for (name, part), cells in measured.items() if part in parts}
     largest = {name: min(max(latencies[name, part]) for part in _parts(latencies, name)) for name in listed}
     building = _building(folder, listed, largest) if is_derived else {}
     models = {
         name: _model(one, latencies, largest[name], building.get(name), MARGIN if is_derived else 1.0)
         for name, one in listed.items()
     }
-    parts = sorted(set.intersection(*(_parts(latencies, name) for name in listed)))
-    if WHOLE_PCT not in parts:
-        raise ConfigError(f"{path}: has no latencies of a whole device", hint="add rows with part_pct 100")
     header = read_header(folder)
-    interference, from_what = _interference(folder, prefix, listed, latencies, parts, largest)
+    interference, from_what = _interference(folder, prefix, listed, measured, parts, largest)
     return Tables(
         models=models,
         device=DeviceProfile(
