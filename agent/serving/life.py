@@ -154,6 +154,7 @@ class Life:
         self._hello_s, self._prepare_s = hello_s, prepare_s
         self._closed_by_s = math.inf
         self._in_flight: deque[Batch] = deque()
+        self._more_s = 0.0  # that a batch gets which was found overdue
         self._begins(now_s)
         self._raised = [0] * models
 

@@ -219,7 +219,7 @@ def on_running(keeper: LeaseKeeper, there: Answering, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(keeper_module, "connect_worker", connect)
     keeper._loop = clock  # type: ignore[assignment]
-    keeper._settings = replace(keeper._settings, site_of=lambda *_: object())  # type: ignore[arg-type, return-value]
+    keeper._settings = replace(keeper._settings, site_of=lambda *_: object())  # type: ignore[arg-type]
     there.job = {**RUNNING, "spec": {"time_limit_s": 86_400.0}}
     return clock, lines
 
