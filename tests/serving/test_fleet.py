@@ -236,6 +236,36 @@ async def test_an_executor_is_started_again_whatever_its_device_raised_at_the_tr
     await fleet.close()
 
 
+@in_loop
+async def test_a_device_on_which_no_executor_can_be_started_again_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driver(WholeDriver):
+        is_gone = False
+
+        def open(self, device: Device, part_pct: int) -> WholePlace:
+            if self.is_gone:
+                raise FarsideError("the GPU has fallen off the bus")
+            return super().open(device, part_pct)
+
+    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.0)
+    driver, told = Driver(), asyncio.Queue[tuple[int, str]]()
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp",)), driver)
+    fleet.on_failed = lambda gpu, why: told.put_nowait((gpu, why))
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    executor = fleet.executors[0][1]
+    assert executor is not None
+    driver.is_gone = True
+
+    executor.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        found = await told.get()
+
+    assert found == (0, "the GPU has fallen off the bus")
+    await fleet.close()
+
+
 @pytest.mark.parametrize("lived_s", [0.0, math.inf], ids=["after a long life each", "soon after each start"])
 @in_loop
 async def test_only_an_executor_that_dies_soon_each_time_is_left_out(
