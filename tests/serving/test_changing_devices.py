@@ -8,14 +8,17 @@ import msgspec
 import pytest
 
 from farside.agent.serving.handle import ExecutorHandle, ServeError
+from farside.agent.serving.model_file import ModelFile
 from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.change import placed
-from farside.scheduler.sharing.glet.plan import Plan, Refusal
+from farside.scheduler.sharing.glet.plan import Plan, Portion, Refusal
 from farside.serve.controller import Controller
 from farside.serve.planner import Planned
+from farside.serve.pool import Pool
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
-from tests.serving.test_fleet import ONE, SETTINGS, TWO, fleet_of, glet
+from tests.serving.test_fleet import ONE, SETTINGS, TWO, fleet_of, glet, send
+from tests.serving.test_pool import Client
 
 
 class Leased:
@@ -55,6 +58,18 @@ async def until_so(look: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not look():
             await asyncio.sleep(0.01)
+
+
+async def pressed_until(pool: Pool, file: ModelFile, look: Callable[[], bool]) -> None:
+    """Sends far more requests than two devices are said to serve, until it is so; each has to be answered."""
+    client, sent = Client(pool), 0
+    async with asyncio.timeout(60):
+        while not look():
+            for _ in range(20):
+                send(client, sent, file)
+                sent += 1
+            await asyncio.sleep(0.02)
+    await client.all(sent)
 
 
 def gpus(plan: Plan) -> set[int]:
@@ -148,6 +163,44 @@ async def test_where_no_device_is_there_that_is_said_and_what_runs_stays(tmp_pat
     await until_so(lambda: controller.problem == "0 of 2 devices are there")
 
     assert gpus(fleet.plan) == {0, 1}
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
+class HundredEach:
+    """A planner of devices that serve a hundred requests a second each."""
+
+    async def plan(
+        self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
+    ) -> Planned:
+        count = max(1, -(-int(rates["mlp"]) // 100))
+        if count > gpus:
+            return Planned(found=Refusal(model="mlp", left=1.0, why="too much"))
+        one = Portion(model="mlp", batch=1, rate=rates["mlp"] / count)
+        glets = (msgspec.structs.replace(glet(gpu, "mlp"), models=(one,)) for gpu in range(count))
+        return Planned(found=Plan(glets=tuple(glets)))
+
+
+@in_loop
+async def test_rates_beyond_all_leases_ask_for_all_of_them_and_take_them_as_they_come(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(0, 3))
+    devices = Leased()
+    controller = Controller(fleet, pool, HundredEach(), devices, {"mlp": 50.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    devices.usable = frozenset({3})
+    watching = asyncio.ensure_future(controller.run())
+    await until_so(lambda: gpus(fleet.plan) == {3})
+    assert devices.wanted == 1
+    pressing = asyncio.ensure_future(pressed_until(pool, file, lambda: gpus(fleet.plan) == {0, 3}))
+
+    await until_so(lambda: devices.wanted == 2)
+    devices.usable = frozenset({0, 3})
+    await pressing
+
+    refused = [one.problem for one in controller.records if one.problem]
+    assert any(one.startswith("mlp does not fit: too much; a plan follows, for ") for one in refused)
     watching.cancel()
     await asyncio.wait([watching])
     await fleet.close()

@@ -20,10 +20,12 @@ from farside.scheduler.sharing.glet.change import changes
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
 from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
 from farside.scheduler.sharing.glet.rate import RateSettings
+from farside.scheduler.sharing.glet.scaling import largest_share
 from farside.serve import fleet as fleet_module
+from farside.serve import planner as planner_module
 from farside.serve.controller import Controller
 from farside.serve.fleet import Fleet
-from farside.serve.planner import Planned, Planner, PlannerError, sizes_of
+from farside.serve.planner import Planned, Planner, PlannerError, answered, sizes_of
 from farside.serve.pool import Pool
 from farside.serve.site import LocalSite, OwnDevices, Site
 from tests.serving.executors import small_models
@@ -505,6 +507,27 @@ async def test_queues_have_the_length_that_a_given_plan_needs_whatever_rates_are
 
 
 @in_loop
+async def test_what_was_found_counts_where_a_later_question_has_no_answer_and_the_first_has_to_have_one() -> None:
+    refusal, failed = Refusal(model="mlp", left=1.0, why="too much"), PlannerError("no plan within 10 s")
+
+    planner = StubPlanner(refusal, ONE, failed)
+    assert await answered(planner, largest_share({"mlp": 100.0}), 1, {}) == ONE  # type: ignore[arg-type]
+    with pytest.raises(PlannerError):
+        await answered(StubPlanner(failed), largest_share({"mlp": 100.0}), 1, {})  # type: ignore[arg-type]
+
+
+@in_loop
+async def test_a_decision_that_takes_long_makes_no_more_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_module, "PLAN_LIMIT_S", 0.0)
+    planner = StubPlanner(Refusal(model="mlp", left=1.0, why="too much"), ONE)
+
+    found = await answered(planner, largest_share({"mlp": 100.0}), 1, {})  # type: ignore[arg-type]
+
+    assert isinstance(found, Refusal)
+    assert found.why == "too much"
+
+
+@in_loop
 async def test_rates_without_a_plan_leave_the_last_one_and_are_named(tmp_path: Path) -> None:
     (file,) = small_models(tmp_path, ("mlp",))
     fleet, pool = fleet_of((file,))
@@ -514,7 +537,7 @@ async def test_rates_without_a_plan_leave_the_last_one_and_are_named(tmp_path: P
 
     await pressed(pool, file, controller, records=2)
 
-    assert controller.records[1].problem.startswith("mlp does not fit: too much; ")
+    assert controller.records[1].problem.startswith("mlp does not fit: too much; what runs stays, for ")
     assert controller.problem == "mlp does not fit: too much"
     assert fleet.plan == ONE
     await fleet.close()

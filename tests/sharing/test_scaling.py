@@ -1,57 +1,134 @@
-"""More GPUs at once, fewer after three periods, and rates shed alike where no GPUs are left."""
+"""More GPUs at once, fewer after three periods, and the same share of all rates where not all of them fit."""
 
 from collections.abc import Mapping
 
 import pytest
 
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
-from farside.scheduler.sharing.glet.scaling import Scale, next_period, served_share
+from farside.scheduler.sharing.glet.scaling import (
+    GAIN,
+    Asking,
+    Decided,
+    Scale,
+    decide,
+    deciding,
+    largest_share,
+    next_period,
+    served_share,
+)
+
+NOTHING = Plan(glets=())
 
 
-def plan_on(gpus: int, rate: float = 100.0) -> Plan:
-    return Plan(
-        glets=tuple(
-            Glet(gpu=gpu, part_pct=100, cycle_ms=10.0, models=(Portion(model="a", batch=1, rate=rate),))
-            for gpu in range(gpus)
-        )
-    )
+def plan_for(rates: Mapping[str, float]) -> Plan:
+    """As many whole GPUs as all rates together have hundreds, and each with its part of each rate."""
+    gpus = max(1, -(-int(sum(rates.values())) // 100))
+    models = tuple(Portion(model=name, batch=1, rate=rate / gpus) for name, rate in rates.items())
+    return Plan(glets=tuple(Glet(gpu=gpu, part_pct=100, cycle_ms=10.0, models=models) for gpu in range(gpus)))
 
 
-def needs(rates: Mapping[str, float], gpus_max: int) -> Plan | Refusal:
-    """As many GPUs as the rate has hundreds."""
-    gpus = -(-int(rates["a"]) // 100)
-    return plan_on(gpus) if gpus <= gpus_max else Refusal(model="a", left=1.0, why="too much")
+class Gpus:
+    """Some GPUs of a hundred requests a second each, and how many plans were asked for."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+        self.asked = 0
+
+    def plan(self, rates: Mapping[str, float]) -> Plan | Refusal:
+        self.asked += 1
+        if sum(rates.values()) > 100 * self._gpus:
+            return Refusal(model="a", left=1.0, why="too much")
+        return plan_for(rates)
+
+    def decide(self, current: Plan, rates: Mapping[str, float], scale: Scale | None = None) -> Decided:
+        return decide(deciding(scale or Scale(plan=current, gpus=current.gpus), current, rates), self.plan)
+
+
+def kept_over(*rates: float) -> list[int]:
+    """GPUs that are kept at the ends of periods that need so much."""
+    scale, kept = Scale(), []
+    for rate in rates:
+        scale = next_period(scale, plan_for({"a": rate}))
+        kept.append(scale.gpus)
+    return kept
 
 
 def test_gpus_are_added_at_once_and_taken_away_after_three_periods() -> None:
-    scale, kept = Scale(), []
-    for rate in (100, 400, 200, 300, 200, 100, 100):
-        scale = next_period(scale, {"a": rate}, 8, needs).scale
-        kept.append(scale.gpus)
-
     # Down to what the three periods needed at most, and not only the last of them.
-    assert kept == [1, 4, 4, 4, 3, 3, 3]
+    assert kept_over(100, 400, 200, 300, 200, 100, 100) == [1, 4, 4, 4, 3, 3, 3]
 
 
 def test_a_peak_between_begins_the_count_anew() -> None:
-    scale, kept = Scale(), []
-    for rate in (400, 200, 200, 400, 200, 200, 200):
-        scale = next_period(scale, {"a": rate}, 8, needs).scale
-        kept.append(scale.gpus)
-
-    assert kept == [4, 4, 4, 4, 4, 4, 2]
+    assert kept_over(400, 200, 200, 400, 200, 200, 200) == [4, 4, 4, 4, 4, 4, 2]
 
 
-def test_where_nothing_fits_the_last_plan_stays_and_every_model_keeps_as_much() -> None:
-    scale = next_period(Scale(), {"a": 200.0}, 2, needs).scale
+def test_rates_beyond_what_there_is_are_served_as_far_as_the_gpus_go_every_model_alike() -> None:
+    rates, gpus = {"a": 1000.0, "b": 200.0}, Gpus(8)
 
-    scaled = next_period(scale, {"a": 400.0}, 2, needs)
+    decided = gpus.decide(plan_for({"a": 50.0, "b": 50.0}), rates)
 
-    assert scaled.scale.plan == scale.plan
-    assert scaled.served_share == pytest.approx(0.5)
-    assert scaled.refusal is not None
+    assert decided.refusal is not None
+    assert decided.plan is not None
+    assert decided.plan.gpus == decided.scale.gpus == 8
+    shares = {name: decided.plan.served()[name] / rate for name, rate in rates.items()}
+    assert shares["a"] == pytest.approx(shares["b"])
+    # 800 of 1,200, but for what is too near to be told apart.
+    assert 0.96 * 2 / 3 <= shares["a"] <= 2 / 3 + 0.001
+
+
+def test_too_much_from_the_start_is_served_in_part_too() -> None:
+    decided = Gpus(2).decide(NOTHING, {"a": 2000.0, "b": 200.0})
+
+    assert decided.plan is not None
+    assert served_share(decided.plan, {"a": 2000.0, "b": 200.0}) == pytest.approx(1 / 11, rel=0.05)
+
+
+def test_what_runs_stays_where_no_other_plan_serves_enough_more_to_be_worth_a_change() -> None:
+    gpus, rates = Gpus(4), {"a": 1000.0}
+    first = gpus.decide(NOTHING, rates)
+    assert first.plan is not None
+    gpus.asked = 0
+
+    again = gpus.decide(first.plan, rates, first.scale)
+
+    assert again.plan is None
+    assert again.refusal is not None
+    assert again.scale.gpus == 4
+    assert gpus.asked == 2
+    # By other latencies than those it was planned with it may serve anything.
+    stale = decide(deciding(first.scale, first.plan, rates, is_stale=True), gpus.plan)
+    assert stale.plan is not None
+
+
+@pytest.mark.parametrize("beyond", [1.01, 1.5, 3.0, 70.0, 900.0, 1e9])
+def test_however_much_is_asked_a_share_is_found_in_few_plans_or_none(beyond: float) -> None:
+    gpus = Gpus(4)
+    found = decide(largest_share({"a": 400.0 * beyond}), gpus.plan)
+
+    assert gpus.asked <= 17
+    assert isinstance(found, Plan) == (beyond < 1000)
+
+
+def test_a_model_that_nobody_asks_keeps_its_least_at_any_share() -> None:
+    found = decide(largest_share({"a": 100_000.0, "b": 6.0, "c": 0.0}), Gpus(4).plan)
+
+    assert isinstance(found, Plan)
+    assert found.served()["b"] == pytest.approx(1.0)
+    assert found.served()["c"] == 0.0
+
+
+def test_a_share_is_looked_for_only_above_what_is_served_already() -> None:
+    asked = list[float]()
+
+    def plan(rates: Mapping[str, float]) -> Plan | Refusal:
+        asked.append(rates["a"] / 1000)
+        return Gpus(6).plan(rates)
+
+    asking: Asking[Plan | Refusal] = largest_share({"a": 1000.0}, 0.5)
+    assert isinstance(decide(asking, plan), Plan)
+    assert min(asked) >= 0.5 * GAIN
 
 
 def test_without_a_plan_nothing_is_served() -> None:
-    assert served_share(None, {"a": 1.0}) == 0.0
-    assert served_share(None, {}) == 1.0
+    assert served_share(NOTHING, {"a": 1.0}) == 0.0
+    assert served_share(NOTHING, {}) == 1.0

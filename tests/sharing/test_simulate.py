@@ -112,6 +112,32 @@ def test_a_steady_rate_changes_the_plan_only_where_chance_makes_it_too_small() -
     assert played.refused == 0
 
 
+def test_rates_beyond_all_gpus_take_them_all_and_every_model_is_served_alike() -> None:
+    rates = ({"a": 20.0, "b": 20.0}, {"a": 900.0, "b": 900.0})
+    course = Course(from_s=(0.0, 20.0), rates=rates, until_s=160.0)
+
+    played = epochs(course, gpus_max=2)
+    last = [one for one in played.windows if one.at_s > 100]
+
+    assert played.refused
+    assert {one.gpus for one in last} == {2}
+    lost = {
+        name: sum(one.violated[name] for one in last) / sum(one.requests[name] for one in last) for name in MODELS
+    }  # fmt: skip
+    assert max(lost.values()) < 0.8
+    # What is planned is the same share; what glets do besides goes to whom it suits.
+    assert 1 - min(lost.values()) < 2 * (1 - max(lost.values()))
+    # Steady rates are planned for once, and not at every look at what is dropped.
+    assert len([at_s for at_s, _ in played.switches if at_s > 60]) <= 2
+
+
+def test_too_much_from_the_first_second_on_is_served_in_part() -> None:
+    played = epochs(steady(900.0, 40.0), gpus_max=1)
+
+    assert played.windows[-1].gpus == 1
+    assert all(one.met > 0.05 * one.requests for one in played.outcomes.values())
+
+
 # ---- the command
 
 

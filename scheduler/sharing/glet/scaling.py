@@ -1,7 +1,8 @@
 """Algorithm 2: as few GPUs as the rates need, more at once and fewer after a while [glet §4.5]. PURE."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from farside.scheduler.sharing.glet.change import renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
@@ -11,6 +12,18 @@ from farside.scheduler.sharing.glet.size import Sizes
 
 _FEW = 4
 PERIODS_BELOW = 3
+# Planned for models that nobody asks, so that each has a glet and its first request a place to go.
+RATE_MIN = 1.0
+# Another plan for a share of all rates has to serve so many times what runs: less is not worth a change.
+GAIN = 1.05
+# So near each other two shares are not told apart; above `GAIN` a plan would be changed for what was not looked for.
+_NEAR = 1.04
+# As small a share of all rates is looked for.
+_SHARE_MIN = 1 / 1024
+
+T = TypeVar("T")
+# A decision that asks for plans: it gives rates, gets what came of each, and returns what is decided.
+Asking = Generator[Mapping[str, float], Plan | Refusal, T]
 
 
 def fewest(sizes: Sizes, rates: Mapping[str, float], gpus_max: int) -> Plan | Refusal:
@@ -58,6 +71,40 @@ def enough(
     return None
 
 
+def largest_share(
+    rates: Mapping[str, float], above: float = 0.0, refusal: Refusal | None = None
+) -> Asking[Plan | Refusal]:
+    """A plan of the largest share of all rates that has one; else why all of them have none.
+
+    The share is halved until there is a plan, and then looked for between that one and the last refused, in some 16
+    plans at most. Above a share the least that counts is asked for first: one plan where nothing is better.
+
+    Args:
+        rates: Planned requests a second by model.
+        above: A share that is served already: only one that is worth a change is looked for.
+        refusal: Why all rates have no plan, where that is known.
+    """
+    if refusal is None:
+        found = yield rates
+        if isinstance(found, Plan):
+            return found
+        refusal = found
+    best: Plan | None = None
+    low, high = max(_SHARE_MIN, above * GAIN), 1.0
+    share = low if above else high / 2
+    while high > low * _NEAR:
+        # A model that nobody asks has no more than its least at any share.
+        found = yield {name: min(rate, max(RATE_MIN, share * rate)) for name, rate in rates.items()}
+        if isinstance(found, Plan):
+            best, low = found, share
+        elif share > low:
+            high = share
+        else:
+            break
+        share = max(low, high / 2) if best is None else (low + high) / 2
+    return best or refusal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """What Algorithm 2 remembers from one period to the next.
@@ -71,44 +118,24 @@ class Scale:
     below_most: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
-    """What a period decides: the plan from now on, the GPUs to keep, and the share of each rate that is served.
-
-    ``refusal``: why the rates as a whole have no plan; the last plan stays then.
-    """
-
-    scale: Scale
-    served_share: float
-    refusal: Refusal | None = None
-
-
-def next_period(
-    scale: Scale, rates: Mapping[str, float], gpus_max: int, plan: Callable[[Mapping[str, float], int], Plan | Refusal]
-) -> Scaled:
-    """GPUs for a period [glet §4.5, Algorithm 2]: up at once, down when fewer have been enough for three periods.
+def next_period(scale: Scale, found: Plan) -> Scale:
+    """GPUs from now on [glet §4.5, Algorithm 2]: up at once, down when fewer have been enough for three periods.
 
     Args:
         scale: What there was.
-        rates: Planned requests a second by model.
-        gpus_max: GPUs that can be had.
-        plan: The fewest GPUs for rates, such as `fewest`.
+        found: A plan of the rates on the fewest GPUs.
     """
-    found = plan(rates, gpus_max)
-    if isinstance(found, Refusal):
-        kept = Scale(plan=scale.plan, gpus=scale.gpus)
-        return Scaled(scale=kept, served_share=served_share(scale.plan, rates), refusal=found)
     if found.gpus >= scale.gpus:
-        return Scaled(scale=Scale(plan=found, gpus=found.gpus), served_share=1.0)
+        return Scale(plan=found, gpus=found.gpus)
     below, most = scale.below + 1, max(scale.below_most, found.gpus)
     if below >= PERIODS_BELOW:
-        return Scaled(scale=Scale(plan=found, gpus=most), served_share=1.0)
-    return Scaled(scale=replace(scale, plan=found, below=below, below_most=most), served_share=1.0)
+        return Scale(plan=found, gpus=most)
+    return replace(scale, plan=found, below=below, below_most=most)
 
 
-def served_share(plan: Plan | None, rates: Mapping[str, float]) -> float:
-    """The share that a plan serves of the rate of that model of which it serves least; every model keeps so much."""
-    served = plan.served() if plan is not None else {}
+def served_share(plan: Plan, rates: Mapping[str, float]) -> float:
+    """The share that a plan serves of the rate of that model of which it serves least."""
+    served = plan.served()
     return min([1.0, *(served.get(name, 0.0) / rate for name, rate in rates.items() if rate > 0)])
 
 
@@ -116,36 +143,47 @@ def served_share(plan: Plan | None, rates: Mapping[str, float]) -> float:
 class Decided:
     """What an epoch decides: the plan to go to, or None where the one that runs stays.
 
-    ``served_share``: the share of each rate that is served; ``refusal``: why the rates as a whole have no plan.
+    ``refusal``: why the rates as a whole have no plan; ``plan`` is one for a share of all of them then.
     """
 
     scale: Scale
     plan: Plan | None
-    served_share: float
-    refusal: Refusal | None
+    refusal: Refusal | None = None
 
 
-def decide(
-    scale: Scale,
-    current: Plan,
-    rates: Mapping[str, float],
-    gpus_max: int,
-    plan: Callable[[Mapping[str, float], int], Plan | Refusal],
-) -> Decided:
+def deciding(
+    scale: Scale, current: Plan, rates: Mapping[str, float], *, is_stale: bool = False
+) -> Asking[Decided]:
     """An epoch [glet §4.1]: the plan that runs stays where it is enough and no GPU would be given back.
 
-    Another one has its GPUs numbered so that most stays. Arguments are those of `next_period`; ``current`` is the plan
-    that runs, empty at the start.
+    Where not all rates fit, it stays if no other one serves a larger share of all of them that is worth a change.
+    Another one has its GPUs numbered so that most stays.
+
+    Args:
+        scale: What there was.
+        current: The plan that runs, empty at the start.
+        rates: Planned requests a second by model.
+        is_stale: Whether what runs was planned with other latencies, so that it need not serve what it says.
     """
-    scaled = next_period(scale, rates, gpus_max, plan)
-    found = scaled.scale.plan
-    if found is None or scaled.refusal is not None:
-        stays = True
-    else:
-        stays = bool(current.glets) and served_share(current, rates) >= 1 and scaled.scale.gpus >= current.gpus
-    return Decided(
-        scale=scaled.scale,
-        plan=None if stays or found is None else renumbered(current, found),
-        served_share=scaled.served_share,
-        refusal=scaled.refusal,
-    )
+    found = yield rates
+    if isinstance(found, Refusal):
+        above = 0.0 if is_stale else served_share(current, rates)
+        part = yield from largest_share(rates, above, found)
+        if isinstance(part, Refusal):
+            return Decided(scale=Scale(plan=scale.plan, gpus=scale.gpus), plan=None, refusal=found)
+        scale = Scale(plan=part, gpus=max(scale.gpus, part.gpus))
+        return Decided(scale=scale, plan=renumbered(current, part), refusal=found)
+    scale = next_period(scale, found)
+    is_enough = bool(current.glets) and not is_stale and served_share(current, rates) >= 1
+    stays = is_enough and scale.gpus >= current.gpus
+    return Decided(scale=scale, plan=None if stays else renumbered(current, found))
+
+
+def decide(asking: Asking[T], plan: Callable[[Mapping[str, float]], Plan | Refusal]) -> T:
+    """What a decision comes to whose plans are made on the spot."""
+    try:
+        rates = next(asking)
+        while True:
+            rates = asking.send(plan(rates))
+    except StopIteration as end:
+        return end.value

@@ -8,7 +8,7 @@ import numpy as np
 
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, planned, planned_rate, tick, tracked
-from farside.scheduler.sharing.glet.scaling import Scale, decide
+from farside.scheduler.sharing.glet.scaling import Scale, decide, deciding
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.serving.arrivals import ArrivedQueue, Course, GatedQueue, Outcome, drawn, outcome
 from farside.scheduler.sim.serving.executors import Executors
@@ -117,7 +117,8 @@ class Epochs:
 
     def _decide(self, rates: Mapping[str, float], now_s: float, cause: str) -> None:
         wanted = {name: planned_rate(rate) for name, rate in rates.items()}
-        decided = decide(self._scale, self._current, wanted, self._settings.gpus_max, self._plan)
+        asking = deciding(self._scale, self._current, wanted)
+        decided = decide(asking, lambda rates: self._plan(rates, self._settings.gpus_max))
         self._scale = decided.scale
         self._refused += decided.refusal is not None
         if decided.plan is not None:

@@ -4,8 +4,9 @@
 
 Counting goes on while a change is under way; there is one at a time.
 
-Devices may come and go (serve/lease/). Then a plan for all rates says how many are needed, and what runs is that plan
-on the devices that are there, or one for as large a share of all rates as they can serve.
+Where the rates are too much for all devices that may be had, the plan is one for as large a share of all rates as these
+can serve. Devices may come and go (serve/lease/): then that plan says how many are needed, and what runs is that plan on
+the devices that are there, or again one for as large a share as they can serve.
 """
 
 import asyncio
@@ -17,22 +18,18 @@ from contextlib import suppress
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
 from farside.own_task import in_own_task
-from farside.scheduler.sharing.glet.change import placed, renumbered
+from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
-from farside.scheduler.sharing.glet.scaling import Scale, decide, served_share
+from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
-from farside.serve.planner import Planner
+from farside.serve.planner import Planner, answered
 from farside.serve.pool import Pool
 from farside.serve.site import Devices
 from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
 
 RECORDS_KEPT = 60
-# Planned for models that nobody asks, so that each has a glet and its first request a place to go.
-RATE_MIN = 1.0
 NEARLY = 0.9
-# Of all rates, tried in turn where the devices that are there are too few for all of them.
-SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05)
 
 _log = get_log("serve.controller")
 
@@ -143,7 +140,8 @@ class Controller:
                     cause = cause or "again"
                 if cause is not None or (is_period and self._scale.below):
                     self._tracked = planned(self._tracked, at_s, self._settings, cause or "period")
-                    self._under_way = asyncio.ensure_future(in_own_task(self._epoch(self._planner, cause or "period")))
+                    epoch = self._epoch(self._planner, cause or "period")
+                    self._under_way = asyncio.ensure_future(in_own_task(epoch))
                     self._under_way.add_done_callback(self._has_ended)
         finally:
             if self._under_way is not None:
@@ -171,29 +169,24 @@ class Controller:
         wanted, began_s = self._wanted(), self._loop.time()
         current = self._fleet.plan
         self._is_owed, self._seen = True, frozenset(self._devices.usable)
-        is_corrected = self._fleet.correct()
+        # By the latencies of before the plan that runs may be enough; by those of now it need not be.
+        is_stale = self._fleet.correct()
+        asking = deciding(self._scale, current, wanted, is_stale=is_stale)
         try:
-            answer = await planner.plan(wanted, self._devices.most, self._fleet.slower)
+            decided = await answered(planner, asking, self._devices.most, self._fleet.slower)
         except FarsideError as error:
             self._record(cause, current, self._loop.time() - began_s, problem=str(error))
             return
-        decided = decide(self._scale, current, wanted, self._devices.most, lambda *_: answer.found)
         self._scale = decided.scale
         plan_s = self._loop.time() - began_s
-        if decided.refusal is not None:
-            self.problem = f"{decided.refusal.model} does not fit: {decided.refusal.why}"
-            share = f"{100 * served_share(current, wanted):.0f} % of each planned rate is served"
-            self._record(cause, current, plan_s, problem=f"{self.problem}; {share}")
-        else:
-            self.problem = ""
-        plan = decided.plan
-        if decided.refusal is None and plan is None and is_corrected and decided.scale.plan is not None:
-            # By the latencies of before the plan that runs is enough; by those of now it need not be.
-            plan = renumbered(current, decided.scale.plan)
+        plan, refusal = decided.plan, decided.refusal
+        self.problem = f"{refusal.model} does not fit: {refusal.why}" if refusal is not None else ""
         if plan is not None and cause == "drops" and _is_less(plan, current, wanted):
             plan = None
         try:
             plan = await self._on_devices(planner, plan, decided.scale, wanted)
+            if refusal is not None:
+                self._record(cause, current, plan_s, problem=f"{self.problem}; {_said(current, plan, wanted)}")
             if plan is None:
                 self._is_owed = False
                 return
@@ -230,13 +223,11 @@ class Controller:
             return found
         self._is_short = True
         served = served_share(current, wanted) if is_intact else 0.0
-        for share in SHARES if usable else ():
-            if share <= served:
-                break
-            rates = {name: max(RATE_MIN, share * rate) for name, rate in wanted.items()}
-            answer = await planner.plan(rates, len(usable), self._fleet.slower)
-            if isinstance(answer.found, Plan):
-                return placed(current, answer.found, usable)
+        if usable:
+            asking = largest_share(wanted, served)
+            answer = await answered(planner, asking, len(usable), self._fleet.slower)
+            if isinstance(answer, Plan):
+                return placed(current, answer, usable)
         self.problem = self.problem or f"{len(usable)} of {max(scale.gpus, aim.gpus)} devices are there"
         return None
 
@@ -263,6 +254,13 @@ class Controller:
 def _is_less(plan: Plan, current: Plan, wanted: Mapping[str, float]) -> bool:
     """Whether a plan takes less of the devices than one that nearly suffices: no answer to requests being dropped."""
     return plan.part_pct < current.part_pct and served_share(current, wanted) >= NEARLY
+
+
+def _said(current: Plan, plan: Plan | None, wanted: Mapping[str, float]) -> str:
+    """What is served of rates that do not fit: by the plan to go to, or where there is none by the one that stays."""
+    share = served_share(current if plan is None else plan, wanted)
+    which = "what runs stays" if plan is None else "a plan follows"
+    return f"{which}, for {int(100 * share + 1e-6)} % of each planned rate at least"
 
 
 def wanted_of(rates: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,9 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -17,13 +19,15 @@ from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Refusal
 from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, slowed
-from farside.scheduler.sharing.glet.scaling import enough
+from farside.scheduler.sharing.glet.scaling import Asking, enough
 from farside.scheduler.sharing.glet.size import Sizes
 
 PLAN_LIMIT_S = 10.0
 LINE_BYTES_MAX = 1 << 24
 SCHEDULER = "glet+int"
 _GPUS_LOOKED = 64
+
+T = TypeVar("T")
 
 
 class PlannerError(FarsideError):
@@ -114,6 +118,32 @@ class Planner:
             assert self._process.stdin is not None
             self._process.stdin.write(self._tables)
         return self._process
+
+
+async def answered(planner: Planner, asking: Asking[T], gpus: int, slower: Mapping[str, float]) -> T:
+    """What a decision comes to whose plans a planner makes; past PLAN_LIMIT_S no more of them are tried.
+
+    Args:
+        planner: Makes them, while the event loop goes on.
+        asking: The decision.
+        gpus: GPUs that there are.
+        slower: As in `Planner.plan`.
+
+    Raises:
+        PlannerError: It has no answer to the first question. To a later one that is as if it had no plan.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + PLAN_LIMIT_S
+    try:
+        found = (await planner.plan(next(asking), gpus, slower)).found
+        while True:
+            rates = asking.send(found)
+            found = Refusal(model="", left=0.0, why="there is no time for it")
+            if loop.time() < until_s:
+                with suppress(PlannerError):
+                    found = (await planner.plan(rates, gpus, slower)).found
+    except StopIteration as end:
+        return end.value
 
 
 def sizes_of(models: Mapping[str, ModelProfile], device: DeviceProfile, slower: Mapping[str, float]) -> Sizes:
