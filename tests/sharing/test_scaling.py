@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
+from farside.scheduler.sharing.glet.rate import RateSettings, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import (
     GAIN,
     Asking,
@@ -60,6 +61,46 @@ def test_gpus_are_added_at_once_and_taken_away_after_three_periods() -> None:
 
 def test_a_peak_between_begins_the_count_anew() -> None:
     assert kept_over(400, 200, 200, 400, 200, 200, 200) == [4, 4, 4, 4, 4, 4, 2]
+
+
+def test_plans_within_a_period_are_no_periods_but_what_they_need_is_kept() -> None:
+    scale = next_period(Scale(), plan_for({"a": 500.0}))
+    for rate in (100.0, 300.0, 100.0, 100.0):
+        scale = next_period(scale, plan_for({"a": rate}), is_period=False)
+    assert (scale.gpus, scale.below, scale.is_above) == (5, 0, True)
+
+    kept = []
+    for _ in range(3):
+        scale = next_period(scale, plan_for({"a": 100.0}))
+        kept.append(scale.gpus)
+
+    assert kept == [5, 5, 3]
+
+
+def test_bursts_of_one_model_do_not_hasten_giving_back_what_another_had() -> None:
+    settings, gpus = RateSettings(), Gpus(8)
+    state, now_s = tracked({"a": 400.0, "b": 20.0}), 0.0
+    decided = gpus.decide(NOTHING, {name: planned_rate(rate) for name, rate in {"a": 400.0, "b": 20.0}.items()})
+    scale, current = decided.scale, decided.plan or NOTHING
+    causes, fell_s, gave_back_s = list[str | None](), 30.0, 0.0
+    for step in range(1, 300):
+        now_s = step * settings.tick_s
+        # a falls far, and b bursts a little every five seconds.
+        b = 10 if step < 82 else 25 if step < 92 else 50 if step < 102 else 80
+        state, cause = tick(state, {"a": 200 if now_s < fell_s else 20, "b": b}, {}, now_s, settings)
+        is_period = step % 40 == 0
+        if cause is not None or (is_period and scale.is_above):
+            rates = {name: planned_rate(one.rate(settings)) for name, one in state.models.items()}
+            state = planned(state, now_s, settings, cause or "period")
+            before = scale.gpus
+            decided = decide(deciding(scale, current, rates, is_period=is_period), gpus.plan)
+            scale, current = decided.scale, decided.plan or current
+            causes.append(cause)
+            if scale.gpus < before and not gave_back_s:
+                gave_back_s = now_s
+
+    assert causes.count("burst") >= 2
+    assert gave_back_s - fell_s > 2 * settings.period_s
 
 
 def test_rates_beyond_what_there_is_are_served_as_far_as_the_gpus_go_every_model_alike() -> None:

@@ -117,17 +117,23 @@ class Scale:
     below: int = 0
     below_most: int = 0
 
+    @property
+    def is_above(self) -> bool:
+        """Whether more GPUs are kept than the last plan has, so that the end of each period counts."""
+        return self.plan is not None and self.plan.gpus < self.gpus
 
-def next_period(scale: Scale, found: Plan) -> Scale:
+
+def next_period(scale: Scale, found: Plan, *, is_period: bool = True) -> Scale:
     """GPUs from now on [glet §4.5, Algorithm 2]: up at once, down when fewer have been enough for three periods.
 
     Args:
         scale: What there was.
         found: A plan of the rates on the fewest GPUs.
+        is_period: Whether a period ends; a plan within one tells what it needs, and does not count as another one.
     """
     if found.gpus >= scale.gpus:
         return Scale(plan=found, gpus=found.gpus)
-    below, most = scale.below + 1, max(scale.below_most, found.gpus)
+    below, most = scale.below + is_period, max(scale.below_most, found.gpus)
     if below >= PERIODS_BELOW:
         return Scale(plan=found, gpus=most)
     return replace(scale, plan=found, below=below, below_most=most)
@@ -152,7 +158,7 @@ class Decided:
 
 
 def deciding(
-    scale: Scale, current: Plan, rates: Mapping[str, float], *, is_stale: bool = False
+    scale: Scale, current: Plan, rates: Mapping[str, float], *, is_period: bool = True, is_stale: bool = False
 ) -> Asking[Decided]:
     """An epoch [glet §4.1]: the plan that runs stays where it is enough and no GPU would be given back.
 
@@ -163,6 +169,7 @@ def deciding(
         scale: What there was.
         current: The plan that runs, empty at the start.
         rates: Planned requests a second by model.
+        is_period: Whether a period ends.
         is_stale: Whether what runs was planned with other latencies, so that it need not serve what it says.
     """
     found = yield rates
@@ -173,7 +180,7 @@ def deciding(
             return Decided(scale=Scale(plan=scale.plan, gpus=scale.gpus), plan=None, refusal=found)
         scale = Scale(plan=part, gpus=max(scale.gpus, part.gpus))
         return Decided(scale=scale, plan=renumbered(current, part), refusal=found)
-    scale = next_period(scale, found)
+    scale = next_period(scale, found, is_period=is_period)
     is_enough = bool(current.glets) and not is_stale and served_share(current, rates) >= 1
     stays = is_enough and scale.gpus >= current.gpus
     return Decided(scale=scale, plan=None if stays else renumbered(current, found))

@@ -105,19 +105,19 @@ class Epochs:
             drops = {name: dropped for name, (_, dropped) in seen.items()}
             state, cause = tick(state, counts, drops, now_s, self._rates)
             is_period = round(now_s / tick_s) % round(period_s / tick_s) == 0
-            if self._next is None and (cause is not None or (is_period and self._scale.below)):
+            if self._next is None and (cause is not None or (is_period and self._scale.is_above)):
                 rates = {name: one.rate(self._rates) for name, one in state.models.items()}
                 state = planned(state, now_s, self._rates, cause or "period")
-                self._decide(rates, now_s, cause or "period")
+                self._decide(rates, now_s, cause or "period", is_period=is_period)
             if self._next is not None and now_s >= self._next[0]:
                 self._switch(now_s)
             if round(now_s / tick_s) % round(self._settings.window_s / tick_s) == 0:
                 windows.append((now_s, max(self._current.gpus, 0), self._current.part_pct))
         return self._played(windows)
 
-    def _decide(self, rates: Mapping[str, float], now_s: float, cause: str) -> None:
+    def _decide(self, rates: Mapping[str, float], now_s: float, cause: str, *, is_period: bool = True) -> None:
         wanted = {name: planned_rate(rate) for name, rate in rates.items()}
-        asking = deciding(self._scale, self._current, wanted)
+        asking = deciding(self._scale, self._current, wanted, is_period=is_period)
         decided = decide(asking, lambda rates: self._plan(rates, self._settings.gpus_max))
         self._scale = decided.scale
         self._refused += decided.refusal is not None

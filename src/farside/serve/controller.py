@@ -138,9 +138,9 @@ class Controller:
                     cause = cause or "devices"
                 if self._is_owed and at_s - self._tracked.planned_s >= self._settings.early_every_s:
                     cause = cause or "again"
-                if cause is not None or (is_period and self._scale.below):
+                if cause is not None or (is_period and self._scale.is_above):
                     self._tracked = planned(self._tracked, at_s, self._settings, cause or "period")
-                    epoch = self._epoch(self._planner, cause or "period")
+                    epoch = self._epoch(self._planner, cause or "period", is_period=is_period)
                     self._under_way = asyncio.ensure_future(in_own_task(epoch))
                     self._under_way.add_done_callback(self._has_ended)
         finally:
@@ -165,13 +165,13 @@ class Controller:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an epoch failed", cause=error)
 
-    async def _epoch(self, planner: Planner, cause: str) -> None:
+    async def _epoch(self, planner: Planner, cause: str, *, is_period: bool) -> None:
         wanted, began_s = self._wanted(), self._loop.time()
         current = self._fleet.plan
         self._is_owed, self._seen = True, frozenset(self._devices.usable)
         # By the latencies of before the plan that runs may be enough; by those of now it need not be.
         is_stale = self._fleet.correct()
-        asking = deciding(self._scale, current, wanted, is_stale=is_stale)
+        asking = deciding(self._scale, current, wanted, is_period=is_period, is_stale=is_stale)
         try:
             decided = await answered(planner, asking, self._devices.most, self._fleet.slower)
         except FarsideError as error:
