@@ -170,6 +170,14 @@ def test_a_share_is_looked_for_only_above_what_is_served_already() -> None:
     assert min(asked) >= 0.5 * GAIN
 
 
+def test_a_plan_that_serves_its_rates_but_for_the_last_bits_stays() -> None:
+    rates, gpus = {"a": 300.0}, Gpus(4)
+    runs = plan_for({"a": 300.0 * (1 - 1e-12)})
+
+    assert gpus.decide(runs, rates).plan is None
+    assert gpus.decide(plan_for({"a": 299.0}), rates).plan is not None
+
+
 def test_without_a_plan_nothing_is_served() -> None:
     assert served_share(NOTHING, {"a": 1.0}) == 0.0
     assert served_share(NOTHING, {}) == 1.0

@@ -8,7 +8,7 @@ from farside.scheduler.sharing.glet.change import renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.portfolio import impossible, plan_on
 from farside.scheduler.sharing.glet.portfolio import plan as plan_within
-from farside.scheduler.sharing.glet.size import Sizes
+from farside.scheduler.sharing.glet.size import ROUNDING, Sizes
 
 _FEW = 4
 PERIODS_BELOW = 3
@@ -181,7 +181,7 @@ def deciding(
         scale = Scale(plan=part, gpus=max(scale.gpus, part.gpus))
         return Decided(scale=scale, plan=renumbered(current, part), refusal=found)
     scale = next_period(scale, found, is_period=is_period)
-    is_enough = bool(current.glets) and not is_stale and served_share(current, rates) >= 1
+    is_enough = bool(current.glets) and not is_stale and served_share(current, rates) >= 1 - ROUNDING
     stays = is_enough and scale.gpus >= current.gpus
     return Decided(scale=scale, plan=None if stays else renumbered(current, found))
 
