@@ -52,9 +52,7 @@ def test_parts_that_only_some_models_were_measured_on_do_not_matter(tmp_path: Pa
     assert tables.models == plain.models
     assert tables.device.parts == plain.device.parts
     sizes = Sizes(tables.models, tables.device)
-    factors = tables.device.interference.factors(
-        "small", 50, tables.device.interference.pressure(50, [("large", 4)])
-    )
+    factors = tables.device.interference.factors("small", 50, tables.device.interference.pressure(50, [("large", 4)]))
     assert len(factors) == tables.models["small"].max_batch == 4
     assert isinstance(plan(sizes, {"small": 300.0, "large": 20.0}, 1), Plan)
 

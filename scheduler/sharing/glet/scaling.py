@@ -193,4 +193,5 @@ def decide(asking: Asking[T], plan: Callable[[Mapping[str, float]], Plan | Refus
         while True:
             rates = asking.send(plan(rates))
     except StopIteration as end:
-        return end.value
+        decided: T = end.value
+        return decided

@@ -5,8 +5,8 @@
 Counting goes on while a change is under way; there is one at a time.
 
 Where the rates are too much for all devices that may be had, the plan is one for as large a share of all rates as these
-can serve. Devices may come and go (serve/lease/): then that plan says how many are needed, and what runs is that plan on
-the devices that are there, or again one for as large a share as they can serve.
+can serve. Devices may come and go (serve/lease/): then that plan says how many are needed, and what runs is that plan
+on the devices that are there, or again one for as large a share as they can serve.
 """
 
 import asyncio

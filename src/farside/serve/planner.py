@@ -143,7 +143,8 @@ async def answered(planner: Planner, asking: Asking[T], gpus: int, slower: Mappi
                 with suppress(PlannerError):
                     found = (await planner.plan(rates, gpus, slower)).found
     except StopIteration as end:
-        return end.value
+        decided: T = end.value
+        return decided
 
 
 def sizes_of(models: Mapping[str, ModelProfile], device: DeviceProfile, slower: Mapping[str, float]) -> Sizes:
