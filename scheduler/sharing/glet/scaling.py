@@ -74,7 +74,7 @@ def enough(
 def largest_share(
     rates: Mapping[str, float], above: float = 0.0, refusal: Refusal | None = None
 ) -> Asking[Plan | Refusal]:
-    """A plan of the largest share of all rates that has one; else why all of them have none.
+    """A plan of the largest share of all rates that has one; a refusal if none has.
 
     The share is halved until there is a plan, and then looked for between that one and the last refused, in some 16
     plans at most. Above a share the least that counts is asked for first: one plan where nothing is better.

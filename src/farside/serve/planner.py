@@ -121,7 +121,7 @@ class Planner:
 
 
 async def answered(planner: Planner, asking: Asking[T], gpus: int, slower: Mapping[str, float]) -> T:
-    """What a decision comes to whose plans a planner makes; past PLAN_LIMIT_S no more of them are tried.
+    """What comes of a decision for which a planner makes the plans; past PLAN_LIMIT_S it is asked for none.
 
     Args:
         planner: Makes them, while the event loop goes on.
