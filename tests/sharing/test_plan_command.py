@@ -5,14 +5,22 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from farside.cli.serve import PlanRequest
-from farside.cli.serving.plan import run
+from farside.cli.serving.cuts import check_cuts
+from farside.cli.serving.plan import busy_ms, run
 from farside.errors import ConfigError
+from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
+from farside.scheduler.sharing.glet.portfolio import IDEAL_CUTS_MAX, ways_to_cut
+from farside.scheduler.sharing.glet.profile import cuts_of
+from farside.scheduler.sharing.glet.size import Sizes
+from farside.serve.table import read_tables
 from tests.sharing.tables import derived
 
 SCHEDULERS = ("sbp", "half", "greedy", "glet", "glet+int", "ideal")
@@ -124,6 +132,28 @@ def check_alone(judged: dict[str, Any]) -> None:
 def test_bad_options_end_before_anything_is_planned(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(PlanRequest(table=derived(tmp_path), **fields), None)
+
+
+def test_ideal_is_refused_where_a_table_has_more_cuts_than_it_can_try(tmp_path: Path) -> None:
+    tables = read_tables(derived(tmp_path))
+    fine = replace(tables, device=replace(tables.device, cuts=cuts_of(range(5, 101, 5))))
+
+    check_cuts(tmp_path, fine, ("glet+int", "ideal"), 5)
+    with pytest.raises(ConfigError, match="are too many") as told:
+        check_cuts(tmp_path, fine, ("ideal",), 8)
+
+    most = int(str(told.value.hint).split()[3])
+    assert ways_to_cut(fine.device, most) <= IDEAL_CUTS_MAX < ways_to_cut(fine.device, most + 1)
+
+
+def test_equal_halves_of_a_gpu_slow_each_other_in_what_is_printed(tmp_path: Path) -> None:
+    tables = read_tables(derived(tmp_path))
+    sizes = Sizes(tables.models, tables.device)
+    half = Glet(gpu=0, part_pct=50, cycle_ms=20.0, models=(Portion(model="small", batch=4, rate=100.0),))
+    beside = sizes.latencies("small", 50, sizes.pressure(50, [("small", 4)]))[3]
+
+    assert busy_ms(sizes, Plan(glets=(half, structs.replace(half))), half) == beside
+    assert busy_ms(sizes, Plan(glets=(half,)), half) < beside
 
 
 def test_an_output_that_is_the_input_is_refused_and_the_input_stays(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from farside.scheduler.sharing.glet.baseline import squishy
 from farside.scheduler.sharing.glet.elastic import Variant, place
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
+from farside.scheduler.sharing.glet.profile import DeviceProfile
 from farside.scheduler.sharing.glet.size import Knee, Sizes
 
 RUNS_MAX = 16
@@ -24,7 +25,7 @@ _FALLBACKS = 4
 _RUNS_LEAST = 4
 # Ways to cut all GPUs that are looked at one by one; above, only those near a good one.
 _CUTS_LISTED = 300
-_IDEAL_CUTS_MAX = 20_000
+IDEAL_CUTS_MAX = 20_000
 
 Cut = tuple[int, ...]
 PRINTED: tuple[Variant, ...] = tuple(
@@ -75,15 +76,20 @@ def plan_on(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int =
     return first
 
 
+def ways_to_cut(device: DeviceProfile, gpus: int) -> int:
+    """Number of ways to cut a number of GPUs of one kind, which are not told apart."""
+    kinds = len(device.cuts)
+    return math.comb(gpus + kinds - 1, kinds - 1)
+
+
 def ideal(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal:
     """A plan by search: Algorithm 1 on all ways to cut the GPUs, besides everything that `plan` tries [glet §5.2].
 
     Raises:
         ValueError: There are too many ways.
     """
-    kinds = len(sizes.device.cuts)
-    ways = math.comb(gpus + kinds - 1, kinds - 1)
-    if ways > _IDEAL_CUTS_MAX:
+    ways = ways_to_cut(sizes.device, gpus)
+    if ways > IDEAL_CUTS_MAX:
         raise ValueError(f"{gpus} GPUs can be cut in {ways:,} ways, more than are searched")
     first = plan(sizes, rates, gpus)
     if isinstance(first, Plan) or impossible(sizes, rates, gpus) is not None:

@@ -111,8 +111,11 @@ class SimulateRequest:
         ),
     ] = True
     reorganise_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Seconds from a new plan to its switch, with --recorded.")
-    ] = 12.0
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Seconds from a new plan to its switch, with --recorded; 12 if not given."
+        ),
+    ] = None
 
 
 @serve_app.command()

@@ -8,6 +8,7 @@ import msgspec
 
 from farside.cli.figure_table import figure_table, print_plain
 from farside.cli.serve import GPUS_MAX, PlanRequest
+from farside.cli.serving.cuts import check_cuts
 from farside.cli.terminal import standard_output
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS, Scheduler
@@ -20,8 +21,6 @@ from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.output_files import check_apart, check_writable, written
 from farside.serve.scenario import parse_rates, read_scenarios
 from farside.serve.table import Tables, read_tables
-
-_IDEAL_GPUS = 12
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,16 +77,10 @@ def run(request: PlanRequest, json_out: Path | None) -> int:
     """
     if bool(request.rates) == (request.scenarios is not None):
         raise ConfigError("serve plan wants --rates or --scenarios, and one of them", hint="for example --rates a=100")
-    if request.scheduler == "ideal" and request.gpus > _IDEAL_GPUS:
-        raise ConfigError(
-            f"--scheduler ideal tries all cuts of --gpus {request.gpus}, which are too many",
-            hint=f"give --gpus of {_IDEAL_GPUS} at most",
-        )
     check_apart({"--json": json_out}, {"--scenarios": request.scenarios})
     check_writable((json_out,))
     judge = Judge(read_tables(request.table, request.device), SCHEDULERS[request.scheduler], request.gpus)
-    if request.scheduler == "half" and not any(cut == (50, 50) for cut in judge.tables.device.cuts):
-        raise ConfigError(f"{request.table}: has no latencies of 50 %", hint="choose another --scheduler than half")
+    check_cuts(request.table, judge.tables, (request.scheduler,), request.gpus)
     if request.scenarios is not None:
         return _many(judge, request, request.scenarios, json_out)
     rates = parse_rates(request.rates, judge.tables.models)
@@ -113,7 +106,7 @@ def _write(json_out: Path | None, judged: list[Judged]) -> None:
 def _print_plan(judge: Judge, judged: Judged, plan: Plan) -> None:
     table = figure_table("GPU", "part", "model", "batch", "requests/s", "cycle", "work", "latest", "SLO", texts=3)
     for glet in plan.glets:
-        busy_ms = _busy_ms(judge.sizes, plan, glet)
+        work_ms = busy_ms(judge.sizes, plan, glet)
         for at, portion in enumerate(glet.models):
             first = at == 0
             table.add_row(
@@ -123,8 +116,8 @@ def _print_plan(judge: Judge, judged: Judged, plan: Plan) -> None:
                 f"{portion.batch}",
                 f"{portion.rate:.1f}",
                 f"{glet.cycle_ms:.1f} ms" if first else "",
-                f"{busy_ms:.1f} ms" if first else "",
-                f"{glet.cycle_ms + busy_ms:.1f} ms",
+                f"{work_ms:.1f} ms" if first else "",
+                f"{glet.cycle_ms + work_ms:.1f} ms",
                 f"{judge.tables.models[portion.model].slo_ms:g} ms",
             )
     print_plain(table)
@@ -135,9 +128,9 @@ def _print_plan(judge: Judge, judged: Judged, plan: Plan) -> None:
     print_plain(f"Table: {judge.tables.rests_on}.")
 
 
-def _busy_ms(sizes: Sizes, plan: Plan, glet: Glet) -> float:
+def busy_ms(sizes: Sizes, plan: Plan, glet: Glet) -> float:
     """Work of a cycle, beside the neighbour where the scheduler plans with that."""
-    others = [other for other in plan.glets if other.gpu == glet.gpu and other != glet]
+    others = [other for other in plan.glets if other.gpu == glet.gpu and other is not glet]
     pressure = None
     if others:
         pressure = sizes.pressure(others[0].part_pct, [(one.model, one.batch) for one in others[0].models])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from farside.cli.figure_table import figure_table, print_plain
 from farside.cli.serve import SimulateRequest
+from farside.cli.serving.cuts import check_cuts
 from farside.cli.terminal import standard_output
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS
@@ -25,7 +27,6 @@ from farside.serve.table import Tables, read_tables
 _DURATION_S, _AFTER_S = 120.0, 60.0
 _DURATION_MAX_S = 86_400.0
 _REQUESTS_MAX = 50_000_000
-_IDEAL_GPUS = 12
 
 
 # Rates of each model from a time on.
@@ -68,8 +69,7 @@ def run(request: SimulateRequest, json_out: Path | None) -> int:
     check_apart({"--json": json_out}, {"--recorded": request.recorded})
     check_writable((json_out,))
     tables = read_tables(request.table, request.device)
-    if "half" in names and not any(cut == (50, 50) for cut in tables.device.cuts):
-        raise ConfigError(f"{request.table}: has no latencies of 50 %", hint="choose other schedulers than half")
+    check_cuts(request.table, tables, names, request.gpus)
     course = _course(request, tables)
     figures = [_simulated(request, tables, course, name) for name in names]
     if json_out is not None:
@@ -91,11 +91,6 @@ def _check(request: SimulateRequest) -> tuple[str, ...]:
         raise ConfigError(
             f"--scheduler {request.scheduler}: has an unknown name", hint=f"choose of {', '.join(SCHEDULERS)}"
         )
-    if "ideal" in names and request.gpus > _IDEAL_GPUS:
-        raise ConfigError(
-            f"--scheduler ideal tries all cuts of --gpus {request.gpus}, which are too many",
-            hint=f"give --gpus of {_IDEAL_GPUS} at most",
-        )
     if request.duration_s is not None and not 1 <= request.duration_s <= _DURATION_MAX_S:
         raise ConfigError(
             f"--duration-s {request.duration_s:g}: is out of bounds", hint=f"give 1 to {_DURATION_MAX_S:g} seconds"
@@ -107,7 +102,9 @@ def _check(request: SimulateRequest) -> tuple[str, ...]:
         )
     if not 0 < request.load <= 100:
         raise ConfigError(f"--load {request.load:g}: is out of bounds", hint="give a share above 0, 100 at most")
-    if not 0 <= request.reorganise_s <= 3600:
+    if request.reorganise_s is not None and request.recorded is None:
+        raise ConfigError("--reorganise-s is of --recorded: one plan serves --rates", hint="leave --reorganise-s out")
+    if request.reorganise_s is not None and not 0 <= request.reorganise_s <= 3600:
         raise ConfigError(f"--reorganise-s {request.reorganise_s:g}: is out of bounds", hint="give 0 to 3600 seconds")
     return names
 
@@ -143,7 +140,9 @@ def _simulated(request: SimulateRequest, tables: Tables, course: Course, name: s
     scheduler, rng = SCHEDULERS[name], np.random.default_rng(request.seed)
     sizes, real = scheduler.sizes(tables.models, tables.device), Sizes(tables.models, tables.device)
     if request.recorded is not None:
-        settings = EpochSettings(gpus_max=request.gpus, reorganise_s=request.reorganise_s)
+        settings = EpochSettings(gpus_max=request.gpus)
+        if request.reorganise_s is not None:
+            settings = replace(settings, reorganise_s=request.reorganise_s)
         played = Epochs(
             partial(scheduler.plan, sizes), course, sizes, real, settings, rng, early=request.early,
             learns=request.learn,
