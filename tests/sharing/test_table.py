@@ -97,6 +97,8 @@ def test_the_one_shared_table_that_covers_all_models_is_found() -> None:
         ({"latency": "\n".join(r for r in latencies().splitlines() if ",100," not in r)}, r"of a whole device"),
         ({"util": utilisation().replace("large", "other")}, r"gpu-UTIL.CSV: has no row of large"),
         ({"constants": CONSTANTS + "1,1,1,1,1\n"}, r"has 2 rows"),
+        ({"util": utilisation() + "large,2,1,20,1,1\n"}, r"gpu-UTIL.CSV, line 10: batch 2 is there twice"),
+        ({"overhead": OVERHEAD + "3x224x224,2,1\n"}, r"batch-overhead.csv, line 5: batch 2 is there twice"),
         ({"overhead": OVERHEAD + "3x224x224,8,x\n"}, r"concat_ms 'x' is not between"),
         ({"overhead": "\0"}, r"batch-overhead.csv: is no CSV file|has no column"),
     ],
@@ -107,6 +109,14 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, changed: dict[str, str], mess
 
     assert "\n" not in str(caught.value)
     assert "; " in str(caught.value)
+
+
+def test_a_co_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = measured(tmp_path) / "gpu-INTERFERENCE.csv"
+    path.write_text(path.read_text() + "small,1,20,large,4,9\n")
+
+    with pytest.raises(ConfigError, match=r"INTERFERENCE.csv, line \d+: this co-run of small is there twice"):
+        read_tables(tmp_path)
 
 
 def test_a_folder_or_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def plan_on(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int =
 
 
 def ways_to_cut(device: DeviceProfile, gpus: int) -> int:
-    """Number of ways to cut a number of GPUs of one kind, which are not told apart."""
+    """Number of ways to cut a number of equal GPUs, whatever their order."""
     kinds = len(device.cuts)
     return math.comb(gpus + kinds - 1, kinds - 1)
 

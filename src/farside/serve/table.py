@@ -155,6 +155,11 @@ def _whole(where: str, name: str, text: str, low: int, high: int) -> int:
     return int(number)
 
 
+def _once(where: str, what: str, *, is_there: bool) -> None:
+    if is_there:
+        raise ConfigError(f"{where}: {what} is there twice", hint="keep one of the rows")
+
+
 def _read_models(path: Path) -> dict[str, _Listed]:
     found: dict[str, _Listed] = {}
     for where, row in _rows(path, ("model", "slo_ms", "mem_mb", "input")):
@@ -209,8 +214,7 @@ def _grid(path: Path, column: str, low: float, high: float) -> Grid:
         part = _whole(where, "part_pct", row["part_pct"], 1, WHOLE_PCT)
         batch = _whole(where, "batch", row["batch"], 1, BATCH_MAX)
         cells = found.setdefault((row["model"].strip(), part), {})
-        if batch in cells:
-            raise ConfigError(f"{where}: batch {batch} on {part} % is there twice", hint="keep one of the rows")
+        _once(where, f"batch {batch} on {part} %", is_there=batch in cells)
         cells[batch] = _number(where, column, row[column], low, high)
     return found
 
@@ -222,7 +226,9 @@ def _building(folder: Path, listed: Mapping[str, _Listed], largest: Mapping[str,
     if path.exists():
         for where, row in _rows(path, ("input", "batch", "concat_ms")):
             batch = _whole(where, "batch", row["batch"], 1, BATCH_MAX)
-            concat.setdefault(row["input"].strip(), {})[batch] = _number(where, "concat_ms", row["concat_ms"], 0, 1e6)
+            known = concat.setdefault(row["input"].strip(), {})
+            _once(where, f"batch {batch}", is_there=batch in known)
+            known[batch] = _number(where, "concat_ms", row["concat_ms"], 0, 1e6)
     found: dict[str, ByBatch] = {}
     for name, one in listed.items():
         batches = range(1, largest[name] + 1)
@@ -270,7 +276,7 @@ def read_co_runs(folder: Path, prefix: str) -> CoRuns:
 
 def _co_runs(folder: Path, prefix: str, alone: Grid) -> tuple[CoRun, ...]:
     path = folder / f"{prefix}-INTERFERENCE.csv"
-    found: list[CoRun] = []
+    found: dict[Pair, CoRun] = {}
     columns = ("model", "batch", "part_pct", "other_model", "other_batch", "latency_ms")
     for where, row in _rows(path, columns):
         part = _whole(where, "part_pct", row["part_pct"], 1, WHOLE_PCT - 1)
@@ -284,8 +290,9 @@ def _co_runs(folder: Path, prefix: str, alone: Grid) -> tuple[CoRun, ...]:
             )
         latency_ms = _number(where, "latency_ms", row["latency_ms"], 1e-6, 1e9)
         pair = Pair(model, part, batch, row["other_model"].strip(), WHOLE_PCT - part, other_batch)
-        found.append(CoRun(pair=pair, factor=latency_ms / solo_ms))
-    return tuple(found)
+        _once(where, f"this co-run of {model}", is_there=pair in found)
+        found[pair] = CoRun(pair=pair, factor=latency_ms / solo_ms)
+    return tuple(found.values())
 
 
 def _utilisation(folder: Path, prefix: str) -> Utilisation:
@@ -352,6 +359,7 @@ def _by_constants(
     for place, cells in _rows(table, _UTILISATION):
         batch = _whole(place, "batch", cells["batch"], 1, BATCH_MAX)
         name = cells["bench"].strip()
+        _once(place, f"batch {batch}", is_there=batch in l2.get(name, {}))
         l2.setdefault(name, {})[batch] = _number(place, "l2_util(%)", cells["l2_util(%)"], 0, 100) / 100
         dram.setdefault(name, {})[batch] = _number(place, "mem_util(%)", cells["mem_util(%)"], 0, 100) / 100
     own, other = {}, {}
