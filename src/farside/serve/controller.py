@@ -205,7 +205,7 @@ class Controller:
 
         Args:
             planner: Plans for a share of all rates where the devices are too few.
-            plan: To go to; None: the one that runs serves all rates.
+            plan: To go to; None: the one that runs stays, as far as its devices are there.
             scale: How many devices are to be kept.
             wanted: Planned requests a second by model.
         """
