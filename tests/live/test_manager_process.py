@@ -396,7 +396,7 @@ def test_a_node_that_joins_at_the_newer_of_two_managers_is_not_lost_to_the_older
         asyncio.run(act())
 
         lost = [entry.event.node for entry in second.entries() if isinstance(entry.event, NodeLost)]
-        assert lost == ["n1", "n2"]
+        assert set(lost) == {"n1", "n2"}  # n2 by each of them, where both look before either has written
 
 
 def test_a_node_that_another_manager_called_lost_is_hung_up_on_and_comes_back(tmp_path: Path) -> None:
