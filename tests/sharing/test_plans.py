@@ -14,8 +14,8 @@ from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import Packing, Variant, place
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
-from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan
-from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
+from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan, runs_for
+from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile, NoInterference
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.scaling import enough, fewest
 from farside.scheduler.sharing.glet.size import Sizes
@@ -227,6 +227,42 @@ def test_what_a_slowed_neighbour_no_longer_serves_goes_back_to_its_own_model() -
             served = found.served()
             assert served["a"] == pytest.approx(a)
             assert served["b"] == pytest.approx(b)
+
+
+def test_many_gpus_are_filled_as_densely_as_few() -> None:
+    """After some sixty parts the search was given up, and bin packing on whole GPUs was left."""
+    models = {"a": model("a", flat=0.9)}
+    sizes = Sizes(models, device(slowing(models, 0.1)))
+    few = fewest(sizes, {"a": 1000.0}, 64)
+    assert isinstance(few, Plan)
+    assert few.glets[0].part_pct < WHOLE_PCT
+
+    for times in (4, 12):
+        rates = {"a": 1000.0 * times}
+        found = fewest(sizes, rates, few.gpus * times)
+        assert isinstance(found, Plan)
+        assert found.gpus <= few.gpus * times
+        assert problems(found, sizes, rates, found.gpus, slowed=True) == ()
+
+
+def test_one_model_on_both_parts_of_a_gpu_takes_what_its_other_part_gives_back() -> None:
+    models = {"a": model("a", flat=1.0)}
+    sizes = Sizes(models, device(slowing(models, 0.3)))
+    whole = sizes.best_rate["a"][WHOLE_PCT]
+    rates = {"a": 1.3 * whole}
+
+    found = plan(sizes, rates, 1)
+
+    assert isinstance(squishy(sizes, rates, 1), Refusal)
+    assert isinstance(found, Plan)
+    assert found.served()["a"] == pytest.approx(rates["a"])
+    assert problems(found, sizes, rates, 1, slowed=True) == ()
+
+
+def test_models_without_a_rate_cost_no_tries() -> None:
+    rates, idle = dict.fromkeys("abcdef", 30.0), dict.fromkeys((f"idle{at}" for at in range(60)), 0.0)
+
+    assert runs_for({**rates, **idle}, 64) == runs_for(rates, 64) > runs_for({**rates, **dict.fromkeys(idle, 1.0)}, 64)
 
 
 def test_a_rate_below_fifteen_requests_a_second_is_placed_alone() -> None:

@@ -15,7 +15,6 @@ from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal, nu
 from farside.scheduler.sharing.glet.profile import MODELS_MAX, WHOLE_PCT
 from farside.scheduler.sharing.glet.size import ROUNDING, Fitting, Knee, Seat, Sizes, make_room
 
-_TURNS_BASE, _TURNS_A_MODEL = 40, 4
 _REFITS_MAX = 4
 _LEAST_RATE = 1e-6
 _part = attrgetter("part")
@@ -277,7 +276,10 @@ class Packing:
                 yield self._yielded(slot, name, batch, left, other)
 
     def _yielded(self, slot: Slot, name: str, batch: int, left: float, neighbour: Slot) -> Seat | None:
-        """A model in a batch on a slot whose neighbour, a single model, serves less from then on."""
+        """A model in a batch on a slot whose neighbour, a single model, serves less from then on.
+
+        What the neighbour gives back finds room here where it is the same model.
+        """
         sizes, slo_ms = self.sizes, self.sizes.models[name].slo_ms
         (other,), (had,) = neighbour.models, neighbour.rates
         half_ms = sizes.models[other].slo_ms / 2
@@ -285,8 +287,9 @@ class Packing:
             ours = sizes.latencies(name, slot.part, sizes.pressure(neighbour.part, [(other, theirs)]))[batch - 1]
             if 2 * ours > slo_ms:
                 continue
-            rate, kept = min(1000 * batch / ours, left), min(most, had)
-            # Only if more is won than lost, or two models could push each other away for ever.
+            kept = min(most, had)
+            rate = min(1000 * batch / ours, left + had - kept if other == name else left)
+            # Only if more is won than lost.
             if rate + kept <= had * (1 + ROUNDING):
                 return None
             return Seat(
@@ -321,22 +324,20 @@ class Elastic:
         self.packing, self.sizes, self.variant = packing, packing.sizes, variant
         self.left = {name: rate for name, rate in rates.items() if rate > 0}
         self.order = self.sizes.ordered(rates)
-        self._turns = _TURNS_BASE + _TURNS_A_MODEL * len(self.order)
 
     def run(self) -> Plan | Refusal:
-        """Places all models [glet §4.3 lines 2 to 13]."""
+        """Places all models [glet §4.3 lines 2 to 13].
+
+        It comes to an end: a step on a part of its own takes a free one for good, and any other one leaves nothing of
+        its model.
+        """
         while any(self.left.values()):
             for name in self.order:
                 while self.left[name] > 0:
-                    self._turns -= 1
-                    if self._turns < 0:
-                        return self._refused(name, "neighbours slow each other down without end")
                     if not self._step(name):
-                        return self._refused(name, "no part is free that serves it, and no glet takes it as well")
+                        why = "no part is free that serves it, and no glet takes it as well"
+                        return Refusal(model=name, left=self.left[name], why=why)
         return self.packing.plan()
-
-    def _refused(self, name: str, why: str) -> Refusal:
-        return Refusal(model=name, left=self.left[name], why=why)
 
     def _step(self, name: str) -> bool:
         if self.variant.merge_first and self._merge(name):
@@ -398,11 +399,13 @@ class Elastic:
         seat = packing.saturated(slot, name, self.left[name])
         if not seat:
             return False
-        left = self.left[name] - seat.rates[0]
-        self.left[name] = left if left > _LEAST_RATE else 0.0
+        self.left[name] -= seat.rates[0]
         if seat.theirs is not None and neighbour is not None:
             for other, had, kept in zip(neighbour.models, neighbour.rates, seat.their_rates, strict=True):
                 self.left[other] += had - kept
+        for each in {name, *(neighbour.models if neighbour is not None else ())}:
+            if self.left[each] <= _LEAST_RATE:
+                self.left[each] = 0.0
         packing.take(slot, (name,), seat)
         return True
 

@@ -34,8 +34,9 @@ PRINTED: tuple[Variant, ...] = tuple(
 _FIRST = (Variant(), Variant(merge_first=False), Variant(knee="step"))
 
 
-def runs_for(models: int, gpus: int, runs_max: int = RUNS_MAX) -> int:
-    """How many tries a decision of this size has."""
+def runs_for(rates: Mapping[str, float], gpus: int, runs_max: int = RUNS_MAX) -> int:
+    """How many tries a decision of this size has; models without a rate cost none."""
+    models = sum(rate > 0 for rate in rates.values())
     return max(min(_RUNS_LEAST, runs_max), min(runs_max, runs_max * _LARGE // max(1, models * gpus)))
 
 
@@ -55,7 +56,7 @@ def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RU
     if refusal is not None:
         return refusal
     first: Refusal | None = None
-    fewer = max(1, _FALLBACKS * runs_for(len(rates), gpus, runs_max) // max(1, runs_max))
+    fewer = max(1, _FALLBACKS * runs_for(rates, gpus, runs_max) // max(1, runs_max))
     for count in range(gpus, max(1, sizes.gpus_min(rates), gpus - fewer) - 1, -1):
         found = plan_on(sizes, rates, count, runs_max)
         if isinstance(found, Plan):
@@ -68,7 +69,7 @@ def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RU
 def plan_on(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RUNS_MAX) -> Plan | Refusal:
     """A plan by the tries for exactly this number of GPUs."""
     first: Refusal | None = None
-    for found in itertools.islice(_tries(sizes, rates, gpus), runs_for(len(rates), gpus, runs_max)):
+    for found in itertools.islice(_tries(sizes, rates, gpus), runs_for(rates, gpus, runs_max)):
         if isinstance(found, Plan):
             return found
         first = first or found
