@@ -1,6 +1,7 @@
 """What a planner calls scheduled is sound, whatever the models are; and the verdicts fit each other."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,6 +9,7 @@ from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from farside.scheduler.sharing.glet import size
 from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
@@ -19,7 +21,7 @@ from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Mod
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.scaling import enough, fewest
 from farside.scheduler.sharing.glet.size import Sizes
-from tests.sharing.drawn import PARTS, deployments, device, model, needs_tables, shared_tables, slowing
+from tests.sharing.drawn import BATCHES, PARTS, deployments, device, model, needs_tables, shared_tables, slowing
 
 Planner = Callable[[Sizes, Mapping[str, float], int], Plan | Refusal]
 WITH_INTERFERENCE: dict[str, Planner] = {
@@ -205,6 +207,41 @@ def test_a_part_serves_a_rate_alone_where_its_best_batch_does(drawn: tuple[Sizes
             found = list(sizes.alone(name, rate, part, None)) if rate > 0 else []
             assert bool(found) == (0 < rate <= sizes.best_rate[name][part])
             assert [one.cycle_ms for one in found] == sorted((one.cycle_ms for one in found), reverse=True)
+
+
+@settings(max_examples=60)
+@given(drawn=deployments(), bump=st.sampled_from([1.0, 1.6]), part=st.sampled_from(PARTS))
+def test_no_cycle_in_which_two_models_keep_their_slos_on_a_part_is_passed_over(
+    drawn: tuple[Sizes, dict[str, float]], bump: float, part: int
+) -> None:
+    """Also where a larger batch takes less time than a smaller one."""
+    sizes, rates = drawn
+    bumpy = {name: bumped(one, bump) for name, one in sizes.models.items()}
+    sizes = Sizes(bumpy, sizes.device)
+
+    for models in itertools.combinations([name for name, rate in rates.items() if rate > 0], 2):
+        asked = rates[models[0]], rates[models[1]]
+        times = [bumpy[name].latency_ms[part] for name in models]
+        slo_ms = min(bumpy[name].slo_ms for name in models)
+        fit = set()
+        for cycle_ms in {1000 * batch / rate for rate in asked for batch in range(1, BATCHES + 1)}:
+            batches = tuple(max(1, math.ceil(rate * cycle_ms / 1000 - 1e-9)) for rate in asked)
+            if max(batches) <= BATCHES:
+                busy_ms = sum(each[batch - 1] for batch, each in zip(batches, times, strict=True))
+                if busy_ms <= cycle_ms <= slo_ms - busy_ms:
+                    fit.add(batches)
+        found = list(Packing(sizes, 1).fittings(models, asked, part, None))
+        assert fit <= {one.batches for one in found}
+        assert all(one.busy_ms <= one.cycle_ms <= slo_ms - one.busy_ms + 1e-9 for one in found)
+
+
+def bumped(one: ModelProfile, bump: float) -> ModelProfile:
+    """A model whose every third batch takes so many times as long."""
+    slower = {
+        part: tuple(ms * (bump if batch % 3 == 1 else 1.0) for batch, ms in enumerate(times))
+        for part, times in one.latency_ms.items()
+    }
+    return replace(one, latency_ms=slower, slowed_ms=slower)
 
 
 # ---- faults of the paper and of its authors' code

@@ -165,7 +165,8 @@ class Packing:
     ) -> Iterator[Fitting]:
         """Batches are as small as a cycle allows, so they change only where a cycle is b / r of one of the models.
 
-        Trying these is trying all.
+        Trying these is trying all. Those shorter than any that fits, and those whose work the SLO can't hold, are
+        passed over.
         """
         sizes = self.sizes
         times = [sizes.latencies(model, part, pressure) for model in models]
@@ -174,24 +175,24 @@ class Packing:
         if room_ms < slo_ms / 2:
             return
         per_ms = [rate / 1000 for rate in rates]
-        cycles, least_ms = {room_ms}, sum([min(each) for each in times])
+        least = [sizes.least_ms(model, part, pressure) for model in models]
+        shortest_ms = _shortest(per_ms, least, room_ms)
+        if shortest_ms > room_ms:
+            return
+        cycles = {room_ms}
         for rate, each in zip(per_ms, times, strict=True):
             most = min(len(each), int(room_ms * rate))
-            cycles.update([batch / rate for batch in range(max(1, int(least_ms * rate)), most + 1)])
-        largest = [len(each) for each in times]
-        for cycle_ms in sorted(cycles, reverse=True):
+            cycles.update([batch / rate for batch in range(max(1, int(shortest_ms * rate)), most + 1)])
+        ordered = sorted(cycles, reverse=True)
+        first = bisect_left(ordered, True, key=lambda cycle_ms: 2 * _work(cycle_ms, per_ms, least) <= slo_ms)
+        for cycle_ms in ordered[first:]:
             batches = [math.ceil(rate * cycle_ms - ROUNDING) or 1 for rate in per_ms]
-            busy_ms = 0.0
-            for batch, most, each in zip(batches, largest, times, strict=True):
-                if batch > most:
-                    break
-                busy_ms += each[batch - 1]
-            else:
-                if busy_ms <= cycle_ms and cycle_ms + busy_ms <= slo_ms:
-                    yield Fitting(tuple(batches), busy_ms, cycle_ms)
-                elif busy_ms <= slo_ms - busy_ms < cycle_ms:
-                    # The cycle may be a little shorter than its batches take to arrive.
-                    yield Fitting(tuple(batches), busy_ms, slo_ms - busy_ms)
+            busy_ms = sum([each[batch - 1] for batch, each in zip(batches, times, strict=True)])
+            if busy_ms <= cycle_ms and cycle_ms + busy_ms <= slo_ms:
+                yield Fitting(tuple(batches), busy_ms, cycle_ms)
+            elif busy_ms <= slo_ms - busy_ms < cycle_ms:
+                # The cycle may be a little shorter than its batches take to arrive.
+                yield Fitting(tuple(batches), busy_ms, slo_ms - busy_ms)
 
     def kept(
         self,
@@ -307,6 +308,25 @@ class Packing:
         slots = self.slots[gpu]
         if len(slots) == 2:
             slots[0].neighbour, slots[1].neighbour = slots[1], slots[0]
+
+
+def _work(cycle_ms: float, per_ms: Sequence[float], least: Sequence[Sequence[float]]) -> float:
+    """Milliseconds that a cycle's batches take at the least; without end where there is none as large."""
+    busy_ms = 0.0
+    for rate, each in zip(per_ms, least, strict=True):
+        batch = math.ceil(rate * cycle_ms - ROUNDING) or 1
+        if batch > len(each):
+            return math.inf
+        busy_ms += each[batch - 1]
+    return busy_ms
+
+
+def _shortest(per_ms: Sequence[float], least: Sequence[Sequence[float]], longest_ms: float) -> float:
+    """No cycle below it has time for its batches: each is at least as long as the work of one that is shorter."""
+    shortest_ms, work_ms = 0.0, sum([each[0] for each in least])
+    while shortest_ms < work_ms <= longest_ms:
+        shortest_ms, work_ms = work_ms, _work(work_ms, per_ms, least)
+    return max(shortest_ms, work_ms)
 
 
 def _neighbour_key(slot: Slot) -> tuple[object, ...]:

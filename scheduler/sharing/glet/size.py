@@ -4,7 +4,9 @@
 little. It is shared by all decisions of a deployment.
 """
 
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -54,6 +56,7 @@ class Sizes:
         # By models on a part and their neighbour; False: none. Tries and numbers of GPUs ask for the same many times.
         self.seats: dict[object, Seat | Literal[False]] = {}
         self._latencies: dict[tuple[str, int, object], Sequence[float]] = {}
+        self._least_ms: dict[tuple[str, int, object], Sequence[float]] = {}
         self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float, float]]] = {}
         self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
         self.best_rate = {name: {part: self._most(name, part) for part in self.parts} for name in self.models}
@@ -77,6 +80,18 @@ class Sizes:
             alone_ms, slowed_ms = profile.latency_ms[part_pct], profile.slowed_ms[part_pct]
             found = [a + (f - 1) * s for a, f, s in zip(alone_ms, factors, slowed_ms, strict=True)]
             self._latencies[key] = found
+        return found
+
+    def least_ms(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:
+        """Milliseconds that a batch and all larger ones take at the least, for batches of 1, 2, 3, ..."""
+        key = (model, part_pct, pressure)
+        found = self._least_ms.get(key)
+        if found is None:
+            make_room(self._least_ms)
+            found = self.latencies(model, part_pct, pressure)
+            if any(map(operator.gt, found, found[1:])):
+                found = list(itertools.accumulate(reversed(found), min))[::-1]
+            self._least_ms[key] = found
         return found
 
     def alone(self, model: str, rate: float, part_pct: int, pressure: object) -> Iterator[Fitting]:
