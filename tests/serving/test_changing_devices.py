@@ -160,9 +160,31 @@ async def test_where_no_device_is_there_that_is_said_and_what_runs_stays(tmp_pat
     await until_so(lambda: gpus(fleet.plan) == {0, 1})
 
     devices.usable = frozenset()
-    await until_so(lambda: controller.problem == "0 of 2 devices are there")
+    await until_so(lambda: controller.problem.startswith("0 of 2 devices are there"))
 
     assert gpus(fleet.plan) == {0, 1}
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
+@in_loop
+async def test_a_share_that_is_served_on_too_few_devices_is_told_until_the_others_are_there(tmp_path: Path) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,))
+    devices = Leased()
+    controller = Controller(fleet, pool, TwoGpus(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    assert controller.problem.startswith("0 of 2 devices are there; ")
+    watching = asyncio.ensure_future(controller.run())
+    devices.usable = frozenset({1})
+
+    await until_so(lambda: gpus(fleet.plan) == {1})
+    assert controller.problem.startswith("1 of 2 devices are there; ")
+    devices.usable = frozenset({0, 1})
+    await until_so(lambda: gpus(fleet.plan) == {0, 1})
+
+    assert controller.problem == ""
     watching.cancel()
     await asyncio.wait([watching])
     await fleet.close()
@@ -201,6 +223,7 @@ async def test_rates_beyond_all_leases_ask_for_all_of_them_and_take_them_as_they
 
     refused = [one.problem for one in controller.records if one.problem]
     assert any(one.startswith("mlp does not fit: too much; a plan follows, for ") for one in refused)
+    assert controller.problem == "mlp does not fit on 2 devices: too much; raise gpus_max, or send less"
     watching.cancel()
     await asyncio.wait([watching])
     await fleet.close()

@@ -538,6 +538,6 @@ async def test_rates_without_a_plan_leave_the_last_one_and_are_named(tmp_path: P
     await pressed(pool, file, controller, records=2)
 
     assert controller.records[1].problem.startswith("mlp does not fit: too much; what runs stays, for ")
-    assert controller.problem == "mlp does not fit: too much"
+    assert controller.problem == "mlp does not fit on 1 device: too much; give it more devices, or send less"
     assert fleet.plan == ONE
     await fleet.close()

@@ -27,6 +27,7 @@ from farside.serve.planner import Planner, answered
 from farside.serve.pool import Pool
 from farside.serve.site import Devices
 from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
+from farside.units import format_count
 
 RECORDS_KEPT = 60
 NEARLY = 0.9
@@ -58,7 +59,8 @@ class Controller:
         self._scale = Scale()
         self._under_way: asyncio.Task[None] | None = None
         self.records = deque[ChangeRecord](maxlen=RECORDS_KEPT)
-        self.problem = ""
+        self._refused = ""
+        self._needed = 0
         # An epoch that failed is tried again, as soon as another one may be.
         self._is_owed = False
         # The devices of the last epoch, and whether it would have had more.
@@ -70,6 +72,15 @@ class Controller:
     def rates(self) -> Mapping[str, float]:
         """Measured requests a second."""
         return {name: one.rate(self._settings) for name, one in self._tracked.models.items()}
+
+    @property
+    def problem(self) -> str:
+        """Why not all is served: the rates are too much for all devices, or devices are lacking; empty where all is."""
+        there = len(self._devices.usable)
+        if not self._is_short or there >= self._needed:
+            return self._refused
+        lacking = f"{there} of {self._needed} devices are there; `farside explain JOB` says what a lease waits for"
+        return "; ".join(filter(None, (self._refused, lacking)))
 
     async def start(self, plan: Plan | None) -> None:
         """Starts the first plan: the given one, or one for the expected rates.
@@ -87,7 +98,7 @@ class Controller:
             plan = await first_plan(self._planner, wanted, self._devices.most)
             self._scale = Scale(plan=plan, gpus=plan.gpus)
             if self._devices.may_change:
-                self._devices.want(plan.gpus)
+                self._want(plan.gpus)
                 self._is_short = True
                 return
         planned_s = self._loop.time()
@@ -100,7 +111,7 @@ class Controller:
 
         What is missing, and whether the rates want another plan, the first epoch sees to, which follows at once then.
         """
-        self._devices.want(plan.gpus)
+        self._want(plan.gpus)
         usable = frozenset(self._devices.usable)
         left = Plan(glets=tuple(glet for glet in plan.glets if glet.gpu in usable))
         if not left.glets:
@@ -180,13 +191,14 @@ class Controller:
         self._scale = decided.scale
         plan_s = self._loop.time() - began_s
         plan, refusal = decided.plan, decided.refusal
-        self.problem = f"{refusal.model} does not fit: {refusal.why}" if refusal is not None else ""
+        self._refused = self._refusal_line(refusal) if refusal is not None else ""
         if plan is not None and cause == "drops" and _is_less(plan, current, wanted):
             plan = None
         try:
             plan = await self._on_devices(planner, plan, decided.scale, wanted)
             if refusal is not None:
-                self._record(cause, current, plan_s, problem=f"{self.problem}; {_said(current, plan, wanted)}")
+                why = f"{refusal.model} does not fit: {refusal.why}; {_said(current, plan, wanted)}"
+                self._record(cause, current, plan_s, problem=why)
             if plan is None:
                 self._is_owed = False
                 return
@@ -214,7 +226,7 @@ class Controller:
         current, usable = self._fleet.plan, self._seen
         is_intact = bool(current.glets) and {glet.gpu for glet in current.glets} <= usable
         aim = plan or (scale.plan if not current.glets else None) or current
-        self._devices.want(max(scale.gpus, aim.gpus))
+        self._want(max(scale.gpus, aim.gpus))
         self._is_short = False
         if plan is None and is_intact:
             return None
@@ -228,8 +240,16 @@ class Controller:
             answer = await answered(planner, asking, len(usable), self._fleet.slower)
             if isinstance(answer, Plan):
                 return placed(current, answer, usable)
-        self.problem = self.problem or f"{len(usable)} of {max(scale.gpus, aim.gpus)} devices are there"
         return None
+
+    def _want(self, count: int) -> None:
+        self._needed = count
+        self._devices.want(count)
+
+    def _refusal_line(self, refusal: Refusal) -> str:
+        most = format_count(self._devices.most, "device")
+        more = "raise gpus_max" if self._devices.may_change else "give it more devices"
+        return f"{refusal.model} does not fit on {most}: {refusal.why}; {more}, or send less"
 
     def _wanted(self) -> dict[str, float]:
         return wanted_of(self.rates)

@@ -136,7 +136,7 @@ def _print(status: ServeStatus) -> None:
     print_plain(models, glets, *([_lease_table(status)] if status.manager else []), changes)
     print_plain(f"{status.name}: {'ready' if status.ready else 'not ready'} on {doors}; driver {status.driver}.")
     if status.plan_problem:
-        print_plain(f"The rates have no plan: {status.plan_problem}.")
+        print_plain(f"Not all rates are served: {status.plan_problem}.")
     if status.lease_problem:
         print_plain(f"A lease is lacking: {status.lease_problem}.")
     if status.manager:
