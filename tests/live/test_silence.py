@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from farside.scheduler.manager.model.presence import Presence, RemotePresence
-from farside.scheduler.manager.model.record import LiveNode
-from farside.scheduler.manager.nodes.silence import Silence
+from farside.scheduler.manager.model.event import HoldRequested
+from farside.scheduler.manager.model.presence import LEASE_GRACE_S, Fronts, Presence, RemotePresence
+from farside.scheduler.manager.model.record import LiveNode, Phase
+from farside.scheduler.manager.nodes.silence import Silence, left_leases
 from tests.live.world import World, rules
 
 LIMIT_S = 60.0
@@ -63,3 +64,38 @@ def test_a_node_that_the_log_calls_lost_is_not_called_so_again(node: LiveNode) -
     lost(silence, down, 0.0)
 
     assert lost(silence, down, 10 * LIMIT_S) == []
+
+
+def test_a_lease_that_waits_is_ended_once_its_front_was_silent_for_its_grace() -> None:
+    world = World(rules(), nodes=0)
+    lease, held, other = (
+        world.submit(1, user="ann", **more) for more in ({"deployment": "chat"}, {"deployment": "chat"}, {})
+    )  # fmt: skip
+    world.does(HoldRequested(job_id=held, by="ann"))
+    begun_s = world.now_s
+    fronts = Fronts(begun_s, RemotePresence())
+    fronts.heard("ann", "chat", begun_s + 10)
+
+    def ended(at_s: float) -> list[str]:
+        return [one.job_id for one in left_leases(world.state.live_jobs(), fronts, at_s)]
+
+    assert ended(begun_s + 10 + LEASE_GRACE_S) == []
+    assert ended(begun_s + 11 + LEASE_GRACE_S) == [lease]
+    fronts.heard("ann", "chat", begun_s + 12 + LEASE_GRACE_S)  # it is back
+    assert ended(begun_s + 12 + LEASE_GRACE_S) == []
+    assert world.phase(other) == Phase.WAITING
+
+
+def test_a_lease_whose_front_is_gone_says_why_it_was_ended() -> None:
+    world = World(rules(), nodes=0)
+    lease = world.submit(1, user="ann", deployment="chat")
+
+    world.pass_s(LEASE_GRACE_S + 1)
+    for event in left_leases(world.state.live_jobs(), Fronts(0.0, RemotePresence()), world.now_s):
+        world.tell(event)
+    world.settle()
+
+    assert world.phase(lease) == Phase.CANCELLED
+    assert world.job(lease).reason == (
+        "cancelled by the manager: the front of deployment chat has not told of itself for 5 min"
+    )

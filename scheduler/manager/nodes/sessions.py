@@ -29,7 +29,7 @@ from farside.scheduler.manager.nodes.agent_socket import SILENT_S
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
 from farside.scheduler.manager.nodes.entry_budget import EntryBudget, damped
-from farside.scheduler.manager.nodes.silence import Silence
+from farside.scheduler.manager.nodes.silence import Silence, left_leases
 from farside.scheduler.manager.store.presence import tell
 from farside.scheduler.manager.view.overview import Sensed
 
@@ -179,7 +179,7 @@ class AgentSessions:
                 pass  # this process ends, and uvicorn would write a page about it
 
     async def watch_silence(self) -> None:
-        """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
+        """Writes into the log which nodes and fronts nobody heard of for too long, until it is cancelled."""
         beat, next_beat_s, last_beat_s, told = 0, -math.inf, -math.inf, frozenset[str]()
         period_s = min(self._node_timeout_s, LEASE_GRACE_S) / BEATS
         while True:
@@ -192,8 +192,10 @@ class AgentSessions:
                     beat, next_beat_s = beat + 1, now_s + period_s
                     heard = [*here, *self.fronts.since(last_beat_s, now_s)]
                     said = await asyncio.to_thread(tell, self._log.store, self._name, beat, heard, now_s)
-                    last_beat_s, told = now_s, here
                     self._remote_presence.told(said, now_s)
+                    if now_s - last_beat_s < LEASE_GRACE_S:  # after a pause of this machine all were silent
+                        await self._log.write(left_leases(self._log.state.live_jobs(), self.fronts, now_s), "silence")
+                    last_beat_s, told = now_s, here
                 await self._log.write(self._lost(now_s), "silence")
             except FarsideError as error:
                 _log.error("could not be written", what="lost nodes", reason=error)

@@ -1,11 +1,11 @@
-"""Which nodes have been silent for too long, by what this manager and others of its store hear. PURE."""
+"""Which nodes and fronts have been silent for too long, by what this manager and others of its store hear. PURE."""
 
 from collections.abc import Container, Iterable
 
 from farside.agent.protocol import lost_after_s
-from farside.scheduler.manager.model.event import NodeLost
-from farside.scheduler.manager.model.presence import RemotePresence
-from farside.scheduler.manager.model.record import LiveNode
+from farside.scheduler.manager.model.event import CancelRequested, NodeLost
+from farside.scheduler.manager.model.presence import LEASE_GRACE_S, Fronts, RemotePresence
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, Phase
 from farside.units import format_seconds
 
 
@@ -56,3 +56,20 @@ class Silence:
         if known is None or known[0] != node.joined_s:
             known = self._joins[node.name] = node.joined_s, now_s
         return max(self._heard_s.get(node.name, known[1]), known[1], self._elsewhere.heard_s(node.name))
+
+
+def left_leases(jobs: Iterable[LiveJob], fronts: Fronts, now_s: float) -> list[CancelRequested]:
+    """Ends of leases that wait for a GPU, and whose front no manager has heard for `LEASE_GRACE_S`.
+
+    A front that is back within that time finds them. A lease that runs has its worker, which ends without a front.
+    """
+    silent = format_seconds(LEASE_GRACE_S)
+    return [
+        CancelRequested(
+            job_id=job.job_id,
+            by=f"the manager: the front of deployment {job.spec.deployment} has not told of itself for {silent}",
+        )
+        for job in jobs
+        if job.spec.deployment and job.phase is Phase.WAITING and not job.cancelled_by
+        and now_s - max(job.submit_s, fronts.served_s(job.user, job.spec.deployment)) > LEASE_GRACE_S
+    ]  # fmt: skip

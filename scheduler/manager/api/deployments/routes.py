@@ -37,6 +37,8 @@ async def tell(
         raise HTTPException(422, "name: letters, digits, dots and dashes, 64 at most")
     refusal = shared.deployments.tell(name, caller.name, body, time.monotonic())
     if refusal is not None and refusal.is_full:
+        if any(job.user == caller.name and job.spec.deployment == name for job in shared.log.state.live_jobs()):
+            shared.sessions.fronts.heard(caller.name, name, shared.log.clock.now_s())  # so its leases wait on
         raise HTTPException(429, refusal.line, headers={"Retry-After": f"{FORGOTTEN_S:.0f}"})
     if refusal is not None:
         raise HTTPException(409, refusal.line)
