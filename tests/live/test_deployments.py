@@ -114,6 +114,27 @@ def test_a_report_may_be_as_large_as_the_manager_takes() -> None:
     assert REPORT_BYTES_MAX == COMMON_BYTES
 
 
+def test_a_report_serves_those_of_its_users_jobs_that_name_the_deployment_and_are_named_in_it(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        fronts = api.sessions.fronts
+        body = {"argv": ["true"], "time_limit_s": 60}
+        ids = [
+            (await api.as_uid(uid).post("/v1/jobs", json={**body, **more})).json()["ids"][0]
+            for uid, more in (
+                (OTHER.pw_uid, {"deployment": "vision"}), (OTHER.pw_uid, {"deployment": "vision"}),
+                (OTHER.pw_uid, {"deployment": "speech"}), (OTHER.pw_uid, {}), (THIRD.pw_uid, {"deployment": "vision"}),
+            )
+        ]  # fmt: skip
+        named = [{**GPU, "job": job_id} for job_id in (ids[0], *ids[2:], "999")]
+        put = await api.as_uid(OTHER.pw_uid).put("/v1/deployments/vision", json={**TOLD, "gpus": named})
+
+        began_s = fronts.served_s("nobody", "vision")
+        served = [one for one in ids if fronts.served_s(OTHER.pw_name, "vision", one) > began_s]
+        assert (put.status_code, served) == (204, ids[:1])
+
+    api_test(test, tmp_path)
+
+
 def test_the_leases_of_a_deployment_are_served_while_its_front_is_heard(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         clock, fronts = api.log.clock, api.sessions.fronts

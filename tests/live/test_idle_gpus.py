@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +39,9 @@ from tests.live.world import World, rules
 
 RULE = IdleRule(below_pct=5, after_s=60.0, grace_s=30.0, ends=True)
 RULES = IdleRules(by_partition={"": RULE})
+LEASE: Mapping[str, Any] = {
+    "user": "ann", "deployment": "chat", "argv": ("farside", "serve", "worker", "--key-file", "k", "--capacity", "90")
+}  # fmt: skip
 STEP_S = 5.0
 
 
@@ -48,7 +52,8 @@ class Cluster(World):
         busy: Percent by node and GPU; a GPU that is not here is idle.
         ahead_s: By node, how much its clock is before the manager's.
         seen: By node, its samples: when, and how busy its busiest GPU was.
-        fronts: By user and deployment when its front told of itself last.
+        fronts: By user and deployment when its front told of itself last, and of all leases there.
+        unnamed: Jobs that no front calls its lease.
     """
 
     def __init__(self, idle: IdleRules = RULES, *, nodes: int = 1, tells: bool = True, uuid: bool = True) -> None:
@@ -60,6 +65,7 @@ class Cluster(World):
         self.lines: dict[str, AgentLine] = {}
         self.tells = tells
         self.fronts: dict[tuple[str, str], float] = {}
+        self.unnamed: set[str] = set()
         for at in range(nodes):
             name = f"n{at}"
             gpus = tuple(
@@ -98,8 +104,8 @@ class Cluster(World):
             self.tell(event)
         self.settle()
 
-    def served_s(self, user: str, deployment: str) -> float:
-        return self.fronts.get((user, deployment), -math.inf)
+    def served_s(self, user: str, deployment: str, job_id: str) -> float:
+        return -math.inf if job_id in self.unnamed else self.fronts.get((user, deployment), -math.inf)
 
     def serve_s(self, seconds: float, user: str = "ann", deployment: str = "chat") -> None:
         """Time passes in which the front of a deployment tells of itself, and nobody uses a GPU."""
@@ -448,12 +454,12 @@ def test_who_says_that_it_is_ready_after_the_warning_is_not_spared_by_that() -> 
 
 def test_a_lease_is_exempt_while_its_front_tells_of_itself_and_says_so() -> None:
     cluster = Cluster()
-    job = cluster.running(deployment="chat", user="ann")
+    job = cluster.running(**LEASE)
 
     cluster.serve_s(600)
 
     assert (cluster.job(job).idle, cluster.phase(job), cluster.events(TaskIdle)) == (None, Phase.RUNNING, [])
-    said = "its GPU may be idle while the front of deployment chat tells the manager of itself, and 5 min longer"
+    said = "its GPU may be idle while the front of deployment chat calls it its lease, and 5 min longer"
     assert said in cluster.decider.why(job, cluster.now_s, str)
 
 
@@ -461,7 +467,7 @@ def test_a_lease_is_exempt_while_its_front_tells_of_itself_and_says_so() -> None
 def test_a_job_that_only_names_a_deployment_is_judged_as_any_other(front: tuple[str, str] | None) -> None:
     """One word in a job file took its GPUs from the rule."""
     cluster = Cluster()
-    job = cluster.running(deployment="chat", user="ann")
+    job = cluster.running(**LEASE)
 
     for _ in range(24):
         if front is not None:
@@ -472,9 +478,24 @@ def test_a_job_that_only_names_a_deployment_is_judged_as_any_other(front: tuple[
     assert cluster.sound()
 
 
+@pytest.mark.parametrize(("more", "is_named"), [({"argv": ("python", "train.py")}, True), ({}, False)])
+def test_a_job_is_no_lease_of_a_front_without_a_workers_command_or_that_names_it_nowhere(
+    more: Mapping[str, Any], is_named: bool
+) -> None:
+    """A training job named a deployment that its own user reported, and kept its idle GPU."""
+    cluster = Cluster()
+    job = cluster.running(**{**LEASE, **more})
+    cluster.unnamed = set() if is_named else {job}
+
+    cluster.serve_s(120)
+
+    assert (cluster.phase(job), cluster.job(job).stop_cause) == (Phase.STOPPING, StopCause.IDLE_GPUS)
+    assert cluster.sound()
+
+
 def test_a_front_that_is_down_for_a_moment_costs_its_leases_nothing() -> None:
     cluster = Cluster()
-    job = cluster.running(deployment="chat", user="ann")
+    job = cluster.running(**LEASE)
 
     for _ in range(3):
         cluster.serve_s(10)
@@ -485,7 +506,7 @@ def test_a_front_that_is_down_for_a_moment_costs_its_leases_nothing() -> None:
 
 def test_a_lease_without_its_front_is_judged_from_its_last_word_and_spared_once_that_is_back() -> None:
     cluster = Cluster(replace(RULES, by_partition={"": replace(RULE, after_s=LEASE_GRACE_S + 60.0)}))
-    job = cluster.running(deployment="chat", user="ann")
+    job = cluster.running(**LEASE)
     cluster.serve_s(600)
     left_s = cluster.now_s
     cluster.idle_s(LEASE_GRACE_S + 55)

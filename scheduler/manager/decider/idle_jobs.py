@@ -52,9 +52,9 @@ def idle_lines(state: LiveState, job: LiveJob, rules: IdleRules, clock: Callable
     rule = job.idle_rule(rules)
     if rule is None:
         return
-    if name := job.spec.deployment:
-        last = format_seconds(LEASE_GRACE_S)
-        yield f"its GPU may be idle while the front of deployment {name} tells the manager of itself, and {last} longer"
+    if job.spec.is_lease:
+        name, last = job.spec.deployment, format_seconds(LEASE_GRACE_S)
+        yield f"its GPU may be idle while the front of deployment {name} calls it its lease, and {last} longer"
     if job.idle is not None:
         ends = "" if job.idle.ends_s is None else f"; it ends at {clock(job.idle.ends_s)} if they stay so"
         since = f"less than {job.idle.below_pct} % busy since {clock(job.idle.since_s)}"

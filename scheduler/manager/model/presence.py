@@ -5,7 +5,7 @@ node, or of the front.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -44,9 +44,9 @@ LEASE_GRACE_S = 300.0
 restarted meanwhile."""
 
 
-def front_key(user: str, deployment: str) -> str:
-    """What names the front of a user's deployment beside nodes, whose names have no slash."""
-    return f"front:{user}/{deployment}"
+def front_key(user: str, deployment: str, job_id: str = "") -> str:
+    """What names the front of a user's deployment, or a lease of it, beside nodes, whose names have no slash."""
+    return f"front:{user}/{deployment}/{job_id}" if job_id else f"front:{user}/{deployment}"
 
 
 class Fronts:
@@ -57,16 +57,18 @@ class Fronts:
         self._begun_s, self._elsewhere = begun_s, elsewhere
         self._heard_s: dict[str, float] = {}
 
-    def heard(self, user: str, deployment: str, now_s: float) -> None:
-        """Note that the front of a user's deployment has reported here."""
-        self._heard_s[front_key(user, deployment)] = now_s
+    def heard(self, user: str, deployment: str, now_s: float, leases: Iterable[str] = ()) -> None:
+        """Note that the front of a user's deployment has reported here, and which jobs it has called its leases."""
+        for job_id in ("", *leases):
+            self._heard_s[front_key(user, deployment, job_id)] = now_s
 
-    def served_s(self, user: str, deployment: str) -> float:
+    def served_s(self, user: str, deployment: str, job_id: str = "") -> float:
         """Time of the last report of a front to any manager, or when this process began, if that was later.
 
-        After a restart nobody has been heard yet: each front gets its whole time from then on.
+        After a restart nobody has been heard yet: each front gets its whole time from then on. With ``job_id`` only
+        reports count that name this lease.
         """
-        key = front_key(user, deployment)
+        key = front_key(user, deployment, job_id)
         return max(self._begun_s, self._heard_s.get(key, -math.inf), self._elsewhere.heard_s(key))
 
     def since(self, at_s: float, now_s: float) -> list[str]:

@@ -9,6 +9,7 @@ How it works
 import re
 from collections.abc import Container, Iterator, Mapping
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -66,6 +67,10 @@ class Ranks(StrEnum):
 
     NODE = "node"
     GPU = "gpu"
+
+
+# After the words of its Farside, what the program of a lease is.
+WORKER_WORDS = ("serve", "worker")
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
@@ -176,6 +181,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         """On how many nodes a co-located job has a worker, fewest and most; one, where `workers` can't be read."""
         found = _WORKERS.fullmatch(self.workers)
         return (int(found[1]), int(found[2] or found[1])) if found is not None else (1, 1)
+
+    @property
+    def is_lease(self) -> bool:
+        """Whether it is a GPU of a deployment: it names one, and its program is a worker of that one's front."""
+        return bool(self.deployment) and any(pair == WORKER_WORDS for pair in pairwise(self.argv))
 
     @property
     def title(self) -> str:

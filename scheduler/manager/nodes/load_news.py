@@ -16,11 +16,11 @@ from farside.scheduler.manager.model.presence import LEASE_GRACE_S
 from farside.scheduler.manager.model.record import LiveJob, LiveTask, Phase
 from farside.scheduler.manager.model.state import LiveState
 
-ServedUntil: TypeAlias = Callable[[str, str], float]
-"""By user and deployment the time of its front's last report, by the manager's clock."""
+ServedUntil: TypeAlias = Callable[[str, str, str], float]
+"""By user, deployment and job the time of its front's last report that named it, by the manager's clock."""
 
 
-def never_served(user: str, deployment: str) -> float:
+def never_served(user: str, deployment: str, job_id: str) -> float:
     """No front has ever reported."""
     return -math.inf
 
@@ -68,7 +68,7 @@ def idle_news(
 
     ``at_s``: when, by this manager's clock; it may have been up to ``late_s`` later, as nobody knows whether the report
     was on its way for so long or its node's clock went back. ``served_s``: when the front of a lease
-    reported last: what waits for requests meanwhile, and for `LEASE_GRACE_S`, is not idle.
+    named it last: what waits for requests meanwhile, and for `LEASE_GRACE_S`, is not idle.
     """
     if node not in state.nodes:
         return
@@ -82,8 +82,8 @@ def idle_news(
             continue
         load = loads.get((f"{task.job_id}.{task.rank}", task.start))
         now = None if load is None else _span(load, at_s, late_s, rule)
-        if now is not None and job.spec.deployment:
-            until_s = served_s(job.user, job.spec.deployment)
+        if now is not None and job.spec.is_lease:
+            until_s = served_s(job.user, job.spec.deployment, job.job_id)
             now = None if at_s + late_s - until_s <= LEASE_GRACE_S else now.after(until_s)
         is_news, span = _news(job, task, now, rule)
         if is_news:

@@ -42,7 +42,10 @@ async def tell(
         raise HTTPException(429, refusal.line, headers={"Retry-After": f"{FORGOTTEN_S:.0f}"})
     if refusal is not None:
         raise HTTPException(409, refusal.line)
-    shared.sessions.fronts.heard(caller.name, name, shared.log.clock.now_s())
+    jobs = shared.log.state.jobs
+    named = [found for gpu in body.gpus if (found := jobs.get(gpu.job)) is not None]
+    leases = [job.job_id for job in named if (job.user, job.spec.deployment) == (caller.name, name)]
+    shared.sessions.fronts.heard(caller.name, name, shared.log.clock.now_s(), leases)
     return Response(status_code=204)
 
 

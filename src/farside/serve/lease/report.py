@@ -55,7 +55,8 @@ def report_of(front: str, status: ServeStatus) -> DeploymentBody:
 def fitting(body: DeploymentBody) -> DeploymentBody:
     """The report without what is more than the manager takes: REPORT_BYTES_MAX, and the limits of its lists.
 
-    The oldest changes are left out first, then how GPUs are cut, then the last models and GPUs.
+    The oldest changes are left out first, then how GPUs are cut, then the last models, then the last GPUs: a lease that
+    is not named is judged as any job is (docs/manager.md#idle-gpus).
     """
     replace = msgspec.structs.replace
     body = replace(
@@ -65,9 +66,10 @@ def fitting(body: DeploymentBody) -> DeploymentBody:
         body = replace(body, changes=body.changes[(len(body.changes) + 1) // 2 :])
     if not _fits(body):
         body = replace(body, gpus=tuple(replace(gpu, parts=()) for gpu in body.gpus))
+    while body.models and not _fits(body):
+        body = replace(body, models=body.models[: len(body.models) * 3 // 4])
     while not _fits(body):
-        models, gpus = len(body.models) * 3 // 4, len(body.gpus) * 3 // 4
-        body = replace(body, models=body.models[:models], gpus=body.gpus[:gpus])
+        body = replace(body, gpus=body.gpus[: len(body.gpus) * 3 // 4])
     return body
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from farside.errors import ConfigError
+from farside.scheduler.manager.model.spec import WORKER_WORDS
 from farside.serve.lease.rules import LAST_S
 from farside.units import parse_bytes
 
@@ -80,7 +81,7 @@ def job_of(
     """
     logs = folder / (terms.log_dir or state_folder)
     key = folder / terms.key_file
-    worker = ["serve", "worker", "--key-file", str(key), "--capacity", str(capacity_pct)]
+    worker = [*WORKER_WORDS, "--key-file", str(key), "--capacity", str(capacity_pct)]
     return {
         "argv": [*(terms.worker_command or command), *worker],
         "gpus": 1,
