@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from farside.errors import PeerError
 from farside.serve.status import ServeStatus
 from tests.serving.executors import small_models
 from tests.support.ports import free_port
-from tests.support.waiting import text_of, until
+from tests.support.waiting import DEADLINE_S, text_of, until
 
 MODELS = ("mlp", "lstm")
 SLO_MS = 30_000
@@ -141,6 +142,24 @@ def test_a_killed_executor_loses_nothing_and_sigterm_ends_all(deployed: Deployed
         assert not Path(f"/proc/{one.pid}").exists()
     with pytest.raises(PeerError):
         deployed.status()
+
+
+def test_the_loop_of_a_front_tells_systemd_again_and_again_that_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+        deployed = Deployed(tmp_path)
+        try:
+            while systemd.recv(4096) != b"READY=1":
+                pass
+            assert [systemd.recv(4096) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+        finally:
+            deployed.process.kill()
+            deployed.process.wait()
 
 
 def test_a_given_plan_is_served_and_an_unsound_one_refused(tmp_path: Path) -> None:

@@ -181,6 +181,15 @@ def test_a_reload_of_a_deployment_checks_it_before_its_front_is_killed() -> None
     assert reload == [start.replace("serve run", "serve run --check"), "/usr/bin/kill -HUP $MAINPID"]
 
 
+@pytest.mark.parametrize("name", ["agent", "aggregator", "blockdev@", "daemon", "manager", "serve@"])
+def test_a_service_that_hangs_is_killed_and_started_again(name: str) -> None:
+    lines = (UNITS / f"farside-{name}.service").read_text().splitlines()
+    unit = dict(line.split("=", 1) for line in lines if "=" in line)
+
+    assert "WatchdogSec" in unit
+    assert unit["Restart"] in ("on-failure", "always")
+
+
 def test_an_update_of_the_package_reloads_deployments_and_stops_none(tmp_path: Path) -> None:
     script = (UNITS.parent / "debian/postinst").read_text().replace("/run/systemd/system", str(tmp_path))
     called = tmp_path / "called"

@@ -33,7 +33,7 @@ from farside.errors import ConfigError, Unavailable
 from farside.installed import version_of
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
-from farside.notify import notify_systemd
+from farside.notify import notify_systemd, watchdog_period_s
 from farside.own_task import beside
 from farside.scheduler.manager.garbage_collection import keep_aside
 from farside.scheduler.sharing.glet.check import check
@@ -138,12 +138,20 @@ async def _run(deployment: Deployment, plan_file: Path | None, manager: ManagerA
     ended = asyncio.Event()
     with on_end_signals(ended.set):
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(beside(_tell_of_life, _task_failed))
             await _serve(grounds, stack, ended)
             if not ended.is_set():
                 _log.info("ready", http=deployment.http, grpc=deployment.grpc, models=", ".join(grounds.models))
                 notify_systemd("READY=1")
             await ended.wait()
             notify_systemd("STOPPING=1")
+
+
+async def _tell_of_life() -> None:
+    """From the loop that serves: systemd kills and restarts a front that hangs, whose leases would stay idle."""
+    while (period_s := watchdog_period_s()) > 0:
+        notify_systemd("WATCHDOG=1")
+        await asyncio.sleep(period_s)
 
 
 async def _grounds(
