@@ -182,7 +182,19 @@ def test_gpu_hours_of_deployments_are_those_of_their_jobs_alone() -> None:
 
     (used,) = usage_of(w.state.jobs.values(), By.DEPLOYMENT, 0, w.now_s, 500.0)
 
-    assert (used.name, used.gpu_s, used.jobs) == ("vision", 60, 1)
+    assert (used.name, used.user, used.gpu_s, used.jobs) == ("vision", "ann", 60, 1)
+
+
+def test_deployments_of_one_name_of_two_users_have_a_row_each() -> None:
+    w = World(rules(), nodes=1)
+    for user in ("ann", "bob"):
+        w.runs(w.submit(1, user=user, deployment="vision"))
+        w.pass_s(60)
+
+    used = usage_of(w.state.jobs.values(), By.DEPLOYMENT, 0, w.now_s, 500.0)
+
+    assert [(one.name, one.user, one.gpu_s) for one in used] == [("vision", "ann", 120), ("vision", "bob", 60)]
+    assert [one.user for one in usage_of(w.state.jobs.values(), By.USER, 0, w.now_s, 500.0)] == ["", ""]
 
 
 def test_a_models_numbers_fit_what_a_front_tells() -> None:

@@ -27,10 +27,11 @@ class By(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """Usage of the jobs of one user or account.
+    """Usage of the jobs of one user, account or deployment.
 
     Attributes:
         name: Theirs.
+        user: Whose deployment it is; empty with users and accounts.
         jobs: Jobs that waited or held GPUs in the time.
         ended: Of these, how many were over by its end.
         gpu_s: GPU seconds held.
@@ -40,6 +41,7 @@ class Usage:
     """
 
     name: str
+    user: str = ""
     jobs: int = 0
     ended: int = 0
     gpu_s: float = 0.0
@@ -49,9 +51,10 @@ class Usage:
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):
-    """Usage of the jobs of a user or an account."""
+    """Usage of the jobs of a user, an account or a deployment; ``user``: whose deployment it is, empty with others."""
 
     name: str
+    user: str
     jobs: int
     ended: int
     gpu_hours: float
@@ -70,7 +73,7 @@ def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_
         end_s: The same, not after now: what is held now is taken as held until then.
         gpu_power_w: What a GPU that is held draws where its node did not measure it.
     """
-    found: dict[str, Usage] = {}
+    found: dict[tuple[str, str], Usage] = {}
     for job in jobs:
         over_s = job.end_s if job.is_over else end_s
         there_s = _common_s(job.submit_s, over_s, begin_s, end_s)
@@ -79,12 +82,13 @@ def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_
         name = _group(job, by)
         if not name:
             continue
-        total = found.setdefault(name, Usage(name=name))
+        user = job.user if by is By.DEPLOYMENT else ""  # two users' deployments may have one name
+        total = found.setdefault((name, user), Usage(name=name, user=user))
         total.jobs += 1
         total.ended += job.is_over and job.end_s <= end_s
         total.wait_s += there_s
         _add_held(total, job, begin_s, end_s, gpu_power_w)
-    return tuple(sorted(found.values(), key=lambda one: (-one.gpu_s, one.name)))
+    return tuple(sorted(found.values(), key=lambda one: (-one.gpu_s, one.name, one.user)))
 
 
 def _group(job: LiveJob, by: By) -> str:

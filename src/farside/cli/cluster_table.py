@@ -213,10 +213,12 @@ def reservation_table(reservations: Iterable[Row]) -> Table:
 
 def usage_table(rows: Iterable[Row], by: str) -> Table:
     """A line a user, account or deployment."""
-    table = _table(by, "jobs", "ended", "GPU hours", "hours waited", "kWh")
+    # A manager of the version before names no user.
+    of_whom = ["user"] if by == "deployment" else []
+    table = _table(by, *of_whom, "jobs", "ended", "GPU hours", "hours waited", "kWh")
     for row in rows:
         hours = (f"{row[key]:.1f}" for key in ("gpu_hours", "wait_hours", "kwh"))
-        _add(table, row["name"], row["jobs"], row["ended"], *hours)
+        _add(table, row["name"], *(row.get("user", "") for _ in of_whom), row["jobs"], row["ended"], *hours)
     return table
 
 
