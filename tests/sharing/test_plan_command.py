@@ -68,16 +68,49 @@ def test_rates_that_do_not_fit_are_named_with_the_gpus_on_which_that_scheduler_h
         assert planned(tmp_path, scheduler, count - 1, rates=rates)[0] == 1
 
 
+@pytest.mark.parametrize("name", ["models.csv", "gpu-UTIL.CSV"])
+def test_a_plan_is_not_written_over_its_table(tmp_path: Path, name: str) -> None:
+    path = derived(tmp_path) / name
+    before = path.read_bytes()
+
+    with pytest.raises(ConfigError, match="is the file of --table"):
+        run(PlanRequest(table=tmp_path, rates="small=1"), path)
+
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    ("memory_mb", "line"),
+    [
+        (9000, "it needs 9,000 MB of memory and 1,230 MB for its process, and a GPU has 9,900 MB"),
+        (8000, "no GPU has the 8,000 MB of memory free that it needs, of 9,900 MB"),
+    ],
+)
+def test_memory_is_named_where_it_is_why_a_model_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheduler: str, memory_mb: int, line: str
+) -> None:
+    listed = f"id,model,slo_ms,mem_mb,input\n0,small,50,{memory_mb},1x28x28\n1,large,200,8000,3x224x224\n"
+    folder = derived(tmp_path, models=listed)
+
+    code, _ = planned(folder, scheduler, 1, rates="small=1,large=1")
+
+    assert code == 1
+    assert line in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("scheduler", ["glet+int", "sbp", "greedy"])
 def test_an_slo_that_can_not_be_met_is_named_with_the_shortest_that_can(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheduler: str
 ) -> None:
     folder = derived(tmp_path, models="id,model,slo_ms,mem_mb,input\n0,small,2.5,100,1x28x28\n")
 
-    code, _ = planned(folder, "glet+int", rates="small=1")
+    code, _ = planned(folder, scheduler, rates="small=1")
 
     assert code == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "an SLO of 2.5 ms can never be met: the shortest that can is 3.08 ms" in text
+    where = " on 100 %" if scheduler == "sbp" else ""
+    assert f"an SLO of 2.5 ms can never be met{where}: the shortest that can is 3.08 ms" in text
 
 
 def test_scenarios_are_judged_by_each_scheduler_so_that_another_checker_can(tmp_path: Path) -> None:

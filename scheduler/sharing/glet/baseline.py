@@ -21,11 +21,11 @@ def squishy(sizes: Sizes, rates: Mapping[str, float], gpus: int, part_pct: int =
     rests: list[tuple[float, int, str, float]] = []
     for name in sorted(rates, key=lambda each: sizes.rank[each]):
         left, most = rates[name], sizes.best_rate[name][part_pct]
-        if left > 0 and most <= 0:
-            return Refusal(model=name, left=left, why=f"no batch keeps its SLO on {part_pct} %")
+        if left > 0 and (why := sizes.unservable(name, (part_pct,))):
+            return Refusal(model=name, left=left, why=why)
         while left >= most * (1 - ROUNDING) and left > 0:
             if not _saturated(packing, free, name):
-                return Refusal(model=name, left=left, why="no device is left")
+                return Refusal(model=name, left=left, why=packing.lack_of(name, "no device is left"))
             left -= most
         if left > ROUNDING * most:
             fitting = next(packing.fittings((name,), (left,), part_pct, None))
@@ -35,7 +35,8 @@ def squishy(sizes: Sizes, rates: Mapping[str, float], gpus: int, part_pct: int =
         if not _merged(packing, nodes, name, left):
             node = _alone(packing, free, name, left)
             if node is None:
-                return Refusal(model=name, left=left, why="no device is left, and no node takes it as well")
+                why = packing.lack_of(name, "no device is left, and no node takes it as well")
+                return Refusal(model=name, left=left, why=why)
             nodes.append(node)
     return packing.plan()
 
@@ -107,14 +108,15 @@ def greedy(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusa
     packing = Packing(sizes, gpus)
     for name in sorted(rates, key=lambda each: (rates[each] * sizes.models[each].slo_ms, sizes.rank[each])):
         left = rates[name]
+        if left > 0 and (why := sizes.unservable(name)):
+            return Refusal(model=name, left=left, why=why)
         while left > 0:
             part = sizes.required(name, left) or max(sizes.parts, key=lambda each: sizes.best_rate[name][each])
             rate = min(left, sizes.best_rate[name][part])
-            if rate <= 0:
-                return Refusal(model=name, left=left, why="no batch keeps its SLO")
             slot = _best_fit(packing, name, part, rate)
             if slot is None:
-                return Refusal(model=name, left=left, why=f"no GPU has {part} % and the memory free")
+                why = packing.lack_of(name, f"no GPU has {part} % and the memory free")
+                return Refusal(model=name, left=left, why=why)
             packing.put(slot, (name,), (rate,), next(packing.fittings((name,), (rate,), slot.part, None)))
             left = left - rate if left - rate > ROUNDING * left else 0.0
     return packing.plan()

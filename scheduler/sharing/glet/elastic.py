@@ -146,6 +146,13 @@ class Packing:
                 needed_mb += other.memory_mb
         return needed_mb <= device.memory_mb
 
+    def lack_of(self, model: str, otherwise: str) -> str:
+        """The reason that no slot takes a model: memory, where no GPU has enough of it; otherwise the given one."""
+        if any(self.has_memory(slot, model) for slots in self.slots for slot in slots):
+            return otherwise
+        needed_mb, most_mb = self.sizes.models[model].memory_mb, self.sizes.device.memory_mb
+        return f"no GPU has the {needed_mb:,.0f} MB of memory free that it needs, of {most_mb:,.0f} MB"
+
     def put(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...], fitting: Fitting) -> None:
         """What a slot has from now on."""
         slot.models, slot.rates, slot.batches = models, rates, fitting.batches
@@ -356,7 +363,7 @@ class Elastic:
                 while self.left[name] > 0:
                     if not self._step(name):
                         why = "no part is free that serves it, and no glet takes it as well"
-                        return Refusal(model=name, left=self.left[name], why=why)
+                        return Refusal(model=name, left=self.left[name], why=self.packing.lack_of(name, why))
         return self.packing.plan()
 
     def _step(self, name: str) -> bool:

@@ -105,10 +105,7 @@ def ideal(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal
 def impossible(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Refusal | None:
     """Why no plan can exist, if that is known at once."""
     for name in sorted(rates):
-        if rates[name] > 0 and not any(sizes.best_rate[name].values()):
-            shortest_ms = sizes.models[name].shortest_slo_ms
-            slo_ms = sizes.models[name].slo_ms
-            why = f"an SLO of {slo_ms:g} ms can never be met: the shortest that can is {shortest_ms:.3g} ms"
+        if rates[name] > 0 and (why := sizes.unservable(name)):
             return Refusal(model=name, left=rates[name], why=why)
     needed = sizes.gpus_min(rates)
     if needed > gpus:

@@ -7,7 +7,7 @@ little. It is shared by all decisions of a deployment.
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Load, ModelProfile
@@ -66,6 +66,19 @@ class Sizes:
         self._asked: tuple[tuple[str, float], ...] = ()
         self._ordered: tuple[str, ...] = ()
         self._knees: dict[tuple[str, Knee], int] = {}
+
+    def unservable(self, model: str, parts: Collection[int] = ()) -> str:
+        """Why none of these parts, or of all, serves a model at any rate; empty: one does."""
+        profile, device, parts = self.models[model], self.device, parts or self.parts
+        if not any(self.best_rate[model][part] for part in parts):
+            shortest_ms = 2 * min(profile.latency_ms[part][0] for part in parts)
+            where = "" if len(parts) > 1 else f" on {min(parts)} %"
+            slo_ms = f"{profile.slo_ms:g} ms"
+            return f"an SLO of {slo_ms} can never be met{where}: the shortest that can is {shortest_ms:.3g} ms"
+        if profile.memory_mb + device.process_mb > device.memory_mb:
+            needs = f"{profile.memory_mb:,.0f} MB of memory and {device.process_mb:,.0f} MB for its process"
+            return f"it needs {needs}, and a GPU has {device.memory_mb:,.0f} MB"
+        return ""
 
     def latencies(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:
         """Milliseconds of batches of 1, 2, 3, ... on a part under a pressure; None: alone."""

@@ -27,7 +27,10 @@ _Rates = Annotated[
     str, typer.Option(metavar="MODEL=RATE,...", help="Requests a second of each model, such as resnet50=100.")
 ]
 _Gpus = Annotated[
-    int, typer.Option(metavar="N", min=1, max=GPUS_MAX, help="Number of GPUs, of which as few as possible are used.")
+    int,
+    typer.Option(
+        metavar="N", min=1, max=GPUS_MAX, help="Number of GPUs; glet uses as few as it has a plan on, ideal maybe all."
+    ),
 ]
 
 

@@ -19,7 +19,7 @@ from farside.scheduler.sharing.glet.profile import (
     between,
     cuts_of,
 )
-from farside.serve.profile.folder import Header, read_header
+from farside.serve.profile.folder import HEADER, Header, read_header
 
 MODELS, OVERHEAD = "models.csv", "batch-overhead.csv"
 DERIVED = "LATENCY-derived.csv"
@@ -92,6 +92,12 @@ def read_tables(folder: Path, device: str = "") -> Tables:
         ),
         rests_on=f"{path.name} ({'derived, not measured' if is_derived else 'measured'}); {from_what}",
     )
+
+
+def table_files(folder: Path) -> Mapping[str, Path]:
+    """Files of a folder that may be read as tables, by what a message calls them."""
+    found = (*folder.glob("*.[cC][sS][vV]"), folder / HEADER)
+    return {f"--table ({path.name})": path for path in sorted(found)}
 
 
 def _process_mb(header: Header | None) -> float:

@@ -20,7 +20,7 @@ from farside.scheduler.sharing.glet.scaling import enough
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.output_files import check_apart, check_writable, written
 from farside.serve.scenario import parse_rates, read_scenarios
-from farside.serve.table import Tables, read_tables
+from farside.serve.table import Tables, read_tables, table_files
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def run(request: PlanRequest, json_out: Path | None) -> int:
     """
     if bool(request.rates) == (request.scenarios is not None):
         raise ConfigError("serve plan wants --rates or --scenarios, and one of them", hint="for example --rates a=100")
-    check_apart({"--json": json_out}, {"--scenarios": request.scenarios})
+    check_apart({"--json": json_out}, {**table_files(request.table), "--scenarios": request.scenarios})
     check_writable((json_out,))
     judge = Judge(read_tables(request.table, request.device), SCHEDULERS[request.scheduler], request.gpus)
     check_cuts(request.table, judge.tables, (request.scheduler,), request.gpus)

@@ -22,7 +22,7 @@ from farside.scheduler.sim.output_files import check_apart, check_writable, writ
 from farside.scheduler.sim.serving.arrivals import Course, Outcome
 from farside.scheduler.sim.serving.play import Epochs, EpochSettings, play_plan, violated_share
 from farside.serve.scenario import parse_rates, read_course
-from farside.serve.table import Tables, read_tables
+from farside.serve.table import Tables, read_tables, table_files
 
 _DURATION_S, _AFTER_S = 120.0, 60.0
 _DURATION_MAX_S = 86_400.0
@@ -66,7 +66,7 @@ def run(request: SimulateRequest, json_out: Path | None) -> int:
         FarsideError: An option or a file is wrong, or the result can't be written.
     """
     names = _check(request)
-    check_apart({"--json": json_out}, {"--recorded": request.recorded})
+    check_apart({"--json": json_out}, {**table_files(request.table), "--recorded": request.recorded})
     check_writable((json_out,))
     tables = read_tables(request.table, request.device)
     check_cuts(request.table, tables, names, request.gpus)
