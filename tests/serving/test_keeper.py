@@ -26,7 +26,7 @@ from farside.scheduler.manager.view.deployments import (
     DeploymentBody,
 )
 from farside.serve.lease import keeper as keeper_module
-from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings
+from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings, silent_words
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import LeaseRules
 from tests.serving.front import in_loop
@@ -313,6 +313,25 @@ async def test_a_lease_that_was_given_back_without_an_answer_is_replaced_at_once
 
     assert given_back == (["POST /v1/jobs/7/cancel"] if is_given_back else [])
     assert there.changed()[len(given_back) :] == asked
+
+
+@pytest.mark.parametrize(
+    ("host", "endpoint", "is_told"),
+    [
+        ("127.0.0.1", "https://manager:7600", True),
+        ("::1", "http://10.0.0.1:7600", True),
+        ("10.0.0.7", "https://manager:7600", False),
+        ("127.0.0.1", "unix:/run/farside/manager.sock", False),
+        ("127.0.0.1", "http://127.0.0.1:7600", False),
+    ],
+)
+def test_a_worker_on_a_node_that_joined_by_the_managers_socket_is_out_of_reach_from_elsewhere(
+    host: str, endpoint: str, is_told: bool
+) -> None:
+    words = silent_words("n1", host, endpoint)
+
+    assert words.startswith("its worker on n1 does not answer")
+    assert ("joined by the manager's own socket" in words) == is_told
 
 
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:

@@ -11,12 +11,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from farside.agent.serving.remote import Address
 from farside.agent.serving.worker_line import WorkerLine, connect_worker
 from farside.client.manager_client import ManagerAddress, ManagerClient
+from farside.endpoint import is_near
 from farside.errors import FarsideError, PeerError, RefusedError
 from farside.log import get_log
 from farside.notify import notify_systemd
@@ -109,6 +111,24 @@ class _Seen:
 
     jobs: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     draining: set[str] = field(default_factory=set[str])
+
+
+def silent_words(node: str, host: str, manager: str) -> str:
+    """Why a lease's worker may not answer, and what to do where it can't be reached.
+
+    Args:
+        node: Its node.
+        host: The node's address, as the manager gave it.
+        manager: Endpoint by which this front talks to the manager.
+    """
+    words = f"its worker on {node} does not answer"
+    manager_host = None if manager.startswith("unix:") else urlsplit(manager).hostname
+    if manager_host is None or is_near(manager_host) or not is_near(host):
+        return words
+    return (
+        f"{words}: that node's agent joined by the manager's own socket, so its address is {host}, which no front on "
+        "another machine reaches; give the agent the manager's address on the network (manager in agent.toml)"
+    )
 
 
 class LeaseKeeper:
@@ -364,7 +384,7 @@ class LeaseKeeper:
         except (FarsideError, TimeoutError) as error:
             one.failures += 1
             if one.failures == FAILURES_SAID:
-                self.problem = f"lease {job_id}: its worker on {one.node} does not answer"
+                self.problem = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
                 _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))
             return
         if one.failures >= FAILURES_SAID:
