@@ -135,6 +135,28 @@ def test_a_report_serves_those_of_its_users_jobs_that_name_the_deployment_and_ar
     api_test(test, tmp_path)
 
 
+def test_a_front_sees_the_leases_that_it_names_and_nothing_of_other_jobs(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        mine, body = api.as_uid(OTHER.pw_uid), {"argv": ["true"], "time_limit_s": 60}
+        ids = [
+            (await api.as_uid(uid).post("/v1/jobs", json={**body, **more})).json()["ids"][0]
+            for uid, more in (
+                (OTHER.pw_uid, {"deployment": "vision"}), (OTHER.pw_uid, {"deployment": "speech"}), (OTHER.pw_uid, {}),
+                (THIRD.pw_uid, {"deployment": "vision"}),
+            )
+        ]  # fmt: skip
+        named = ",".join([*ids, ids[0], "999", ""])
+        told = (await mine.get("/v1/deployments/vision/leases", params={"ids": named})).json()
+        alone = (await mine.get(f"/v1/jobs/{ids[0]}")).json()
+
+        assert [one["id"] for one in told["jobs"]] == ids[:1]
+        assert {key: alone[key] for key in told["jobs"][0]} == told["jobs"][0]
+        assert told["nodes"] == {}
+        assert (await mine.get("/v1/deployments/vision/leases")).json() == {"jobs": [], "nodes": {}}
+
+    api_test(test, tmp_path)
+
+
 def test_the_leases_of_a_deployment_are_served_while_its_front_is_heard(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         clock, fronts = api.log.clock, api.sessions.fronts

@@ -56,6 +56,7 @@ MAY = {
     ("GET", "/v1/aggregation"): PEOPLE,
     ("GET", "/v1/groups"): PEOPLE,
     ("GET", "/v1/deployments"): PEOPLE,
+    ("GET", "/v1/deployments/{name}/leases"): PEOPLE,
     ("PUT", "/v1/deployments/{name}"): PEOPLE,
     ("DELETE", "/v1/deployments/{name}"): PEOPLE,  # their own, which they said before
     ("GET", "/v1/power"): PEOPLE,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 import pytest
@@ -45,7 +46,8 @@ class Answering:
         self.job: dict[str, Any] = WAITING
         self.asked: list[str] = []
         self.of_deployment = ["7"]
-        self.is_away = self.loses_answers = False
+        self.is_away = self.loses_answers = self.is_before = False
+        self.node = {"state": "busy"}
         self.submitting, self.is_free = Event(), Event()
         self.is_free.set()
 
@@ -64,6 +66,14 @@ class Answering:
                 return 200, {"name": "ann"}
             case "GET", ["jobs"]:
                 return 200, {"jobs": [{"id": one, "deployment": "t", "user": "ann"} for one in self.of_deployment]}
+            case "GET", ["deployments", _, "leases"] if self.is_before:
+                return 404, {"detail": "Not Found"}
+            case "GET", ["deployments", _, "leases"]:
+                ids = parse_qs(path.partition("?")[2])["ids"][0].split(",")
+                nodes = dict.fromkeys(self.job["nodes"], self.node["state"])
+                return 200, {"jobs": [{**self.job, "id": one} for one in ids], "nodes": nodes}
+            case "GET", ["nodes", _]:
+                return 200, self.node
             case "POST", ["jobs", _, "cancel"] if self.loses_answers:
                 return 503, {"detail": "it was done, and nobody hears of it"}
             case "POST", ["jobs"]:
@@ -313,6 +323,24 @@ async def test_a_lease_that_was_given_back_without_an_answer_is_replaced_at_once
 
     assert given_back == (["POST /v1/jobs/7/cancel"] if is_given_back else [])
     assert there.changed()[len(given_back) :] == asked
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+@in_loop
+async def test_a_look_asks_for_all_leases_at_once_unless_the_manager_is_of_the_version_before(is_before: bool) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        there.job, there.node, there.is_before = {**WAITING, "nodes": ["n1"]}, {"state": "draining"}, is_before
+        there.of_deployment = ["7", "9"]
+        keeper = keeper_of(port)
+        await keeper.look()
+        there.asked.clear()
+
+        await keeper.look()
+
+    each = ["GET /v1/jobs/7", "GET /v1/jobs/9", "GET /v1/nodes/n1"] if is_before else []
+    assert there.asked == ["GET /v1/deployments/t/leases?ids=7%2C9", *each]
+    assert [(one.job_id, one.is_draining) for one in keeper.leases()] == [("7", True), ("9", True)]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,18 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from msgspec import Struct
 
 from farside.scheduler.manager.api.answer import answer
 from farside.scheduler.manager.api.body import body_of
 from farside.scheduler.manager.api.openapi_document import refusals, says, takes
-from farside.scheduler.manager.api.route_arguments import Person, Shared
+from farside.scheduler.manager.api.route_arguments import CallersSight, Person, Shared
 from farside.scheduler.manager.view.deployments import FORGOTTEN_S, NAME, DeploymentBody, DeploymentList
+from farside.scheduler.manager.view.safeguard import safeguards_of
+from farside.scheduler.manager.view.view import JobInFull, show_job_in_full
 
 router = APIRouter(prefix="/v1/deployments", tags=["manager"])
+_Ids = Annotated[str, Query(max_length=8192, description="Numbers of jobs, separated by commas")]
 _Front = Annotated[str, Query(max_length=128, description="The front that ends, as it called itself")]
 
 
@@ -23,6 +27,28 @@ async def deployments(request: Request, caller: Person, shared: Shared) -> Respo
         await shared.access_log.looked(caller, request, "deployments of all")
     user = None if caller.is_operator else caller.name
     return answer(DeploymentList(deployments=shared.deployments.of(user, time.monotonic())))
+
+
+class LeaseList(Struct, frozen=True, kw_only=True):
+    """Leases of a deployment, and the states of the nodes that they are on, by name."""
+
+    jobs: list[JobInFull]
+    nodes: dict[str, str]
+
+
+@router.get("/{name}/leases", responses=says(LeaseList, 422))
+async def leases(name: str, caller: Person, sight: CallersSight, shared: Shared, ids: _Ids = "") -> Response:
+    """Those of the named jobs that are the caller's leases of this deployment, for a front that looks each second.
+
+    What jobs are expected to take is left out.
+    """
+    state, now_s = shared.log.state, shared.log.now_s()
+    known = [job for job_id in dict.fromkeys(ids.split(",")) if (job := state.jobs.get(job_id)) is not None]
+    found = [job for job in known if (job.user, job.spec.deployment) == (caller.name, name)]
+    shown = [show_job_in_full(job, now_s, safeguards=safeguards_of(job, state), sight=sight) for job in found]
+    places = {node for job in shown for node in job.nodes}
+    states = {node: state.nodes[node].state for node in places if node in state.nodes}
+    return answer(LeaseList(jobs=shown, nodes=states))
 
 
 @router.put("/{name}", status_code=204, responses=refusals(409, 413, 422, 429), openapi_extra=takes(DeploymentBody))

@@ -23,6 +23,7 @@ from farside.errors import FarsideError, PeerError, RefusedError
 from farside.log import get_log
 from farside.notify import notify_systemd
 from farside.scheduler.manager.view.deployments import DeploymentBody
+from farside.serve.lease.look import Seen, listed_leases, seen_leases
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import (
     FAILURES_MAX,
@@ -103,14 +104,6 @@ class LeaseSettings:
     rules: LeaseRules
     key: bytes
     site_of: Callable[[int, Address], Site]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What one look at the manager has found."""
-
-    jobs: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    draining: set[str] = field(default_factory=set[str])
 
 
 def silent_words(node: str, host: str, manager: str) -> str:
@@ -460,33 +453,15 @@ class LeaseKeeper:
         return await asyncio.shield(asking)
 
     def _listed(self) -> list[str]:
-        """This deployment's jobs that are not over."""
-        name, me = self._settings.name, self._client.get("whoami")["name"]
-        jobs = self._client.get("jobs", user=me)["jobs"]
-        return [one["id"] for one in jobs if (one["deployment"], one["user"]) == (name, me)]
+        return listed_leases(self._client, self._settings.name)
 
-    def _observe(self) -> _Seen:
-        seen = _Seen()
+    def _observe(self) -> Seen:
+        listed = [] if self._is_known else self._listed()
         if not self._is_known:
-            for job_id in self._listed():
-                seen.jobs[job_id] = self._client.get("jobs", job_id)
-            self._is_known = True
-            self._before = {job_id: number for job_id, number in self._before.items() if job_id in seen.jobs}
-        for job_id in [job_id for job_id in self._held if job_id not in seen.jobs]:
-            seen.jobs[job_id] = self._job(job_id)
-        for node in {node for job in seen.jobs.values() for node in job["nodes"]}:
-            if self._client.get("nodes", node)["state"] in ("draining", "drained", "closing"):
-                seen.draining.add(node)
+            self._before = {job_id: number for job_id, number in self._before.items() if job_id in listed}
+        seen = seen_leases(self._client, self._settings.name, list(dict.fromkeys((*listed, *self._held))))
+        self._is_known = True
         return seen
-
-    def _job(self, job_id: str) -> Mapping[str, Any]:
-        try:
-            job: Mapping[str, Any] = self._client.get("jobs", job_id)
-            return job
-        except PeerError:
-            raise
-        except FarsideError:  # the manager has forgotten it, long after its end
-            return {"state": "done", "nodes": (), "held_s": 0.0, "master_port": 0, "reason": "it is forgotten"}
 
     async def _tell(self) -> None:
         """Reports. That the manager does not take a report is said, and no reason to do without leases.
