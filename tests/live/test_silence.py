@@ -68,9 +68,8 @@ def test_a_node_that_the_log_calls_lost_is_not_called_so_again(node: LiveNode) -
 
 def test_a_lease_that_waits_is_ended_once_its_front_was_silent_for_its_grace() -> None:
     world = World(rules(), nodes=0)
-    lease, held, other = (
-        world.submit(1, user="ann", **more) for more in ({"deployment": "chat"}, {"deployment": "chat"}, {})
-    )  # fmt: skip
+    lease, held = (world.submit(1, user="ann", deployment="chat") for _ in range(2))
+    other = world.submit(1, user="ann")
     world.does(HoldRequested(job_id=held, by="ann"))
     begun_s = world.now_s
     fronts = Fronts(begun_s, RemotePresence())
