@@ -29,7 +29,7 @@ from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fence import HeardRecord
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
-from farside.agent.run.ledger import Task, key_of, over_below, state_of
+from farside.agent.run.ledger import Command, Task, key_of, over_below, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import Recipe, folder_name
@@ -251,6 +251,7 @@ class Agent:
             fence_s=self._config.fence_s,
             features=tuple(sorted(set(names_in(self._config.features)))),
             tells_load=self._gpus.tells_load,
+            extends_limits=True,
             task_memory=self._task_memory.told(is_limited=self._limits_memory),
             rdma_domain=self._config.rdma_domain,
             at_s=time.time(),
@@ -297,7 +298,7 @@ class Agent:
         except OSError as error:  # then tasks end too early, and not too late
             _log.error("when the manager was heard cannot be recorded", why=error.strerror)
 
-    def _take(self, command: m.Start | m.Stop | m.Forget, is_proved: bool) -> None:
+    def _take(self, command: Command, is_proved: bool) -> None:
         if isinstance(command, m.Start):
             self._rest.come()
             command = self._with_services(command)

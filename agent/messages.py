@@ -301,6 +301,8 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     task_memory: Text = ""
     """What its agent does where a task's job names no memory: limit, warn or off; none: nothing limits any task's
     memory there; empty: it is of the version before, and does not say."""
+    extends_limits: bool = False
+    """Its agent takes a longer time limit for a task that runs (`Extend`)."""
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):
@@ -908,6 +910,16 @@ class Stop(TaskKey, Message, frozen=True, kw_only=True):
     grace_s: Duration
 
 
+class Extend(TaskKey, Message, frozen=True, kw_only=True):
+    """This task ends by its time limit after so long from its start, and no sooner. Only to agents that take it.
+
+    Limits only grow: a shorter one than is known changes nothing. Not answered.
+    """
+
+    generation: U63
+    time_limit_s: Duration
+
+
 class Forget(TaskKey, Message, frozen=True, kw_only=True):
     """The end of this task is in the manager's store; the node need not keep it."""
 
@@ -981,7 +993,9 @@ class PowerOff(Message, frozen=True, kw_only=True):
 
 
 AgentMessage: TypeAlias = Hello | Report | Probed
-ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors | Lending | Service | PowerOff
+ManagerMessage: TypeAlias = (
+    Welcome | Ack | Start | Stop | Extend | Forget | Probe | Donors | Lending | Service | PowerOff
+)
 
 
 def can_service(name: str, version: int = 1) -> str:

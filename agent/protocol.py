@@ -9,8 +9,8 @@ object of at most 1 MiB with ``v``, the protocol's version, and ``type``; `messa
       HELLO  what the node is, tasks it knows            ->
                                                          <-  WELCOME  generation
       REPORT seq, readings, tasks that changed           ->
-                                                         <-  ACK seq; at any time START, STOP, FORGET, PROBE, DONORS,
-                                                             LENDING, SERVICE, POWEROFF
+                                                         <-  ACK seq; at any time START, STOP, EXTEND, FORGET, PROBE,
+                                                             DONORS, LENDING, SERVICE, POWEROFF
       PROBED  the answer to a PROBE                      ->
 
 `AgentSide` and `ManagerSide` keep that order: frames go in and messages come out, and the other way round. A fault of
@@ -187,7 +187,7 @@ class AgentSide:
             if message.seq > self._sent:
                 raise _fault(CloseCode.MALFORMED, f"ACK of report {message.seq}, which was not sent on this connection")
             self.acked = max(self.acked, message.seq)
-        elif isinstance(message, m.Start | m.Stop | m.Lending | m.Service | m.PowerOff):
+        elif isinstance(message, m.Start | m.Stop | m.Extend | m.Lending | m.Service | m.PowerOff):
             self._check_generation(message.generation)
         return message
 

@@ -26,6 +26,7 @@ from farside.agent.near_manager import connect_near
 from farside.agent.outbox import Outbox
 from farside.agent.protocol import AgentSide, close_reason
 from farside.agent.run.fence import now_s
+from farside.agent.run.ledger import Command
 from farside.agent.token import NodeToken, read_token
 from farside.clock import Clock
 from farside.errors import ConfigError, RemoteProtocolError, first_of
@@ -103,7 +104,7 @@ class Node:
 
     hello: Callable[[], m.Hello]
     read: Callable[[], Awaitable[m.Reading]]
-    take: Callable[[m.Start | m.Stop | m.Forget, bool], None]
+    take: Callable[[Command, bool], None]
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]
     lending: Callable[[m.Lending], None]

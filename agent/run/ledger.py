@@ -74,6 +74,10 @@ class Ledger:
     forgotten: tuple[Key, ...] = ()
 
 
+Command: TypeAlias = m.Start | m.Stop | m.Extend | m.Forget
+"""What a manager may have done with a task."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A command came; ``objection`` is why this node can't run it, after a look at users and devices.
@@ -81,7 +85,7 @@ class Asked:
     ``is_proved``: of a manager that has proved itself.
     """
 
-    command: m.Start | m.Stop | m.Forget
+    command: Command
     at_s: float
     objection: str = ""
     is_proved: bool = True
@@ -127,6 +131,14 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lengthen:
+    """Let the task run so long from its start, if it may not run longer already."""
+
+    key: Key
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
     """Remove the files of the task."""
 
@@ -140,7 +152,7 @@ class Tell:
     state: m.TaskState
 
 
-Action: TypeAlias = Launch | Signal | Remove | Tell
+Action: TypeAlias = Launch | Signal | Lengthen | Remove | Tell
 
 
 def key_of(named: m.TaskKey) -> Key:
@@ -182,6 +194,8 @@ def step(ledger: Ledger, event: Event) -> tuple[Ledger, tuple[Action, ...]]:
     ledger = _led(ledger, command.generation, is_proved=event.is_proved)
     if isinstance(command, m.Start):
         return _start(ledger, command, event)
+    if isinstance(command, m.Extend):
+        return ledger, _extended(ledger, command)
     return _stop(ledger, command, event)
 
 
@@ -257,6 +271,13 @@ def _stop(ledger: Ledger, stop: m.Stop, event: Asked) -> tuple[Ledger, tuple[Act
         return ledger, (signal, Tell(state=known.state))
     stopping = msgspec.structs.replace(known.state, state="stopping", at_s=event.at_s, cause=stop.cause)
     return _with(ledger, replace(known, state=stopping)), (signal, Tell(state=stopping))
+
+
+def _extended(ledger: Ledger, extend: m.Extend) -> tuple[Action, ...]:
+    """One that is unknown, or is over, has no limit any more; its state says so anyway."""
+    key = key_of(extend)
+    known = ledger.tasks.get(key)
+    return (Lengthen(key=key, time_limit_s=extend.time_limit_s),) if known is not None and known.is_live else ()
 
 
 def _forget(ledger: Ledger, forget: m.Forget) -> tuple[Ledger, tuple[Action, ...]]:

@@ -123,7 +123,7 @@ class Runner:
         """Every task that is known."""
         return tuple(task.state for task in self.ledger.tasks.values())
 
-    def take(self, command: m.Start | m.Stop | m.Forget, *, is_proved: bool = True) -> None:
+    def take(self, command: rules.Command, *, is_proved: bool = True) -> None:
         """Carry out a command of the manager, which has proved itself, or has not.
 
         Raises:
@@ -233,6 +233,8 @@ class Runner:
                     self._launch(start, account)
                 case rules.Signal(key=key, cause=cause, grace_s=grace_s):
                     self._order_stop(key, files.StopOrder(cause=cause, grace_s=grace_s))
+                case rules.Lengthen(key=key, time_limit_s=time_limit_s):
+                    _lengthen(self._at(key), time_limit_s)
                 case rules.Remove(key=key):
                     self._pids.pop(key, None)
                     self._unseen.discard(key)
@@ -424,6 +426,20 @@ def _gpu_fence(files: GpuFiles | None, spec: m.TaskSpec) -> dict[str, Any]:
     if files is None:
         return {}
     return {"devices": files.rules(gpus), "gpu_names": files.named(gpus)}
+
+
+def _lengthen(folder: Path, time_limit_s: float) -> None:
+    """Record a longer limit. The task supervisor reads it when the one that it knows is up: it need not be woken."""
+    try:
+        known = files.read(folder, files.LimitOrder)
+    except (Damaged, OSError):
+        known = None
+    if known is not None and known.time_limit_s >= time_limit_s:
+        return
+    try:
+        files.write(folder, files.LimitOrder(time_limit_s=time_limit_s))
+    except OSError as error:
+        _log.error("a longer time limit cannot be recorded", task=folder.name, why=error.strerror)
 
 
 def _kill_all(recipe: files.Recipe) -> None:

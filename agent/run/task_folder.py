@@ -13,7 +13,7 @@ from farside.agent.gpu_files import NO_RULES, DeviceRules
 from farside.agent.run.account import Account
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import Key
-from farside.agent.run.record_file import RecordT, read_record, write_record
+from farside.agent.run.record_file import Damaged, RecordT, read_record, write_record
 from farside.whole_file import lock_file
 
 
@@ -48,15 +48,23 @@ class StopOrder(Struct, frozen=True, kw_only=True):
     grace_s: float
 
 
+class LimitOrder(Struct, frozen=True, kw_only=True):
+    """The task may run so long from its start, if that is longer than its recipe says."""
+
+    time_limit_s: float
+
+
 def folder_name(key: Key) -> str:
     """``1.0-2`` for the second start of task 1.0."""
     return f"{key[0]}-{key[1]}"
 
 
-_NAMES: Mapping[type, str] = {Recipe: "task.json", Status: "state.json", StopOrder: "stop.json"}
+_NAMES: Mapping[type, str] = {
+    Recipe: "task.json", Status: "state.json", StopOrder: "stop.json", LimitOrder: "limit.json",
+}  # fmt: skip
 
 
-def write(folder: Path, record: Recipe | Status | StopOrder) -> None:
+def write(folder: Path, record: Recipe | Status | StopOrder | LimitOrder) -> None:
     """Write one of the task's records.
 
     Raises:
@@ -72,6 +80,18 @@ def read(folder: Path, kind: type[RecordT]) -> RecordT | None:
         Damaged, OSError: it cannot be read.
     """
     return read_record(folder / _NAMES[kind], kind)
+
+
+def time_limit_s(folder: Path, start: m.Start) -> float:
+    """How long a task may run from its start, as ordered last; 0: for ever."""
+    own_s = start.spec.time_limit_s
+    if not own_s:
+        return 0.0
+    try:
+        order = read(folder, LimitOrder)
+    except (Damaged, OSError):  # then it ends too early, and not too late
+        order = None
+    return own_s if order is None else max(own_s, order.time_limit_s)
 
 
 def lock(folder: Path) -> int | None:

@@ -8,6 +8,7 @@ the next agent reads what is in the folder::
     task.json    what to run, as whom, in which cgroup          written by the agent, before the supervisor starts
     state.json   the state of the task, and its process ids     written by the supervisor
     stop.json    the order to end, why and within what time     written by the agent, then SIGUSR1
+    limit.json   a longer time limit                            written by the agent, read when the one before is up
     lock         held while the supervisor lives
     claimed      made by the supervisor first of all: where it exists, no second supervisor begins
 
@@ -111,14 +112,18 @@ class TaskSupervisor:
             self._finish(ended)
             return
         # What the prolog and the start took does not count.
-        deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
+        limit_s, launched_s = spec.time_limit_s, time.monotonic()
+        deadline_s = launched_s + limit_s if limit_s else None
         self._say(state="running", at_s=time.time())
         # 1. Reap, and see whether it is over. 2. Order its end at its limit, or when its node has lost the manager. 3.
         # Kill what had its grace. 4. Read the profile. 5. Wait for a signal, or for the next of these moments.
         while not self._is_over():
             self._look_at_fence()
             if deadline_s is not None and time.monotonic() >= deadline_s and self._kill_at_s is None:
-                self._end(f"{m.TIME_LIMIT} of {spec.time_limit_s:g} s", spec.grace_s, m.EndKind.TIME_LIMIT)
+                limit_s = files.time_limit_s(self._folder, self._recipe.start)  # it may have been extended
+                deadline_s = launched_s + limit_s
+                if time.monotonic() >= deadline_s:
+                    self._end(f"{m.TIME_LIMIT} of {limit_s:g} s", spec.grace_s, m.EndKind.TIME_LIMIT)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 self._held.kill()
             self._look_at_profile()

@@ -16,9 +16,11 @@ from farside.agent.run.ledger import (
     RANK,
     Action,
     Asked,
+    Command,
     Event,
     Key,
     Launch,
+    Lengthen,
     Ledger,
     Observed,
     Remove,
@@ -36,7 +38,7 @@ devices = st.builds(Device, st.integers(0, 2), st.sampled_from(["", "", "MIG-a",
 
 
 def asked(
-    command: m.Start | m.Stop | m.Forget, *, objection: str = "", at_s: float = 10.0, is_proved: bool = True
+    command: Command, *, objection: str = "", at_s: float = 10.0, is_proved: bool = True
 ) -> Asked:
     return Asked(command=command, at_s=at_s, objection=objection, is_proved=is_proved)
 
@@ -220,6 +222,35 @@ def test_an_end_stays(late: str) -> None:
     ledger, _ = after(asked(start()), Observed(state=state("exited", exit_code=0)))
 
     assert step(ledger, Observed(state=state(late))) == (ledger, ())
+
+
+def extend(*, nth: int = 1, generation: int = 1) -> m.Extend:
+    return m.Extend(task_id="1.0", start=nth, generation=generation, time_limit_s=60)
+
+
+def test_a_longer_time_limit_is_taken_for_a_task_that_lives() -> None:
+    _, actions = after(asked(start()), Observed(state=state("running")), asked(extend()))
+
+    assert actions == (Lengthen(key=("1.0", 1), time_limit_s=60),)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [asked(start()), Observed(state=state("exited", exit_code=0))],
+        [asked(start(nth=2))],
+        [asked(start()), asked(stop("2.0", generation=4))],  # a manager of a later generation has spoken since
+    ],
+)
+def test_a_longer_time_limit_of_what_is_over_or_unknown_or_of_a_manager_that_is_over_changes_nothing(
+    before: list[Event],
+) -> None:
+    ledger, _ = after(*before)
+
+    after_it, actions = step(ledger, asked(extend()))
+
+    assert (after_it.tasks, actions) == (ledger.tasks, ())
 
 
 def test_a_running_that_comes_after_a_stop_is_late() -> None:

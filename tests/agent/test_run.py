@@ -289,6 +289,17 @@ def test_a_time_limit_ends_it_and_is_the_cause(held: Node) -> None:
     assert (end.signal, end.cause, end.kind) == (signal.SIGTERM, "time limit of 2 s", m.EndKind.TIME_LIMIT)
 
 
+def test_a_longer_time_limit_ends_a_task_that_runs_when_that_is_up(held: Node) -> None:
+    held.start("echo ready; sleep 600", time_limit_s=2.0, grace_s=5)
+    for longer_s in (2.5, 1.0):  # limits only grow
+        held.runner.take(m.Extend(task_id="1.0", start=1, generation=1, time_limit_s=longer_s))
+        held.runner.take(m.Extend(task_id="1.0", start=1, generation=1, time_limit_s=longer_s))
+
+    end = held.ended()
+
+    assert (end.cause, end.kind) == ("time limit of 2.5 s", m.EndKind.TIME_LIMIT)
+
+
 def test_a_supervisor_whose_folder_is_taken_away_ends_with_its_task(held: Node) -> None:
     held.start(f"echo ready; until test -e {held.out}.go; do sleep 0.02; done")
     held.until("running")
