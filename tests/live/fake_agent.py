@@ -31,6 +31,8 @@ class FakeNode:
     swap: m.Swap | None = None
     executor: m.ExecutorFacts | None = None
     power_w: float | None = None  # of each GPU
+    extends_limits: bool = False
+    limits: dict[Key, float] = field(default_factory=dict)  # to which tasks were extended
     ends_after_s: float | None = None  # each task ends well after so long; None: when a test says so
     tasks: dict[Key, m.TaskState] = field(default_factory=dict)
     specs: dict[Key, m.TaskSpec] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class FakeNode:
         return m.Hello(
             node=self.name, boot_id=self.boot_id, incarnation="one", version="0", cpus=16, memory_bytes=1 << 36,
             gpus=self.declared(), headroom_bytes=1 << 36, tasks=tuple(self.tasks.values()), donor=self.donor,
-            swap=self.swap, agent=self.agent, services=self.services(),
+            swap=self.swap, agent=self.agent, services=self.services(), extends_limits=self.extends_limits,
         )  # fmt: skip
 
     def services(self) -> dict[str, msgspec.Raw]:
@@ -152,6 +154,8 @@ class FakeSession:
                 elif node.is_running(key) and node.is_honest:
                     node.set(key, "exited", signal=15, cause=cause)
                 return key
+            case m.Extend(task_id=task, start=start, time_limit_s=limit_s):
+                node.limits[task, start] = limit_s
             case m.Forget(task_id=task, start=start):
                 node.tasks.pop((task, start), None)
             case _:

@@ -74,9 +74,11 @@ def run_jobs(manager: Manager, folder: Path) -> list[str]:
     ends(well, "done")
     ends(badly, "failed")
     long = manager.submit(
-        "sleep", "600", cwd=there, checkpoint_dir=f"{there}/shared", time_limit_s=3600, grace_s=1, name="long"
-    )
+        "sleep", "600", cwd=there, checkpoint_dir=f"{there}/shared", time_limit_s=3600, grace_s=1, name="long",
+        deployment="vision",
+    )  # fmt: skip
     ends(long, "running")
+    manager.post("jobs", long, "extend", body={"left_s": 7200})
     held = manager.submit("true", cwd=there, hold=True, after=[well])
     manager.post("jobs", held, "release")
     manager.post("nodes", "n1", "drain", body={"reason": "disk"})

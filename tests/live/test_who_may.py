@@ -38,6 +38,7 @@ MAY = {
     ("GET", "/v1/jobs/{job_id}/explain"): OPERATOR,
     ("POST", "/v1/jobs/{job_id}/hold"): OPERATOR,
     ("POST", "/v1/jobs/{job_id}/release"): OPERATOR,
+    ("POST", "/v1/jobs/{job_id}/extend"): NOBODY,  # the user of the lease alone
     ("POST", "/v1/jobs/{job_id}/cancel"): OPERATOR,
     ("GET", "/v1/overview"): PEOPLE,
     ("GET", "/v1/overview/stream"): PEOPLE,
@@ -71,6 +72,7 @@ MAY = {
 SESSION = protocol.PATH  # the one WebSocket: nodes and operators, below
 BODIES: dict[str, dict[str, object]] = {
     "/v1/jobs": {"argv": ["true"]},
+    "/v1/jobs/{job_id}/extend": {"left_s": 60},
     "/v1/nodes/{name}/drain": {},
     "/v1/nodes/{name}/lend": {"at_most_bytes": None},
     "/v1/nodes/{name}/swap": {"size_bytes": None},

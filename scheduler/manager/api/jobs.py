@@ -28,11 +28,19 @@ from farside.scheduler.manager.decider.colocated import can_group, size_of
 from farside.scheduler.manager.decider.launch import FIRST_PORT
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.model.accounts import charged, quota_problems
-from farside.scheduler.manager.model.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
+from farside.scheduler.manager.model.event import (
+    CancelRequested,
+    HoldRequested,
+    JobSubmitted,
+    LimitExtended,
+    ReleaseRequested,
+)
+from farside.scheduler.manager.model.extension import run_limit_s, why_not_extended
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase
 from farside.scheduler.manager.model.role import RoleBody, most_on_a_node
 from farside.scheduler.manager.model.spec import (
     EXAMPLE,
+    MAX_TIME_LIMIT_S,
     JobBody,
     JobSpec,
     Ranks,
@@ -76,6 +84,12 @@ class Submitted(Struct, frozen=True, kw_only=True):
     """Jobs that were taken."""
 
     ids: tuple[str, ...]
+
+
+class ExtendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a lease shall be able to hold its GPU from now on."""
+
+    left_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIME_LIMIT_S)]
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -231,6 +245,39 @@ async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
             if not job.cancelled_by:
                 await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
     return _shown(job, caller, shared)
+
+
+@router.post(
+    "/{job_id}/extend", responses=says(Job, 403, 404, 409, 413, 422, 429, 503), openapi_extra=takes(ExtendBody)
+)
+async def extend(request: Request, job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """Let a lease that runs go on for so long from now, where nobody else is to have its GPU by then."""
+    _, body = await read_body(request, ExtendBody)
+    await _refuse_extension(job, body.left_s, caller, shared)
+    async with shared.writes.turn(caller):
+        job = _after_wait(job, shared)
+        await _refuse_extension(job, body.left_s, caller, shared)
+        limit_s = run_limit_s(job, body.left_s, shared.log.now_s())
+        event = LimitExtended(job_id=job.job_id, start=job.start, time_limit_s=limit_s, by=caller.name)
+        await shared.log.write([event], caller.told)
+    after = _after_wait(job, shared)
+    if after.start != job.start or after.extended_s < limit_s:  # its end was decided just before
+        raise HTTPException(409, f"job {job.job_id} is {after.phase}: it was not extended")
+    return _shown(job, caller, shared)
+
+
+async def _refuse_extension(job: LiveJob, left_s: float, caller: Caller, shared: Context) -> None:
+    if caller.name != job.user:
+        raise HTTPException(403, f"job {job.job_id} is {job.user}'s, and nobody else extends it")
+    _refuse_over(job)
+    if why := why_not_extended(shared.log.state, job, left_s, shared.log.now_s()):
+        raise HTTPException(409, why)
+    try:
+        told = await admin.ask(shared.folder / ASK, "promised", timeout_s=EXPECTED_LIMIT_S, job_id=job.job_id)
+    except FarsideError as error:
+        raise HTTPException(503, f"{_NO_ANSWER}: {error}") from error
+    if told["job"]:
+        raise HTTPException(409, f"another job has waited long, and is to have the GPU of job {job.job_id} at its end")
 
 
 @router.post("/{job_id}/hold", responses=says(Job, 404, 409, 429))

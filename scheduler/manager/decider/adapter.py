@@ -108,7 +108,7 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
         choice=spec.choice,
         preemptible=spec.preemptible,
         grace_s=spec.grace_s,
-        limit_s=spec.time_limit_s or math.inf,
+        limit_s=job.limit_s,
         parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
         model=spec.model,
         model_bytes=job.profile.model_bytes if job.profile is not None else 0,
@@ -130,7 +130,7 @@ def figures_of(
     # The first start has nothing to load; each later one begins from a checkpoint.
     is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
     return Figures(
-        remaining_s=estimator.remaining_s(seen, job.held_s),
+        remaining_s=estimator.remaining_s(seen, job.spent_s),
         predicted_gpu_s=estimator.predicted_gpu_s(seen, now_s),
         executed_s=executed_s,
         waited_s=job.waited_s,

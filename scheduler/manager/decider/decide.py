@@ -138,7 +138,7 @@ class Decider:
         self._touched.update(dict.fromkeys(touched, cause))
         if isinstance(entry.event, JobAllocated):
             self._just_allocated[entry.event.job_id] = cause
-        if isinstance(entry.event, JobStarted):
+        if isinstance(entry.event, JobStarted | log.LimitExtended) and entry.event.job_id in self.state.jobs:
             self._note_limit(self.state.jobs[entry.event.job_id])
 
     def _note_limit(self, job: LiveJob) -> None:
@@ -244,6 +244,15 @@ class Decider:
             return None
         domain = self._planner.domain_of(job)
         return estimate_start(domain, row, now_s) if row in domain.waiting else None
+
+    def promised_to(self, job_id: str) -> str:
+        """The job that is to have the GPUs of one that runs once that ends; empty: none has waited long enough."""
+        row = self._planner.row(job_id)
+        for domain in self.domains.values():
+            plan = domain.reservation
+            if plan is not None and row in plan.awaited and plan.row in domain.jobs:
+                return domain.jobs[plan.row].job_id
+        return ""
 
     def take(self, fitted: Fitted) -> None:
         """Use a model that was fitted to a lesson of ``times``."""

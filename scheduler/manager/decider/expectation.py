@@ -21,4 +21,4 @@ def expected_lines(times: LearnedTimes | None, job: LiveJob) -> tuple[str, ...]:
     """What a job is expected to take, in words; none where the policy does not ask how long jobs run."""
     if times is None or job.spec.colocate:
         return ()
-    return expectation_lines(times.expectation(job.sequence), job.spec.time_limit_s or math.inf)
+    return expectation_lines(times.expectation(job.sequence), job.limit_s)

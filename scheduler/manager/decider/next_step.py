@@ -39,7 +39,7 @@ def limit_at_s(job: LiveJob) -> float | None:
     """When a job that holds GPUs will have held them for as long as it may; None: it may for ever."""
     if not job.spec.time_limit_s or job.phase not in (Phase.STARTING, Phase.RUNNING):
         return None
-    return job.since_s + job.spec.time_limit_s - job.held_s
+    return job.limit_at_s
 
 
 def _next_step(state: LiveState, job: LiveJob, now_s: float, idle: IdleRules) -> Step | None:
@@ -129,7 +129,7 @@ def _stop(job: LiveJob, cause: log.StopCause, reason: str) -> log.JobStopping:
 
 
 def _over_limit(job: LiveJob) -> str:
-    return f"it has held its GPUs for its time limit of {format_seconds(job.spec.time_limit_s)}"
+    return f"it has held its GPUs for its time limit of {format_seconds(job.limit_s)}"
 
 
 def _of_stopping(state: LiveState, job: LiveJob) -> Step | None:

@@ -122,7 +122,7 @@ class Planner:
         if isinstance(event, log.NodesReserved | log.ReservationCancelled):
             self._close(entry.at_s)
         for job_id in touched:
-            if isinstance(event, log.TaskProfiled):
+            if isinstance(event, log.TaskProfiled | log.LimitExtended):
                 self._learn(self._state.jobs[job_id])
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, log.JobStarted) and touched and not self._is_stale:
@@ -163,7 +163,7 @@ class Planner:
         for sequence, gpu_s in predicted_gpu_s.items():
             if (row := self.row(id_of.get(sequence, ""))) >= 0:
                 job = self._state.jobs[id_of[sequence]]
-                left_s = self._times.remaining_s(self._job_of(job), job.held_s)
+                left_s = self._times.remaining_s(self._job_of(job), job.spent_s)
                 self.domain_of(job).expect(row, predicted_gpu_s=gpu_s, remaining_s=left_s)
         self._touch()
 
@@ -341,7 +341,10 @@ class Planner:
         """A job's profile matters for its next place, which it may be waiting for already."""
         row = self.row(job.job_id)
         if row >= 0:
-            self.domain_of(job).know(row, self._job_of(job))
+            domain, seen = self.domain_of(job), self._job_of(job)
+            domain.know(row, seen)
+            if job.extended_s and row in domain.running:
+                domain.expect(row, predicted_gpu_s=math.nan, remaining_s=job.limit_s)
             self._touch()
 
     def _job_of(self, job: LiveJob) -> Job:

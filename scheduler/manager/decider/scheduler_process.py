@@ -127,7 +127,7 @@ class SchedulerProcess:
                 self._lead()
                 handlers = {
                     "explain": self._on_explain, "whys": self._on_whys, "status": self._on_status,
-                    "expected": self._on_expected,
+                    "expected": self._on_expected, "promised": self._on_promised,
                 }  # fmt: skip
                 async with self._fitter, admin.serve(self._folder / ASK, handlers):
                     while True:
@@ -275,6 +275,9 @@ class SchedulerProcess:
         decider = self._asked_decider()
         job = decider.state.jobs.get(str(told.get("job_id", "")))
         return NOTHING_EXPECTED if job is None else expected_of(decider.times, job)
+
+    async def _on_promised(self, told: Mapping[str, object]) -> object:
+        return {"job": self._asked_decider().promised_to(str(told.get("job_id", "")))}
 
     async def _on_whys(self, told: Mapping[str, object]) -> object:
         """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""

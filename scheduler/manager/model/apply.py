@@ -147,6 +147,15 @@ def _cancel(state: LiveState, event: log.CancelRequested, entry: log.Entry) -> T
     return _put(state, replace(job, cancelled_by=event.by))
 
 
+def _extend(state: LiveState, event: log.LimitExtended, entry: log.Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.phase is not Phase.RUNNING or job.start != event.start or job.cancelled_by:
+        return ()
+    if job.started_s + event.time_limit_s <= job.limit_at_s:
+        return ()
+    return _put(state, replace(job, extended_s=event.time_limit_s))
+
+
 def _hold(state: LiveState, event: log.HoldRequested, entry: log.Entry) -> Touched:
     state.submit_rates.come(event.by, 1, max(entry.at_s, state.at_s))
     job = state.jobs.get(event.job_id)
@@ -613,7 +622,9 @@ def _requeued(state: LiveState, event: log.JobRequeued, entry: log.Entry) -> Tou
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
     _leave_places(state, job, entry.at_s)
-    ran = replace(_left(state, job, entry), failures=job.failures + event.is_failure)
+    # Of one that was extended the next start has the limit that it asked for, whatever it has held its GPU before.
+    again_s = job.spec.time_limit_s if job.extended_s else 0.0
+    ran = replace(_left(state, job, entry), failures=job.failures + event.is_failure, extended_s=again_s)
     if job.phase is Phase.STOPPING and job.stop_cause is log.StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
         if not job.spec.colocate:
@@ -722,6 +733,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | No
     log.JobSubmitted: _submitted,
     log.CancelRequested: _cancel,
     log.HoldRequested: _hold,
+    log.LimitExtended: _extend,
     log.ReleaseRequested: _release,
     log.NodeJoined: _joined,
     log.NodeChanged: _changed,

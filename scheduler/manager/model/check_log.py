@@ -34,6 +34,9 @@ class _Job:
     memory_bytes_per_gpu: float = 0.0
     host: str = ""  # the partition that lends it its places
     asked_back_s: float = math.inf  # when that wanted them
+    time_limit_s: float = 0.0  # as it was asked for
+    limit_s: float = 0.0  # of its latest start that was extended, from its begin on; 0: none was
+    begun_s: float = 0.0  # when its latest start was decided
     ends_s: float | None = None  # what it was warned of, while that stands: it ends then, as its GPUs are idle
 
 
@@ -129,6 +132,8 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
         case log.CancelRequested():
             if event.job_id in check.jobs:
                 check.jobs[event.job_id].may_be_cancelled = True
+        case log.LimitExtended():
+            _extended(check, event)
         case log.JobAllocated() | log.AllocationReleased():
             yield from _allocated(check, event)
         case log.JobStarted():
@@ -370,6 +375,7 @@ def _submitted(check: _Check, event: log.JobSubmitted) -> None:
                 may_be_cancelled=bool(event.spec.after),
                 is_colocated=event.spec.colocate,
                 grace_s=event.spec.grace_s,
+                time_limit_s=event.spec.time_limit_s,
                 swap_bytes_per_gpu=event.spec.swap_bytes_per_gpu,
                 memory_bytes_per_gpu=event.spec.memory_bytes_per_gpu,
                 workers=(int(least), int(most or least)),
@@ -455,7 +461,8 @@ def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
     yield from _promised(check, job, event.job_id)
     job.nodes.append(tuple(task.node for task in event.tasks))
     job.started_at, job.is_started, job.is_stopping, job.places = check.seq, True, False, ()
-    job.ends_s = None
+    job.ends_s, job.begun_s = None, check.at_s
+    job.limit_s = job.time_limit_s if job.limit_s else 0.0
     for task in event.tasks:
         if task.node not in check.boots:
             yield f"job {event.job_id} was started on node {task.node}, which never joined"
@@ -479,11 +486,21 @@ def _stopping(check: _Check, event: log.JobStopping) -> Iterator[str]:
         return
     if event.cause is log.StopCause.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
+    early_s = job.begun_s + job.limit_s - check.at_s
+    # Its agent counts by a clock of its own, from a little later on.
+    if event.cause is log.StopCause.TIME_LIMIT and early_s > LEAVING_S:
+        yield f"job {event.job_id} is ended {early_s:.0f} s before the limit to which it was extended"
     if event.cause is log.StopCause.IDLE_GPUS:
         yield from _ended_for_idle_gpus(check, job, event.job_id)
     job.is_stopping = True
     if job.host and event.cause is log.StopCause.PREEMPTED:
         job.asked_back_s = check.at_s
+
+
+def _extended(check: _Check, event: log.LimitExtended) -> None:
+    job = check.jobs.get(event.job_id)
+    if job is not None and job.is_started and not job.is_stopping and event.start == len(job.nodes):
+        job.limit_s = max(job.limit_s, event.time_limit_s)
 
 
 def _warned(check: _Check, event: log.JobIdleWarned | log.IdleWarningLifted) -> Iterator[str]:

@@ -54,7 +54,8 @@ from farside.scheduler.manager.model.spec import JobSpec
 # 7: operators bound what a node lends, and order its swap; an entry of 6 is read as it is.
 # 8: a group may be bound by what it reads back of its input; an entry of 7 is read as it is.
 # 9: what donors have lent is recalled before a job starts; an entry of 8 is read as it is.
-VERSION = 9
+# 10: the time limit of a lease that runs is extended; an entry of 9 is read as it is.
+VERSION = 10
 
 
 class Ending(StrEnum):
@@ -140,6 +141,18 @@ class CancelRequested(Struct, frozen=True, kw_only=True):
     """A job shall end."""
 
     job_id: str
+    by: str
+
+
+class LimitExtended(Struct, frozen=True, kw_only=True):
+    """A start of a lease may hold its GPU for ``time_limit_s``, counted from when that start was decided.
+
+    The job's next start, if there is one, may for as long as the job asked for.
+    """
+
+    job_id: str
+    start: int
+    time_limit_s: float
     by: str
 
 
@@ -502,8 +515,8 @@ class JobPromoted(Struct, frozen=True, kw_only=True):
 
 
 Told = (
-    JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
-    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
+    JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | LimitExtended | NodeJoined | NodeChanged
+    | NodeLost | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
     | TaskProfiled | ServiceChanged | ServiceTold | NodeInvited | NodeKeyed | NodeAccepted | NodeRevoked
     | ModelDeclared | ChunksMoved | AggregationMeasured | TaskTimed | TaskIdle

@@ -1,6 +1,5 @@
 """Maintenance reservations of nodes: their windows for the cycle, and the jobs that they meet. PURE."""
 
-import math
 from collections.abc import Iterator, Mapping
 
 from farside.scheduler.maintenance_window import MaintenanceWindow
@@ -43,7 +42,7 @@ def words_of(one: Maintenance) -> str:
 
 def latest_end_s(job: LiveJob, now_s: float) -> float:
     """When a job that starts now is over at the latest; infinite: it may run for ever."""
-    return now_s + (job.spec.time_limit_s or math.inf)
+    return now_s + job.limit_s
 
 
 def first_reservations(state: LiveState, now_s: float) -> dict[str, Maintenance]:
@@ -72,7 +71,6 @@ def still_there(state: LiveState, one: Maintenance, now_s: float) -> list[str]:
     found = []
     for job in state.live_jobs():
         if job.phase in ACTIVE and not set(one.nodes).isdisjoint(job.nodes):
-            limit_s = job.spec.time_limit_s
-            if not limit_s or now_s + limit_s - job.held_until(now_s) > one.begin_s:
+            if job.limit_at_s > one.begin_s:
                 found.append(job.job_id)
     return found

@@ -172,6 +172,8 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         cancelled_by: Who wants it to end; empty: nobody.
         held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
         idle: The warning that its GPUs are idle, while that stands; None: there is none.
+        extended_s: How long its latest start, or its next one, may hold its GPUs, whatever earlier ones did; 0: it was
+            never extended, and all its starts together may hold them for its time limit.
         recalls: What donors of the nodes that it has took back before it started there, or are still to.
     """
 
@@ -212,6 +214,24 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     profile: JobProfile | None = None
     idle: IdleWarning | None = None
     recalls: tuple[MemoryRecall, ...] = ()
+    extended_s: float = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """The longest that a start of it may hold its GPUs; infinite: it may for ever."""
+        return self.extended_s or self.spec.time_limit_s or math.inf
+
+    @property
+    def spent_s(self) -> float:
+        """What counts against `limit_s` of the time before ``since_s``."""
+        if not self.extended_s:
+            return self.held_s
+        return self.since_s - self.started_s if self.phase in ACTIVE else 0.0
+
+    @property
+    def limit_at_s(self) -> float:
+        """When one that holds GPUs will have held them for as long as it may; infinite: it may for ever."""
+        return self.since_s + self.limit_s - self.spent_s
 
     @property
     def is_over(self) -> bool:

@@ -93,6 +93,7 @@ class AgentLine:
         self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
         # Commands that were sent on this connection, by their kind.
         self._told: set[tuple[str, TaskKey]] = set()
+        self._limits: dict[TaskKey, float] = {}  # to which tasks were extended, as told
         self._meter = PowerMeter()
         # No list of donors has this version, so the first comparison always looks.
         self._ring_version = -1
@@ -364,9 +365,22 @@ class AgentLine:
             if found is not None and self._first_time("start", task.key):
                 spills = state.nodes[task.node].executor.spills
                 yield start_of(job, task, state.generation, self._meeting(job), found, may_spill=spills)
+            if known is not None and known.state not in ENDED:
+                yield from self._limit(state, job, task)
         elif (known is None or known.state not in ENDED) and self._first_time("stop", task.key):
             cause = job.stop_cause.value if job.stop_cause is not None and job.start == task.start else "an old start"
             yield stop_of(task.key, state.generation, cause, job.spec.grace_s)
+
+    def _limit(self, state: LiveState, job: LiveJob, task: LiveTask) -> Iterator[m.Extend]:
+        """The limit to which its job was extended, once a connection: it may have missed that."""
+        if not job.extended_s or not self.hello.extends_limits:
+            return
+        if self._limits.get(task.key, 0.0) < job.extended_s:
+            self._limits[task.key] = job.extended_s
+            yield m.Extend(
+                task_id=task_id_of(job.job_id, task.rank), start=task.start, generation=state.generation,
+                time_limit_s=job.extended_s,
+            )  # fmt: skip
 
     def _meeting(self, job: LiveJob) -> Meeting:
         """Made once for all processes of a job that this node gets."""
@@ -398,6 +412,7 @@ class AgentLine:
         self._told.add((what, key))
         if what == "forget":
             self._told.difference_update((("start", key), ("stop", key)))
+            self._limits.pop(key, None)
         return True
 
 
@@ -459,8 +474,8 @@ def start_of(
     cpus, swap_bytes = spec.cpus_per_gpu * len(task.gpus), spec.swap_bytes_per_gpu * len(task.gpus)
     first = meeting.masters.get(task.role, task)
     role_variables = {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **meeting.hosts}
-    # What earlier starts held counts against the limit. At least a second, as 0 means that there is no limit.
-    limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
+    # What earlier starts held counts against a limit that was not extended. At least a second: 0 means none.
+    limit_s = job.extended_s or (max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0)
     return m.Start(
         task_id=task_id_of(job.job_id, task.rank),
         start=task.start,

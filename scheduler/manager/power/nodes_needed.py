@@ -193,7 +193,7 @@ class _Rooms:
 
     def fits(self, job: LiveJob, now_s: float) -> Mapping[int, int]:
         """GPUs of a job by node, were the node empty; without nodes where it may not start now."""
-        end_s = now_s + (job.spec.time_limit_s or math.inf)
+        end_s = now_s + job.limit_s
         pending = [one for one in self._state.maintenance.values() if one.is_pending(now_s) and end_s > one.begin_s]
         reserved = {name for one in pending for name in one.nodes}
         demand = demand_of(job_of(job, asks_users=self._asks_users), is_consolidated=False)

@@ -21,6 +21,7 @@ _KINDS: Mapping[str, str] = {
     "JobSubmitted": "submit",
     "CancelRequested": "cancel",
     "HoldRequested": "hold",
+    "LimitExtended": "extend",
     "ReleaseRequested": "release",
     "DrainRequested": "drain",
     "UndrainRequested": "undrain",

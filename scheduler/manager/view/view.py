@@ -160,6 +160,7 @@ class JobInFull(Job, frozen=True, kw_only=True):
     """A job with its processes and all that was asked for."""
 
     held_s: float
+    left_s: float | None
     gpu_s: float
     failures: int
     pause_s: float | None
@@ -311,6 +312,12 @@ def show_job(job: LiveJob, sight: Sight = SEES_ALL) -> Job:
     )
 
 
+def _left_s(job: LiveJob, now_s: float) -> float | None:
+    """Seconds that it may still hold its GPUs; None: it holds none, or may for ever."""
+    left_s = job.limit_at_s - now_s if job.phase in (Phase.STARTING, Phase.RUNNING) else math.inf
+    return max(0.0, left_s) if left_s < math.inf else None
+
+
 def show_job_in_full(
     job: LiveJob,
     now_s: float,
@@ -323,6 +330,7 @@ def show_job_in_full(
         **structs.asdict(show_job(job, sight)),
         **structs.asdict(expected),
         held_s=job.held_until(now_s),
+        left_s=_left_s(job, now_s),
         gpu_s=job.held_until(now_s) * job.spec.gpus,
         failures=job.failures + _has_failed_for_good(job),
         pause_s=_or_none(job.pause_s),
