@@ -25,6 +25,7 @@ from tests.serving.test_run import MODELS, Deployed
 from tests.support.waiting import until
 
 SANDBOX = ("--cluster", "3x1", "--donors", "1", "--size", "64MiB")
+LEASE_S = 40.0  # as short as one may be
 TRAINING = {"argv": ["/bin/sleep", "600"], "gpus": 1, "name": "train", "output": "/dev/null", "cwd": "/"}
 
 
@@ -97,6 +98,42 @@ def test_a_lease_without_the_gpu_that_is_to_serve_says_what_its_node_lacks(tmp_p
     finally:
         running.end()
     until(lambda: not asked(state, "jobs")["jobs"], what="the lease is given back")
+
+
+@pytest.mark.long
+def test_a_lease_goes_on_beyond_its_first_limit_on_a_full_cluster_and_takes_no_other_gpu(
+    tmp_path: Path, state: Path
+) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    make_key(folder / "key")
+    with ManagerClient(find_manager(state=state)) as client:
+        training: list[str] = client.post("jobs", body={**TRAINING, "count": 2})["ids"]
+    core = min(os.sched_getaffinity(0))
+    extra = (
+        f'gpus_max = 1\ncpu_devices = [[{core}]]\nkey_file = "key"\nname = "t"\nlease_s = {LEASE_S}\n'
+        f"replace_before_s = {LEASE_S / 2}"
+    )
+    running = Deployed(folder, "--state", str(state), extra=extra).ready()
+    try:
+        until(lambda: running.status().ready, what="it serves")
+        (lease,) = jobs_of(running)
+        until(lambda: asked(state, "jobs", lease)["held_s"] > LEASE_S + 2, what="more than its limit", deadline_s=120)
+
+        assert [*jobs_of(running)] == [lease]
+        assert running.status().ready
+        assert asked(state, "jobs", lease)["left_s"] > LEASE_S / 4
+        assert {(one["state"], one["starts"]) for one in map(lambda job: asked(state, "jobs", job), training)} == {
+            ("running", 1)
+        }
+        kinds = [one["type"] for one in asked(state, "jobs", lease, "history")["entries"]]
+        assert "LimitExtended" in kinds
+    finally:
+        running.end()
+        with ManagerClient(find_manager(state=state)) as client:
+            for job in training:
+                client.post("jobs", job, "cancel")
+    until(lambda: not asked(state, "jobs")["jobs"], what="all is over")
 
 
 def test_leases_move_from_a_node_that_drains_and_outlive_front_and_manager(tmp_path: Path, state: Path) -> None:

@@ -44,6 +44,7 @@ class Answering:
     def __init__(self, report: tuple[int, str]) -> None:
         self.report = report
         self.job: dict[str, Any] = WAITING
+        self.extension: tuple[int, Any] = (200, {})
         self.asked: list[str] = []
         self.of_deployment = ["7"]
         self.is_away = self.loses_answers = self.is_before = False
@@ -76,6 +77,10 @@ class Answering:
                 return 200, self.node
             case "POST", ["jobs", _, "cancel"] if self.loses_answers:
                 return 503, {"detail": "it was done, and nobody hears of it"}
+            case "POST", ["jobs", _, "extend"]:
+                if self.extension[0] == 200:
+                    self.job = {**self.job, "left_s": 86_400.0}
+                return self.extension
             case "POST", ["jobs"]:
                 self.submitting.set()
                 assert self.is_free.wait(DEADLINE_S)
@@ -360,6 +365,40 @@ def test_a_worker_on_a_node_that_joined_by_the_managers_socket_is_out_of_reach_f
 
     assert words.startswith("its worker on n1 does not answer")
     assert ("joined by the manager's own socket" in words) == is_told
+
+
+@pytest.mark.parametrize(
+    ("extension", "asked"),
+    [
+        ((200, {}), ["POST /v1/jobs/7/extend"]),
+        ((409, {"detail": "n1: new disks"}), ["POST /v1/jobs/7/extend", "POST /v1/jobs"]),
+        ((404, {"detail": "a manager of the version before"}), ["POST /v1/jobs/7/extend", "POST /v1/jobs"]),
+        ((503, {"detail": "nobody answers"}), ["POST /v1/jobs/7/extend"] * 2 + ["POST /v1/jobs"]),
+    ],
+)
+@in_loop
+async def test_the_manager_is_asked_to_extend_a_lease_first_and_it_is_replaced_where_that_refuses_or_never_answers(
+    extension: tuple[int, Any], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        clock, _ = on_running(keeper, there, monkeypatch)
+        rules = LeaseRules(most=2, spare=0, replace_before_s=600.0)
+        keeper._settings = replace(keeper._settings, rules=rules, job={"time_limit_s": 86_400.0})
+        keeper.want(1)
+        there.extension = extension
+        await keeper.look()
+        for left_s in (600.0, 500.0, 300.0):
+            if there.job.get("left_s", 0.0) <= 600.0:
+                there.job = {**there.job, "left_s": left_s}
+            await keeper.look()
+            if "POST /v1/jobs" in there.changed():
+                break
+
+    assert there.changed() == asked
+    assert keeper.leaving == ({} if extension[0] == 200 else {0: "its time ends"})
+    assert clock.now_s == 0
 
 
 def report(*, gpus: int, models: int, changes: int) -> DeploymentBody:

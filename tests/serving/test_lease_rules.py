@@ -71,6 +71,40 @@ def test_one_on_a_node_that_drains_serves_until_another_one_is_there_and_then_un
     assert (set(moved.usable), moved.cancel) == ({1}, ("j0",))
 
 
+def test_one_whose_time_ends_is_extended_and_neither_left_nor_replaced_while_that_is_asked() -> None:
+    ends = lease(0, left_s=RULES.replace_before_s, may_extend=True)
+
+    found = judge([ends], 1, {0}, RULES)
+
+    assert (found.extend, found.submit, dict(found.leaving), found.usable) == (("j0",), 0, {}, {0})
+    assert judge([replace(ends, left_s=RULES.replace_before_s + 1)], 1, {0}, RULES).extend == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"may_extend": False}, "its time ends"),
+        ({"left_s": RULES.replace_before_s / 2}, "its time ends"),  # nobody has answered
+        ({"is_draining": True}, "n0 drains"),
+        ({"is_unfit": True}, "no executor starts there"),
+    ],
+)
+def test_one_that_is_refused_or_that_gets_no_answer_or_is_no_use_is_replaced(said: dict[str, object], why: str) -> None:
+    ends = replace(lease(0, left_s=RULES.replace_before_s, may_extend=True), **said)  # type: ignore[arg-type]
+
+    found = judge([ends], 1, {0}, RULES)
+
+    assert (found.extend, found.submit, dict(found.leaving)) == ((), 1, {0: why})
+
+
+def test_one_that_is_not_needed_is_given_back_rather_than_extended() -> None:
+    ends = lease(0, left_s=RULES.replace_before_s, may_extend=True)
+
+    found = judge([ends], 0, set(), RULES)
+
+    assert (found.extend, found.cancel) == ((), ("j0",))
+
+
 def test_one_whose_time_ends_is_replaced_and_left_at_last_though_there_is_no_other() -> None:
     ends = lease(0, left_s=RULES.replace_before_s)
 

@@ -67,6 +67,7 @@ class _Held:
     job: Mapping[str, Any]
     seen_s: float
     is_draining: bool = False
+    is_refused: bool = False  # the manager does not extend it
     is_asked_back: bool = False  # by us; the manager may have done it without an answer to us
     line: WorkerLine | None = None
     failures: int = 0
@@ -209,7 +210,7 @@ class LeaseKeeper:
         found = (
             Lease(
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
-                is_draining=one.is_draining, is_unfit=one.is_unfit,
+                is_draining=one.is_draining, is_unfit=one.is_unfit, may_extend=not one.is_refused,
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
             )
             for job_id, one in self._held.items()
@@ -220,8 +221,10 @@ class LeaseKeeper:
     def _left_s(self, one: _Held) -> float:
         if one.phase != RUNNING:
             return 0.0
-        limit_s = float(one.job["spec"]["time_limit_s"]) or LEASE_S_MAX  # its front before may have had another
-        return max(0.0, limit_s - float(one.job["held_s"]) - (self._loop.time() - one.seen_s))
+        told_s = one.job.get("left_s")
+        if told_s is None:  # the manager is of the version before; the front before may have had another limit
+            told_s = (float(one.job["spec"]["time_limit_s"]) or LEASE_S_MAX) - float(one.job["held_s"])
+        return max(0.0, float(told_s) - (self._loop.time() - one.seen_s))
 
     @property
     def leaving(self) -> Mapping[int, str]:
@@ -302,6 +305,8 @@ class LeaseKeeper:
                 held = self._held[job_id] = _Held(number, job, self._loop.time())
             held.job, held.seen_s = job, self._loop.time()
             held.is_draining = held.node in seen.draining
+            if self._left_s(held) > self._settings.rules.replace_before_s or held.phase != RUNNING:
+                held.is_refused = False
         for job_id in [job_id for job_id, one in self._held.items() if one.phase not in LIVE]:
             self._over(job_id)
         await self._connect()
@@ -315,6 +320,10 @@ class LeaseKeeper:
         if self._anothers:
             return
         # 3. Act.
+        for job_id in self._judged.extend:
+            await self._extend(job_id)
+        if self._judged.extend:
+            self._judge()  # one that is refused is replaced at once
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
             if self._held[job_id].is_unfit:
@@ -342,7 +351,8 @@ class LeaseKeeper:
                 if job_id not in self._held:  # the look that asked for it was cancelled
                     self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time())
                     await self._give_back(job_id)
-            await self._ask(self._tell_of_end)
+            name, front = self._settings.name, self._settings.front
+            await self._ask(lambda: self._client.delete("deployments", name, front=front))
         except FarsideError as error:
             _log.warning("leases are not given back; they end by themselves, without a front", why=str(error))
         for one in self._held.values():
@@ -410,6 +420,21 @@ class LeaseKeeper:
     def _free_number(self) -> int:
         used = {one.number for one in self._held.values()} | self._in_use() | set(self._before.values())
         return next(number for number in range(len(used) + 1) if number not in used)
+
+    async def _extend(self, job_id: str) -> None:
+        """Asks for another time limit; where the manager does not answer, the next look asks again."""
+        one = self._held[job_id]
+        asked_s, left_s = self._loop.time(), self._left_s(one) + float(str(self._settings.job["time_limit_s"]))
+        try:
+            await self._ask(lambda: self._client.post("jobs", job_id, "extend", body={"left_s": left_s}))
+        except PeerError as error:
+            _log.debug("no answer whether a lease is extended", job=job_id, why=str(error))
+        except FarsideError as error:
+            one.is_refused = True
+            _log.info("a lease is not extended, and is replaced", gpu=one.number, job=job_id, why=str(error))
+        else:
+            one.job, one.seen_s = {**one.job, "left_s": left_s}, asked_s
+            _log.info("a lease is extended", gpu=one.number, job=job_id, left_s=round(left_s))
 
     async def _give_back(self, job_id: str) -> None:
         if job_id in self._given_back:
@@ -484,6 +509,3 @@ class LeaseKeeper:
                 raise
         else:
             self._not_taken = self._anothers = ""
-
-    def _tell_of_end(self) -> None:
-        self._client.delete("deployments", self._settings.name, front=self._settings.front)

@@ -1,7 +1,8 @@
 """Which leases a deployment serves on, asks for and gives back. PURE.
 
-A lease is a job with one GPU and a time limit. It is replaced before it ends, when its node drains, and when no
-executor starts there: another one is asked for, and the old one is given back once nothing runs there.
+A lease is a job with one GPU and a time limit. Before it ends its manager is asked to extend it. Where that refuses, or
+does not answer in time, and when its node drains, or no executor starts there, it is replaced: another one is asked for,
+and the old one is given back once nothing runs there.
 """
 
 from collections import Counter
@@ -36,6 +37,7 @@ class Lease:
         is_draining: Its node takes no new jobs.
         answers: Its worker is connected, and executors may be started there now.
         is_unfit: No executor could be started there, time after time.
+        may_extend: Its manager has not refused to extend it.
     """
 
     job_id: str
@@ -46,6 +48,7 @@ class Lease:
     is_draining: bool = False
     answers: bool = False
     is_unfit: bool = False
+    may_extend: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class Judged:
         missing: How many of those that are needed, or are to be spare, are not ready.
         submit: How many to ask for.
         cancel: Jobs to give back.
+        extend: Jobs whose time limit is to be extended.
     """
 
     usable: frozenset[int]
@@ -88,6 +92,7 @@ class Judged:
     missing: int
     submit: int
     cancel: tuple[str, ...]
+    extend: tuple[str, ...] = ()
 
 
 def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules: LeaseRules) -> Judged:
@@ -110,12 +115,14 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     wanted = min(needed, rules.most) + rules.spare
     left = [one for one in leases if one.number in leaving and one.number not in serving | in_use]
     given_back = [*left, *_surplus(staying, len(staying) - wanted, in_use)]
+    extended = [one for one in staying if one not in given_back and _is_to_extend(one, rules)]
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
         leaving=leaving,
         missing=max(0, wanted - len(ready)),
         submit=max(0, wanted - len(staying)),
         cancel=tuple(one.job_id for one in given_back),
+        extend=tuple(one.job_id for one in extended),
     )
 
 
@@ -124,7 +131,13 @@ def _why_left(one: Lease, rules: LeaseRules) -> str:
         return f"{one.node} drains"
     if one.is_unfit:
         return "no executor starts there"
-    return "its time ends" if one.left_s <= rules.replace_before_s else ""
+    return "its time ends" if one.left_s <= rules.replace_before_s and not _is_to_extend(one, rules) else ""
+
+
+def _is_to_extend(one: Lease, rules: LeaseRules) -> bool:
+    """Whether its manager is asked to extend it, for the first half of the time in which it is to be replaced."""
+    ends = rules.replace_before_s / 2 < one.left_s <= rules.replace_before_s
+    return ends and one.may_extend and one.phase == RUNNING and not one.is_draining and not one.is_unfit
 
 
 def _surplus(staying: Sequence[Lease], count: int, in_use: AbstractSet[int]) -> Sequence[Lease]:
