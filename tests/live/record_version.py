@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
 
 from farside.agent import messages as m
 from farside.scheduler.manager.model.codec import TYPES, encode_event
@@ -34,26 +35,41 @@ MESSAGES = (*get_args(m.AgentMessage), *get_args(m.ManagerMessage))
 Frames = list[dict[str, str]]
 
 
+def is_proof(header: str) -> bool:
+    """Whether a header of a handshake says who somebody is."""
+    return header.lower() == "authorization" or header.lower().startswith("farside")
+
+
 @contextmanager
 def relay(url: str, frames: Frames) -> Iterator[str]:
     """Where agents reach the manager with all that is said kept in ``frames``."""
     loop = asyncio.new_event_loop()
+    behind: dict[ServerConnection, ClientConnection] = {}
+
+    async def prove(agents: ServerConnection, request: Request, response: Response) -> Response:
+        """Agent and manager prove themselves to each other in the headers of their handshake."""
+        told = {name: value for name, value in request.headers.raw_items() if is_proof(name)}
+        managers = behind[agents] = await connect(url + request.path, additional_headers=told, compression=None)
+        assert managers.response is not None
+        for name, value in managers.response.headers.raw_items():
+            if is_proof(name):
+                response.headers[name] = value
+        return response
 
     async def pass_on(agents: ServerConnection) -> None:
-        assert agents.request is not None
-        headers = {"Authorization": agents.request.headers["Authorization"]}
-        async with connect(url + agents.request.path, additional_headers=headers, compression=None) as managers:
+        async with behind.pop(agents) as managers:
 
             async def one_way(source: object, target: object, name: str) -> None:
                 with suppress(ConnectionClosed):
                     async for frame in source:  # type: ignore[attr-defined]
-                        frames.append({"from": name, "frame": str(frame)})
+                        said = str(frame).partition("\n")[0]  # a line below proves it, by a key of that connection
+                        frames.append({"from": name, "frame": said})
                         await target.send(frame)  # type: ignore[attr-defined]
 
             await asyncio.gather(one_way(agents, managers, "agent"), one_way(managers, agents, "manager"))
 
     async def listen() -> int:
-        server = await serve(pass_on, "127.0.0.1", 0, compression=None)
+        server = await serve(pass_on, "127.0.0.1", 0, compression=None, process_response=prove)
         port: int = next(iter(server.sockets)).getsockname()[1]
         return port
 
