@@ -20,8 +20,8 @@ from farside.agent.run.ledger import (
     Event,
     Key,
     Launch,
-    Lengthen,
     Ledger,
+    Lengthen,
     Observed,
     Remove,
     Signal,
@@ -37,9 +37,7 @@ from tests.agent.frames import SPEC, start
 devices = st.builds(Device, st.integers(0, 2), st.sampled_from(["", "", "MIG-a", "MIG-b"]))
 
 
-def asked(
-    command: Command, *, objection: str = "", at_s: float = 10.0, is_proved: bool = True
-) -> Asked:
+def asked(command: Command, *, objection: str = "", at_s: float = 10.0, is_proved: bool = True) -> Asked:
     return Asked(command=command, at_s=at_s, objection=objection, is_proved=is_proved)
 
 

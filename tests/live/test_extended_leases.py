@@ -29,9 +29,7 @@ from tests.live.world import World, rules
 LEASE_S = 100.0
 
 
-def cluster(
-    *, order: str = "fifo", nodes: int = 1, extends: bool = True, reserve_after_s: float = 1e9
-) -> World:
+def cluster(*, order: str = "fifo", nodes: int = 1, extends: bool = True, reserve_after_s: float = 1e9) -> World:
     world = World(replace(rules(order), reserve_after_s=reserve_after_s), nodes=0)
     for at in range(nodes):
         connected(world, FakeNode(f"n{at}", gpus=1, extends_limits=extends))

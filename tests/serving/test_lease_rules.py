@@ -76,7 +76,7 @@ def test_one_whose_time_ends_is_extended_and_neither_left_nor_replaced_while_tha
 
     found = judge([ends], 1, {0}, RULES)
 
-    assert (found.extend, found.submit, dict(found.leaving), found.usable) == (("j0",), 0, {}, {0})
+    assert (found.extend, found.submit, dict(found.leaving), set(found.usable)) == (("j0",), 0, {}, {0})
     assert judge([replace(ends, left_s=RULES.replace_before_s + 1)], 1, {0}, RULES).extend == ()
 
 

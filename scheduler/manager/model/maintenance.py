@@ -68,9 +68,8 @@ def late_allocations(state: LiveState, now_s: float) -> Iterator[AllocationRelea
 
 def still_there(state: LiveState, one: Maintenance, now_s: float) -> list[str]:
     """Jobs that run on its nodes and may still do so when it begins: it ends nobody."""
-    found = []
-    for job in state.live_jobs():
-        if job.phase in ACTIVE and not set(one.nodes).isdisjoint(job.nodes):
-            if job.limit_at_s > one.begin_s:
-                found.append(job.job_id)
-    return found
+    return [
+        job.job_id
+        for job in state.live_jobs()
+        if job.phase in ACTIVE and job.limit_at_s > one.begin_s and not set(one.nodes).isdisjoint(job.nodes)
+    ]

@@ -44,7 +44,8 @@ def print_cluster_scene(console: Console, scene: ClusterScene) -> int:
     _print_plans(console, scene.status)
     places = ", ".join(f"job {job} on {node}" for job, node in scene.leases.items())
     console.print(
-        f"leases: {places}; {scene.drained} was drained; {3600 * scene.gpu_hours:.0f} GPU seconds counted",
+        f"leases: {places}; {scene.drained} was drained, {scene.reserved} reserved; "
+        f"{scene.extended} times a lease went on; {3600 * scene.gpu_hours:.0f} GPU seconds counted",
         highlight=False,
     )
     _print_counts(console, scene.result)

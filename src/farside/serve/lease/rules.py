@@ -1,8 +1,8 @@
 """Which leases a deployment serves on, asks for and gives back. PURE.
 
 A lease is a job with one GPU and a time limit. Before it ends its manager is asked to extend it. Where that refuses, or
-does not answer in time, and when its node drains, or no executor starts there, it is replaced: another one is asked for,
-and the old one is given back once nothing runs there.
+does not answer in time, and when its node drains, or no executor starts there, it is replaced: another one is asked
+for, and the old one is given back once nothing runs there.
 """
 
 from collections import Counter
