@@ -16,12 +16,14 @@ from farside.scheduler.manager.model.event import (
     JobRequeued,
     JobStarted,
     JobStopping,
+    LimitExtended,
     NodeAllocation,
     NodeJoined,
     NodeLost,
     NodesReserved,
     ReleaseRequested,
     SchedulerTookLead,
+    ServiceChanged,
     StopCause,
     TaskAllocation,
     TaskChanged,
@@ -77,7 +79,7 @@ def carries_nothing(event: Event) -> bool:
     """Whether a log without it might be that of a cluster where it did not happen."""
     is_step = isinstance(event, TaskChanged) and event.phase not in GONE
     is_end_of_services = isinstance(event, JobStopping) and event.cause is StopCause.WORK_DONE
-    asked = ReleaseRequested | DrainRequested | UndrainRequested | NodesReserved
+    asked = ReleaseRequested | DrainRequested | UndrainRequested | NodesReserved | LimitExtended | ServiceChanged
     return is_step or is_end_of_services or isinstance(event, asked)
 
 
