@@ -226,14 +226,17 @@ def test_its_agent_is_told_once_a_connection_and_an_old_agent_never() -> None:
     assert before == again == old == []
 
 
-def test_the_checker_finds_a_lease_that_is_ended_before_the_limit_to_which_it_was_extended() -> None:
+@pytest.mark.parametrize(("ago_s", "is_wrong"), [(50.0, True), (0.0, False)])
+def test_the_checker_finds_a_lease_that_is_ended_long_before_the_limit_to_which_it_was_extended(
+    ago_s: float, is_wrong: bool
+) -> None:
     w = cluster()
     job = leased(w)
     w.pass_s(LEASE_S)
     (stopping,) = (at for at, entry in enumerate(w.log) if type(entry.event).__name__ == "JobStopping")
     early = w.log[stopping]
     told = type(early)(
-        seq=early.seq, at_s=early.at_s, generation=0, cause="test",
+        seq=early.seq, at_s=early.at_s - ago_s, generation=0, cause="test",
         event=LimitExtended(job_id=job, start=1, time_limit_s=500, by="ann"),
     )  # fmt: skip
     later = type(early)(
@@ -242,7 +245,8 @@ def test_the_checker_finds_a_lease_that_is_ended_before_the_limit_to_which_it_wa
 
     found = [*violations([*w.log[:stopping], told, later])]
 
-    assert found == [f"entry {later.seq}: job {job} is ended 400 s before the limit to which it was extended"]
+    line = f"entry {later.seq}: job {job} is ended 400 s before the limit to which it was extended"
+    assert found == ([line] if is_wrong else [])
 
 
 def test_a_state_of_the_whole_log_is_the_deciders() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from farside.agent.messages import EndKind
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.power.state import Phase
 
@@ -37,6 +38,8 @@ class _Job:
     time_limit_s: float = 0.0  # as it was asked for
     limit_s: float = 0.0  # of its latest start that was extended, from its begin on; 0: none was
     begun_s: float = 0.0  # when its latest start was decided
+    extended_s: float = 0.0  # when that was extended last
+    is_timed_out: bool = False  # its agent has ended it by the limit that it knew
     ends_s: float | None = None  # what it was warned of, while that stands: it ends then, as its GPUs are idle
 
 
@@ -462,7 +465,7 @@ def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
     job.nodes.append(tuple(task.node for task in event.tasks))
     job.started_at, job.is_started, job.is_stopping, job.places = check.seq, True, False, ()
     job.ends_s, job.begun_s = None, check.at_s
-    job.limit_s = job.time_limit_s if job.limit_s else 0.0
+    job.limit_s, job.is_timed_out = job.time_limit_s if job.limit_s else 0.0, False
     for task in event.tasks:
         if task.node not in check.boots:
             yield f"job {event.job_id} was started on node {task.node}, which never joined"
@@ -487,8 +490,9 @@ def _stopping(check: _Check, event: log.JobStopping) -> Iterator[str]:
     if event.cause is log.StopCause.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     early_s = job.begun_s + job.limit_s - check.at_s
-    # Its agent counts by a clock of its own, from a little later on.
-    if event.cause is log.StopCause.TIME_LIMIT and early_s > LEAVING_S:
+    # The end may be decided as it is extended, and an agent that is away does not hear of that.
+    knew = check.at_s > job.extended_s + LEAVING_S and not job.is_timed_out
+    if event.cause is log.StopCause.TIME_LIMIT and early_s > LEAVING_S and knew:
         yield f"job {event.job_id} is ended {early_s:.0f} s before the limit to which it was extended"
     if event.cause is log.StopCause.IDLE_GPUS:
         yield from _ended_for_idle_gpus(check, job, event.job_id)
@@ -500,7 +504,7 @@ def _stopping(check: _Check, event: log.JobStopping) -> Iterator[str]:
 def _extended(check: _Check, event: log.LimitExtended) -> None:
     job = check.jobs.get(event.job_id)
     if job is not None and job.is_started and not job.is_stopping and event.start == len(job.nodes):
-        job.limit_s = max(job.limit_s, event.time_limit_s)
+        job.limit_s, job.extended_s = max(job.limit_s, event.time_limit_s), check.at_s
 
 
 def _warned(check: _Check, event: log.JobIdleWarned | log.IdleWarningLifted) -> Iterator[str]:
@@ -559,6 +563,8 @@ def _task(check: _Check, event: log.TaskChanged) -> Iterator[str]:
         start = f"start {event.start}, rank {event.rank}"
         yield f"node {event.node} reports a process of job {event.job_id}, {start}, that was not started there"
         return
+    if job is not None and event.start == len(job.nodes) and event.kind is EndKind.TIME_LIMIT:
+        job.is_timed_out = True
     if event.phase in (log.TaskPhase.EXITED, log.TaskPhase.LOST):
         _free(check, (event.job_id, event.start, event.rank))
 
