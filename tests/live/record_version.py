@@ -90,8 +90,8 @@ def run_jobs(manager: Manager, folder: Path) -> list[str]:
     ends(well, "done")
     ends(badly, "failed")
     long = manager.submit(
-        "sleep", "600", cwd=there, checkpoint_dir=f"{there}/shared", time_limit_s=3600, grace_s=1, name="long",
-        deployment="vision",
+        "sh", "-c", "exec sleep 600", "serve", "worker", cwd=there, checkpoint_dir=f"{there}/shared", time_limit_s=3600,
+        grace_s=1, name="long", deployment="vision",
     )  # fmt: skip
     ends(long, "running")
     manager.post("jobs", long, "extend", body={"left_s": 7200})

@@ -1,10 +1,13 @@
 """Leases that run on beyond their first time limit: which may, what is refused and why, and who is told of it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from farside.agent import messages as m
+from farside.scheduler.manager.decider.extension import run_limit_s, why_not_extended
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
@@ -16,7 +19,6 @@ from farside.scheduler.manager.model.event import (
     StopCause,
     TaskPhase,
 )
-from farside.scheduler.manager.model.extension import run_limit_s, why_not_extended
 from farside.scheduler.manager.model.maintenance import still_there
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
@@ -27,6 +29,13 @@ from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
 LEASE_S = 100.0
+
+
+LEASE: Mapping[str, Any] = {"deployment": "vision", "argv": ("farside", "serve", "worker")}
+NO_LEASES: Mapping[str, Mapping[str, Any]] = {
+    "no lease": {"deployment": ""},
+    "one that only names a deployment": {"argv": ("python", "train.py")},
+}
 
 
 def cluster(*, order: str = "fifo", nodes: int = 1, extends: bool = True, reserve_after_s: float = 1e9) -> World:
@@ -44,7 +53,7 @@ def connected(world: World, node: FakeNode) -> AgentLine:
 
 
 def leased(world: World, **more: object) -> str:
-    asked: dict[str, object] = {"deployment": "vision", "time_limit_s": LEASE_S, "preemptible": False, **more}
+    asked: dict[str, object] = {**LEASE, "time_limit_s": LEASE_S, "preemptible": False, **more}
     job = world.submit(1, **asked)  # type: ignore[arg-type]
     world.runs(job)
     return job
@@ -99,7 +108,7 @@ def test_a_longer_limit_outlives_a_restart_and_a_snapshot_and_may_be_extended_ag
 
 def refused_lease(what: str) -> tuple[World, str]:
     w = cluster(nodes=2, extends=what != "old agent")
-    job = leased(w, **({"deployment": ""} if what == "no lease" else {}))
+    job = leased(w, **NO_LEASES.get(what, {}))
     (node,) = w.job(job).nodes
     reserve = NodesReserved(nodes=(node,), begin_s=w.now_s + 150, end_s=w.now_s + 200, reason="disks", by="root")
     told: dict[str, Event] = {
@@ -115,7 +124,7 @@ def refused_lease(what: str) -> tuple[World, str]:
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("no lease", "job 1 is no lease of a deployment, and only these are extended"),
+        *((what, "job 1 is no worker of a deployment, and only these are extended") for what in NO_LEASES),
         ("old agent", "n0: its agent is of a version before this one: update it"),
         ("drains", "n0: new disks"),
         ("reserved", "job 1 would still run then: n0 reserved from "),
@@ -141,8 +150,8 @@ def test_a_lease_that_ends_before_a_reservation_begins_is_extended_up_to_it() ->
 
 def test_one_that_waits_or_has_begun_or_may_run_longer_or_too_long_is_not_extended() -> None:
     w = cluster()
-    job = w.submit(1, deployment="vision", time_limit_s=LEASE_S, preemptible=False)
-    waiting = w.submit(1, deployment="vision", time_limit_s=LEASE_S)
+    job = w.submit(1, **LEASE, time_limit_s=LEASE_S, preemptible=False)
+    waiting = w.submit(1, **LEASE, time_limit_s=LEASE_S)
 
     found = [extended(w, one, 200) for one in (job, waiting)]
     w.runs(job)

@@ -25,6 +25,7 @@ from farside.scheduler.manager.api.openapi_document import lists, says, takes
 from farside.scheduler.manager.api.route_arguments import CallersSight, OwnJob, Person, Shared
 from farside.scheduler.manager.auth.caller import Caller
 from farside.scheduler.manager.decider.colocated import can_group, size_of
+from farside.scheduler.manager.decider.extension import run_limit_s, why_not_extended
 from farside.scheduler.manager.decider.launch import FIRST_PORT
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.model.accounts import charged, quota_problems
@@ -35,7 +36,6 @@ from farside.scheduler.manager.model.event import (
     LimitExtended,
     ReleaseRequested,
 )
-from farside.scheduler.manager.model.extension import run_limit_s, why_not_extended
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase
 from farside.scheduler.manager.model.role import RoleBody, most_on_a_node
 from farside.scheduler.manager.model.spec import (

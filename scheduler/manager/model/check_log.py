@@ -113,7 +113,8 @@ def violations(entries: Iterable[log.Entry], *, is_complete: bool = False) -> It
                 yield f"job {job_id} was lost: it never ended"
 
 
-def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
+def _order(check: _Check, entry: log.Entry) -> Iterator[str]:
+    """Which entry it is, when it was written, and by whom."""
     event = entry.event
     if entry.seq != check.seq + 1:
         yield f"does not follow entry {check.seq}"
@@ -127,6 +128,11 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
         check.generation = max(check.generation, event.generation)
     elif entry.generation not in (0, check.generation):
         yield f"was decided by generation {entry.generation} when {check.generation or 'none'} led"
+
+
+def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
+    event = entry.event
+    yield from _order(check, entry)
     match event:
         case log.JobSubmitted():
             _submitted(check, event)

@@ -18,8 +18,8 @@ def run_limit_s(job: LiveJob, left_s: float, now_s: float) -> float:
 def why_not_extended(state: LiveState, job: LiveJob, left_s: float, now_s: float) -> str:
     """Why a job may not run for ``left_s`` from now on; empty: it may."""
     name = f"job {job.job_id}"
-    if not job.spec.deployment:
-        return f"{name} is no lease of a deployment, and only these are extended"
+    if not job.spec.is_lease:
+        return f"{name} is no worker of a deployment, and only these are extended"
     if job.phase is not Phase.RUNNING:
         return f"{name} is {job.phase}: only a lease that runs is extended"
     if job.cancelled_by:
