@@ -253,10 +253,11 @@ async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
 async def extend(request: Request, job: OwnJob, caller: Person, shared: Shared) -> Response:
     """Let a lease that runs go on for so long from now, where nobody else is to have its GPU by then."""
     _, body = await read_body(request, ExtendBody)
-    await _refuse_extension(job, body.left_s, caller, shared)
+    _refuse_extension(job, body.left_s, caller, shared)
     async with shared.writes.turn(caller):
+        await _refuse_promised(job, shared)
         job = _after_wait(job, shared)
-        await _refuse_extension(job, body.left_s, caller, shared)
+        _refuse_extension(job, body.left_s, caller, shared)
         limit_s = run_limit_s(job, body.left_s, shared.log.now_s())
         event = LimitExtended(job_id=job.job_id, start=job.start, time_limit_s=limit_s, by=caller.name)
         await shared.log.write([event], caller.told)
@@ -266,12 +267,15 @@ async def extend(request: Request, job: OwnJob, caller: Person, shared: Shared) 
     return _shown(job, caller, shared)
 
 
-async def _refuse_extension(job: LiveJob, left_s: float, caller: Caller, shared: Context) -> None:
+def _refuse_extension(job: LiveJob, left_s: float, caller: Caller, shared: Context) -> None:
     if caller.name != job.user:
         raise HTTPException(403, f"job {job.job_id} is {job.user}'s, and nobody else extends it")
     _refuse_over(job)
     if why := why_not_extended(shared.log.state, job, left_s, shared.log.now_s()):
         raise HTTPException(409, why)
+
+
+async def _refuse_promised(job: LiveJob, shared: Context) -> None:
     try:
         told = await admin.ask(shared.folder / ASK, "promised", timeout_s=EXPECTED_LIMIT_S, job_id=job.job_id)
     except FarsideError as error:
