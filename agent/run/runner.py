@@ -430,11 +430,7 @@ def _gpu_fence(files: GpuFiles | None, spec: m.TaskSpec) -> dict[str, Any]:
 
 def _lengthen(folder: Path, time_limit_s: float) -> None:
     """Record a longer limit. The task supervisor reads it when the one that it knows is up: it need not be woken."""
-    try:
-        known = files.read(folder, files.LimitOrder)
-    except (Damaged, OSError):
-        known = None
-    if known is not None and known.time_limit_s >= time_limit_s:
+    if files.ordered_limit_s(folder) >= time_limit_s:
         return
     try:
         files.write(folder, files.LimitOrder(time_limit_s=time_limit_s))

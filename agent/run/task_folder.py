@@ -85,13 +85,16 @@ def read(folder: Path, kind: type[RecordT]) -> RecordT | None:
 def time_limit_s(folder: Path, start: m.Start) -> float:
     """How long a task may run from its start, as ordered last; 0: for ever."""
     own_s = start.spec.time_limit_s
-    if not own_s:
-        return 0.0
+    return max(own_s, ordered_limit_s(folder)) if own_s else 0.0
+
+
+def ordered_limit_s(folder: Path) -> float:
+    """The longer limit of a task that was ordered last; 0: there is none, or it can't be read."""
     try:
         order = read(folder, LimitOrder)
     except (Damaged, OSError):  # then it ends too early, and not too late
-        order = None
-    return own_s if order is None else max(own_s, order.time_limit_s)
+        return 0.0
+    return order.time_limit_s if order is not None else 0.0
 
 
 def lock(folder: Path) -> int | None:
