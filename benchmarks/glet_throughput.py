@@ -44,6 +44,10 @@ class Copies:
         """That of the model itself."""
         return self._base.factors(self._names[model], part_pct, pressure)
 
+    def least(self, model: str, part_pct: int, batches: int) -> Sequence[float]:
+        """That of the model itself."""
+        return self._base.least(self._names[model], part_pct, batches)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

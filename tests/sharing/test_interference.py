@@ -6,6 +6,7 @@ import pytest
 
 from farside.scheduler.sharing.glet.fit import FORMS, CoRun, Pair, error_of, fit, fit_form, measured_by_predicted
 from farside.scheduler.sharing.glet.interference import Separable, Tabled, tabled
+from farside.scheduler.sharing.glet.profile import Interference
 from farside.serve.table import read_co_runs
 from tests.sharing.drawn import GLET_DATA, needs_tables
 
@@ -89,6 +90,26 @@ def test_the_worst_of_a_neighbours_models_counts_and_none_makes_anything_faster(
 
     assert table.factors("a", 20, table.pressure(80, [("b", 1), ("c", 2)])) == pytest.approx([1.0, 1.3])
     assert table.pressure(80, []) is None
+
+
+def test_no_neighbour_slows_less_than_the_least() -> None:
+    own = {("a", 20): (0.5, 0.9), ("b", 20): (0.1, 0.1)}
+    other = {("a", 80): (0.7, 0.3), ("b", 80): (0.2, 0.6)}
+    table = tabled(fit(co_runs(), UTILISATION, random.Random(1)), co_runs(), PARTS, BATCHES)
+    cases: list[tuple[Interference, str, dict[str, int]]] = [
+        (Separable(own, other, is_log=False), "a", {"a": 2, "b": 2}),
+        (Separable(own, other, is_log=True), "a", {"a": 2, "b": 2}),
+        (table, "b", {name: batches[-1] for name, batches in BATCHES.items()}),
+    ]
+
+    for interference, model, most in cases:
+        loads = [(name, batch) for name, largest in most.items() for batch in range(1, largest + 1)]
+        beside = [interference.factors(model, 20, interference.pressure(80, [load])) for load in loads]
+        least = interference.least(model, 20, most[model])
+        nearest = [min(each) for each in zip(*beside, strict=True)]
+        assert all(1 <= bound <= least_of_all + 1e-12 for bound, least_of_all in zip(least, nearest, strict=True))
+        # It is reached at the batches that were measured.
+        assert least[0] == pytest.approx(nearest[0])
 
 
 @needs_tables

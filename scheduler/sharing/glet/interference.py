@@ -39,6 +39,12 @@ class Separable:
             return [max(1.0, safety * math.exp(one + pressure)) for one in own]
         return [max(1.0, safety * (one + pressure)) for one in own]
 
+    def least(self, model: str, part_pct: int, batches: int) -> Sequence[float]:
+        """Factors beside the neighbour that presses least."""
+        beside = WHOLE_PCT - part_pct
+        least = min(min(own) for (_, part), own in self._other.items() if part == beside)
+        return self.factors(model, part_pct, least)[:batches]
+
 
 class Tabled:
     """F from a grid of both sides' batches for each model, part and neighbour; linear between the grid's batches.
@@ -63,6 +69,14 @@ class Tabled:
         assert isinstance(pressure, tuple)
         columns = [self._column(model, part_pct, other, batch) for other, batch in pressure]
         return columns[0] if len(columns) == 1 else [max(each) for each in zip(*columns, strict=True)]
+
+    def least(self, model: str, part_pct: int, batches: int) -> Sequence[float]:
+        """The least factor of each batch over all neighbours; linear between the grid's batches, so never above it."""
+        rows = [
+            np.min(grid, axis=1) for (one, part, _), grid in self._cells.items() if (one, part) == (model, part_pct)
+        ]
+        every = np.interp(range(1, batches + 1), self._batches[model], np.min(rows, axis=0))
+        return tuple(max(1.0, float(one)) for one in every)
 
     def _column(self, model: str, part_pct: int, other: str, other_batch: int) -> tuple[float, ...]:
         key = (model, part_pct, other, other_batch)

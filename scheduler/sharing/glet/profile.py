@@ -61,6 +61,10 @@ class Interference(Protocol):
         """Factor F >= 1 of batches of 1, 2, 3, ... under a pressure: the worst over the neighbour's models."""
         ...
 
+    def least(self, model: str, part_pct: int, batches: int) -> Sequence[float]:
+        """Factors F >= 1 of batches of 1, 2, ..., ``batches`` that no neighbour on the rest of a GPU is below."""
+        ...
+
 
 class NoInterference:
     """Neighbours do not matter."""
@@ -72,6 +76,10 @@ class NoInterference:
     def factors(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:
         """Not asked for, as there is never a pressure."""
         raise AssertionError("there is no pressure without interference")
+
+    def least(self, model: str, part_pct: int, batches: int) -> Sequence[float]:
+        """1 for each batch."""
+        return (1.0,) * batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from farside.scheduler.sharing.glet.bound import Least, Times, costs, least, percent_min
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Load, ModelProfile
 
 Knee = Literal["chord", "step", "ratio"]
@@ -60,7 +61,7 @@ class Sizes:
         self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float, float]]] = {}
         self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
         self.best_rate = {name: {part: self._most(name, part) for part in self.parts} for name in self.models}
-        self._percent = {name: _percent(served) for name, served in self.best_rate.items()}
+        self._least = self._bounds()
         self._sharing: dict[tuple[tuple[str, ...], int], bool] = {}
         # Of the last rates that were asked for: all tries of a decision ask for the same.
         self._asked: tuple[tuple[str, float], ...] = ()
@@ -90,9 +91,7 @@ class Sizes:
         if found is None:
             make_room(self._latencies)
             factors = self.device.interference.factors(model, part_pct, pressure)
-            alone_ms, slowed_ms = profile.latency_ms[part_pct], profile.slowed_ms[part_pct]
-            found = [a + (f - 1) * s for a, f, s in zip(alone_ms, factors, slowed_ms, strict=True)]
-            self._latencies[key] = found
+            found = self._latencies[key] = slowed_by(factors, profile, part_pct)
         return found
 
     def least_ms(self, model: str, part_pct: int, pressure: object) -> Sequence[float]:
@@ -207,16 +206,34 @@ class Sizes:
         return self._ordered
 
     def gpus_min(self, rates: Mapping[str, float]) -> int:
-        """GPUs that any sound plan of these rates needs at least.
+        """GPUs that any sound plan of these rates needs at least; -1: no number is enough."""
+        percent = self.percent_min(rates)
+        return math.ceil(percent / WHOLE_PCT - ROUNDING) if percent < math.inf else -1
+
+    def percent_min(self, rates: Mapping[str, float]) -> float:
+        """Percent of a GPU that any sound plan of these rates takes at the least.
 
         Each request a second costs at least min p / R(p) percent of a GPU: no glet serves more than R(p), as a cycle is
-        no shorter than its batches and both together no longer than the SLO.
+        no shorter than its batches and both together no longer than the SLO. A part of its own costs a model all of it,
+        and turns with another one cost it more the smaller its batches are.
         """
-        percent = 0.0
-        for name, rate in rates.items():
-            if rate > 0:
-                percent += rate * self._percent[name]
-        return math.ceil(percent / WHOLE_PCT - ROUNDING) if percent < math.inf else -1
+        return max([percent_min(each, rates) for each in self._least])
+
+    def _bounds(self) -> list[dict[str, Least]]:
+        """What each model takes at the least, by each way to divide a GPU's cost."""
+        ways = {name: self._ways(profile) for name, profile in self.models.items()}
+        times = {name: Times(self.models[name].slo_ms, each, list(map(min, each))) for name, each in ways.items()}
+        others = {name: [other for each, other in times.items() if each != name] for name in times}
+        return [{name: least(times[name], others[name], each) for name in times} for each in costs(self.parts)]
+
+    def _ways(self, model: ModelProfile) -> list[Sequence[float]]:
+        """Least milliseconds of batches on each part: all of a GPU's without a neighbour, then those beside one."""
+        found: list[Sequence[float]] = [model.latency_ms[part] for part in self.parts]
+        for part in self.parts:
+            if part < WHOLE_PCT:
+                factors = self.device.interference.least(model.name, part, model.max_batch)
+                found.append(slowed_by(factors, model, part))
+        return found
 
     def _most(self, model: str, part_pct: int) -> float:
         saturations = self.saturations(model, part_pct, None)
@@ -241,15 +258,16 @@ def is_within(busy_ms: float, slo_ms: float) -> bool:
     return 2 * busy_ms <= slo_ms * (1 + ROUNDING)
 
 
+def slowed_by(factors: Sequence[float], model: ModelProfile, part_pct: int) -> list[float]:
+    """Milliseconds of batches of 1, 2, 3, ... on a part beside a neighbour that slows them by these factors."""
+    alone_ms, slowed_ms = model.latency_ms[part_pct], model.slowed_ms[part_pct]
+    return [a + (f - 1) * s for a, f, s in zip(alone_ms, factors, slowed_ms, strict=True)]
+
+
 def make_room(kept: dict[Any, Any]) -> None:
     """Empties answers that are kept if they are many: what is gone is computed anew."""
     if len(kept) >= KEPT_MAX:
         kept.clear()
-
-
-def _percent(served: Mapping[int, float]) -> float:
-    """Percent of a GPU that a request a second costs at the least; without end where no part serves any."""
-    return min((part / best for part, best in served.items() if best > 0), default=math.inf)
 
 
 def _content(model: ModelProfile) -> tuple[object, ...]:

@@ -386,6 +386,10 @@ class _Bounded:
         """As it was measured, of the batches that are served."""
         return self._of.factors(model, part_pct, pressure)[: self._most[model]]
 
+    def least(self, model: str, part_pct: int, batches: int) -> Sequence[float]:
+        """As it was measured."""
+        return self._of.least(model, part_pct, batches)
+
 
 def profiles_of(
     deployment: Deployment, folder: Path, models: Mapping[str, ModelProfile], device: DeviceProfile
