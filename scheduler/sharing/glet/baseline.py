@@ -17,7 +17,7 @@ def squishy(sizes: Sizes, rates: Mapping[str, float], gpus: int, part_pct: int =
     """
     cut = (WHOLE_PCT,) if part_pct == WHOLE_PCT else (part_pct, WHOLE_PCT - part_pct)
     packing = Packing(sizes, gpus, [cut] * gpus)
-    free = [slot for slots in packing.slots for slot in slots]
+    free = sorted(packing.unused, key=lambda slot: slot.gpu)
     rests: list[tuple[float, int, str, float]] = []
     for name in sorted(rates, key=lambda each: sizes.rank[each]):
         left, most = rates[name], sizes.best_rate[name][part_pct]
@@ -135,4 +135,4 @@ def _best_fit(packing: Packing, name: str, part: int, rate: float) -> Slot | Non
     if not fitting:
         return None
     slot = min(fitting, key=lambda each: (each.part, each.gpu))
-    return packing.cut(slot.gpu, part) if slot.part == WHOLE_PCT and packing.can_cut(part) else slot
+    return packing.cut(slot, part) if slot.part == WHOLE_PCT and packing.can_cut(part) else slot

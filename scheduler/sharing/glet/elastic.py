@@ -5,7 +5,7 @@ After each step every glet that is used keeps its cycle, its SLOs and its memory
 
 import itertools
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,18 +22,21 @@ _part = attrgetter("part")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """How Algorithm 1 is read: the knee, and whether merging is tried before a part of its own or after."""
+    """How Algorithm 1 is read: the knee, whether merging is tried before a part of its own or after, and the order.
+
+    ``largest_first``: those with the most rate times SLO come first; printed is the other way round.
+    """
 
     knee: Knee = "chord"
     merge_first: bool = True
+    largest_first: bool = False
 
 
 class Slot:
     """A part of a GPU while a plan is made: the models on it with batch and rate, and its cycle."""
 
     __slots__ = (
-        "batches", "busy_ms", "cycle_ms", "gpu", "memory_mb", "models", "neighbour", "part", "pressure", "rates",
-        "share",
+        "batches", "busy_ms", "cycle_ms", "gpu", "models", "neighbour", "part", "pressure", "rates", "share",
     )  # fmt: skip
 
     def __init__(self, gpu: int, part: int) -> None:
@@ -43,61 +46,58 @@ class Slot:
         self.rates: tuple[float, ...] = ()
         self.batches: tuple[int, ...] = ()
         self.cycle_ms = self.busy_ms = 0.0
-        # Computed when they are asked for: what it does to its neighbour, the time that its rates take, its memory.
+        # Computed when they are asked for: what it does to its neighbour, and the time that its rates take.
         self.pressure: object = None
         self.share: float | None = None
-        self.memory_mb: float | None = None
 
 
 class Packing:
-    """Slots of GPUs, and what of them is sound."""
+    """Slots of GPUs, and what of them is sound: those with models as they were taken, the others by part and GPU."""
 
     def __init__(self, sizes: Sizes, gpus: int, cuts: Sequence[Sequence[int]] | None = None) -> None:
-        self.sizes, self.gpus = sizes, gpus
-        self.slots: list[list[Slot]] = []
+        self.sizes = sizes
+        self.used: list[Slot] = []
+        self.unused: list[Slot] = []
+        self._memory_mb = [0.0] * gpus
         for gpu in range(gpus):
-            self.slots.append([Slot(gpu, part) for part in (cuts[gpu] if cuts is not None else (WHOLE_PCT,))])
-            self._join(gpu)
+            self.unused += _slots(gpu, cuts[gpu] if cuts is not None else (WHOLE_PCT,))
+        self.unused.sort(key=_part)
 
     def takers(self, name: str, rate: float) -> list[Slot]:
         """Slots with models whose time and memory have room for another model, fullest first."""
-        best_rate = self.sizes.best_rate[name]
-        found = [
-            slot
-            for slots in self.slots
-            for slot in slots
-            if slot.models
-            and len(slot.models) < MODELS_MAX
-            and (most := best_rate[slot.part]) >= rate
-            and name not in slot.models
-            and self.share(slot) + rate / most <= 1 + ROUNDING
-            and self.sizes.may_share((*slot.models, name), slot.part)
-            and self.has_memory(slot, name)
-        ]
+        best_rate, found = self.sizes.best_rate[name], list[Slot]()
+        for slot in self.used:
+            models = slot.models
+            if name in models or len(models) >= MODELS_MAX or (most := best_rate[slot.part]) < rate:
+                continue
+            share = slot.share
+            if share is None:
+                share = self.share(slot)
+            if (
+                share + rate / most <= 1 + ROUNDING
+                and self.sizes.may_share((*models, name), slot.part)
+                and self.has_memory(slot, name)
+            ):
+                found.append(slot)
         if len(found) > 1:
             found.sort(key=lambda slot: (-slot.busy_ms / slot.cycle_ms, slot.gpu, -slot.part))
         return found
 
     def free(self) -> list[Slot]:
         """Slots without models, by part and GPU; of whole GPUs the first only, as all are alike."""
-        found = [slot for slots in self.slots for slot in slots if not slot.models]
-        found.sort(key=_part)
-        at = bisect_left(found, WHOLE_PCT, key=_part)
-        return found[: at + 1]
+        return self.unused[: bisect_left(self.unused, WHOLE_PCT, key=_part) + 1]
 
     def can_cut(self, part: int) -> bool:
         """Whether a whole GPU can be cut into this part and the rest."""
         return part in self.sizes.pairs
 
-    def cut(self, gpu: int, part: int) -> Slot:
+    def cut(self, whole: Slot, part: int) -> Slot:
         """Cuts a whole GPU; returns the slot of this part."""
-        self.slots[gpu] = [Slot(gpu, part), Slot(gpu, WHOLE_PCT - part)]
-        self._join(gpu)
-        return self.slots[gpu][0]
-
-    def join(self, gpu: int) -> None:
-        """Makes an unused GPU whole again."""
-        self.slots[gpu] = [Slot(gpu, WHOLE_PCT)]
+        self.unused.remove(whole)
+        slots = _slots(whole.gpu, (part, WHOLE_PCT - part))
+        for slot in slots:
+            insort(self.unused, slot, key=_place_of)
+        return slots[0]
 
     def share(self, slot: Slot) -> float:
         """Share of a slot's time that its rates take at the very least."""
@@ -130,34 +130,34 @@ class Packing:
                     )
                 ),
             )
-            for slots in self.slots
-            for slot in slots
-            if slot.models
+            for slot in self.used
         )
 
     def has_memory(self, slot: Slot, model: str) -> bool:
         """Whether one more model on a slot fits into its GPU's memory."""
-        device, models = self.sizes.device, self.sizes.models
-        needed_mb = models[model].memory_mb + (0.0 if slot.models else device.process_mb)
-        for other in self.slots[slot.gpu]:
-            if other.models:
-                if other.memory_mb is None:
-                    other.memory_mb = device.process_mb + sum(models[name].memory_mb for name in other.models)
-                needed_mb += other.memory_mb
-        return needed_mb <= device.memory_mb
+        device = self.sizes.device
+        needed_mb = self.sizes.models[model].memory_mb + (0.0 if slot.models else device.process_mb)
+        return self._memory_mb[slot.gpu] + needed_mb <= device.memory_mb
 
     def lack_of(self, model: str, otherwise: str) -> str:
         """The reason that no slot takes a model: memory, where no GPU has enough of it; otherwise the given one."""
-        if any(self.has_memory(slot, model) for slots in self.slots for slot in slots):
+        if any(self.has_memory(slot, model) for slot in (*self.used, *self.unused)):
             return otherwise
         needed_mb, most_mb = self.sizes.models[model].memory_mb, self.sizes.device.memory_mb
         return f"no GPU has the {needed_mb:,.0f} MB of memory free that it needs, of {most_mb:,.0f} MB"
 
     def put(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...], fitting: Fitting) -> None:
-        """What a slot has from now on."""
-        slot.models, slot.rates, slot.batches = models, rates, fitting.batches
-        slot.cycle_ms, slot.busy_ms = fitting.cycle_ms, fitting.busy_ms
-        slot.pressure = slot.share = slot.memory_mb = None
+        """What a slot has from now on: the models that it has, and maybe others behind them."""
+        had = len(slot.models)
+        if not had:
+            self.unused.remove(slot)
+            self.used.append(slot)
+            self._memory_mb[slot.gpu] += self.sizes.device.process_mb
+        for name in models[had:]:
+            self._memory_mb[slot.gpu] += self.sizes.models[name].memory_mb
+        slot.models, slot.rates = models, rates
+        slot.batches, slot.busy_ms, slot.cycle_ms = fitting
+        slot.pressure = slot.share = None
 
     def fittings(
         self, models: tuple[str, ...], rates: tuple[float, ...], part: int, pressure: object
@@ -311,10 +311,17 @@ class Packing:
     def _pressure(self, part: int, models: tuple[str, ...], batches: tuple[int, ...]) -> object:
         return self.sizes.pressure(part, list(zip(models, batches, strict=True)))
 
-    def _join(self, gpu: int) -> None:
-        slots = self.slots[gpu]
-        if len(slots) == 2:
-            slots[0].neighbour, slots[1].neighbour = slots[1], slots[0]
+
+def _slots(gpu: int, parts: Sequence[int]) -> list[Slot]:
+    """Slots of a GPU that is whole, or cut in two."""
+    slots = [Slot(gpu, part) for part in parts]
+    if len(slots) == 2:
+        slots[0].neighbour, slots[1].neighbour = slots[1], slots[0]
+    return slots
+
+
+def _place_of(slot: Slot) -> tuple[int, int]:
+    return slot.part, slot.gpu
 
 
 def _work(cycle_ms: float, per_ms: Sequence[float], least: Sequence[Sequence[float]]) -> float:
@@ -350,7 +357,8 @@ class Elastic:
     def __init__(self, packing: Packing, rates: Mapping[str, float], variant: Variant) -> None:
         self.packing, self.sizes, self.variant = packing, packing.sizes, variant
         self.left = {name: rate for name, rate in rates.items() if rate > 0}
-        self.order = self.sizes.ordered(rates)
+        order = self.sizes.ordered(rates)
+        self.order = order[::-1] if variant.largest_first else order
 
     def run(self) -> Plan | Refusal:
         """Places all models [glet §4.3 lines 2 to 13].
@@ -397,44 +405,38 @@ class Elastic:
                 return True
         return any(self._try(slot, name, want, self._saturate) for slot in ordered)
 
-    def _try(self, slot: Slot, name: str, want: int, how: Callable[[Slot, str], bool]) -> bool:
-        """One way to serve a model on a slot, which is cut first where it is a whole GPU and less is wanted."""
+    def _try(self, slot: Slot, name: str, want: int, how: Callable[[Slot, str], Seat | Literal[False]]) -> bool:
+        """One way to serve a model on a slot, which is cut for it where it is a whole GPU and less is wanted."""
         packing = self.packing
         if not packing.has_memory(slot, name):
             return False
-        if slot.part == WHOLE_PCT and want < WHOLE_PCT and packing.can_cut(want):
-            if how(packing.cut(slot.gpu, want), name):
-                return True
-            packing.join(slot.gpu)
-            return False
-        return how(slot, name)
-
-    def _serve(self, slot: Slot, name: str) -> bool:
-        """All that is left of a model."""
-        packing, rate = self.packing, self.left[name]
-        if self.sizes.best_rate[name][slot.part] < rate:
-            return False
-        seat = packing.seat(slot, (name,), (rate,))
+        is_cut = slot.part == WHOLE_PCT and want < WHOLE_PCT and packing.can_cut(want)
+        seat = how(Slot(slot.gpu, want) if is_cut else slot, name)
         if seat:
-            packing.take(slot, (name,), seat)
-            self.left[name] = 0.0
+            self._take(packing.cut(slot, want) if is_cut else slot, name, seat)
         return bool(seat)
 
-    def _saturate(self, slot: Slot, name: str) -> bool:
-        """As much of a model as a part serves; what its neighbour no longer serves goes back to that one's model."""
-        packing, neighbour = self.packing, slot.neighbour
-        seat = packing.saturated(slot, name, self.left[name])
-        if not seat:
-            return False
-        self.left[name] -= seat.rates[0]
-        if seat.theirs is not None and neighbour is not None:
+    def _serve(self, slot: Slot, name: str) -> Seat | Literal[False]:
+        """All that is left of a model."""
+        rate = self.left[name]
+        return self.sizes.best_rate[name][slot.part] >= rate and self.packing.seat(slot, (name,), (rate,))
+
+    def _saturate(self, slot: Slot, name: str) -> Seat | Literal[False]:
+        """As much of a model as a part serves."""
+        return self.packing.saturated(slot, name, self.left[name])
+
+    def _take(self, slot: Slot, name: str, seat: Seat) -> None:
+        """A model takes a slot; what its neighbour no longer serves goes back to that one's model."""
+        left, neighbour = self.left, slot.neighbour
+        left[name] -= seat.rates[0]
+        if seat.theirs is not None and neighbour is not None and seat.their_rates != neighbour.rates:
             for other, had, kept in zip(neighbour.models, neighbour.rates, seat.their_rates, strict=True):
-                self.left[other] += had - kept
-        for each in {name, *(neighbour.models if neighbour is not None else ())}:
-            if self.left[each] <= _LEAST_RATE:
-                self.left[each] = 0.0
-        packing.take(slot, (name,), seat)
-        return True
+                left[other] += had - kept
+                if left[other] <= _LEAST_RATE:
+                    left[other] = 0.0
+        if left[name] <= _LEAST_RATE:
+            left[name] = 0.0
+        self.packing.take(slot, (name,), seat)
 
 
 def place(
