@@ -94,7 +94,9 @@ def test_another_version_is_refused_by_name() -> None:
 
 
 def test_an_unknown_type_is_refused_by_name() -> None:
-    with pytest.raises(RemoteProtocolError, match="no type 'reboot'; there are welcome, ack, start, stop, extend, forget"):
+    with pytest.raises(
+        RemoteProtocolError, match="no type 'reboot'; there are welcome, ack, start, stop, extend, forget"
+    ):
         decode_from_manager('{"v":1,"type":"reboot"}')
 
 

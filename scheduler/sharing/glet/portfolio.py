@@ -17,12 +17,13 @@ from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.profile import DeviceProfile
 from farside.scheduler.sharing.glet.size import Knee, Sizes
 
-RUNS_MAX = 16
-# Models times GPUs: from there on a run takes a hundredth of a second, and there are fewer of them.
-_LARGE = 400
-# Smaller numbers of GPUs that are tried where all fail, in tries for `RUNS_MAX`.
-_FALLBACKS = 4
+RUNS_MAX = 64
+# Tries times models times GPUs: a run takes longer the more there are, and large decisions have fewer.
+_BUDGET = 6400
 _RUNS_LEAST = 4
+# Smaller numbers of GPUs that are tried where all fail: one for so many tries, and so many at most.
+_RUNS_A_FALLBACK = 4
+_FALLBACKS_MAX = 4
 # Ways to cut all GPUs that are looked at one by one; above, only those near a good one.
 _CUTS_LISTED = 300
 IDEAL_CUTS_MAX = 20_000
@@ -31,16 +32,25 @@ Cut = tuple[int, ...]
 PRINTED: tuple[Variant, ...] = tuple(
     Variant(knee=knee, merge_first=first) for knee in ("chord", "step", "ratio") for first in (True, False)
 )
-_FIRST = (Variant(), Variant(merge_first=False), Variant(knee="step"))
+_LARGEST_FIRST = Variant(largest_first=True)
+_OTHERS: tuple[Variant, ...] = (
+    _LARGEST_FIRST,
+    Variant(merge_first=False, largest_first=True),
+    Variant(merge_first=False),
+    Variant(knee="ratio"),
+    Variant(knee="step"),
+)
+# Of the suitable cuts: tried before squishy bin packing, with the largest models first as well, and before `_OTHERS`.
+_CUTS_BEFORE, _CUTS_TWICE, _CUTS_FIRST = 2, 8, 14
 
 
-def runs_for(rates: Mapping[str, float], gpus: int, runs_max: int = RUNS_MAX) -> int:
+def runs_for(rates: Mapping[str, float], gpus: int) -> int:
     """How many tries a decision of this size has; models without a rate cost none."""
     models = sum(rate > 0 for rate in rates.values())
-    return max(min(_RUNS_LEAST, runs_max), min(runs_max, runs_max * _LARGE // max(1, models * gpus)))
+    return max(_RUNS_LEAST, min(RUNS_MAX, _BUDGET // max(1, models * gpus)))
 
 
-def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RUNS_MAX) -> Plan | Refusal:
+def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal:
     """A plan on at most ``gpus`` GPUs: the first try that succeeds.
 
     What squishy bin packing plans has a plan here, and so has what has one on up to four GPUs fewer (one fewer where
@@ -50,15 +60,14 @@ def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RU
         sizes: Models and device, with the interference to plan with.
         rates: Planned requests a second by model.
         gpus: GPUs that there are.
-        runs_max: Tries on each number of GPUs.
     """
     refusal = impossible(sizes, rates, gpus)
     if refusal is not None:
         return refusal
     first: Refusal | None = None
-    fewer = max(1, _FALLBACKS * runs_for(rates, gpus, runs_max) // max(1, runs_max))
+    fewer = min(_FALLBACKS_MAX, runs_for(rates, gpus) // _RUNS_A_FALLBACK)
     for count in range(gpus, max(1, sizes.gpus_min(rates), gpus - fewer) - 1, -1):
-        found = plan_on(sizes, rates, count, runs_max)
+        found = plan_on(sizes, rates, count)
         if isinstance(found, Plan):
             return found
         first = first or found
@@ -66,10 +75,10 @@ def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RU
     return first
 
 
-def plan_on(sizes: Sizes, rates: Mapping[str, float], gpus: int, runs_max: int = RUNS_MAX) -> Plan | Refusal:
+def plan_on(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal:
     """A plan by the tries for exactly this number of GPUs."""
     first: Refusal | None = None
-    for found in itertools.islice(_tries(sizes, rates, gpus), runs_for(rates, gpus, runs_max)):
+    for found in itertools.islice(_tries(sizes, rates, gpus), runs_for(rates, gpus)):
         if isinstance(found, Plan):
             return found
         first = first or found
@@ -98,6 +107,7 @@ def ideal(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal
     rest: Iterator[Plan | Refusal] = itertools.chain(
         (place(sizes, rates, gpus, variant) for variant in PRINTED),
         (place(sizes, rates, gpus, Variant(), cuts) for cuts in all_cuts(sizes, gpus)),
+        (place(sizes, rates, gpus, _LARGEST_FIRST, cuts) for cuts in all_cuts(sizes, gpus)),
     )
     return next((found for found in rest if isinstance(found, Plan)), first)
 
@@ -121,12 +131,15 @@ def all_cuts(sizes: Sizes, gpus: int) -> Iterator[tuple[Cut, ...]]:
 
 
 def _tries(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Iterator[Plan | Refusal]:
-    yield place(sizes, rates, gpus, _FIRST[0])
+    """What succeeds most often comes first; squishy bin packing is one of the four that every decision has."""
+    yield place(sizes, rates, gpus, Variant())
+    cuts = suitable_cuts(sizes, rates, gpus)
+    yield from (place(sizes, rates, gpus, Variant(), each) for each in cuts[:_CUTS_BEFORE])
     yield squishy(sizes, rates, gpus)
-    for variant in _FIRST[1:]:
-        yield place(sizes, rates, gpus, variant)
-    for cuts in suitable_cuts(sizes, rates, gpus):
-        yield place(sizes, rates, gpus, Variant(), cuts)
+    yield from (place(sizes, rates, gpus, Variant(), each) for each in cuts[_CUTS_BEFORE:_CUTS_FIRST])
+    yield from (place(sizes, rates, gpus, variant) for variant in _OTHERS)
+    yield from (place(sizes, rates, gpus, _LARGEST_FIRST, each) for each in cuts[:_CUTS_TWICE])
+    yield from (place(sizes, rates, gpus, Variant(), each) for each in cuts[_CUTS_FIRST:])
 
 
 def suitable_cuts(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> list[tuple[Cut, ...]]:
