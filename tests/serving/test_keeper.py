@@ -374,6 +374,7 @@ def test_a_worker_on_a_node_that_joined_by_the_managers_socket_is_out_of_reach_f
         ((409, {"detail": "n1: new disks"}), ["POST /v1/jobs/7/extend", "POST /v1/jobs"]),
         ((404, {"detail": "a manager of the version before"}), ["POST /v1/jobs/7/extend", "POST /v1/jobs"]),
         ((503, {"detail": "nobody answers"}), ["POST /v1/jobs/7/extend"] * 2 + ["POST /v1/jobs"]),
+        ((429, {"detail": "more requests than it takes"}), ["POST /v1/jobs/7/extend"] * 2 + ["POST /v1/jobs"]),
     ],
 )
 @in_loop

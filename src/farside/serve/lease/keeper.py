@@ -48,7 +48,7 @@ LAST_ASK_S = 5.0
 FAILURES_SAID = 10
 # A lease that failed or that somebody cancelled is not asked for again for so long.
 PAUSE_S = 60.0
-_ANOTHER_FRONTS = 409
+_ANOTHER_FRONTS, _LATER = 409, 429
 # A start that waits for the manager is no start that hangs: systemd gives it so long again, each second.
 _WAITING = "STATUS=waits for the manager\nEXTEND_TIMEOUT_USEC=300000000"
 
@@ -427,9 +427,10 @@ class LeaseKeeper:
         asked_s, left_s = self._loop.time(), self._left_s(one) + float(str(self._settings.job["time_limit_s"]))
         try:
             await self._ask(lambda: self._client.post("jobs", job_id, "extend", body={"left_s": left_s}))
-        except PeerError as error:
-            _log.debug("no answer whether a lease is extended", job=job_id, why=str(error))
         except FarsideError as error:
+            if isinstance(error, PeerError) or (isinstance(error, RefusedError) and error.code == _LATER):
+                _log.debug("no answer whether a lease is extended", job=job_id, why=str(error))
+                return
             one.is_refused = True
             _log.info("a lease is not extended, and is replaced", gpu=one.number, job=job_id, why=str(error))
         else:
