@@ -3,12 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farside.errors import ConfigError
+from farside.scheduler.manager.model.spec import JobBody
 from farside.serve.lease.rules import FORGOTTEN_S, LAST_S, Failures, Lease, LeaseRules, judge
-from farside.serve.lease.terms import LeaseTerms, job_of
+from farside.serve.lease.terms import LeaseTerms, check_terms, job_of
 
 RULES = LeaseRules(most=4, spare=0, replace_before_s=600.0)
 DAY_S = 86_400.0
@@ -49,6 +52,33 @@ def test_a_lease_names_cpus_only_where_the_file_does_so_that_the_manager_may_cho
     job = job_of("v", Path("/v"), LeaseTerms(key_file="key", cpus=cpus), ("farside",), 90)
 
     assert {key: value for key, value in job.items() if key.startswith("cpus")} == said
+
+
+def test_a_lease_may_be_where_the_file_says() -> None:
+    said = {"partition": "gpu", "nodes": ("n1", "n2"), "exclude": ("n3",), "features": ("nvlink",)}
+    terms = LeaseTerms(key_file="key", **said)  # type: ignore[arg-type]
+
+    check_terms(Path("/v/serving.toml"), terms)
+    body = msgspec.convert(job_of("v", Path("/v"), terms, ("farside",), 90), JobBody)
+
+    assert {key: getattr(body, key) for key in said} == said
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"nodes": ("n1",), "exclude": ("n1",)}, "exclude: n1 is among nodes as well; leave it out of one"),
+        ({"nodes": ("n 1",)}, "nodes: 'n 1' is no name"),
+        ({"partition": "a\nb"}, "partition: "),
+    ],
+)
+def test_what_no_manager_takes_of_a_lease_is_refused_before_anything_starts(
+    said: dict[str, object], line: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^/v/serving.toml: {line}") as refused:
+        check_terms(Path("/v/serving.toml"), LeaseTerms(key_file="key", **said))  # type: ignore[arg-type]
+
+    assert "\n" not in str(refused.value)
 
 
 def test_as_many_are_asked_for_as_are_needed_and_spare_ones() -> None:

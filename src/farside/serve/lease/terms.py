@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from farside.errors import ConfigError
-from farside.scheduler.manager.model.spec import WORKER_WORDS
+from farside.scheduler.manager.model.spec import WORKER_WORDS, JobBody, spec_of, spec_problems
 from farside.serve.lease.rules import LAST_S
 from farside.units import parse_bytes
 
@@ -22,6 +22,10 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     qos: str = ""
     account: str = ""
     gpu_model: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     cpus: float | None = None  # as the manager does with jobs that name none
     memory: str = ""
     lease_s: float = 86_400.0
@@ -37,7 +41,7 @@ KEYS = tuple(field.name for field in msgspec.structs.fields(LeaseTerms))
 
 
 def check_terms(file: Path, terms: LeaseTerms) -> None:
-    """Whether numbers and sizes make sense.
+    """Whether numbers and sizes make sense, and whether a manager would take the lease's job for what it is.
 
     Raises:
         ConfigError: One does not.
@@ -55,6 +59,10 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
         memory_bytes(terms)
     except ValueError as error:
         raise ConfigError(f"{file}: memory: {error}", hint='such as "16GiB"') from error
+    job = job_of("any", Path("/"), terms, ("farside",), 100)
+    problem = next(spec_problems(spec_of(msgspec.convert(job, JobBody), job)), "")
+    if problem:
+        raise ConfigError(f"{file}: {problem}")
 
 
 def memory_bytes(terms: LeaseTerms) -> int:
@@ -90,6 +98,10 @@ def job_of(
         "account": terms.account,
         "qos": terms.qos,
         "gpu_model": terms.gpu_model,
+        "partition": terms.partition,
+        "nodes": terms.nodes,
+        "exclude": terms.exclude,
+        "features": terms.features,
         **({} if terms.cpus is None else {"cpus_per_gpu": terms.cpus}),
         "memory_bytes_per_gpu": float(memory_bytes(terms)),
         "time_limit_s": terms.lease_s,
