@@ -17,7 +17,7 @@ from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import place
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan
-from farside.scheduler.sharing.glet.profile import NoInterference, slowed
+from farside.scheduler.sharing.glet.profile import WHOLE_PCT, NoInterference, slowed
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.scaling import fewest
 from farside.scheduler.sharing.glet.size import Sizes
@@ -115,9 +115,15 @@ def large(found: Tables, count: int) -> tuple[Sizes, list[dict[str, float]]]:
     sizes, draws = Sizes(one.models, one.device), []
     for _ in range(count):
         rates = {name: 1000 * rng.random() for name in models}
-        times = rng.uniform(*_LARGE_SHARES) * LARGE_GPUS / sizes.gpus_min(rates)
+        times = rng.uniform(*_LARGE_SHARES) * LARGE_GPUS / gpus_at_best(sizes, rates)
         draws.append({name: times * rate for name, rate in rates.items()})
     return sizes, draws
+
+
+def gpus_at_best(sizes: Sizes, rates: Mapping[str, float]) -> float:
+    """GPUs for rates where each request is served on the part that serves most for its size, without a pause."""
+    cost = {name: min(part / rate for part, rate in sizes.best_rate[name].items() if rate) for name in rates}
+    return sum(rate * cost[name] for name, rate in rates.items()) / WHOLE_PCT
 
 
 def _large_tally(data: Path, count: int) -> Tally:

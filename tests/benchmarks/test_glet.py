@@ -61,7 +61,7 @@ def test_rates_of_many_models_may_fit_on_all_gpus_and_are_equal_each_time() -> N
     sizes, draws = glet_schedulable.large(shared_tables(), 5)
 
     assert len(sizes.models) == 50
-    assert all(0 < sizes.gpus_min(rates) <= glet_schedulable.LARGE_GPUS for rates in draws)
+    assert all(0 < glet_schedulable.gpus_at_best(sizes, rates) <= glet_schedulable.LARGE_GPUS for rates in draws)
     assert draws == glet_schedulable.large(shared_tables(), 5)[1]
 
 

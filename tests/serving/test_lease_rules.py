@@ -72,9 +72,7 @@ def test_a_lease_may_be_where_the_file_says() -> None:
         ({"partition": "a\nb"}, "partition: "),
     ],
 )
-def test_what_no_manager_takes_of_a_lease_is_refused_before_anything_starts(
-    said: dict[str, object], line: str
-) -> None:
+def test_what_no_manager_takes_of_a_lease_is_refused_before_anything_starts(said: dict[str, object], line: str) -> None:
     with pytest.raises(ConfigError, match=f"^/v/serving.toml: {line}") as refused:
         check_terms(Path("/v/serving.toml"), LeaseTerms(key_file="key", **said))  # type: ignore[arg-type]
 

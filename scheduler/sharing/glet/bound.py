@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT
 
-# What is so near is equal, as in the checker: no sound plan may be ruled out.
-_TOLERANCE = 1e-6
+# The checker allows each of up to three rules a millionth: no plan that it takes may be ruled out.
+_TOLERANCE = 4e-6
 _MS_PER_S = 1000
 # How the cost of a GPU is divided between its two parts: by their size, and with more or less for the smaller one.
 # Each is right, and which tells most depends on the rates: small parts serve many models best, but a GPU has but one.
@@ -71,59 +71,77 @@ def costs(parts: Sequence[int]) -> Iterator[list[float]]:
         yield [float(WHOLE_PCT)] * len(parts) + beside
 
 
-def least(model: Times, others: Sequence[Times], percents: Sequence[float]) -> Least:
+def least(model: Times, others: Sequence[Times], costs: Sequence[Sequence[float]]) -> list[Least]:
     """What a model takes at the least, beside the best of the others.
 
     Args:
         model: The model.
         others: Models that it may share a part with.
-        percents: What each way to have a part costs.
+        costs: What each way to have a part costs, once for each way to divide the cost of a GPU.
     """
-    able = sorted(_alone(model, percents))
-    percent = min((cost / rate for rate, cost in able), default=math.inf)
-    batches = sorted(_shared(model, others, percents))
-    return Least(
-        percent=percent,
-        served=[rate for rate, _ in able],
-        whole=_least_after([cost for _, cost in able]),
-        partly=_least_before([cost - rate * percent for rate, cost in able]),
-        full_from=[rate for rate, _, _ in batches],
-        full=_least_before([full for _, full, _ in batches]),
-        waiting=_least_after([waiting for _, _, waiting in batches]),
-    )
+    alone = list(_alone(model))
+    turns = sorted(_turns(model, others))
+    return [_least(alone, turns, percents) for percents in costs]
 
 
 def percent_min(models: Mapping[str, Least], rates: Mapping[str, float]) -> float:
     """Percent of a GPU that any sound plan of these rates takes at the least; without end where none can."""
     asked = [(models[name], rate) for name, rate in rates.items() if rate > 0]
-    if len(asked) == 1:
-        ((only, rate),) = asked
-        return only.alone(rate) * (1 - _TOLERANCE)
     return sum([min(one.alone(rate), one.sharing(rate)) for one, rate in asked]) * (1 - _TOLERANCE)
 
 
-def _alone(model: Times, percents: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Requests a second of each way to have a part that serves any, and its cost: a cycle is as long as its work."""
-    for times, cost in zip(model.ways, percents, strict=True):
+def _least(alone: Sequence[tuple[float, int]], turns: Sequence["_Turn"], percents: Sequence[float]) -> Least:
+    able = sorted((rate, percents[way]) for rate, way in alone)
+    percent = min((cost / rate for rate, cost in able), default=math.inf)
+    return Least(
+        percent=percent,
+        served=[rate for rate, _ in able],
+        whole=_least_after([cost for _, cost in able]),
+        partly=_least_before([cost - rate * percent for rate, cost in able]),
+        full_from=[one.full_from for one in turns],
+        full=_least_before([percents[one.way] * one.full for one in turns]),
+        waiting=_least_after([percents[one.way] * one.waiting for one in turns]),
+    )
+
+
+def _alone(model: Times) -> Iterator[tuple[float, int]]:
+    """Requests a second of each way to have a part that serves any: a cycle is as long as its work."""
+    for way, times in enumerate(model.ways):
         within = [batch / ms for batch, ms in enumerate(times, 1) if 2 * ms <= model.slo_ms * (1 + _TOLERANCE)]
         if within:
-            yield _MS_PER_S * max(within), cost
+            yield _MS_PER_S * max(within), way
 
 
-def _shared(model: Times, others: Sequence[Times], percents: Sequence[float]) -> Iterator[tuple[float, float, float]]:
+class _Turn(NamedTuple):
+    """A batch of a model in a cycle with other models.
+
+    Attributes:
+        full_from: Requests a second from which on it fills within the longest cycle.
+        full: Share of the part for each request a second if it does.
+        waiting: Share of the part if not, at any rate.
+        way: In which way the model has the part.
+    """
+
+    full_from: float
+    full: float
+    waiting: float
+    way: int
+
+
+def _turns(model: Times, others: Sequence[Times]) -> Iterator[_Turn]:
     """Batches of a model that a cycle has room for beside some other one's.
 
-    Each with the rate from which on it fills, the percent for each request a second if it does, and the percent if not.
     The cycle and all of its work are within the shorter SLO, and the work is within the cycle.
     """
-    for way, (times, cost) in enumerate(zip(model.ways, percents, strict=True)):
-        beside = [(min(model.slo_ms, other.slo_ms), other.shortest_ms[way]) for other in others]
-        room_ms = max((slo_ms / 2 - busy_ms for slo_ms, busy_ms in beside), default=0.0) * (1 + _TOLERANCE)
-        most_ms = max((slo_ms - busy_ms for slo_ms, busy_ms in beside), default=0.0) * (1 + _TOLERANCE)
+    slos_ms = [min(model.slo_ms, other.slo_ms) * (1 + _TOLERANCE) for other in others]
+    for way, times in enumerate(model.ways):
+        busy_ms = [other.shortest_ms[way] for other in others]
+        room_ms = max([slo_ms / 2 - ms for slo_ms, ms in zip(slos_ms, busy_ms, strict=True)], default=0.0)
+        most_ms = max([slo_ms - ms for slo_ms, ms in zip(slos_ms, busy_ms, strict=True)], default=0.0)
         for batch, ms in enumerate(times, 1):
             if ms <= room_ms and ms < most_ms:
                 cycle_ms = most_ms - ms
-                yield _MS_PER_S * batch / cycle_ms, cost * ms / batch / _MS_PER_S, cost * ms / cycle_ms
+                yield _Turn(_MS_PER_S * batch / cycle_ms, ms / batch / _MS_PER_S, ms / cycle_ms, way)
 
 
 def _least_before(values: Sequence[float]) -> list[float]:

@@ -30,8 +30,8 @@ def fewest(sizes: Sizes, rates: Mapping[str, float], gpus_max: int) -> Plan | Re
     """A plan on the fewest GPUs on which the tries succeed.
 
     The paper begins with the GPUs of the last period and only adds. Here a first plan leaves some GPUs empty, which is
-    an upper bound; what all rates cost at best is the lower one. Between them the search goes up one by one while there
-    are few, and by halves while there are many.
+    an upper bound; what all rates take at the very least is the lower one. Between them the search goes up one by one
+    while there are few, and by halves while there are many.
     """
     best = plan_within(sizes, rates, gpus_max)
     if isinstance(best, Refusal):

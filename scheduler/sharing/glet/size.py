@@ -61,7 +61,8 @@ class Sizes:
         self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float, float]]] = {}
         self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
         self.best_rate = {name: {part: self._most(name, part) for part in self.parts} for name in self.models}
-        self._least = self._bounds()
+        # Computed when it is asked for, as those that serve a plan never do.
+        self._least: list[dict[str, Least]] | None = None
         self._sharing: dict[tuple[tuple[str, ...], int], bool] = {}
         # Of the last rates that were asked for: all tries of a decision ask for the same.
         self._asked: tuple[tuple[str, float], ...] = ()
@@ -213,18 +214,25 @@ class Sizes:
     def percent_min(self, rates: Mapping[str, float]) -> float:
         """Percent of a GPU that any sound plan of these rates takes at the least.
 
-        Each request a second costs at least min p / R(p) percent of a GPU: no glet serves more than R(p), as a cycle is
-        no shorter than its batches and both together no longer than the SLO. A part of its own costs a model all of it,
-        and turns with another one cost it more the smaller its batches are.
+        A glet serves no more than R(p), as a cycle is no shorter than its batches and both together no longer than the
+        SLO; so a request costs a model at least the part's cost by R(p). A part of its own costs it all of that, and
+        turns with another model cost it more the smaller its batches are. A part costs what it has of a GPU, or some
+        more or less than that, as long as both parts cost no more than the GPU.
         """
+        if self._least is None:
+            self._least = self._bounds()
         return max([percent_min(each, rates) for each in self._least])
 
     def _bounds(self) -> list[dict[str, Least]]:
         """What each model takes at the least, by each way to divide a GPU's cost."""
         ways = {name: self._ways(profile) for name, profile in self.models.items()}
         times = {name: Times(self.models[name].slo_ms, each, list(map(min, each))) for name, each in ways.items()}
-        others = {name: [other for each, other in times.items() if each != name] for name in times}
-        return [{name: least(times[name], others[name], each) for name in times} for each in costs(self.parts)]
+        divided = list(costs(self.parts))
+        found = {
+            name: least(one, [other for each, other in times.items() if each != name], divided)
+            for name, one in times.items()
+        }
+        return [{name: each[at] for name, each in found.items()} for at in range(len(divided))]
 
     def _ways(self, model: ModelProfile) -> list[Sequence[float]]:
         """Least milliseconds of batches on each part: all of a GPU's without a neighbour, then those beside one."""
