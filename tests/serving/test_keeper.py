@@ -443,3 +443,21 @@ def test_the_largest_report_fits() -> None:
     assert len(json.dumps(msgspec.to_builtins(told))) <= REPORT_BYTES_MAX
     assert told.gpus
     assert told.models
+
+
+@in_loop
+async def test_a_lease_of_the_front_before_that_the_file_asks_for_otherwise_now_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        on_running(keeper, there, monkeypatch)
+        keeper._settings = replace(keeper._settings, job={"exclude": ("n1",), "time_limit_s": 86_400.0})
+        there.job = {**there.job, "spec": {"exclude": [], "time_limit_s": 86_400.0}}
+        keeper.want(1)
+
+        await keeper.look()
+
+    assert there.changed() == ["POST /v1/jobs"]
+    assert list(keeper.leaving.values()) == ["the file asks for another one"]

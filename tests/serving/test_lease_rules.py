@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farside.errors import ConfigError
 from farside.scheduler.manager.model.spec import JobBody
 from farside.serve.lease.rules import FORGOTTEN_S, LAST_S, Failures, Lease, LeaseRules, judge
-from farside.serve.lease.terms import LeaseTerms, check_terms, job_of
+from farside.serve.lease.terms import LeaseTerms, check_terms, is_asked_for, job_of
 
 RULES = LeaseRules(most=4, spare=0, replace_before_s=600.0)
 DAY_S = 86_400.0
@@ -70,6 +70,7 @@ def test_a_lease_may_be_where_the_file_says() -> None:
         ({"nodes": ("n1",), "exclude": ("n1",)}, "exclude: n1 is among nodes as well; leave it out of one"),
         ({"nodes": ("n 1",)}, "nodes: 'n 1' is no name"),
         ({"partition": "a\nb"}, "partition: "),
+        ({"worker_command": ("",)}, "worker_command: is empty"),
     ],
 )
 def test_what_no_manager_takes_of_a_lease_is_refused_before_anything_starts(said: dict[str, object], line: str) -> None:
@@ -77,6 +78,53 @@ def test_what_no_manager_takes_of_a_lease_is_refused_before_anything_starts(said
         check_terms(Path("/v/serving.toml"), LeaseTerms(key_file="key", **said))  # type: ignore[arg-type]
 
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "spec", "is_same"),
+    [
+        ({}, {"partition": "gpu", "account": "lab", "qos": "normal", "cpus_per_gpu": 4.0}, True),
+        ({"nodes": ("n2", "n1")}, {"nodes": ["n1", "n2"]}, True),
+        ({"nodes": ("n1",)}, {"nodes": ["n1", "n2"]}, False),
+        ({}, {"exclude": ["n1"]}, False),
+        ({"exclude": ("n1",)}, {"exclude": []}, False),
+        ({"features": ("nvlink",)}, {"features": []}, False),
+        ({"partition": "gpu"}, {"partition": "old"}, False),
+        ({"qos": "high"}, {"qos": "normal"}, False),
+        ({"gpu_model": "H200"}, {"gpu_model": ""}, False),
+        ({"memory": "1GiB"}, {"memory_bytes_per_gpu": 2.0**30}, True),
+        ({"memory": "2GiB"}, {"memory_bytes_per_gpu": 2.0**30}, False),
+        ({"cpus": 2.0}, {"cpus_per_gpu": 4.0}, False),
+        ({"preemptible": True}, {"preemptible": False}, False),
+        ({"lease_s": 100.0}, {"time_limit_s": 86_400.0}, True),
+        ({"qos": "high"}, {}, True),
+    ],
+)
+def test_a_lease_that_the_front_before_asked_for_is_known_by_what_its_job_says(
+    said: dict[str, object], spec: dict[str, object], is_same: bool
+) -> None:
+    """What the file does not say the manager fills in, and what a manager does not tell is taken for the same."""
+    terms = LeaseTerms(key_file="key", **said)  # type: ignore[arg-type]
+
+    assert is_asked_for(spec, job_of("v", Path("/v"), terms, ("farside",), 90)) == is_same
+
+
+def test_one_that_the_file_asks_for_otherwise_serves_until_another_one_is_there() -> None:
+    old = lease(0, is_outdated=True, may_extend=True, left_s=RULES.replace_before_s)
+
+    found = judge([old], 1, {0}, RULES)
+    assert (found.submit, found.cancel, found.extend, set(found.usable)) == (1, (), (), {0})
+    assert found.leaving == {0: "the file asks for another one"}
+    found = judge([old, lease(1)], 1, {0}, RULES)
+    assert (found.submit, found.cancel, set(found.usable)) == (0, (), {1})
+    found = judge([old, lease(1)], 1, {1}, RULES)
+    assert found.cancel == ("j0",)
+
+
+def test_one_that_waits_and_that_the_file_asks_for_otherwise_is_given_back_at_once() -> None:
+    found = judge([lease(0, "waiting", is_outdated=True)], 1, set(), RULES)
+
+    assert (found.submit, found.cancel) == (1, ("j0",))
 
 
 def test_as_many_are_asked_for_as_are_needed_and_spare_ones() -> None:

@@ -36,7 +36,7 @@ from farside.serve.lease.rules import (
     LeaseRules,
     judge,
 )
-from farside.serve.lease.terms import LEASE_S_MAX
+from farside.serve.lease.terms import LEASE_S_MAX, is_asked_for
 from farside.serve.site import Site
 
 LOOK_S = 1.0
@@ -211,6 +211,7 @@ class LeaseKeeper:
             Lease(
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
                 is_draining=one.is_draining, is_unfit=one.is_unfit, may_extend=not one.is_refused,
+                is_outdated=not is_asked_for(one.job.get("spec", {}), self._settings.job),
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
             )
             for job_id, one in self._held.items()

@@ -38,6 +38,7 @@ class Lease:
         answers: Its worker is connected, and executors may be started there now.
         is_unfit: No executor could be started there, time after time.
         may_extend: Its manager has not refused to extend it.
+        is_outdated: The deployment's file asks for another one now.
     """
 
     job_id: str
@@ -49,6 +50,7 @@ class Lease:
     answers: bool = False
     is_unfit: bool = False
     may_extend: bool = False
+    is_outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,8 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
         rules: How many there may be, and when one is replaced.
     """
     leaving = {one.number: why for one in leases if one.phase == RUNNING and (why := _why_left(one, rules))}
-    staying = [one for one in leases if one.phase in LIVE and one.number not in leaving]
+    live = [one for one in leases if one.phase in LIVE and one.number not in leaving]
+    staying = [one for one in live if not one.is_outdated]
     ready = [one for one in staying if one.phase == RUNNING and one.answers]
     lacking = needed - len(ready)
     # As long as others are missing, those that are to be left serve on, those with executors first.
@@ -114,7 +117,8 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     serving = {one.number for one in (*ready, *kept)}
     wanted = min(needed, rules.most) + rules.spare
     left = [one for one in leases if one.number in leaving and one.number not in serving | in_use]
-    given_back = [*left, *_surplus(staying, len(staying) - wanted, in_use)]
+    unwanted = [one for one in live if one.is_outdated]
+    given_back = [*left, *unwanted, *_surplus(staying, len(staying) - wanted, in_use)]
     extended = [one for one in staying if one not in given_back and _is_to_extend(one, rules)]
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
@@ -131,6 +135,8 @@ def _why_left(one: Lease, rules: LeaseRules) -> str:
         return f"{one.node} drains"
     if one.is_unfit:
         return "no executor starts there"
+    if one.is_outdated:
+        return "the file asks for another one"
     return "its time ends" if one.left_s <= rules.replace_before_s and not _is_to_extend(one, rules) else ""
 
 

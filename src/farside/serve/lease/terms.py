@@ -1,6 +1,8 @@
 """What serving.toml says of leases: GPUs of a manager's nodes, which a deployment takes one by one. PURE."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,6 +39,13 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str = ""
 
 
+# Keys of a lease's job that decide where it is and what it costs; of the last three only what the file says counts, as
+# the manager fills in the others.
+_SET_KEYS, _SAME_KEYS = ("nodes", "exclude", "features"), ("gpu_model", "memory_bytes_per_gpu", "preemptible")
+_SAID_KEYS = ("partition", "account", "qos")
+
+_NAMES_HERE = {"argv": "worker_command", "memory_bytes_per_gpu": "memory", "output": "log_dir"}
+
 KEYS = tuple(field.name for field in msgspec.structs.fields(LeaseTerms))
 
 
@@ -62,7 +71,8 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
     job = job_of("any", Path("/"), terms, ("farside",), 100)
     problem = next(spec_problems(spec_of(msgspec.convert(job, JobBody), job)), "")
     if problem:
-        raise ConfigError(f"{file}: {problem}")
+        key, _, what = problem.partition(": ")
+        raise ConfigError(f"{file}: {_NAMES_HERE.get(key, key)}: {what}")
 
 
 def memory_bytes(terms: LeaseTerms) -> int:
@@ -109,3 +119,18 @@ def job_of(
         "cwd": str(folder),
         "output": str(logs / f"serve-{name}-%j.log"),
     }
+
+
+def is_asked_for(spec: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+    """Whether a lease is as the file has it now: a front that is started anew finds those of the one before.
+
+    Args:
+        spec: Of its job, as the manager tells it; a key that it does not tell is taken for the same.
+        job: As one would be asked for now.
+    """
+    same = {key: job[key] for key in _SAME_KEYS if key in job}
+    said = {key: job[key] for key in (*_SAID_KEYS, "cpus_per_gpu") if job.get(key, "") != ""}
+    chosen = {key: set(job[key]) for key in _SET_KEYS if key in job}
+    return all(spec.get(key, value) == value for key, value in {**same, **said}.items()) and all(
+        set(spec.get(key, value)) == value for key, value in chosen.items()
+    )
