@@ -9,7 +9,7 @@ import pytest
 
 from farside.agent.serving.handle import ExecutorHandle, ServeError
 from farside.agent.serving.model_file import ModelFile
-from farside.errors import FarsideError
+from farside.errors import ConfigError, FarsideError
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Portion, Refusal
 from farside.serve.controller import Controller
@@ -253,4 +253,22 @@ async def test_a_front_goes_on_with_the_plan_of_the_one_before_where_its_devices
     assert [gpus(plan) for plan in routed] == [{5}, {0, 5}]
     watching.cancel()
     await asyncio.wait([watching])
+    await fleet.close()
+
+
+@in_loop
+async def test_a_front_after_another_whose_rates_are_too_much_plans_for_a_share_and_its_own_rates_end_a_start(
+    tmp_path: Path,
+) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(0,))
+    devices, planner = Leased(), TwoGpus()
+    devices.most = 1
+    controller = Controller(fleet, pool, planner, devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match="mlp does not fit on 1 device"):
+        await controller.start(None)
+    await controller.start(None, is_after_another=True)
+
+    assert devices.wanted == 1
     await fleet.close()

@@ -82,10 +82,11 @@ class Controller:
         lacking = f"{there} of {self._needed} devices are there; `farside explain JOB` says what a lease waits for"
         return "; ".join(filter(None, (self._refused, lacking)))
 
-    async def start(self, plan: Plan | None) -> None:
+    async def start(self, plan: Plan | None, *, is_after_another: bool = False) -> None:
         """Starts the first plan: the given one, or one for the expected rates.
 
-        Where devices come and go it asks for as many as are needed, and starts nothing: `run` does, as they come.
+        Where devices come and go it asks for as many as are needed, and starts nothing: `run` does, as they come. After
+        another front the rates are those that it had measured: where they are too much, a share of them is planned for.
 
         Raises:
             ConfigError: The rates have no plan; with how many devices would do.
@@ -95,7 +96,8 @@ class Controller:
         wanted = self._wanted() if plan is None else plan.served()
         if plan is None:
             assert self._planner is not None
-            plan = await first_plan(self._planner, wanted, self._devices.most)
+            plan = await self._share_of(self._planner, wanted) if is_after_another else None
+            plan = plan or await first_plan(self._planner, wanted, self._devices.most)
             self._scale = Scale(plan=plan, gpus=plan.gpus)
             if self._devices.may_change:
                 self._want(plan.gpus)
@@ -105,6 +107,10 @@ class Controller:
         phases = await self._fleet.change(plan, wanted)
         self._record(STARTED, plan, planned_s - began_s, phases)
         self._on_plan(plan)
+
+    async def _share_of(self, planner: Planner, wanted: Mapping[str, float]) -> Plan | None:
+        found = await answered(planner, largest_share(wanted), self._devices.most, {})
+        return found if isinstance(found, Plan) else None
 
     async def resume(self, plan: Plan) -> bool:
         """Goes on with what the front before had routed, on those of its devices that are there; False: there are none.

@@ -157,6 +157,8 @@ async def _tell_of_life() -> None:
 async def _grounds(
     deployment: Deployment, plan_file: Path | None, manager: ManagerAddress | None, *, is_check: bool = False
 ) -> _Grounds:
+    if manager is not None and plan_file is not None:
+        raise ConfigError("--plan and --manager exclude each other", hint="leases come and go, and plans with them")
     if manager is None:
         check_for_machine(deployment)
     else:
@@ -187,11 +189,8 @@ async def _grounds(
         devices=devices, manager=manager,
     )  # fmt: skip
     grounds = replace(grounds, device_name=_check_profile(deployment.profile, grounds))
-    if manager is not None:
-        if plan_file is not None:
-            raise ConfigError("--plan and --manager exclude each other", hint="leases come and go, and plans with them")
-        if not deployment.is_on_gpus:
-            _log.info("parts are of CPU cores, in place of the GPUs that are leased", driver=driver_name)
+    if manager is not None and not deployment.is_on_gpus:
+        _log.info("parts are of CPU cores, in place of the GPUs that are leased", driver=driver_name)
     return grounds if plan_file is None else replace(grounds, plan=_given_plan(plan_file, grounds))
 
 
@@ -256,10 +255,21 @@ def _driver(deployment: Deployment) -> tuple[str, Driver]:
         return "cpu", cpu
     if deployment.driver == "cpu":
         raise ConfigError(f"{deployment.file}: device = 'cpu': {problem}")
-    if deployment.prepare_pct != WHOLE_PCT:
-        raise ConfigError(f"{deployment.file}: prepare_pct holds executors to a part of the cores: {problem}")
+    _check_whole(deployment, problem)
     _log.warning("devices are not cut: each serves as a whole", why=problem)
     return "whole", WholeDriver()
+
+
+def _check_whole(deployment: Deployment, problem: str) -> None:
+    """Whether the file has nothing that only cores which can be cut have.
+
+    Raises:
+        ConfigError: It has.
+    """
+    if deployment.prepare_pct != WHOLE_PCT:
+        raise ConfigError(f"{deployment.file}: prepare_pct holds executors to a part of the cores: {problem}")
+    if deployment.capacity_pct != CAPACITY_PCT:
+        raise ConfigError(f"{deployment.file}: capacity_pct is a part of the cores: {problem}")
 
 
 def _driver_of_profile(deployment: Deployment, profile: Path) -> tuple[str, Driver]:
@@ -268,6 +278,8 @@ def _driver_of_profile(deployment: Deployment, profile: Path) -> tuple[str, Driv
         return _driver(deployment)
     header = read_header(profile)
     is_whole = deployment.driver == "auto" and header is not None and header.device.driver == "whole"
+    if is_whole:
+        _check_whole(deployment, "the profile is of whole devices")
     if is_whole or deployment.driver == "whole":
         return "whole", WholeDriver()
     return "cpu", CpuDriver(deployment.capacity_pct)
@@ -339,7 +351,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
         await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
-        await controller.start(grounds.plan)
+        await controller.start(grounds.plan, is_after_another=before is not None)
     if deployment.metrics:
         scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
         stack.callback(scraped.close)
