@@ -55,7 +55,8 @@ class GreenGpu:
         self._device = _taken(driver.cuDeviceGet(0))
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         whole = _taken(driver.cuDeviceGetDevResource(self._device, kind))
-        least = max(1, whole.sm.minSmPartitionSize)
+        # Packages of CUDA 12 do not have it; the driver makes a smaller piece as large as it has to be.
+        least = getattr(whole.sm, "minSmPartitionSize", 0) or 1
         pieces, count, _ = _taken(driver.cuDevSmResourceSplitByCount(whole.sm.smCount // least, whole, 0, least))
         self._pieces = list(pieces)[: int(count)]
         self._whole_sms = int(whole.sm.smCount)
