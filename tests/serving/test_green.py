@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -325,6 +327,43 @@ async def test_why_a_gpu_computes_nothing_is_told_by_each_executor(
         for _ in range(2):
             with pytest.raises(ServeError, match=f"did not become ready: {line}"):
                 await Part(tmp_path).open(driver, 40)
+
+
+# A front that has a part of a GPU, and says where.
+FRONT = """
+from farside.agent.serving.partition import green
+from farside.agent.serving.partition.policy import Device
+from tests.serving.test_gpu_drivers import Nvml
+from tests.serving.test_green import PROGRAM
+green.is_installed = lambda module: True
+print(green.GreenDriver(Nvml(is_cut=False), PROGRAM).open(Device(), 50).entry.host, flush=True)
+input()
+"""
+
+
+def test_the_last_part_of_a_gpu_leaves_no_folder(driver: GreenDriver) -> None:
+    first, second = driver.open(GPU, 40), driver.open(GPU, 60)
+    folder = Path(first.entry.host).parent
+
+    first.close()
+    assert folder.exists()
+    second.close()
+
+    assert not folder.exists()
+
+
+def test_the_folder_of_a_front_that_is_killed_is_removed_by_the_next_one(driver: GreenDriver) -> None:
+    front = subprocess.Popen([sys.executable, "-c", FRONT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with front:
+        assert front.stdout is not None
+        folder = Path(front.stdout.readline().strip()).parent
+        driver.open(GPU, 50).close()
+        assert folder.exists(), "its front is there"
+        front.kill()
+
+    driver.open(GPU, 50).close()
+
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
 from farside.agent.serving.model_file import Framework
+from farside.agent.serving.partition.maker import make_folder
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Measured, Traits
 from farside.errors import Unavailable
@@ -162,7 +162,7 @@ class _Host:
         self.parts: dict[int, int] = {}
         with ExitStack() as stack:
             try:
-                self._folder = Path(tempfile.mkdtemp(prefix="farside-green-"))
+                self._folder = make_folder("green")
                 stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
                 self.address = str(self._folder / "parts")
                 self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,8 +208,5 @@ class _Host:
         """Ends it. Nobody waits for that: a driver takes its time to give a GPU back."""
         self._line.close()
         self._process.kill()
-        threading.Thread(target=self._reap, daemon=True).start()
-
-    def _reap(self) -> None:
-        self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        threading.Thread(target=self._process.wait, daemon=True).start()

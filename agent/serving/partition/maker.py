@@ -2,6 +2,9 @@
 
 import os
 import re
+import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 PATTERN = r"(\d+)-(\d+)"
@@ -15,6 +18,25 @@ def own_mark() -> str:
 def has_ended(mark: "re.Match[str]") -> bool:
     """Whether the process that a match of PATTERN names, by its first two groups, is gone."""
     return _started(int(mark[1])) != int(mark[2])
+
+
+def make_folder(what: str) -> Path:
+    """A new folder for temporary files; those that a process of this user has left as it was killed are removed.
+
+    Args:
+        what: What it is for, a word of its name. Only folders of the same word are removed.
+
+    Raises:
+        OSError: There is no room for it, or nowhere to make it.
+    """
+    # Makers of another PID namespace are not in sight.
+    prefix = f"farside-{what}-{os.stat('/proc/self/ns/pid').st_ino}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        mark = re.fullmatch(rf"{prefix}{PATTERN}-\w+", folder.name)
+        with suppress(FileNotFoundError):  # another one that starts removes it
+            if mark is not None and has_ended(mark) and folder.lstat().st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{own_mark()}-"))
 
 
 def _started(pid: int) -> int | None:

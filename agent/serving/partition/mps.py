@@ -5,18 +5,15 @@ limit is no reservation: parts that add up to more than 100 % share what there i
 """
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.maker import PATTERN, has_ended, own_mark
+from farside.agent.serving.partition.maker import make_folder
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.ending import die_with
@@ -100,10 +97,8 @@ class _Daemon:
 
     def __init__(self, uuid: str) -> None:
         self.users = 0
-        prefix = _prefix()
         try:
-            _remove_left(prefix)
-            self._folder = tempfile.mkdtemp(prefix=f"{prefix}{own_mark()}-")
+            self._folder = str(make_folder("mps"))
         except OSError as error:
             raise Unavailable(f"{tempfile.gettempdir()}, where {CONTROL} has its pipe: {error.strerror}") from error
         self.variables = {"CUDA_MPS_PIPE_DIRECTORY": self._folder, "CUDA_VISIBLE_DEVICES": uuid}
@@ -137,17 +132,3 @@ class _Daemon:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _prefix() -> str:
-    """What names of folders begin with whose makers are in sight: of another PID namespace they are not."""
-    return f"farside-mps-{os.stat('/proc/self/ns/pid').st_ino}-"
-
-
-def _remove_left(prefix: str) -> None:
-    """Removes folders that a process of this user has left as it was killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        mark = re.fullmatch(rf"{prefix}{PATTERN}-\w+", folder.name)
-        with suppress(FileNotFoundError):  # another one that starts removes it
-            if mark is not None and has_ended(mark) and folder.lstat().st_uid == os.geteuid():
-                shutil.rmtree(folder, ignore_errors=True)
