@@ -184,6 +184,23 @@ def test_a_gpu_that_is_lost_is_said_to_be_and_another_one_is_found(
     driver.open(Device(uuid="GPU-1"), 100).close()
 
 
+class UnpoweredNvml(Nvml):
+    """The first GPU can't be asked anything."""
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index == 0:
+            raise NVMLError("Insufficient External Power")
+        return super().nvmlDeviceGetHandleByIndex(index)
+
+
+@pytest.mark.parametrize("kind", [LostNvml, UnpoweredNvml])
+def test_mig_hands_out_instances_beside_a_gpu_that_has_failed(kind: type[Nvml]) -> None:
+    driver = MigDriver(kind())
+
+    assert driver.capabilities().parts == "14 %, 43 %, 43 %"
+    assert driver.open(Device(number=1), 43).part_pct == 43
+
+
 def test_where_there_is_no_room_for_an_mps_daemons_pipe_the_line_says_where(
     control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

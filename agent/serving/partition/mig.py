@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import NvidiaGpus, gpu_of, instances_of, uuid_of
+from farside.agent.serving.partition.nvidia import NvidiaGpus, gpu_of, gpus_of, instances_of, uuid_of
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
@@ -25,11 +25,7 @@ class MigDriver(NvidiaGpus):
         """Which instances the GPUs of this machine have."""
         try:
             nvml = self.nvml()
-            sizes = [
-                size
-                for number in range(nvml.nvmlDeviceGetCount())
-                for _, size in _instances(nvml, Device(number=number))
-            ]
+            sizes = [size for _, gpu in gpus_of(nvml) for _, size in _instances(nvml, gpu)]
         except Unavailable as error:
             return Capabilities(problem=str(error))
         if not sizes:
@@ -41,7 +37,8 @@ class MigDriver(NvidiaGpus):
 
     def open(self, device: Device, part_pct: int) -> "MigPlace":
         """A free instance of this size."""
-        instances = _instances(self.nvml(), device)
+        nvml = self.nvml()
+        instances = _instances(nvml, gpu_of(nvml, device))
         for uuid, size in instances:
             if size == part_pct and uuid not in self._used:
                 self._used.add(uuid)
@@ -62,10 +59,10 @@ class MigPlace(FixedPlace):
         self._used.discard(self._uuid)
 
 
-def _instances(nvml: Any, device: Device) -> list[tuple[str, int]]:
+def _instances(nvml: Any, gpu: Any) -> list[tuple[str, int]]:
     """UUID and size in percent of a GPU's instances, sevenths rounded."""
     found = []
-    for instance in instances_of(nvml, gpu_of(nvml, device)):
+    for instance in instances_of(nvml, gpu):
         slices = nvml.nvmlDeviceGetAttributes_v2(instance).gpuInstanceSliceCount
         found.append((uuid_of(nvml, instance), round(100 * slices / SLICES)))
     return found

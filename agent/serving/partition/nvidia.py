@@ -77,7 +77,7 @@ def gpu_of(nvml: Any, device: Device) -> Any:
         Unavailable: There is no such GPU.
     """
     if device.uuid:
-        gpus = [handle for _, handle in _gpus(nvml)]
+        gpus = [handle for _, handle in gpus_of(nvml)]
         for handle in (*gpus, *(one for gpu in gpus for one in instances_of(nvml, gpu))):
             if uuid_of(nvml, handle) == device.uuid:
                 return handle
@@ -130,7 +130,7 @@ def instances_of(nvml: Any, handle: Any) -> list[Any]:
 def uncut_devices(nvml: Any, *, with_instances: bool) -> tuple[Device, ...]:
     """What this machine has that CUDA can use: GPUs that are not cut, and instances of the others, if asked for."""
     found: list[Device] = []
-    for number, gpu in _gpus(nvml):
+    for number, gpu in gpus_of(nvml):
         if not is_cut(nvml, gpu):
             found.append(Device(number=number, uuid=uuid_of(nvml, gpu)))
         elif with_instances:
@@ -138,7 +138,8 @@ def uncut_devices(nvml: Any, *, with_instances: bool) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def _gpus(nvml: Any) -> Iterator[tuple[int, Any]]:
+def gpus_of(nvml: Any) -> Iterator[tuple[int, Any]]:
+    """Numbers and handles of the GPUs that this process can use."""
     for number in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
