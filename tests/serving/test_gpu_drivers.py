@@ -85,6 +85,9 @@ class Nvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
         return [SimpleNamespace(pid=7, usedGpuMemory=3 << 20), SimpleNamespace(pid=8, usedGpuMemory=None)]
 
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        return [SimpleNamespace(pid=10, usedGpuMemory=5 << 20)]
+
     def nvmlDeviceGetUUID(self, handle: object) -> str:  # noqa: N802
         return f"MIG-{handle}" if isinstance(handle, str) else f"GPU-{handle}"
 
@@ -342,9 +345,28 @@ def test_a_machine_serves_on_gpus_that_are_not_cut_and_on_instances() -> None:
     assert GpuDriver(Nvml(-1)).capabilities().problem.startswith("libnvidia-ml.so.1: Driver Not Loaded")
 
 
-@pytest.mark.parametrize(("pid", "used_bytes"), [(7, 3 << 20), (8, None), (9, None)], ids=str)
+@pytest.mark.parametrize(("pid", "used_bytes"), [(7, 3 << 20), (8, None), (9, None), (10, 5 << 20)], ids=str)
 def test_memory_that_nvidias_driver_does_not_count_is_not_known(pid: int, used_bytes: int | None) -> None:
+    """The tenth is a client of MPS."""
     assert GpuDriver(Nvml()).process_bytes(Device(), pid) == used_bytes
+
+
+class SecretiveNvml(Nvml):
+    """This user may not see processes, and the driver is too old to know those of MPS."""
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        raise NVMLError("Insufficient Permissions")
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        raise NVMLError("Function Not Found")
+
+
+def test_where_nvidias_driver_refuses_to_tell_memory_it_is_not_known() -> None:
+    driver = GpuDriver(SecretiveNvml())
+
+    assert driver.process_bytes(Device(), 7) is None
+    with pytest.raises(Unavailable, match="GPU 9: NVIDIA's driver answers Invalid Argument"):
+        driver.process_bytes(Device(number=9), 7)
 
 
 class OnCores(GpuDriver):

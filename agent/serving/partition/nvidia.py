@@ -1,6 +1,7 @@
 """NVIDIA's management library as the drivers of GPU parts use it: what a GPU is and how it is. It changes nothing."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from farside.agent.serving.partition.policy import Conditions, Device, Identity
@@ -214,7 +215,11 @@ class NvidiaGpus:
             Unavailable: There is no such GPU.
         """
         nvml = self.nvml()
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu_of(nvml, device)):
-            if process.pid == pid:
-                return int(process.usedGpuMemory) if process.usedGpuMemory else None
+        gpu = gpu_of(nvml, device)
+        # Clients of MPS have a list of their own.
+        for asked in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetMPSComputeRunningProcesses):
+            with suppress(Unavailable):  # it is told to nobody, or not to this user
+                for process in asked(gpu):
+                    if process.pid == pid and process.usedGpuMemory:
+                        return int(process.usedGpuMemory)
         return None
