@@ -27,7 +27,7 @@ async def run_lease(
     After SIGTERM it takes no new connection and waits until the front has ended the executors here: the front sees that
     the job stops, and serves elsewhere. The job's grace is the limit of that.
     """
-    worker, ended = Worker(key, drivers, gpus=os.environ.get("CUDA_VISIBLE_DEVICES", "")), asyncio.Event()
+    worker, ended = Worker(key, drivers, gpus=os.environ.get("CUDA_VISIBLE_DEVICES")), asyncio.Event()
     loop = asyncio.get_running_loop()
     with on_end_signals(ended.set):
         server = await asyncio.start_server(worker.connected, sock=listener)

@@ -42,11 +42,11 @@ class Worker:
     Args:
         key: The deployment's.
         drivers: This host's, by name.
-        gpus: The GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; empty: all of this host.
+        gpus: The GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; None: all of this host.
         kept_s: See kept.py.
     """
 
-    def __init__(self, key: bytes, drivers: Mapping[str, Driver], *, gpus: str = "", kept_s: float = KEPT_S) -> None:
+    def __init__(self, key: bytes, drivers: Mapping[str, Driver], *, gpus: str | None = None, kept_s: float = KEPT_S) -> None:
         self._key, self._drivers, self._gpus = key, drivers, gpus
         self._sessions: set[_Session] = set()
         self._strangers = proof.Unproved(STRANGERS_MAX, STRANGERS_MAX)
@@ -105,7 +105,7 @@ class _Session:
         self,
         key: bytes,
         drivers: Mapping[str, Driver],
-        gpus: str,
+        gpus: str | None,
         writer: asyncio.StreamWriter,
         let_in: Callable[["_Session"], None],
         kept: KeptExecutors,

@@ -307,9 +307,9 @@ def test_mps_cuts_no_gpu_that_is_cut_and_no_instance(control: Path, device: Devi
 
 @pytest.mark.parametrize(
     ("visible", "uuid"),
-    [("", "GPU-0"), ("0", "GPU-0"), ("GPU-0", "GPU-0"), ("MIG-1.2", "MIG-1.2"), ("MIG-1.5", "MIG-1.5")],
+    [(None, "GPU-0"), ("0", "GPU-0"), ("GPU-0", "GPU-0"), ("MIG-1.2", "MIG-1.2"), ("MIG-1.5", "MIG-1.5")],
 )
-def test_a_gpu_and_an_instance_are_one_part_each(visible: str, uuid: str) -> None:
+def test_a_gpu_and_an_instance_are_one_part_each(visible: str | None, uuid: str) -> None:
     driver = GpuDriver(Nvml())
     device = gpu_named(visible, "CUDA_VISIBLE_DEVICES")
 
@@ -330,6 +330,7 @@ def test_a_gpu_and_an_instance_are_one_part_each(visible: str, uuid: str) -> Non
         ("GPU-9", "GPU GPU-9: is not on this machine; nvidia-smi -L lists those there are"),
         ("7", "GPU 7: NVIDIA's driver answers Invalid Argument"),
         ("0,1", "CUDA_VISIBLE_DEVICES 0,1: names several GPUs"),
+        ("", "CUDA_VISIBLE_DEVICES is empty: it hides all GPUs; give a number or UUID"),
         ("first", "CUDA_VISIBLE_DEVICES first: is no GPU; give its number or UUID"),
     ],
 )
@@ -398,6 +399,17 @@ async def test_an_executor_of_a_lease_is_on_the_gpu_that_the_lease_has(tmp_path:
             await Front().start(address, models, RemotePart("gpu", Device(), 100, "NVIDIA H100"))
         await executor.close()
         server.close()
+
+
+@in_loop
+async def test_a_worker_from_which_all_gpus_are_hidden_takes_none(tmp_path: Path) -> None:
+    worker = Worker(KEY, {"gpu": OnCores(Nvml())}, gpus="")
+    server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+
+    with pytest.raises(ServeError, match="CUDA_VISIBLE_DEVICES is empty: it hides all GPUs"):
+        await Front().start(address, small_models(tmp_path), RemotePart("gpu", Device(), 100, "NVIDIA A100"))
+    server.close()
 
 
 def two_lines(file: Path) -> list[str]:

@@ -52,21 +52,25 @@ def open_nvml(nvml: Any = None) -> Any:
     return _Library(nvml)
 
 
-def gpu_named(text: str, where: str) -> Device:
-    """The GPU of a text: one by its index or UUID, an instance by its UUID; the first of the machine if it is empty.
+def gpu_named(text: str | None, where: str) -> Device:
+    """The GPU of a text: one by its index or UUID, an instance by its UUID; the first of the machine without a text.
 
     Args:
-        text: As the variable CUDA_VISIBLE_DEVICES or an option has it.
+        text: As the variable CUDA_VISIBLE_DEVICES or an option has it; one that is empty names none, as for CUDA.
         where: What has it, for the line.
 
     Raises:
         ConfigError: It names several, or none.
     """
+    if text is None:
+        return Device()
+    if not text:
+        raise ConfigError(f"{where} is empty: it hides all GPUs", hint=f"give a number or UUID; {_LISTED}")
     if "," in text:
         raise ConfigError(f"{where} {text:.200}: names several GPUs", hint="give each its own process")
     if text.isdecimal():
         return Device(number=int(text))
-    if text and not text.startswith(("GPU-", INSTANCE)):
+    if not text.startswith(("GPU-", INSTANCE)):
         raise ConfigError(f"{where} {text:.200}: is no GPU", hint=f"give its number or UUID; {_LISTED}")
     return Device(uuid=text)
 

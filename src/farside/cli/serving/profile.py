@@ -51,7 +51,7 @@ def run(request: ProfileRequest) -> int:
         raise ConfigError(f"--cores {request.cores}: the driver {name} has GPUs", hint="give --gpu")
     if name not in ON_GPU and request.gpu:
         raise ConfigError(f"--gpu {request.gpu}: the driver {name} has CPU cores", hint="give --cores")
-    device = gpu_named(request.gpu, "--gpu") if name in ON_GPU else Device(cores=cores)
+    device = gpu_named(request.gpu or None, "--gpu") if name in ON_GPU else Device(cores=cores)
     return asyncio.run(_profile(request, name, driver, device, parts))
 
 
