@@ -328,6 +328,7 @@ def test_a_gpu_and_an_instance_are_one_part_each(visible: str | None, uuid: str)
     [
         ("1", "GPU 1: is cut into instances; name one of them by its UUID"),
         ("GPU-9", "GPU GPU-9: is not on this machine; nvidia-smi -L lists those there are"),
+        ("MIG-1", "GPU MIG-1: 3 UUIDs begin so; give more of it; nvidia-smi -L lists those there are"),
         ("7", "GPU 7: NVIDIA's driver answers Invalid Argument"),
         ("0,1", "CUDA_VISIBLE_DEVICES 0,1: names several GPUs"),
         ("", "CUDA_VISIBLE_DEVICES is empty: it hides all GPUs; give a number or UUID"),
@@ -337,6 +338,30 @@ def test_a_gpu_and_an_instance_are_one_part_each(visible: str | None, uuid: str)
 def test_what_is_not_one_gpu_is_refused_in_one_line(visible: str, line: str) -> None:
     with pytest.raises((ConfigError, Unavailable), match=line):
         GpuDriver(Nvml()).open(gpu_named(visible, "CUDA_VISIBLE_DEVICES"), 100)
+
+
+class LongNvml(Nvml):
+    """One GPU has a UUID that another one's begins with."""
+
+    def nvmlDeviceGetUUID(self, handle: object) -> str:  # noqa: N802
+        return ("GPU-5a3", "GPU-5a", "GPU-71c0ffee")[int(str(handle))]
+
+
+@pytest.mark.parametrize(("begin", "uuid"), [("GPU-71", "GPU-71c0ffee"), ("GPU-5a", "GPU-5a"), ("GPU-5a3", "GPU-5a3")])
+def test_a_gpu_is_named_by_as_much_of_its_uuid_as_only_it_has(begin: str, uuid: str) -> None:
+    driver = GpuDriver(LongNvml(3, is_cut=False))
+
+    part = driver.open(gpu_named(begin, "CUDA_VISIBLE_DEVICES"), 100)
+
+    assert part.entry.environment == {"CUDA_VISIBLE_DEVICES": uuid}
+
+
+@pytest.mark.parametrize("kind", [MigDriver, MpsDriver, GpuDriver])
+def test_a_line_names_a_gpu_by_its_uuid_where_it_has_one(
+    kind: type[MigDriver | MpsDriver | GpuDriver], control: Path
+) -> None:
+    with pytest.raises(Unavailable, match="GPU GPU-1: "):
+        kind(Nvml(is_cut=False)).open(Device(uuid="GPU-1"), 101)
 
 
 def test_a_machine_serves_on_gpus_that_are_not_cut_and_on_instances() -> None:

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.nvidia import NvidiaGpus, name_of, uncut_devices, uncut_of, uuid_of
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
@@ -35,8 +35,8 @@ class GpuDriver(NvidiaGpus):
     def open(self, device: Device, part_pct: int) -> FixedPlace:
         """The whole device."""
         if part_pct != 100:
-            where = f"GPU {device.uuid or device.number}"
-            raise Unavailable(f"{where}: the driver {NAME} has no part of {part_pct} %", hint="give 100, or use mps")
+            line = f"{name_of(device)}: the driver {NAME} has no part of {part_pct} %"
+            raise Unavailable(line, hint="give 100, or use mps")
         nvml = self.nvml()
         uuid = uuid_of(nvml, uncut_of(nvml, device))
         return FixedPlace(part_pct, Entry(environment={"CUDA_VISIBLE_DEVICES": uuid}, computes_on="cuda"))

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import NvidiaGpus, gpu_of, gpus_of, instances_of, uuid_of
+from farside.agent.serving.partition.nvidia import NvidiaGpus, gpu_of, gpus_of, instances_of, name_of, uuid_of
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
@@ -44,7 +44,7 @@ class MigDriver(NvidiaGpus):
                 self._used.add(uuid)
                 return MigPlace(self._used, uuid, size)
         there = ", ".join(f"{size} %{' (in use)' if uuid in self._used else ''}" for uuid, size in instances) or "none"
-        raise Unavailable(f"GPU {device.number}: has no free instance of {part_pct} %, but {there}", hint=_HINT)
+        raise Unavailable(f"{name_of(device)}: has no free instance of {part_pct} %, but {there}", hint=_HINT)
 
 
 class MigPlace(FixedPlace):

@@ -82,15 +82,32 @@ def gpu_of(nvml: Any, device: Device) -> Any:
         Unavailable: There is no such GPU.
     """
     if device.uuid:
-        gpus = [handle for _, handle in gpus_of(nvml)]
-        for handle in (*gpus, *(one for gpu in gpus for one in instances_of(nvml, gpu))):
-            if uuid_of(nvml, handle) == device.uuid:
-                return handle
-        raise Unavailable(f"GPU {device.uuid}: is not on this machine", hint=_LISTED)
+        return _by_uuid(nvml, device.uuid)
     try:
         return nvml.nvmlDeviceGetHandleByIndex(device.number)
     except Unavailable as error:
         raise Unavailable(f"GPU {device.number}: {error}", hint=_LISTED) from error
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """A GPU or an instance by its UUID, or by a beginning that only it has, as CUDA takes it."""
+    gpus, begin_so = [handle for _, handle in gpus_of(nvml)], []
+    for handle in (*gpus, *(one for gpu in gpus for one in instances_of(nvml, gpu))):
+        found = uuid_of(nvml, handle)
+        if found == uuid:
+            return handle
+        if found.startswith(uuid):
+            begin_so.append(handle)
+    if len(begin_so) > 1:
+        raise Unavailable(f"GPU {uuid}: {len(begin_so)} UUIDs begin so", hint=f"give more of it; {_LISTED}")
+    if not begin_so:
+        raise Unavailable(f"GPU {uuid}: is not on this machine", hint=_LISTED)
+    return begin_so[0]
+
+
+def name_of(device: Device) -> str:
+    """What lines call a GPU: by its UUID, or by its number where that is all there is."""
+    return f"GPU {device.uuid or device.number}"
 
 
 def uncut_of(nvml: Any, device: Device) -> Any:
@@ -101,8 +118,7 @@ def uncut_of(nvml: Any, device: Device) -> Any:
     """
     handle = gpu_of(nvml, device)
     if not device.uuid.startswith(INSTANCE) and is_cut(nvml, handle):
-        name = device.uuid or device.number
-        raise Unavailable(f"GPU {name}: is cut into instances", hint=f"name one of them by its UUID; {_LISTED}")
+        raise Unavailable(f"{name_of(device)}: is cut into instances", hint=f"name one of them by its UUID; {_LISTED}")
     return handle
 
 
@@ -161,7 +177,7 @@ def uuid_to_cut(nvml: Any, device: Device, part_pct: int, *, how: str = "") -> s
         Unavailable: It has no such part, is not there, or is an instance or cut into instances.
     """
     if not 1 <= part_pct <= _WHOLE_PCT:
-        raise Unavailable(f"GPU {device.number}: has no part of {part_pct} %", hint=f"give 1 to {_WHOLE_PCT}")
+        raise Unavailable(f"{name_of(device)}: has no part of {part_pct} %", hint=f"give 1 to {_WHOLE_PCT}")
     uuid = uuid_of(nvml, uncut_of(nvml, device))
     if uuid.startswith(INSTANCE):
         raise Unavailable(f"GPU {uuid}: an instance is not cut {how}here", hint="device = 'gpu' has it whole")
