@@ -46,7 +46,9 @@ class Worker:
         kept_s: See kept.py.
     """
 
-    def __init__(self, key: bytes, drivers: Mapping[str, Driver], *, gpus: str | None = None, kept_s: float = KEPT_S) -> None:
+    def __init__(
+        self, key: bytes, drivers: Mapping[str, Driver], *, gpus: str | None = None, kept_s: float = KEPT_S
+    ) -> None:
         self._key, self._drivers, self._gpus = key, drivers, gpus
         self._sessions: set[_Session] = set()
         self._strangers = proof.Unproved(STRANGERS_MAX, STRANGERS_MAX)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -57,6 +58,9 @@ class Nvml:
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_GPU_INSTANCE_PROFILE_4_SLICE, NVML_GPU_INSTANCE_PROFILE_7_SLICE = 3, 4
+    NVML_GPU_INSTANCE_PROFILE_8_SLICE, NVML_GPU_INSTANCE_PROFILE_6_SLICE = 5, 6
+    slices: ClassVar = {3: 4, 4: 7}  # by what profile
 
     def __init__(self, gpus: int = 2, *, is_cut: bool = True) -> None:
         self._gpus, self._is_cut = gpus, is_cut
@@ -103,7 +107,13 @@ class Nvml:
         return f"{handle}.{at}"
 
     def nvmlDeviceGetAttributes_v2(self, instance: str) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(gpuInstanceSliceCount=1 if instance.endswith("5") else 3)
+        slices = 1 if instance.endswith("5") else 3
+        return SimpleNamespace(gpuInstanceSliceCount=slices, computeInstanceSliceCount=slices)
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, handle: int, profile: int) -> SimpleNamespace:  # noqa: N802
+        if profile not in self.slices:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(sliceCount=self.slices[profile])
 
 
 def test_mig_hands_out_the_instances_there_are_each_once() -> None:
@@ -121,6 +131,36 @@ def test_mig_hands_out_the_instances_there_are_each_once() -> None:
         driver.open(gpu, 43)
     first.close()
     assert driver.open(gpu, 43).entry == first.entry
+
+
+class SmallNvml(Nvml):
+    """GPUs of 4 slices, as an A30 has."""
+
+    slices: ClassVar = {3: 4}
+
+
+class SharedNvml(Nvml):
+    """Three compute instances that share a GPU instance of 3 slices."""
+
+    def nvmlDeviceGetAttributes_v2(self, instance: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpuInstanceSliceCount=3, computeInstanceSliceCount=1)
+
+
+class SilentNvml(Nvml):
+    """It does not say how many slices a GPU has, and of instances only those that share nothing."""
+
+    slices: ClassVar = {}
+
+    def nvmlDeviceGetAttributes_v2(self, instance: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpuInstanceSliceCount=3, computeInstanceSliceCount=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [(SmallNvml, "25 %, 75 %, 75 %"), (SharedNvml, "14 %, 14 %, 14 %"), (SilentNvml, "43 %, 43 %, 43 %")],
+)
+def test_an_instance_is_as_large_as_the_slices_of_its_gpu_that_it_computes_on(kind: type[Nvml], parts: str) -> None:
+    assert MigDriver(kind()).capabilities().parts == parts
 
 
 def test_a_gpu_without_instances_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:

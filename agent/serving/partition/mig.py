@@ -1,5 +1,6 @@
 """MIG: a part is an instance that the GPU is cut into already, and has one executor. The cut is never changed here."""
 
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
@@ -8,7 +9,12 @@ from farside.agent.serving.partition.policy import Capabilities, Device, Entry, 
 from farside.errors import Unavailable
 
 NAME = "mig"
-SLICES = 7  # of a GPU: an instance has some of them
+SLICES = 7  # of a GPU that does not say how many it has: an instance has some of them
+# Which instances there may be; the largest one that a GPU knows has all of its slices.
+_LARGEST = (
+    "NVML_GPU_INSTANCE_PROFILE_8_SLICE", "NVML_GPU_INSTANCE_PROFILE_7_SLICE", "NVML_GPU_INSTANCE_PROFILE_6_SLICE",
+    "NVML_GPU_INSTANCE_PROFILE_4_SLICE",
+)  # fmt: skip
 _HINT = "an administrator cuts a GPU by nvidia-smi mig"
 
 
@@ -60,9 +66,21 @@ class MigPlace(FixedPlace):
 
 
 def _instances(nvml: Any, gpu: Any) -> list[tuple[str, int]]:
-    """UUID and size in percent of a GPU's instances, sevenths rounded."""
-    found = []
-    for instance in instances_of(nvml, gpu):
-        slices = nvml.nvmlDeviceGetAttributes_v2(instance).gpuInstanceSliceCount
-        found.append((uuid_of(nvml, instance), round(100 * slices / SLICES)))
+    """UUID and size of a GPU's instances, in percent of its slices, rounded.
+
+    Compute instances may share a GPU instance: each is as large as the slices that it computes on.
+    """
+    instances = instances_of(nvml, gpu)
+    total, found = _slices_of(nvml, gpu) if instances else 0, []
+    for instance in instances:
+        told = nvml.nvmlDeviceGetAttributes_v2(instance)
+        slices = told.computeInstanceSliceCount or told.gpuInstanceSliceCount
+        found.append((uuid_of(nvml, instance), round(100 * slices / total)))
     return found
+
+
+def _slices_of(nvml: Any, gpu: Any) -> int:
+    for profile in _LARGEST:
+        with suppress(Unavailable):  # it knows no such instance
+            return int(nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, getattr(nvml, profile)).sliceCount) or SLICES
+    return SLICES
