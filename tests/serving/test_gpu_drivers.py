@@ -17,11 +17,13 @@ import pytest
 
 from farside.agent.serving.describe import ModelRequest, describe
 from farside.agent.serving.handle import ServeError
+from farside.agent.serving.partition import mps
 from farside.agent.serving.partition.catalog import DRIVERS
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.gpu import GpuDriver
 from farside.agent.serving.partition.mig import MigDriver
-from farside.agent.serving.partition.mps import CONTROL, MpsDriver, MpsPlace
+from farside.agent.serving.partition.mps import MpsDriver, MpsPlace
+from farside.agent.serving.partition.mps_control import CONTROL, why_silent
 from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.remote import Address, RemotePart
@@ -32,20 +34,36 @@ from tests.serving.front import in_loop
 from tests.serving.test_worker import KEY, Front
 from tests.support.waiting import text_of, until
 
-# A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up.
+# A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up. Its
+# server ends after it.
 PROGRAM = """#!{python}
-import json, os, sys, time
+import json, os, subprocess, sys, time
 folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 if sys.argv[1:] == ["-f"]:
+    if os.path.exists("{seen}.broken"):
+        open(os.environ["CUDA_MPS_LOG_DIRECTORY"] + "/control.log", "w").write("Starting\\nno room\\n\\n")
+        sys.exit(1)
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY")
     with open("{seen}", "a") as file:
         file.write(json.dumps([folder, *[os.environ[name] for name in names]]) + "\\n")
-    while not os.path.exists(folder + "/quit"):
+    with open("{seen}.mps", "w") as file:
+        file.write(" ".join(sorted(name for name in os.environ if name.startswith("CUDA_MPS_"))))
+    with open("{seen}.pids", "w") as file:
+        server = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        file.write(f"{{os.getpid()}} {{server.pid}}")
+    open(folder + "/control", "w").close()
+    while not os.path.exists(folder + "/quit") or os.path.exists("{seen}.deaf"):
         time.sleep(0.01)
 else:
-    while os.path.exists("{seen}.hold"):
+    command = sys.stdin.read()
+    while command == "quit\\n" and os.path.exists("{seen}.hold"):
         time.sleep(0.01)
-    open(folder + "/quit", "w").write(sys.stdin.read())
+    if not os.path.exists(folder + "/control"):
+        sys.exit("Cannot find MPS control daemon process")
+    if command == "quit\\n":
+        open(folder + "/quit", "w").close()
+    else:
+        assert command == "get_server_list\\n"
 """
 
 
@@ -184,6 +202,16 @@ def folder_of(part: MpsPlace) -> str:
     return part.entry.environment["CUDA_MPS_PIPE_DIRECTORY"]
 
 
+def daemon_of(control: Path) -> tuple[int, int]:
+    """Numbers of the processes of the daemon that has started last, and of its server."""
+    daemon, server = until(lambda: text_of(Path(f"{control}.pids")).split(), what="the daemon has started")
+    return int(daemon), int(server)
+
+
+def has_ended(pid: int) -> bool:
+    return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] in ([], ["Z"])
+
+
 def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(control: Path) -> None:
     driver = MpsDriver(Nvml(is_cut=False))
     first, second, other = (driver.open(Device(number=gpu), part) for gpu, part in ((0, 30), (0, 70), (1, 100)))
@@ -203,6 +231,49 @@ def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(
     assert Path(other_folder).exists()
     other.close()
     until(lambda: not Path(other_folder).exists(), what="the other one has ended")
+
+
+def test_what_ends_a_job_or_comes_from_a_terminal_ends_no_mps_daemon(control: Path) -> None:
+    others = children()
+    part = MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+    (keeper,) = map(int, children() - others)
+    daemon, server = daemon_of(control)
+
+    for pid in (keeper, daemon, server):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(pid, number)
+
+    assert os.getpgid(daemon) != os.getpgid(0)
+    assert why_silent(folder_of(part)) == ""
+    assert not has_ended(server)
+    part.close()
+    until(lambda: not Path(folder_of(part)).exists(), what="the daemon has ended")
+
+
+def test_a_daemon_that_does_not_end_when_it_is_asked_to_is_killed_with_its_server(
+    control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "_QUIT_S", 0.1)
+    Path(f"{control}.deaf").touch()
+    part = MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+    daemon, server = daemon_of(control)
+
+    part.close()
+
+    until(lambda: has_ended(daemon) and has_ended(server), what="both have ended")
+    until(lambda: not Path(folder_of(part)).exists(), what="their folder is gone")
+
+
+def test_variables_of_another_mps_daemon_are_none_of_ours(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")
+    part = MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+    assert why_silent(folder_of(part)) == ""
+
+    assert Path(f"{control}.mps").read_text() == "CUDA_MPS_LOG_DIRECTORY CUDA_MPS_PIPE_DIRECTORY"
+    assert json.loads(control.read_text())[0] == folder_of(part)
+    part.close()
+    until(lambda: not Path(folder_of(part)).exists(), what="the daemon has ended")
 
 
 class LostNvml(Nvml):
@@ -307,18 +378,27 @@ input()
 """
 
 
-def test_a_daemon_ends_with_a_front_that_is_killed_and_the_next_one_removes_its_folder(control: Path) -> None:
+@pytest.mark.parametrize("is_keeper_killed", [False, True])
+def test_a_daemon_ends_with_a_front_that_is_killed_and_the_next_one_removes_its_folder(
+    is_keeper_killed: bool, control: Path
+) -> None:
     front = subprocess.Popen([sys.executable, "-c", FRONT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with front:
         assert front.stdout is not None
         folder = Path(front.stdout.readline().strip())
-        daemon = text_of(Path(f"/proc/{front.pid}/task/{front.pid}/children")).strip()
+        daemon, server = daemon_of(control)
+        (keeper,) = map(int, text_of(Path(f"/proc/{front.pid}/task/{front.pid}/children")).split())
         driver = MpsDriver(Nvml(is_cut=False))
         driver.open(Device(), 50).close()
         assert folder.exists()
-        assert text_of(Path(f"/proc/{daemon}/stat"))
+        assert not has_ended(daemon)
+        if is_keeper_killed:
+            os.kill(keeper, signal.SIGKILL)
+            until(lambda: has_ended(daemon), what="the daemon has ended")
+            assert folder.exists()
         front.kill()
-    until(lambda: text_of(Path(f"/proc/{daemon}/stat")).split()[2:3] in ([], ["Z"]), what="the daemon has ended")
+    until(lambda: has_ended(daemon) and has_ended(server), what="the daemon has ended, and its server")
+    until(lambda: has_ended(keeper), what="its keeper has ended")
 
     part = driver.open(Device(), 50)
 

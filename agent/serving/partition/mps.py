@@ -5,22 +5,24 @@ limit is no reservation: parts that add up to more than 100 % share what there i
 """
 
 import os
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.maker import make_folder
+from farside.agent.serving.partition.mps_control import CONTROL, environment_of
+from farside.agent.serving.partition.mps_keeper import END, PROGRAM, start_kept
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
-from farside.ending import die_with
 from farside.errors import Unavailable
 
 NAME = "mps"
-CONTROL = "nvidia-cuda-mps-control"
 _QUIT_S = 10.0
 
 
@@ -81,7 +83,8 @@ class MpsPlace(FixedPlace):
 
     def __init__(self, driver: MpsDriver, daemon: "_Daemon", part_pct: int) -> None:
         limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part_pct)}
-        super().__init__(part_pct, Entry(environment={**daemon.variables, **limit}, computes_on="cuda"))
+        variables = {**daemon.variables, **limit}
+        super().__init__(part_pct, Entry(environment=variables, computes_on="cuda"))
         self._driver, self._daemon = driver, daemon
 
     def close(self) -> None:
@@ -90,45 +93,54 @@ class MpsPlace(FixedPlace):
 
 
 class _Daemon:
-    """A control daemon for one GPU, in the foreground and so a child of this process, with a folder of its own.
+    """A control daemon for one GPU, kept by a child of this process (mps_keeper.py), with a folder of its own.
 
     It ends with the thread that makes it, which is that of the event loop.
     """
 
     def __init__(self, uuid: str) -> None:
         self.users = 0
-        try:
-            self._folder = str(make_folder("mps"))
-        except OSError as error:
-            raise Unavailable(f"{tempfile.gettempdir()}, where {CONTROL} has its pipe: {error.strerror}") from error
-        self.variables = {"CUDA_MPS_PIPE_DIRECTORY": self._folder, "CUDA_VISIBLE_DEVICES": uuid}
-        self._environment = {**os.environ, **self.variables, "CUDA_MPS_LOG_DIRECTORY": self._folder}
+        self.folder = _make_folder()
+        self.variables = {"CUDA_MPS_PIPE_DIRECTORY": self.folder, "CUDA_VISIBLE_DEVICES": uuid}
         parent = os.getpid()
         try:
             self._process = subprocess.Popen(
-                [CONTROL, "-f"], env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                preexec_fn=lambda: die_with(parent, signal.SIGTERM),
+                [sys.executable, *PROGRAM, self.folder, str(_QUIT_S)],
+                env={**environment_of(self.folder), **self.variables}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: start_kept(parent),
             )  # fmt: skip
         except OSError as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise Unavailable(f"{CONTROL}: {error.strerror}") from error
+        self._pidfd = os.pidfd_open(self._process.pid)
 
     @property
     def has_ended(self) -> bool:
         """Whether it is gone, and with it what a process would need to begin."""
-        return self._process.poll() is not None
+        return self._has_ended_within(0)
 
     def end(self) -> None:
         """Has it end. That takes seconds, for which only the end of this process waits: nothing else would end it."""
         threading.Thread(target=self._end, name="farside-mps").start()
 
     def _end(self) -> None:
-        """Asks it to end, and kills it if it does not."""
-        try:
-            if not self.has_ended:
-                subprocess.run([CONTROL], input=b"quit\n", env=self._environment, timeout=_QUIT_S, capture_output=True)
-            self._process.wait(_QUIT_S)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Has its keeper end it, and kills what is left."""
+        signal.pidfd_send_signal(self._pidfd, END)
+        self._has_ended_within(3 * _QUIT_S)
+        os.killpg(self._process.pid, signal.SIGKILL)  # the number is no other's: nobody has waited for it yet
+        self._process.wait()
+        os.close(self._pidfd)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _has_ended_within(self, limit_s: float) -> bool:
+        look = select.poll()
+        look.register(self._pidfd, select.POLLIN)
+        return bool(look.poll(limit_s * 1000))
+
+
+def _make_folder() -> str:
+    try:
+        folder = str(make_folder("mps"))
+    except OSError as error:
+        raise Unavailable(f"{tempfile.gettempdir()}, where {CONTROL} has its pipe: {error.strerror}") from error
+    return folder
