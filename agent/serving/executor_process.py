@@ -192,6 +192,10 @@ def _join(entry: Entry) -> str:
             os.sched_setaffinity(0, entry.cores)
         except OSError as error:
             return f"cores {', '.join(map(str, entry.cores))}: {error.strerror}"
+    if entry.daemon:
+        from farside.agent.serving.partition.mps_control import why_silent  # few parts need it
+
+        return why_silent(entry.daemon)
     return ""
 
 

@@ -233,6 +233,40 @@ def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(
     until(lambda: not Path(other_folder).exists(), what="the other one has ended")
 
 
+@in_loop
+async def test_an_executor_whose_mps_daemon_does_not_come_up_is_not_started_and_the_line_has_its_logs_last_one(
+    control: Path, tmp_path: Path
+) -> None:
+    models = small_models(tmp_path)
+    Path(f"{control}.broken").touch()
+    place = MpsDriver(Nvml(is_cut=False)).open(Device(), 20)
+
+    with pytest.raises(ServeError, match=f"{CONTROL}: does not answer in {folder_of(place)}: no room"):
+        await Watched().start(models, place)
+    until(lambda: not Path(folder_of(place)).exists(), what="what was of the daemon is gone")
+
+
+def test_an_mps_daemon_that_is_up_answers(control: Path) -> None:
+    place = MpsDriver(Nvml(is_cut=False)).open(Device(), 20)
+
+    assert why_silent(folder_of(place)) == ""
+    place.close()
+    until(lambda: not Path(folder_of(place)).exists(), what="the daemon has ended")
+
+
+def test_a_folder_whose_path_is_too_long_for_an_mps_daemons_socket_is_refused(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+
+    with pytest.raises(Unavailable, match=f"{deep}, .*: its path is too long for a socket; set TMPDIR to a shorter"):
+        MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+
+    assert not list(deep.iterdir())
+
+
 def test_what_ends_a_job_or_comes_from_a_terminal_ends_no_mps_daemon(control: Path) -> None:
     others = children()
     part = MpsDriver(Nvml(is_cut=False)).open(Device(), 50)

@@ -24,6 +24,7 @@ from farside.errors import Unavailable
 
 NAME = "mps"
 _QUIT_S = 10.0
+_SOCKET_BYTES_MAX = 107  # unix(7): 108 with the byte that ends it
 
 
 class MpsDriver(NvidiaGpus):
@@ -84,7 +85,7 @@ class MpsPlace(FixedPlace):
     def __init__(self, driver: MpsDriver, daemon: "_Daemon", part_pct: int) -> None:
         limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part_pct)}
         variables = {**daemon.variables, **limit}
-        super().__init__(part_pct, Entry(environment=variables, computes_on="cuda"))
+        super().__init__(part_pct, Entry(environment=variables, computes_on="cuda", daemon=daemon.folder))
         self._driver, self._daemon = driver, daemon
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class MpsPlace(FixedPlace):
 class _Daemon:
     """A control daemon for one GPU, kept by a child of this process (mps_keeper.py), with a folder of its own.
 
-    It ends with the thread that makes it, which is that of the event loop.
+    It ends with the thread that makes it, which is that of the event loop. Whether it has come up, executors find out.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -141,6 +142,10 @@ class _Daemon:
 def _make_folder() -> str:
     try:
         folder = str(make_folder("mps"))
+        if len(os.fsencode(f"{folder}/control")) > _SOCKET_BYTES_MAX:
+            os.rmdir(folder)
+            why = f"{tempfile.gettempdir()}, where {CONTROL} has its pipe: its path is too long for a socket"
+            raise Unavailable(why, hint="set TMPDIR to a shorter one")
     except OSError as error:
         raise Unavailable(f"{tempfile.gettempdir()}, where {CONTROL} has its pipe: {error.strerror}") from error
     return folder

@@ -17,6 +17,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """How a process gets into a part: it writes 0 to each file, and takes these variables, cores and threads.
 
     ``host``: the socket of a process that computes for it, by the number ``part``; empty: it computes itself.
+    ``daemon``: the folder of an MPS control daemon that has to answer before; empty: it needs none.
     """
 
     files: tuple[str, ...] = ()
@@ -26,6 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     computes_on: Literal["cpu", "cuda"] = "cpu"
     host: str = ""
     part: int = 0
+    daemon: str = ""
 
 
 class Measured(NamedTuple):
