@@ -310,6 +310,20 @@ def test_variables_of_another_mps_daemon_are_none_of_ours(control: Path, monkeyp
     until(lambda: not Path(folder_of(part)).exists(), what="the daemon has ended")
 
 
+class CutNvml(Nvml):
+    """All GPUs are cut into instances."""
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return 1, 1
+
+
+def test_where_all_gpus_are_cut_into_instances_mps_does_not_work(control: Path) -> None:
+    problem = "NVIDIA's driver finds no GPU that is not cut into instances"
+
+    assert MpsDriver(CutNvml()).capabilities().problem == problem
+    assert MpsDriver(Nvml()).capabilities().problem == ""
+
+
 class LostNvml(Nvml):
     """The first GPU has fallen off the bus."""
 

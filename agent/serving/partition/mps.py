@@ -39,9 +39,11 @@ class MpsDriver(NvidiaGpus):
     def capabilities(self) -> Capabilities:
         """Whether there is a GPU, and the program that limits its clients."""
         try:
-            self.nvml()
+            is_there = bool(self.devices())
         except Unavailable as error:
             return Capabilities(problem=str(error))
+        if not is_there:
+            return Capabilities(problem="NVIDIA's driver finds no GPU that is not cut into instances")
         return Capabilities(parts="1 to 100 %", isolation="a limit on SMs; caches and memory bandwidth are shared")
 
     def open(self, device: Device, part_pct: int) -> "MpsPlace":
