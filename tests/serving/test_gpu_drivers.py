@@ -79,6 +79,7 @@ class Nvml:
     NVML_GPU_INSTANCE_PROFILE_4_SLICE, NVML_GPU_INSTANCE_PROFILE_7_SLICE = 3, 4
     NVML_GPU_INSTANCE_PROFILE_8_SLICE, NVML_GPU_INSTANCE_PROFILE_6_SLICE = 5, 6
     slices: ClassVar = {3: 4, 4: 7}  # by what profile
+    mode: int | None = 0
 
     def __init__(self, gpus: int = 2, *, is_cut: bool = True) -> None:
         self._gpus, self._is_cut = gpus, is_cut
@@ -115,6 +116,11 @@ class Nvml:
 
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
         return (handle, handle) if self._is_cut else (0, 0)
+
+    def nvmlDeviceGetComputeMode(self, handle: object) -> int:  # noqa: N802
+        if self.mode is None:
+            raise NVMLError("Not Supported")
+        return self.mode
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
         return 7
@@ -308,6 +314,31 @@ def test_variables_of_another_mps_daemon_are_none_of_ours(control: Path, monkeyp
     assert json.loads(control.read_text())[0] == folder_of(part)
     part.close()
     until(lambda: not Path(folder_of(part)).exists(), what="the daemon has ended")
+
+
+@pytest.mark.parametrize(("mode", "name"), [(2, "PROHIBITED"), (3, "EXCLUSIVE_PROCESS")])
+def test_a_gpu_whose_compute_mode_is_against_it_is_refused_with_what_to_do(
+    mode: int, name: str, control: Path
+) -> None:
+    nvml = Nvml(is_cut=False)
+    nvml.mode = mode
+
+    with pytest.raises(Unavailable, match=f"GPU GPU-0: its compute mode is {name}.*; .*nvidia-smi -c DEFAULT"):
+        GpuDriver(nvml).open(Device(), 100)
+    if name == "PROHIBITED":
+        with pytest.raises(Unavailable, match="GPU GPU-0: its compute mode is PROHIBITED: no process may use it"):
+            MpsDriver(nvml).open(Device(), 50)
+    else:
+        MpsDriver(nvml).open(Device(), 50).close()
+
+
+@pytest.mark.parametrize("mode", [None, 0, 7])
+def test_a_gpu_whose_compute_mode_forbids_nothing_that_is_known_is_given(mode: int | None, control: Path) -> None:
+    nvml = Nvml(is_cut=False)
+    nvml.mode = mode
+
+    GpuDriver(nvml).open(Device(), 100).close()
+    MpsDriver(nvml).open(Device(), 50).close()
 
 
 class CutNvml(Nvml):

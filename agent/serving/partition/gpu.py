@@ -3,7 +3,14 @@
 from typing import ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
-from farside.agent.serving.partition.nvidia import NvidiaGpus, name_of, uncut_devices, uncut_of, uuid_of
+from farside.agent.serving.partition.nvidia import (
+    NvidiaGpus,
+    check_mode,
+    name_of,
+    uncut_devices,
+    uncut_of,
+    uuid_of,
+)
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
 
@@ -38,5 +45,7 @@ class GpuDriver(NvidiaGpus):
             line = f"{name_of(device)}: the driver {NAME} has no part of {part_pct} %"
             raise Unavailable(line, hint="give 100, or use mps")
         nvml = self.nvml()
-        uuid = uuid_of(nvml, uncut_of(nvml, device))
-        return FixedPlace(part_pct, Entry(environment={"CUDA_VISIBLE_DEVICES": uuid}, computes_on="cuda"))
+        handle = uncut_of(nvml, device)
+        check_mode(nvml, handle, is_shared=True)
+        environment = {"CUDA_VISIBLE_DEVICES": uuid_of(nvml, handle)}
+        return FixedPlace(part_pct, Entry(environment=environment, computes_on="cuda"))

@@ -11,6 +11,7 @@ INSTANCE = "MIG-"  # so begin the UUIDs of instances
 _MB = 1 << 20
 _WHOLE_PCT = 100
 _LISTED = "nvidia-smi -L lists those there are"
+_EXCLUSIVE, _PROHIBITED = (1, 3), 2  # NVML_COMPUTEMODE_* of nvml.h, 1 being an old one for threads
 
 
 class _Library:
@@ -122,6 +123,29 @@ def uncut_of(nvml: Any, device: Device) -> Any:
     return handle
 
 
+def check_mode(nvml: Any, handle: Any, *, is_shared: bool) -> None:
+    """Looks whether a GPU takes processes; where the driver does not answer it does.
+
+    Args:
+        nvml: The library.
+        handle: Of the GPU or instance.
+        is_shared: Whether several processes are to use it at once, as at a change of plans.
+
+    Raises:
+        Unavailable: Its compute mode, which an administrator has set, is against that.
+    """
+    try:
+        mode = nvml.nvmlDeviceGetComputeMode(handle)
+    except Unavailable:
+        return
+    gpu, hint = f"GPU {uuid_of(nvml, handle)}", "an administrator can set nvidia-smi -c DEFAULT"
+    if mode == _PROHIBITED:
+        raise Unavailable(f"{gpu}: its compute mode is PROHIBITED: no process may use it", hint=hint)
+    if is_shared and mode in _EXCLUSIVE:
+        why = f"{gpu}: its compute mode is EXCLUSIVE_PROCESS, and a change of plans has two processes there"
+        raise Unavailable(why, hint=f"use mps, which has one, or {hint}")
+
+
 def uuid_of(nvml: Any, handle: Any) -> str:
     """The UUID of a GPU or an instance."""
     return str(nvml.nvmlDeviceGetUUID(handle))
@@ -174,13 +198,15 @@ def uuid_to_cut(nvml: Any, device: Device, part_pct: int, *, how: str = "") -> s
     """The UUID of a GPU that a part of ``part_pct`` percent is to be cut from; ``how``: in words, for the line.
 
     Raises:
-        Unavailable: It has no such part, is not there, or is an instance or cut into instances.
+        Unavailable: It has no such part, is not there, takes no process, or is an instance or cut into instances.
     """
     if not 1 <= part_pct <= _WHOLE_PCT:
         raise Unavailable(f"{name_of(device)}: has no part of {part_pct} %", hint=f"give 1 to {_WHOLE_PCT}")
-    uuid = uuid_of(nvml, uncut_of(nvml, device))
+    handle = uncut_of(nvml, device)
+    uuid = uuid_of(nvml, handle)
     if uuid.startswith(INSTANCE):
         raise Unavailable(f"GPU {uuid}: an instance is not cut {how}here", hint="device = 'gpu' has it whole")
+    check_mode(nvml, handle, is_shared=False)
     return uuid
 
 
