@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from farside.agent.serving.arena import Arena, Array
-from farside.agent.serving.executor_process import Setup
+from farside.agent.serving.executor_process import SPOILT, Setup
 from farside.agent.serving.frames import FRAME_BYTES, Frame, decode, encode
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, OnDone, OnExit, ServeError
 from farside.agent.serving.life import ENDED, PREPARE_S, Exited, Received
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.policy import Measured, Place
+from farside.agent.serving.partition.policy import Measured, Place, SharedFate
 from farside.errors import RemoteProtocolError
 
 __all__ = [
@@ -100,6 +100,8 @@ class Executor(ExecutorHandle):
             raise ServeError(f"an executor could not be started: {error.strerror}") from error
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
+        if isinstance(place, SharedFate):
+            place.on_spoilt = self._kill
         self._loop.add_reader(self._line, self._read)
         self._loop.add_reader(self._pidfd, self._has_exited)
         self._set_timer()
@@ -155,6 +157,8 @@ class Executor(ExecutorHandle):
         self._loop.remove_reader(self._pidfd)
         self._read_rest()
         code = self._process.wait()
+        if code == SPOILT and isinstance(self.place, SharedFate):
+            self.place.spoilt()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         self._step(Exited(f"its process {how}"))
         self._release()

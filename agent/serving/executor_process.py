@@ -67,9 +67,11 @@ class _ThisProcess:
 
             start_logging("info")
             get_log("agent.serving").error("an executor ends", why="an error has left the GPU unusable by its process")
-            os._exit(1)  # what would clean up may wait for the GPU for ever
+            os._exit(SPOILT)  # what would clean up may wait for the GPU for ever
 
 
+# The exit code of a process that can use its device no more.
+SPOILT = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

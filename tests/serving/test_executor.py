@@ -125,7 +125,7 @@ def test_an_executor_that_can_use_its_device_no_more_answers_its_batch_and_ends(
 
         # It is not tried again: what broke one device would break the next.
         assert (await watched.done()).problem == "an error that a test asked for"
-        assert (await watched.ended()).line == "its process ended with 1"
+        assert (await watched.ended()).line == "its process ended with 3"
         await executor.close()
 
     asyncio.run(test())

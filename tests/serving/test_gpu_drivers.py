@@ -32,10 +32,11 @@ from farside.errors import ConfigError, Unavailable
 from tests.serving.executors import Watched, children, small_models
 from tests.serving.front import in_loop
 from tests.serving.test_worker import KEY, Front
+from tests.support.fault_executor import Faults
 from tests.support.waiting import text_of, until
 
-# A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up. Its
-# server ends after it.
+# A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up, or
+# is deaf to it; a broken one ends at once. Its server ends after it.
 PROGRAM = """#!{python}
 import json, os, subprocess, sys, time
 folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
@@ -239,12 +240,17 @@ def test_mps_has_a_daemon_of_its_own_for_each_gpu_until_its_last_part_is_closed(
     until(lambda: not Path(other_folder).exists(), what="the other one has ended")
 
 
+@pytest.fixture
+def broken(control: Path) -> None:
+    """No control daemon comes up."""
+    Path(f"{control}.broken").touch()
+
+
 @in_loop
 async def test_an_executor_whose_mps_daemon_does_not_come_up_is_not_started_and_the_line_has_its_logs_last_one(
-    control: Path, tmp_path: Path
+    broken: None, tmp_path: Path
 ) -> None:
     models = small_models(tmp_path)
-    Path(f"{control}.broken").touch()
     place = MpsDriver(Nvml(is_cut=False)).open(Device(), 20)
 
     with pytest.raises(ServeError, match=f"{CONTROL}: does not answer in {folder_of(place)}: no room"):
@@ -317,9 +323,7 @@ def test_variables_of_another_mps_daemon_are_none_of_ours(control: Path, monkeyp
 
 
 @pytest.mark.parametrize(("mode", "name"), [(2, "PROHIBITED"), (3, "EXCLUSIVE_PROCESS")])
-def test_a_gpu_whose_compute_mode_is_against_it_is_refused_with_what_to_do(
-    mode: int, name: str, control: Path
-) -> None:
+def test_a_gpu_whose_compute_mode_is_against_it_is_refused_with_what_to_do(mode: int, name: str, control: Path) -> None:
     nvml = Nvml(is_cut=False)
     nvml.mode = mode
 
@@ -634,6 +638,42 @@ async def test_a_worker_from_which_all_gpus_are_hidden_takes_none(tmp_path: Path
     with pytest.raises(ServeError, match="CUDA_VISIBLE_DEVICES is empty: it hides all GPUs"):
         await Front().start(address, small_models(tmp_path), RemotePart("gpu", Device(), 100, "NVIDIA A100"))
     server.close()
+
+
+class LimitsOnCores(MpsDriver):
+    """Has executors compute on the processor, as this machine's frameworks do."""
+
+    def open(self, device: Device, part_pct: int) -> MpsPlace:
+        place = super().open(device, part_pct)
+        place.entry = msgspec.structs.replace(place.entry, computes_on="cpu")
+        return place
+
+
+@in_loop
+async def test_an_error_that_spoils_a_gpu_ends_all_executors_of_its_mps_daemon_and_the_next_one_has_another(
+    control: Path, tmp_path: Path
+) -> None:
+    models, faults, driver = small_models(tmp_path), Faults(tmp_path / "faults"), LimitsOnCores(Nvml(is_cut=False))
+    culprit, idle, apart = Watched(), Watched(), Watched()
+    for one, gpu, part in ((culprit, 0, 20), (idle, 0, 80), (apart, 1, 100)):
+        await one.start(models, driver.open(Device(number=gpu), part), program=faults.program)
+    first = culprit.executor.place.entry.daemon
+    assert idle.executor.place.entry.daemon == first
+    faults.arm("broken")
+
+    culprit.executor.run(1, "mlp", 1, 0)
+
+    assert (await culprit.done()).problem
+    assert (await culprit.ended()).line == "its process ended with 3"
+    again = driver.open(Device(), 20)
+    assert again.entry.daemon != first
+    assert (await idle.ended()).line == "its process was killed by SIGKILL"
+    assert apart.executor.is_ready
+    await asyncio.to_thread(until, lambda: not Path(first).exists(), what="the first daemon has ended")
+    assert why_silent(again.entry.daemon) == ""
+    again.close()
+    for one in (culprit, idle, apart):
+        await one.executor.close()
 
 
 def two_lines(file: Path) -> list[str]:

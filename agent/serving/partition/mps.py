@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
@@ -21,10 +22,13 @@ from farside.agent.serving.partition.mps_keeper import END, PROGRAM, start_kept
 from farside.agent.serving.partition.nvidia import NvidiaGpus, uncut_devices, uuid_to_cut
 from farside.agent.serving.partition.policy import Capabilities, Device, Entry, Traits
 from farside.errors import Unavailable
+from farside.log import get_log
 
 NAME = "mps"
 _QUIT_S = 10.0
 _SOCKET_BYTES_MAX = 107  # unix(7): 108 with the byte that ends it
+
+_log = get_log("agent.serving")
 
 
 class MpsDriver(NvidiaGpus):
@@ -44,7 +48,10 @@ class MpsDriver(NvidiaGpus):
             return Capabilities(problem=str(error))
         if not is_there:
             return Capabilities(problem="NVIDIA's driver finds no GPU that is not cut into instances")
-        return Capabilities(parts="1 to 100 %", isolation="a limit on SMs; caches and memory bandwidth are shared")
+        return Capabilities(
+            parts="1 to 100 %",
+            isolation="a limit on SMs; caches and memory bandwidth are shared, and so are errors that spoil the GPU",
+        )
 
     def open(self, device: Device, part_pct: int) -> "MpsPlace":
         """A limit for one process of this GPU's daemon, which is started for the first, and anew where it has ended."""
@@ -52,7 +59,6 @@ class MpsDriver(NvidiaGpus):
         daemon = self._daemons.get(uuid)
         if daemon is None or daemon.has_ended:
             daemon = self._daemons[uuid] = _Daemon(uuid)
-        daemon.users += 1
         return MpsPlace(self, daemon, part_pct)
 
     def devices(self) -> tuple[Device, ...]:
@@ -65,11 +71,28 @@ class MpsDriver(NvidiaGpus):
 
     def release(self, daemon: "_Daemon") -> None:
         """Ends a daemon with its last part."""
-        daemon.users -= 1
-        if not daemon.users:
-            for uuid in [uuid for uuid, one in self._daemons.items() if one is daemon]:
-                del self._daemons[uuid]
+        if not daemon.places:
+            self._forget(daemon)
             daemon.end()
+
+    def give_up(self, daemon: "_Daemon") -> None:
+        """Ends all executors of a daemon. The next one has another daemon, also while some of them end still.
+
+        After an error that leaves the GPU unusable a server takes no client until all that it has are gone, and those
+        that have nothing to do would stay.
+        """
+        if self._forget(daemon):
+            _log.warning(
+                "an error has left a GPU unusable by the executors of its MPS daemon; they end", gpu=daemon.uuid
+            )
+            for place in daemon.places:
+                place.on_spoilt()
+
+    def _forget(self, daemon: "_Daemon") -> bool:
+        is_in_use = self._daemons.get(daemon.uuid) is daemon
+        if is_in_use:
+            del self._daemons[daemon.uuid]
+        return is_in_use
 
     def nvml(self) -> Any:
         """The library, where there is a GPU and the program that limits its clients."""
@@ -89,9 +112,16 @@ class MpsPlace(FixedPlace):
         variables = {**daemon.variables, **limit}
         super().__init__(part_pct, Entry(environment=variables, computes_on="cuda", daemon=daemon.folder))
         self._driver, self._daemon = driver, daemon
+        self.on_spoilt: Callable[[], None] = lambda: None
+        daemon.places.append(self)
+
+    def spoilt(self) -> None:
+        """All executors of the daemon end."""
+        self._driver.give_up(self._daemon)
 
     def close(self) -> None:
         """The limit is gone with its process."""
+        self._daemon.places.remove(self)
         self._driver.release(self._daemon)
 
 
@@ -102,7 +132,8 @@ class _Daemon:
     """
 
     def __init__(self, uuid: str) -> None:
-        self.users = 0
+        self.uuid = uuid
+        self.places: list[MpsPlace] = []
         self.folder = _make_folder()
         self.variables = {"CUDA_MPS_PIPE_DIRECTORY": self.folder, "CUDA_VISIBLE_DEVICES": uuid}
         parent = os.getpid()

@@ -1,6 +1,7 @@
 """What every partition driver offers: parts of a device, and how a process gets into one."""
 
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -74,6 +75,20 @@ class Place(Protocol):
 
     def close(self) -> None:
         """Gives it back; its executor has ended."""
+        ...
+
+
+@runtime_checkable
+class SharedFate(Protocol):
+    """A place where what one executor does to the device may keep executors of other places from using it.
+
+    ``on_spoilt``: ends the executor here; its user sets it.
+    """
+
+    on_spoilt: Callable[[], None]
+
+    def spoilt(self) -> None:
+        """The executor here has ended as it could use the device no more: the others are ended, too."""
         ...
 
 
