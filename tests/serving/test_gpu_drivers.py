@@ -36,7 +36,7 @@ from tests.support.fault_executor import Faults
 from tests.support.waiting import text_of, until
 
 # A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up, or
-# is deaf to it; a broken one ends at once. Its server ends after it.
+# is deaf to it; a broken one ends at once. Its server ends when it is killed.
 PROGRAM = """#!{python}
 import json, os, subprocess, sys, time
 folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
@@ -50,11 +50,12 @@ if sys.argv[1:] == ["-f"]:
     with open("{seen}.mps", "w") as file:
         file.write(" ".join(sorted(name for name in os.environ if name.startswith("CUDA_MPS_"))))
     with open("{seen}.pids", "w") as file:
-        server = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        server = subprocess.Popen(["sleep", "600"])
         file.write(f"{{os.getpid()}} {{server.pid}}")
     open(folder + "/control", "w").close()
     while not os.path.exists(folder + "/quit") or os.path.exists("{seen}.deaf"):
         time.sleep(0.01)
+    server.kill()
 else:
     command = sys.stdin.read()
     while command == "quit\\n" and os.path.exists("{seen}.hold"):
@@ -480,8 +481,10 @@ def test_a_daemon_ends_with_a_front_that_is_killed_and_the_next_one_removes_its_
             until(lambda: has_ended(daemon), what="the daemon has ended")
             assert folder.exists()
         front.kill()
-    until(lambda: has_ended(daemon) and has_ended(server), what="the daemon has ended, and its server")
-    until(lambda: has_ended(keeper), what="its keeper has ended")
+    until(lambda: has_ended(daemon) and has_ended(keeper), what="the daemon has ended, and its keeper")
+    if is_keeper_killed:
+        os.kill(server, signal.SIGKILL)
+    until(lambda: has_ended(server), what="its server has ended")
 
     part = driver.open(Device(), 50)
 
