@@ -11,7 +11,7 @@ ANSWER_S = 10.0
 _LOOK_S = 0.05
 # In its folder, where the daemon has ended by itself.
 ENDED = "ended"
-# Said, as seen with several versions, with exit code 1; the code alone is no promise of theirs.
+# Said, as seen with several versions, with exit code 1.
 _NOBODY = b"cannot find mps control daemon"
 
 
@@ -33,7 +33,9 @@ def ask(folder: str, command: str, limit_s: float) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0 and _NOBODY not in (done.stdout + done.stderr).lower()
+    said = (done.stdout + done.stderr).strip().lower()
+    # A code without a word is no promise of theirs either: it refuses nobody.
+    return _NOBODY not in said and (done.returncode == 0 or not said)
 
 
 def why_silent(folder: str, limit_s: float = ANSWER_S) -> str:
