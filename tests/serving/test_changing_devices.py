@@ -12,8 +12,10 @@ from farside.agent.serving.model_file import ModelFile
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Portion, Refusal
+from farside.scheduler.sharing.glet.rate import planned_rate
+from farside.scheduler.sharing.glet.scaling import RATE_MIN
 from farside.serve.controller import Controller
-from farside.serve.planner import Planned
+from farside.serve.planner import Planned, PlannerError
 from farside.serve.pool import Pool
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
@@ -268,7 +270,33 @@ async def test_a_front_after_another_whose_rates_are_too_much_plans_for_a_share_
 
     with pytest.raises(ConfigError, match="mlp does not fit on 1 device"):
         await controller.start(None)
-    await controller.start(None, is_after_another=True)
+    await controller.start(None, own_rates={"mlp": 1.0})
+
+    assert devices.wanted == 1
+    await fleet.close()
+
+
+class Silent(TwoGpus):
+    """Has no answer but for the deployment's own rates."""
+
+    async def plan(
+        self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
+    ) -> Planned:
+        if rates["mlp"] > planned_rate(RATE_MIN):
+            raise PlannerError("no plan within 10 s")
+        return Planned(found=ONE)
+
+
+@in_loop
+async def test_a_planner_without_an_answer_for_the_rates_of_the_front_before_plans_for_the_files(
+    tmp_path: Path,
+) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(0,))
+    devices = Leased()
+    controller = Controller(fleet, pool, Silent(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+
+    await controller.start(None, own_rates={"mlp": 0.0})
 
     assert devices.wanted == 1
     await fleet.close()

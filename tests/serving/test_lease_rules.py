@@ -98,33 +98,46 @@ def test_what_no_manager_takes_of_a_lease_is_refused_before_anything_starts(said
         ({"preemptible": True}, {"preemptible": False}, False),
         ({"lease_s": 100.0}, {"time_limit_s": 86_400.0}, True),
         ({"qos": "high"}, {}, True),
+        ({"gpu_model": "H200|h100"}, {"gpu_model": "h100|h200"}, True),
+        ({}, {"argv": ["other", "serve", "worker", "--key-file", "/v/key", "--capacity", "90"]}, True),
+        ({}, {"argv": ["farside", "serve", "worker", "--key-file", "/v/key", "--capacity", "80"]}, False),
+        (
+            {"key_file": "new"},
+            {"argv": ["farside", "serve", "worker", "--key-file", "/v/key", "--capacity", "90"]},
+            False,
+        ),
     ],
 )
 def test_a_lease_that_the_front_before_asked_for_is_known_by_what_its_job_says(
     said: dict[str, object], spec: dict[str, object], is_same: bool
 ) -> None:
     """What the file does not say the manager fills in, and what a manager does not tell is taken for the same."""
-    terms = LeaseTerms(key_file="key", **said)  # type: ignore[arg-type]
+    terms = LeaseTerms(**{"key_file": "key", **said})  # type: ignore[arg-type]
 
     assert is_asked_for(spec, job_of("v", Path("/v"), terms, ("farside",), 90)) == is_same
 
 
-def test_one_that_the_file_asks_for_otherwise_serves_until_another_one_is_there() -> None:
+def test_one_that_the_file_asks_for_otherwise_serves_and_is_extended_until_another_one_is_there() -> None:
     old = lease(0, is_outdated=True, may_extend=True, left_s=RULES.replace_before_s)
 
     found = judge([old], 1, {0}, RULES)
-    assert (found.submit, found.cancel, found.extend, set(found.usable)) == (1, (), (), {0})
+    assert (found.submit, found.cancel, found.extend, set(found.usable)) == (1, (), ("j0",), {0})
     assert found.leaving == {0: "the file asks for another one"}
+    found = judge([old, lease(1, "waiting")], 1, {0}, RULES)
+    assert (found.submit, found.cancel, found.extend, set(found.usable)) == (0, (), ("j0",), {0})
     found = judge([old, lease(1)], 1, {0}, RULES)
-    assert (found.submit, found.cancel, set(found.usable)) == (0, (), {1})
+    assert (found.submit, found.cancel, found.extend, set(found.usable)) == (0, (), (), {1})
     found = judge([old, lease(1)], 1, {1}, RULES)
     assert found.cancel == ("j0",)
 
 
-def test_one_that_waits_and_that_the_file_asks_for_otherwise_is_given_back_at_once() -> None:
-    found = judge([lease(0, "waiting", is_outdated=True)], 1, set(), RULES)
+def test_one_that_waits_and_that_the_file_asks_for_otherwise_is_given_back_once_another_one_is_asked_for() -> None:
+    old = lease(0, "waiting", is_outdated=True)
 
-    assert (found.submit, found.cancel) == (1, ("j0",))
+    found = judge([old], 1, set(), RULES)
+    assert (found.submit, found.cancel) == (1, ())
+    found = judge([old, lease(1, "waiting")], 1, set(), RULES)
+    assert (found.submit, found.cancel) == (0, ("j0",))
 
 
 def test_as_many_are_asked_for_as_are_needed_and_spare_ones() -> None:

@@ -23,7 +23,7 @@ from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
-from farside.serve.planner import Planner, answered
+from farside.serve.planner import Planner, PlannerError, answered
 from farside.serve.pool import Pool
 from farside.serve.site import Devices
 from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
@@ -82,11 +82,15 @@ class Controller:
         lacking = f"{there} of {self._needed} devices are there; `farside explain JOB` says what a lease waits for"
         return "; ".join(filter(None, (self._refused, lacking)))
 
-    async def start(self, plan: Plan | None, *, is_after_another: bool = False) -> None:
+    async def start(self, plan: Plan | None, *, own_rates: Mapping[str, float] | None = None) -> None:
         """Starts the first plan: the given one, or one for the expected rates.
 
-        Where devices come and go it asks for as many as are needed, and starts nothing: `run` does, as they come. After
-        another front the rates are those that it had measured: where they are too much, a share of them is planned for.
+        Where devices come and go it asks for as many as are needed, and starts nothing: `run` does, as they come.
+
+        Args:
+            plan: To be served as it is; None: it is planned here.
+            own_rates: After another front, whose measured rates are the expected ones: a share of them is planned for
+                where they are too much, and these of the deployment's file where no share is found.
 
         Raises:
             ConfigError: The rates have no plan; with how many devices would do.
@@ -96,7 +100,9 @@ class Controller:
         wanted = self._wanted() if plan is None else plan.served()
         if plan is None:
             assert self._planner is not None
-            plan = await self._share_of(self._planner, wanted) if is_after_another else None
+            if own_rates is not None:
+                plan = await self._share_of(self._planner, wanted)
+                wanted = wanted if plan is not None else wanted_of(own_rates)
             plan = plan or await first_plan(self._planner, wanted, self._devices.most)
             self._scale = Scale(plan=plan, gpus=plan.gpus)
             if self._devices.may_change:
@@ -109,7 +115,11 @@ class Controller:
         self._on_plan(plan)
 
     async def _share_of(self, planner: Planner, wanted: Mapping[str, float]) -> Plan | None:
-        found = await answered(planner, largest_share(wanted), self._devices.most, {})
+        try:
+            found = await answered(planner, largest_share(wanted), self._devices.most, {})
+        except PlannerError as error:
+            _log.warning("no plan for what the front before had measured", why=str(error))
+            return None
         return found if isinstance(found, Plan) else None
 
     async def resume(self, plan: Plan) -> bool:

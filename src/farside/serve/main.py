@@ -351,7 +351,8 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
         await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
-        await controller.start(grounds.plan, is_after_another=before is not None)
+        rates = {name: model.rate for name, model in deployment.models.items()}
+        await controller.start(grounds.plan, own_rates=None if before is None else rates)
     if deployment.metrics:
         scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
         stack.callback(scraped.close)

@@ -117,9 +117,11 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     serving = {one.number for one in (*ready, *kept)}
     wanted = min(needed, rules.most) + rules.spare
     left = [one for one in leases if one.number in leaving and one.number not in serving | in_use]
-    unwanted = [one for one in live if one.is_outdated]
+    # Others are asked for first: a manager that takes none of them leaves these where they wait.
+    unwanted = [one for one in live if one.is_outdated][: max(0, len(live) - wanted)]
     given_back = [*left, *unwanted, *_surplus(staying, len(staying) - wanted, in_use)]
-    extended = [one for one in staying if one not in given_back and _is_to_extend(one, rules)]
+    needed_still = [*staying, *(one for one in kept if one.is_outdated)]
+    extended = [one for one in needed_still if one not in given_back and _is_to_extend(one, rules)]
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
         leaving=leaving,

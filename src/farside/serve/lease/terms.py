@@ -8,6 +8,7 @@ import msgspec
 
 from farside.errors import ConfigError
 from farside.scheduler.manager.model.spec import WORKER_WORDS, JobBody, spec_of, spec_problems
+from farside.scheduler.nodes import models_of
 from farside.serve.lease.rules import LAST_S
 from farside.units import parse_bytes
 
@@ -39,11 +40,10 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str = ""
 
 
-# Keys of a lease's job that decide where it is and what it costs; of the last three only what the file says counts, as
-# the manager fills in the others.
-_SET_KEYS, _SAME_KEYS = ("nodes", "exclude", "features"), ("gpu_model", "memory_bytes_per_gpu", "preemptible")
-_SAID_KEYS = ("partition", "account", "qos")
-
+# Keys of a lease's job that decide where it is, what it costs and what its worker does. Of the second line only what
+# the file says counts, as the manager fills in the others.
+_SAME_KEYS = ("argv", "nodes", "exclude", "features", "gpu_model", "memory_bytes_per_gpu", "preemptible")
+_SAID_KEYS = ("partition", "account", "qos", "cpus_per_gpu")
 _NAMES_HERE = {"argv": "worker_command", "memory_bytes_per_gpu": "memory", "output": "log_dir"}
 
 KEYS = tuple(field.name for field in msgspec.structs.fields(LeaseTerms))
@@ -71,8 +71,8 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
     job = job_of("any", Path("/"), terms, ("farside",), 100)
     problem = next(spec_problems(spec_of(msgspec.convert(job, JobBody), job)), "")
     if problem:
-        key, _, what = problem.partition(": ")
-        raise ConfigError(f"{file}: {_NAMES_HERE.get(key, key)}: {what}")
+        key, sep, what = problem.partition(": ")
+        raise ConfigError(f"{file}: {_NAMES_HERE.get(key, key)}{sep}{what}")
 
 
 def memory_bytes(terms: LeaseTerms) -> int:
@@ -128,9 +128,15 @@ def is_asked_for(spec: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
         spec: Of its job, as the manager tells it; a key that it does not tell is taken for the same.
         job: As one would be asked for now.
     """
-    same = {key: job[key] for key in _SAME_KEYS if key in job}
-    said = {key: job[key] for key in (*_SAID_KEYS, "cpus_per_gpu") if job.get(key, "") != ""}
-    chosen = {key: set(job[key]) for key in _SET_KEYS if key in job}
-    return all(spec.get(key, value) == value for key, value in {**same, **said}.items()) and all(
-        set(spec.get(key, value)) == value for key, value in chosen.items()
-    )
+    keys = [*_SAME_KEYS, *(key for key in _SAID_KEYS if job.get(key, "") != "")]
+    return all(_meant(key, spec.get(key, job[key])) == _meant(key, job[key]) for key in keys if key in job)
+
+
+def _meant(key: str, value: Any) -> object:
+    """What a key of a job says, however it is written; of the command what the worker is told, not who it is."""
+    if key == "argv":
+        words, length = list(value), len(WORKER_WORDS)
+        return next((words[at:] for at in range(len(words)) if tuple(words[at : at + length]) == WORKER_WORDS), words)
+    if key == "gpu_model":
+        return set(models_of(value))
+    return set(value) if key in ("nodes", "exclude", "features") else value
