@@ -126,14 +126,21 @@ def _refusals(root: Path, wish: Wish, served: Served) -> tuple[Refusal, ...]:
 def _guarded(wish: Wish, served: Served, tell: Callable[[str], None]) -> Served:
     tell(f"having {served.name} guarded against memory pressure: a new server takes over")
     try:
-        # Answered when the new server serves, so with a longer limit than other commands.
-        admin.call(wish.admin_socket, "guard", timeout_s=admin.limit_of("guard"))
+        try:
+            _guard(wish)
+        except admin.AnswerLost:  # the old server was ended before it could say so: the new one knows
+            _guard(wish)
     except FarsideError as error:
         # A user who accepts that the machine may hang gets the device unguarded.
         if MAY_HANG not in wish.forced:
             raise
         tell(str(error))
     return ask_served(wish.admin_socket)
+
+
+def _guard(wish: Wish) -> None:
+    # Answered when the new server serves, so with a longer limit than other commands.
+    admin.call(wish.admin_socket, "guard", timeout_s=admin.limit_of("guard"))
 
 
 # Connects the device in one of the two ways, and writes down what detach needs to know.

@@ -98,10 +98,15 @@ def limit_of(command: str) -> float:
     return START_LIMIT_S if command in _STARTING else CALL_LIMIT_S
 
 
+class AnswerLost(PeerError):
+    """The process ended before it had answered; whether it did what it was asked is not known."""
+
+
 def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
     """The result of a command at a running process, as JSON values.
 
     Raises:
+        AnswerLost: The process ended before it answered.
         PeerError: Nobody answers there, or the process refused; its own words, in one line.
     """
     return _call_checked(path, {"command": command, **arguments}, timeout_s, None)[0]
@@ -240,13 +245,15 @@ def _receive_line(connection: socket.socket) -> bytes:
 
 
 def _result(line: bytes, path: Path) -> Any:
+    if not line.endswith(b"\n"):
+        raise AnswerLost(f"{path}: the process there ended, or is no Farside process")
     try:
         answer = msgspec.json.decode(line, type=dict[str, Any])
         if answer["ok"] is True:
             return answer["result"]
         raise PeerError(str(answer["error"]))
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
-        raise PeerError(f"{path}: the process there ended, or is no Farside process") from error
+        raise PeerError(f"{path}: the process there is no Farside process") from error
 
 
 def _no_answer(path: Path, error: OSError | ValueError) -> PeerError:
@@ -254,6 +261,8 @@ def _no_answer(path: Path, error: OSError | ValueError) -> PeerError:
         return PeerError(f"{path}: no process answers there", hint="is it running? name its socket with --socket")
     if isinstance(error, PermissionError):
         return PeerError(f"{path}: permission denied", hint="ask as root, or as the user that runs it")
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return AnswerLost(f"{path}: {error.strerror}")
     if isinstance(error, TimeoutError):
         return PeerError(f"{path}: no answer in time", hint="the process is stopped or overloaded")
     return PeerError(f"{path}: {error}")

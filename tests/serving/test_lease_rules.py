@@ -237,11 +237,12 @@ def test_what_fails_is_left_out_twice_as_long_each_time_and_old_failures_count_n
 
 PHASES = st.sampled_from(["waiting", "placed", "starting", "running", "stopping"])
 LEASES = st.lists(
-    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), st.booleans(), st.booleans()), max_size=8
+    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), st.booleans(), st.booleans(), st.booleans()),
+    max_size=8,
 ).map(
     lambda all_of: [
-        lease(number, phase, node=node, left_s=left_s, is_draining=drains, answers=answers)
-        for number, (phase, node, left_s, drains, answers) in enumerate(all_of)
+        lease(number, phase, node=node, left_s=left_s, is_draining=drains, answers=answers, is_outdated=old)
+        for number, (phase, node, left_s, drains, answers, old) in enumerate(all_of)
     ]
 )
 
@@ -257,6 +258,8 @@ def test_what_serves_is_never_given_back_and_nobody_asks_for_more_than_may_be(
 
     assert not given_back & (in_use | found.usable)
     assert len(found.cancel) == len(set(found.cancel))
-    staying = [one for one in leases if one.phase != "stopping" and one.number not in found.leaving]
+    staying = [
+        one for one in leases if one.phase != "stopping" and one.number not in found.leaving and not one.is_outdated
+    ]
     assert len(staying) + found.submit <= max(len(staying), needed + spare)
     assert all(one.phase == "running" and one.answers for one in leases if one.number in found.usable)

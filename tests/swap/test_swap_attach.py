@@ -184,6 +184,26 @@ def test_a_guarded_blockdev_is_not_replaced_again(world: World) -> None:
     assert "guard" not in world.log
 
 
+def test_an_old_server_that_is_ended_before_it_answers_costs_no_attach(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def call(path: Path, command: str, *, timeout_s: float = 0) -> Any:
+        asked.append(command)
+        if asked == ["guard"]:
+            world._call(path, command)
+            raise admin.AnswerLost(f"{path}: the process there ended, or is no Farside process")
+        return world.status
+
+    monkeypatch.setattr(admin, "call", call)
+
+    world.attach()
+
+    assert asked.count("guard") == 2
+    assert world.log[-1] == "swapon /dev/nbd0 100"
+
+
 def test_a_block_device_touches_nothing_else(world: World) -> None:
     world.attach(is_swap=False)
 

@@ -118,7 +118,8 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     wanted = min(needed, rules.most) + rules.spare
     left = [one for one in leases if one.number in leaving and one.number not in serving | in_use]
     # Others are asked for first: a manager that takes none of them leaves these where they wait.
-    unwanted = [one for one in live if one.is_outdated][: max(0, len(live) - wanted)]
+    outdated = [one for one in live if one.is_outdated and one.number not in in_use]
+    unwanted = outdated[: max(0, len(live) - wanted)]
     given_back = [*left, *unwanted, *_surplus(staying, len(staying) - wanted, in_use)]
     needed_still = [*staying, *(one for one in kept if one.is_outdated)]
     extended = [one for one in needed_still if one not in given_back and _is_to_extend(one, rules)]
