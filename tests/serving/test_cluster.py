@@ -135,6 +135,34 @@ def test_a_lease_goes_on_beyond_its_first_limit_on_a_full_cluster_and_takes_no_o
     until(lambda: not asked(state, "jobs")["jobs"], what="all is over")
 
 
+@pytest.mark.long
+def test_a_lease_leaves_a_node_that_the_file_excludes_after_a_reload(tmp_path: Path, state: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    make_key(folder / "key")
+    core = min(os.sched_getaffinity(0))
+    extra = f'gpus_max = 1\ncpu_devices = [[{core}]]\nkey_file = "key"\nname = "t"'
+    running = Deployed(folder, "--state", str(state), extra=extra).ready()
+    try:
+        until(lambda: running.status().ready, what="it serves")
+        ((lease, node),) = jobs_of(running).items()
+        file = folder / "serving.toml"
+        file.write_text(file.read_text().replace("gpus_max", f'exclude = ["{node}"]\ngpus_max'))
+        running.process.send_signal(signal.SIGHUP)
+        running.process.wait(60)
+        assert asked(state, "jobs", lease)["state"] == "running"
+
+        running.again().ready()
+        until(lambda: has_moved(running.status(), node), what="the excluded node is left", deadline_s=120)
+
+        ((other, _),) = jobs_of(running).items()
+        assert asked(state, "jobs", other)["spec"]["exclude"] == [node]
+        until(lambda: asked(state, "jobs", lease)["state"] == "cancelled", what="its lease is given back")
+    finally:
+        running.end()
+    until(lambda: not asked(state, "jobs")["jobs"], what="leases are given back")
+
+
 def test_leases_move_from_a_node_that_drains_and_outlive_front_and_manager(tmp_path: Path, state: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
