@@ -157,7 +157,7 @@ class Executor(ExecutorHandle):
         self._loop.remove_reader(self._pidfd)
         self._read_rest()
         code = self._process.wait()
-        if code == SPOILT and isinstance(self.place, SharedFate):
+        if (code == SPOILT or self._is_spoilt) and isinstance(self.place, SharedFate):
             self.place.spoilt()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         self._step(Exited(f"its process {how}"))

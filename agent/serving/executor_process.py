@@ -41,8 +41,12 @@ class Part(Protocol):
         """All models are loaded, and were run."""
         ...
 
-    def raised(self, error: Exception) -> None:
-        """A model has raised, and the front knows."""
+    def is_spoilt(self, error: Exception) -> bool:
+        """Whether what a model has raised leaves the device unusable by this process."""
+        ...
+
+    def end(self) -> None:
+        """Ends this process, as it is spoilt; the front knows what the model has raised."""
         ...
 
 
@@ -60,14 +64,17 @@ class _ThisProcess:
         """What is loaded stays; collections then look at little."""
         gc.freeze()
 
-    def raised(self, error: Exception) -> None:
-        """Ends this process where the error has left its device unusable by it: another one can use it."""
-        if self._is_broken():
-            from farside.log import get_log, start_logging  # no executor needs it before
+    def is_spoilt(self, error: Exception) -> bool:
+        """Asks the device."""
+        return self._is_broken()
 
-            start_logging("info")
-            get_log("agent.serving").error("an executor ends", why="an error has left the GPU unusable by its process")
-            os._exit(SPOILT)  # what would clean up may wait for the GPU for ever
+    def end(self) -> None:
+        """Another process can use the device."""
+        from farside.log import get_log, start_logging  # no executor needs it before
+
+        start_logging("info")
+        get_log("agent.serving").error("an executor ends", why="an error has left the GPU unusable by its process")
+        os._exit(SPOILT)  # what would clean up may wait for the GPU for ever
 
 
 # The exit code of a process that can use its device no more.
@@ -142,8 +149,11 @@ def run_models(line: socket.socket, arena: "Arena", setup: Setup, load: "Loader 
                 )
         except Exception as error:  # whatever a framework raises
             arena.write_text(number, 0, f"{model.path}: {error}")
-            line.send(encode(Frame(Kind.FAILED, model=number)))
-            part.raised(error)
+            is_spoilt = part.is_spoilt(error)  # asked before: the front kills who has failed
+            status = Status.SPOILT if is_spoilt else Status.RAISED
+            line.send(encode(Frame(Kind.FAILED, status=status, model=number)))
+            if is_spoilt:
+                part.end()
             return 1
         models.append(loaded)
     part.ready()
@@ -159,8 +169,8 @@ def run_models(line: socket.socket, arena: "Arena", setup: Setup, load: "Loader 
         line.send(
             encode(frame._replace(kind=Kind.DONE, status=status, started_ns=started_ns, ended_ns=time.monotonic_ns()))
         )
-        if raised is not None:
-            part.raised(raised)
+        if raised is not None and part.is_spoilt(raised):
+            part.end()
     return 0
 
 

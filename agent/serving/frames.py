@@ -26,15 +26,16 @@ class Kind(enum.IntEnum):
     READY = 4  # executor: all models ran; it takes batches
     RUN = 5  # front: run ``rows`` of a model's slot as batch number ``batch``
     DONE = 6  # executor: that batch ended; ``status`` says how, and a line of why is in the slot
-    FAILED = 7  # executor: it can't start; the line of why is in the first slot of ``model``
+    FAILED = 7  # executor: it can't start; the line of why is in the first slot of ``model``; ``status`` tells SPOILT
     STOP = 8  # front: end after what was asked
 
 
 class Status(enum.IntEnum):
-    """How a batch ended."""
+    """How a batch ended, or a start."""
 
     OK = 0
     RAISED = 1
+    SPOILT = 2  # the model has raised, and the executor can use its device no more
 
 
 class Frame(NamedTuple):

@@ -179,10 +179,13 @@ class _Executor:
         """All models are loaded."""
         self.is_ready = True
 
-    def raised(self, error: Exception) -> None:
-        """Ends this process where the error has left the GPU unusable by it; the front knows the error already."""
-        if self._parts.gpu is not None and self._parts.gpu.is_broken(error):
-            _end("an error has left the GPU unusable by this process")
+    def is_spoilt(self, error: Exception) -> bool:
+        """Whether it has left the GPU unusable by all parts."""
+        return self._parts.gpu is not None and self._parts.gpu.is_broken(error)
+
+    def end(self) -> None:
+        """All parts end; the front knows the error already."""
+        _end("an error has left the GPU unusable by this process")
 
 
 class _Host:

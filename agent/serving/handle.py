@@ -89,6 +89,7 @@ class ExecutorHandle(abc.ABC):
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
+        self._is_spoilt = False  # it has said as it failed that it can use its device no more
         self._life = Life(len(models), self._loop.time(), hello_s=HELLO_S, prepare_s=prepare_s)
         self.expect(p99_s)
 
@@ -252,8 +253,8 @@ class ExecutorHandle(abc.ABC):
             case Became():
                 if not self._ready.done():
                     self._ready.set_result("")
-            case Failed(model):
-                self._why = self._text(model, 0)
+            case Failed(model, is_spoilt):
+                self._why, self._is_spoilt = self._text(model, 0), is_spoilt
             case Kill():
                 self._kill()
             case Ended(line, lost):

@@ -128,9 +128,13 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The executor could not start: the line is in the first slot of this model. Ended follows."""
+    """The executor could not start: the line is in the first slot of this model. Ended follows.
+
+    ``is_spoilt``: It can use its device no more.
+    """
 
     model: int
+    is_spoilt: bool
 
 
 Action: TypeAlias = Send | Became | Finished | Warmed | Kill | Ended | Failed
@@ -220,7 +224,7 @@ class Life:
                 self.state = State.LOADING
                 return []
             case (State.STARTING | State.LOADING, Kind.FAILED) if frame.model < self._models:
-                return [Failed(frame.model), *self._end("it could not start", kill=True)]
+                return [Failed(frame.model, frame.status is Status.SPOILT), *self._end("it could not start", kill=True)]
             case (State.LOADING, Kind.LOADED) if frame.model < self._models:
                 return []
             case (State.LOADING, Kind.WARMED) if frame.model < self._models:
@@ -239,7 +243,7 @@ class Life:
             return self._end(f"it answered batch {frame.batch}, which does not run", kill=True)
         batch = self._in_flight.popleft()
         self._begins(now_s)
-        raised = frame.status is Status.RAISED
+        raised = frame.status is not Status.OK
         self._raised[batch.model] = self._raised[batch.model] + 1 if raised else 0
         self.failing = frozenset(model for model, count in enumerate(self._raised) if count >= RAISED_IN_A_ROW)
         return [Finished(batch, raised, frame.started_ns, frame.ended_ns)]

@@ -679,6 +679,26 @@ async def test_an_error_that_spoils_a_gpu_ends_all_executors_of_its_mps_daemon_a
         await one.executor.close()
 
 
+@in_loop
+async def test_an_error_that_spoils_a_gpu_as_an_executor_loads_ends_the_others_and_the_next_one_has_another_daemon(
+    control: Path, tmp_path: Path
+) -> None:
+    models, faults, driver = small_models(tmp_path), Faults(tmp_path / "faults"), LimitsOnCores(Nvml(is_cut=False))
+    idle = Watched()
+    await idle.start(models, driver.open(Device(), 80), program=faults.program)
+    first = idle.executor.place.entry.daemon
+    faults.arm("broken")
+
+    with pytest.raises(ServeError, match="an error that a test asked for"):
+        await Watched().start(models, driver.open(Device(), 20), program=faults.program)
+
+    assert (await idle.ended()).line == "its process was killed by SIGKILL"
+    again = driver.open(Device(), 20)
+    assert again.entry.daemon != first
+    again.close()
+    await idle.executor.close()
+
+
 def two_lines(file: Path) -> list[str]:
     lines = text_of(file).splitlines()
     return lines if len(lines) == 2 else []
