@@ -46,6 +46,6 @@ class GpuDriver(NvidiaGpus):
             raise Unavailable(line, hint="give 100, or use mps")
         nvml = self.nvml()
         handle = uncut_of(nvml, device)
-        check_mode(nvml, handle, is_shared=True)
+        check_mode(nvml, handle)
         environment = {"CUDA_VISIBLE_DEVICES": uuid_of(nvml, handle)}
         return FixedPlace(part_pct, Entry(environment=environment, computes_on="cuda"))

@@ -11,7 +11,7 @@ INSTANCE = "MIG-"  # so begin the UUIDs of instances
 _MB = 1 << 20
 _WHOLE_PCT = 100
 _LISTED = "nvidia-smi -L lists those there are"
-_EXCLUSIVE, _PROHIBITED = (1, 3), 2  # NVML_COMPUTEMODE_* of nvml.h, 1 being an old one for threads
+_PROHIBITED = 2  # NVML_COMPUTEMODE_PROHIBITED of nvml.h
 
 
 class _Library:
@@ -123,13 +123,8 @@ def uncut_of(nvml: Any, device: Device) -> Any:
     return handle
 
 
-def check_mode(nvml: Any, handle: Any, *, is_shared: bool) -> None:
-    """Looks whether a GPU takes processes; where the driver does not answer it does.
-
-    Args:
-        nvml: The library.
-        handle: Of the GPU or instance.
-        is_shared: Whether several processes are to use it at once, as at a change of plans.
+def check_mode(nvml: Any, handle: Any) -> None:
+    """Looks whether a GPU or an instance takes processes; where the driver does not answer it does.
 
     Raises:
         Unavailable: Its compute mode, which an administrator has set, is against that.
@@ -138,12 +133,9 @@ def check_mode(nvml: Any, handle: Any, *, is_shared: bool) -> None:
         mode = nvml.nvmlDeviceGetComputeMode(handle)
     except Unavailable:
         return
-    gpu, hint = f"GPU {uuid_of(nvml, handle)}", "an administrator can set nvidia-smi -c DEFAULT"
     if mode == _PROHIBITED:
-        raise Unavailable(f"{gpu}: its compute mode is PROHIBITED: no process may use it", hint=hint)
-    if is_shared and mode in _EXCLUSIVE:
-        why = f"{gpu}: its compute mode is EXCLUSIVE_PROCESS, and a change of plans has two processes there"
-        raise Unavailable(why, hint=f"use mps, which has one, or {hint}")
+        why = f"GPU {uuid_of(nvml, handle)}: its compute mode is PROHIBITED: no process may use it"
+        raise Unavailable(why, hint="an administrator can set nvidia-smi -c DEFAULT")
 
 
 def uuid_of(nvml: Any, handle: Any) -> str:
@@ -206,7 +198,7 @@ def uuid_to_cut(nvml: Any, device: Device, part_pct: int, *, how: str = "") -> s
     uuid = uuid_of(nvml, handle)
     if uuid.startswith(INSTANCE):
         raise Unavailable(f"GPU {uuid}: an instance is not cut {how}here", hint="device = 'gpu' has it whole")
-    check_mode(nvml, handle, is_shared=False)
+    check_mode(nvml, handle)
     return uuid
 
 
