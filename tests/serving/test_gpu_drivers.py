@@ -1,12 +1,14 @@
 """Drivers of GPU parts: with a stand-in for NVIDIA's library and its control program, and on a GPU if there is one."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -695,6 +697,24 @@ async def test_an_error_that_spoils_a_gpu_as_an_executor_loads_ends_the_others_a
     assert again.entry.daemon != first
     again.close()
     await idle.executor.close()
+
+
+@in_loop
+async def test_an_executor_of_an_mps_daemon_that_has_ended_is_forgotten_before_any_garbage_collection(
+    control: Path, tmp_path: Path
+) -> None:
+    watched = Watched()
+    await watched.start(small_models(tmp_path), LimitsOnCores(Nvml(is_cut=False)).open(Device(), 50))
+    folder = Path(watched.executor.place.entry.daemon)
+    await watched.executor.close()
+    known = weakref.ref(watched.executor), weakref.ref(watched.executor.place)
+    gc.disable()
+    try:
+        del watched
+        assert [one() for one in known] == [None, None]
+    finally:
+        gc.enable()
+    await asyncio.to_thread(until, lambda: not folder.exists(), what="the daemon has ended")
 
 
 def two_lines(file: Path) -> list[str]:

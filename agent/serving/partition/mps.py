@@ -112,7 +112,7 @@ class MpsPlace(FixedPlace):
         variables = {**daemon.variables, **limit}
         super().__init__(part_pct, Entry(environment=variables, computes_on="cuda", daemon=daemon.folder))
         self._driver, self._daemon = driver, daemon
-        self.on_spoilt: Callable[[], None] = lambda: None
+        self.on_spoilt: Callable[[], None] = _nothing
         daemon.places.append(self)
 
     def spoilt(self) -> None:
@@ -121,6 +121,7 @@ class MpsPlace(FixedPlace):
 
     def close(self) -> None:
         """The limit is gone with its process."""
+        self.on_spoilt = _nothing  # it refers to its executor, which refers to this
         self._daemon.places.remove(self)
         self._driver.release(self._daemon)
 
@@ -170,6 +171,10 @@ class _Daemon:
         look = select.poll()
         look.register(self._pidfd, select.POLLIN)
         return bool(look.poll(limit_s * 1000))
+
+
+def _nothing() -> None:
+    """For a place without an executor."""
 
 
 def _make_folder() -> str:
