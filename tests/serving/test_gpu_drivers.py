@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -409,6 +410,37 @@ def test_where_there_is_no_room_for_an_mps_daemons_pipe_the_line_says_where(
 
     with pytest.raises(Unavailable, match=f"{tempfile.gettempdir()}, .*: No space left on device"):
         MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+
+
+def no_more_files(pid: int) -> int:
+    raise OSError(24, "Too many open files")
+
+
+def no_more_signals(parent: int) -> None:
+    raise ValueError("no signal comes from there")
+
+
+@pytest.mark.parametrize(
+    ("where", "fails", "line"),
+    [
+        ("os.pidfd_open", no_more_files, "Too many open files"),
+        ("farside.agent.serving.partition.mps.start_kept", no_more_signals, "Exception occurred in preexec_fn"),
+    ],
+    ids=["no file is left", "the keeper does not begin"],
+)
+def test_a_daemon_that_can_not_be_kept_is_refused_in_one_line_and_leaves_no_process_and_no_folder(
+    control: Path, monkeypatch: pytest.MonkeyPatch, where: str, fails: Callable[[int], object], line: str
+) -> None:
+    others = children()
+    with tempfile.TemporaryDirectory() as folder:  # whose path is short
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setattr(where, fails)
+
+        with pytest.raises(Unavailable, match=f"{CONTROL}: {line}"):
+            MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+
+        assert children() == others
+        assert not os.listdir(folder)
 
 
 def test_giving_a_gpu_up_waits_for_no_daemon_and_the_next_part_has_another_one(control: Path) -> None:

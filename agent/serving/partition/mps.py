@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
@@ -138,16 +139,19 @@ class _Daemon:
         self.folder = _make_folder()
         self.variables = {"CUDA_MPS_PIPE_DIRECTORY": self.folder, "CUDA_VISIBLE_DEVICES": uuid}
         parent = os.getpid()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, *PROGRAM, self.folder, str(_QUIT_S)],
-                env={**environment_of(self.folder), **self.variables}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: start_kept(parent),
-            )  # fmt: skip
-        except OSError as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise Unavailable(f"{CONTROL}: {error.strerror}") from error
-        self._pidfd = os.pidfd_open(self._process.pid)
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, *PROGRAM, self.folder, str(_QUIT_S)],
+                    env={**environment_of(self.folder), **self.variables}, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: start_kept(parent),
+                )  # fmt: skip
+                undo.callback(self._kill)
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise Unavailable(f"{CONTROL}: {(isinstance(error, OSError) and error.strerror) or error}") from error
+            undo.pop_all()
 
     @property
     def has_ended(self) -> bool:
@@ -162,10 +166,14 @@ class _Daemon:
         """Has its keeper end it, and kills what is left."""
         signal.pidfd_send_signal(self._pidfd, END)
         self._has_ended_within(3 * _QUIT_S)
-        os.killpg(self._process.pid, signal.SIGKILL)  # the number is no other's: nobody has waited for it yet
-        self._process.wait()
+        self._kill()
         os.close(self._pidfd)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """Kills its keeper, and with it what is left of it."""
+        os.killpg(self._process.pid, signal.SIGKILL)  # the number is no other's: nobody has waited for it yet
+        self._process.wait()
 
     def _has_ended_within(self, limit_s: float) -> bool:
         look = select.poll()
