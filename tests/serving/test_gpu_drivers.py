@@ -4,12 +4,14 @@ import asyncio
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -20,7 +22,7 @@ import pytest
 
 from farside.agent.serving.describe import ModelRequest, describe
 from farside.agent.serving.handle import ServeError
-from farside.agent.serving.partition import mps
+from farside.agent.serving.partition import mps, mps_keeper
 from farside.agent.serving.partition.catalog import DRIVERS
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.gpu import GpuDriver
@@ -36,7 +38,7 @@ from tests.serving.executors import Watched, children, small_models
 from tests.serving.front import in_loop
 from tests.serving.test_worker import KEY, Front
 from tests.support.fault_executor import Faults
-from tests.support.waiting import text_of, until
+from tests.support.waiting import DEADLINE_S, text_of, until
 
 # A control daemon that says with what it was started, and ends when it is told to, but for as long as it is held up, or
 # is deaf to it; a broken one ends at once. Its server ends when it is killed.
@@ -314,6 +316,49 @@ def test_a_daemon_that_does_not_end_when_it_is_asked_to_is_killed_with_its_serve
     until(lambda: not Path(folder_of(part)).exists(), what="their folder is gone")
 
 
+def test_a_daemon_whose_folder_is_gone_is_killed_without_being_asked_again(
+    control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_END_S", "_QUIT_S"):
+        monkeypatch.setattr(mps, name, 2 * DEADLINE_S)
+    part = MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
+    daemon, server = daemon_of(control)
+    shutil.rmtree(folder_of(part))
+
+    part.close()
+
+    until(lambda: has_ended(daemon) and has_ended(server), what="both have ended")
+
+
+class DeafDaemon:
+    """It does not end, on a clock that goes on as it is waited for. Asked to end, it answers after ``answer_s``."""
+
+    def __init__(self, answer_s: float) -> None:
+        self.now_s, self._answer_s = 1000.0, answer_s
+
+    def ask(self, folder: str, command: str, limit_s: float) -> bool:
+        self.now_s += min(self._answer_s, limit_s)
+        return self._answer_s <= limit_s
+
+    def wait(self, limit_s: float) -> None:
+        self.now_s += max(limit_s, 0)
+        raise subprocess.TimeoutExpired("", limit_s)
+
+
+@pytest.mark.parametrize("answer_s", [0.0, 5.0, 60.0], ids=["at once", "slowly", "never"])
+def test_a_daemon_has_one_time_limit_for_its_answer_and_its_end(
+    answer_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = DeafDaemon(answer_s)
+    monkeypatch.setattr(mps_keeper, "ask", daemon.ask)
+    monkeypatch.setattr(mps_keeper, "time", SimpleNamespace(monotonic=lambda: daemon.now_s))
+
+    with suppress(subprocess.TimeoutExpired):
+        mps_keeper._quit(daemon, str(tmp_path), 8)
+
+    assert daemon.now_s == pytest.approx(1008, abs=0.1)
+
+
 def test_variables_of_another_mps_daemon_are_none_of_ours(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")
@@ -439,7 +484,7 @@ def test_a_daemon_that_can_not_be_kept_is_refused_in_one_line_and_leaves_no_proc
         with pytest.raises(Unavailable, match=f"{CONTROL}: {line}"):
             MpsDriver(Nvml(is_cut=False)).open(Device(), 50)
 
-        assert children() == others
+        assert children() <= others, "daemons of tests before may end still"
         assert not os.listdir(folder)
 
 

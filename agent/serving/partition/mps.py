@@ -26,7 +26,9 @@ from farside.errors import Unavailable
 from farside.log import get_log
 
 NAME = "mps"
-_QUIT_S = 10.0
+# Of an end in all: that of a lease's job is forced after 30 s. And how much of it the daemon has once it is asked: its
+# keeper may have to start before, and kills afterwards.
+_END_S, _QUIT_S = 10.0, 8.0
 _SOCKET_BYTES_MAX = 107  # unix(7): 108 with the byte that ends it
 
 _log = get_log("agent.serving")
@@ -165,7 +167,7 @@ class _Daemon:
     def _end(self) -> None:
         """Has its keeper end it, and kills what is left."""
         signal.pidfd_send_signal(self._pidfd, END)
-        self._has_ended_within(3 * _QUIT_S)
+        self._has_ended_within(_END_S)
         self._kill()
         os.close(self._pidfd)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -56,11 +56,13 @@ def main(arguments: list[str]) -> int:
 
 def _quit(daemon: "subprocess.Popen[bytes]", folder: str, quit_s: float) -> None:
     by_s = time.monotonic() + quit_s
-    while not ask(folder, "quit", quit_s) and time.monotonic() < by_s:  # it may not be up yet
+    while not ask(folder, "quit", by_s - time.monotonic()):  # it may not be up yet
         with suppress(subprocess.TimeoutExpired):
             daemon.wait(_LOOK_S)
             return
-    daemon.wait(quit_s)
+        if time.monotonic() >= by_s or not Path(folder).exists():  # without it nobody can ask
+            return
+    daemon.wait(by_s - time.monotonic())
 
 
 def _ended(folder: str) -> int:
