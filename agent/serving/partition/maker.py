@@ -1,11 +1,14 @@
 """The process that makes a group or a folder, in its name: the next one finds what one that was killed has left."""
 
+import hashlib
 import os
 import re
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from farside.kernel_file import boot_id
 
 PATTERN = r"(\d+)-(\d+)"
 
@@ -29,14 +32,20 @@ def make_folder(what: str) -> Path:
     Raises:
         OSError: There is no room for it, or nowhere to make it.
     """
-    # Makers of another PID namespace are not in sight.
-    prefix = f"farside-{what}-{os.stat('/proc/self/ns/pid').st_ino}-"
+    prefix = f"farside-{what}-{_where()}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         mark = re.fullmatch(rf"{prefix}{PATTERN}-\w+", folder.name)
         with suppress(FileNotFoundError):  # another one that starts removes it
             if mark is not None and has_ended(mark) and folder.lstat().st_uid == os.geteuid():
                 shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{own_mark()}-"))
+
+
+def _where() -> str:
+    """This host since its boot, and this PID namespace: makers elsewhere are not in sight. Short, since a socket's path
+    has little room.
+    """
+    return hashlib.sha256(f"{boot_id()} {os.stat('/proc/self/ns/pid').st_ino}".encode()).hexdigest()[:8]
 
 
 def _started(pid: int) -> int | None:
