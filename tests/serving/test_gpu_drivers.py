@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -354,7 +354,7 @@ def test_a_daemon_has_one_time_limit_for_its_answer_and_its_end(
     monkeypatch.setattr(mps_keeper, "time", SimpleNamespace(monotonic=lambda: daemon.now_s))
 
     with suppress(subprocess.TimeoutExpired):
-        mps_keeper._quit(daemon, str(tmp_path), 8)
+        mps_keeper._quit(cast("subprocess.Popen[bytes]", daemon), str(tmp_path), 8)
 
     assert daemon.now_s == pytest.approx(1008, abs=0.1)
 
