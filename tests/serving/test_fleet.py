@@ -481,9 +481,10 @@ async def test_a_burst_is_planned_for_and_a_planner_that_fails_is_asked_again(tm
 
     await pressed(pool, file, controller, records=3)
 
-    assert [(one.cause, one.problem) for one in [*controller.records][:3]] == [
-        ("start", ""), ("burst", "no plan within 10 s"), ("again", ""),
-    ]  # fmt: skip
+    begun, failed, asked_again, *_ = controller.records
+    assert [(one.cause, one.problem) for one in (begun, failed)] == [("start", ""), ("burst", "no plan within 10 s")]
+    # Where the rate is seen to rise further meanwhile, that is the cause.
+    assert (asked_again.cause in ("again", "rise"), asked_again.problem) == (True, "")
     assert fleet.plan == TWO
     await fleet.close()
 

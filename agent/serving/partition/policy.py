@@ -88,7 +88,7 @@ class SharedFate(Protocol):
     on_spoilt: Callable[[], None]
 
     def spoilt(self) -> None:
-        """The executor here has ended as it could use the device no more: the others are ended, too."""
+        """Has the others end too: the executor here has ended, since it could not use the device any longer."""
         ...
 
 

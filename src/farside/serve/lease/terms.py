@@ -133,7 +133,7 @@ def is_asked_for(spec: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
 
 
 def _meant(key: str, value: Any) -> object:
-    """What a key of a job says, however it is written; of the command what the worker is told, not who it is."""
+    """What a key of a job says, however it is written; of the command only the worker's arguments."""
     if key == "argv":
         words, length = list(value), len(WORKER_WORDS)
         return next((words[at:] for at in range(len(words)) if tuple(words[at : at + length]) == WORKER_WORDS), words)
