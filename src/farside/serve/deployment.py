@@ -113,6 +113,11 @@ class Deployment:
     of_a_cluster: tuple[str, ...]
 
     @property
+    def rates(self) -> dict[str, float]:
+        """Requests a second that the file expects, by model."""
+        return {name: model.rate for name, model in self.models.items()}
+
+    @property
     def is_secure(self) -> bool:
         """Whether the doors speak TLS."""
         return self.tls_cert.is_absolute()

@@ -126,8 +126,7 @@ async def _check_start(deployment: Deployment, plan_file: Path | None, manager: 
     if grounds.plan is None:
         planner = Planner(grounds.profiles, grounds.device)
         try:
-            rates = {name: model.rate for name, model in deployment.models.items()}
-            await first_plan(planner, wanted_of(rates), grounds.gpus)
+            await first_plan(planner, wanted_of(deployment.rates), grounds.gpus)
         finally:
             await planner.close()
 
@@ -351,8 +350,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
         await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
-        rates = {name: model.rate for name, model in deployment.models.items()}
-        await controller.start(grounds.plan, own_rates=None if before is None else rates)
+        await controller.start(grounds.plan, own_rates=None if before is None else deployment.rates)
     if deployment.metrics:
         scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
         stack.callback(scraped.close)
@@ -369,8 +367,6 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
 def _controller(
     grounds: _Grounds, fleet: Fleet, pool: Pool, keeper: LeaseKeeper | None, state: StateFile, before: FrontState | None
 ) -> Controller:
-    rates = {name: model.rate for name, model in grounds.deployment.models.items()}
-
     def routed(plan: Plan) -> None:
         if keeper is not None:
             state.write(plan, keeper.numbers, controller.rates)
@@ -380,7 +376,7 @@ def _controller(
         pool,
         Planner(grounds.profiles, grounds.device) if grounds.plan is None else None,
         keeper if keeper is not None else OwnDevices(grounds.gpus),
-        rates if before is None else before.rates,
+        grounds.deployment.rates if before is None else before.rates,
         on_plan=routed,
     )
     return controller
