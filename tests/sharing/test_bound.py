@@ -31,7 +31,7 @@ def any_model(rng: random.Random, name: str, parts: list[int]) -> ModelProfile:
 
 
 def any_interference(rng: random.Random, models: dict[str, ModelProfile], parts: list[int]) -> Interference:
-    """Of each kind that there is."""
+    """Interference of any kind that a device may have, or none."""
     kind = rng.choice(("none", "tabled", "sum", "log"))
     if kind == "none":
         return NoInterference()
@@ -70,7 +70,7 @@ def any_sizes(rng: random.Random) -> Sizes:
 
 
 def any_share(rng: random.Random) -> float:
-    """Of what a batch holds, how much arrives: all of it, some, nearly nothing, or nothing."""
+    """The share of a batch that arrives: all of it, some, nearly nothing, or nothing."""
     return rng.choice((1.0, 1.0, rng.random(), rng.random() ** 4, 0.0))
 
 
@@ -149,7 +149,7 @@ def test_what_the_checker_takes_at_the_edge_of_its_tolerances_is_not_ruled_out(
 
 
 def test_a_batch_that_never_fills_costs_a_model_that_takes_turns_more() -> None:
-    """At 1 % of what they would serve alone, in their best batches, two models whose SLOs allow no turns want two."""
+    """Two models whose SLOs allow no turns want two GPUs, at less than half of what one serves of each alone."""
     sizes = Sizes({name: model(name, slo_ms=26.0, flat=0.0) for name in "ab"}, device())
     rates = {name: sizes.best_rate[name][100] / 2.2 for name in "ab"}
 
