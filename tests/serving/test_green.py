@@ -28,7 +28,7 @@ from tests.serving import green_stand_in
 from tests.serving.executors import Watched
 from tests.serving.front import in_loop
 from tests.serving.green_stand_in import GRANULES, HANG_END_S
-from tests.serving.test_gpu_drivers import Nvml
+from tests.serving.nvidia_stand_in import Nvml
 from tests.serving.test_worker import KEY, Front
 from tests.support.waiting import DEADLINE_S, text_of, until
 
@@ -333,7 +333,7 @@ async def test_why_a_gpu_computes_nothing_is_told_by_each_executor(
 FRONT = """
 from farside.agent.serving.partition import green
 from farside.agent.serving.partition.policy import Device
-from tests.serving.test_gpu_drivers import Nvml
+from tests.serving.nvidia_stand_in import Nvml
 from tests.serving.test_green import PROGRAM
 green.is_installed = lambda module: True
 print(green.GreenDriver(Nvml(is_cut=False), PROGRAM).open(Device(), 50).entry.host, flush=True)
