@@ -115,7 +115,7 @@ def test_twice_the_load_leaves_as_many_answers_in_time_where_batches_take_longer
 def test_a_batch_that_once_stood_still_does_not_have_all_requests_dropped_from_then_on() -> None:
     glet = GletRound(slots=[slot()], cycle_s=0.05)
     for _ in range(40):
-        glet.pace("a").ended(LATENCY_S[7], 1000.0)
+        glet.paces["a"].ended(LATENCY_S[7], 1000.0)
     requests = queue(*(at / 10 for at in range(100)), slo_s=0.03)
 
     run_alone(glet, {"a": requests})
@@ -128,7 +128,7 @@ def test_a_batch_that_once_stood_still_does_not_have_all_requests_dropped_from_t
 def test_a_glet_that_has_fallen_behind_drops_nothing_that_another_one_can_answer() -> None:
     behind, quick = (GletRound(slots=[slot()], cycle_s=0.05) for _ in range(2))
     for _ in range(40):
-        behind.pace("a").ended(LATENCY_S[7], 1000.0)
+        behind.paces["a"].ended(LATENCY_S[7], 1000.0)
     beside = {"a": (behind, quick)}
 
     assert look(behind, {"a": queue(0.0, slo_s=0.05)}, 0.0, beside) == Dispatch("a", 1)
@@ -176,7 +176,7 @@ def run_alone(glet: GletRound, queues: dict[str, ArrivedQueue], *, times: float 
         if isinstance(found, Dispatch):
             taken = next(each for each in glet.slots if each.model == found.model)
             planned_s = taken.latency_s[found.requests - 1]
-            glet.pace(found.model).ended(planned_s, times * planned_s)
+            glet.paces[found.model].ended(planned_s, times * planned_s)
             now_s += times * planned_s
             queues[found.model].take(found.requests, now_s)
             ends.append(now_s)

@@ -5,6 +5,7 @@ request hostage. The same rules run in the simulator.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -55,26 +56,30 @@ class Pace:
 
     Where too much is asked each batch begins as late as its oldest request allows, so that one which takes a little
     longer than planned makes that request late, and mostly all of the batch with it.
+
+    Attributes:
+        mean_s: The mean.
+        deviation_s: The mean deviation.
+        late_s: How much later than planned a batch may end; 0 where batches end as planned. Kept, as it is asked for
+            with each request and changes with each batch.
     """
 
     mean_s: float = 0.0
     deviation_s: float = 0.0
-
-    @property
-    def late_s(self) -> float:
-        """How much later than planned a batch may end; 0 where batches end as planned."""
-        return max(0.0, self.mean_s + _DEVIATIONS * self.deviation_s)
+    late_s: float = 0.0
 
     def ended(self, planned_s: float, took_s: float) -> None:
         """Learns from a batch; one that stood still counts as twice as long as planned at most."""
         error_s = min(took_s - planned_s, planned_s) - self.mean_s
         self.mean_s += _GAIN * error_s
         self.deviation_s += _DEVIATION_GAIN * (abs(error_s) - self.deviation_s)
+        self.late_s = max(0.0, self.mean_s + _DEVIATIONS * self.deviation_s)
 
     def forget(self) -> None:
         """Lowers `late_s` where nothing runs because of it alone: so it never stays without batches that show it."""
         self.mean_s *= _FORGOTTEN
         self.deviation_s *= _FORGOTTEN
+        self.late_s *= _FORGOTTEN
 
 
 class Try(NamedTuple):
@@ -88,20 +93,22 @@ class Try(NamedTuple):
 class GletRound:
     """What a glet serves, when each model last had its turn, and how late its batches end.
 
-    ``early``: it does not wait where nothing else runs. ``tries``: models that fail on it while another glet serves
-    them. Nothing of these runs on it but a try now and then: what fails at once would be idle most, and get most.
+    ``early``: it does not wait where nothing else runs. ``paces``: by model, as planned where none has ended.
+    ``tries``: models that fail on it while another glet serves them. Nothing of these runs on it but a try now and
+    then: what fails at once would be idle most, and get most. ``latencies_s``: planned seconds of batches of 1, 2, 3,
+    ... by model.
     """
 
     slots: Sequence[Slot]
     cycle_s: float
     early: bool = True
     last_s: dict[str, float] = field(default_factory=dict[str, float])
-    paces: dict[str, Pace] = field(default_factory=dict[str, Pace])
+    paces: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
     tries: dict[str, Try] = field(default_factory=dict[str, Try])
+    latencies_s: Mapping[str, Sequence[float]] = field(init=False)
 
-    def pace(self, model: str) -> Pace:
-        """How late batches of a model end; as planned, where none has ended."""
-        return self.paces.setdefault(model, Pace())
+    def __post_init__(self) -> None:
+        self.latencies_s = {slot.model: slot.latency_s for slot in self.slots}
 
     def leave_out(self, model: str, now_s: float) -> None:
         """Has nothing of a model run but tries; if that is so already, nothing changes."""
@@ -152,11 +159,11 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Bes
             continue
         queue = queues[slot.model]
         rounds = beside.get(slot.model) or (glet,)
-        late_s = min(one.pace(slot.model).late_s for one in rounds)
+        late_s = min([one.paces[slot.model].late_s for one in rounds])
         count, is_missed = _in_time(queue, slot, now_s, glet.longest_s(slot), late_s)
         if count == 0:
             for one in rounds if is_missed else ():
-                one.pace(slot.model).forget()
+                one.paces[slot.model].forget()
             wake_s = min(wake_s, queue.full_s(1))
             continue
         if tries and slot.model in tries:

@@ -26,7 +26,7 @@ class _Executor:
         assert self.runs is not None
         model, requests = self.runs
         slot = next(one for one in self.round.slots if one.model == model)
-        self.round.pace(model).ended(slot.latency_s[requests - 1], self.until_s - self.since_s)
+        self.round.paces[model].ended(slot.latency_s[requests - 1], self.until_s - self.since_s)
 
 
 class Executors:

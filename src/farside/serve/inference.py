@@ -123,6 +123,8 @@ class InferRequest:
 
     def answer_json_bytes(self, model: ModelFile) -> int:
         """Bytes that the numbers in the JSON of its answer have at most; by gRPC all is binary."""
+        if False not in self.binary:
+            return 0
         places = (place for place, is_binary in zip(self.outputs, self.binary, strict=True) if not is_binary)
         return json_bytes((model.outputs[place] for place in places), self.rows)
 

@@ -96,11 +96,11 @@ class Turns:
     @property
     def latencies_s(self) -> Mapping[str, Sequence[float]]:
         """Planned seconds of batches of 1, 2, 3, ... by model."""
-        return {slot.model: slot.latency_s for slot in self.round.slots}
+        return self.round.latencies_s
 
     def takes_s(self, model: str, rows: int) -> float:
         """Seconds of a batch as planned, and what the last ones took longer than that."""
-        return self.latencies_s[model][rows - 1] + max(0.0, self.round.pace(model).mean_s)
+        return self.round.latencies_s[model][rows - 1] + max(0.0, self.round.paces[model].mean_s)
 
 
 class Pool:
@@ -217,12 +217,13 @@ class Pool:
 
         It is counted then. None: it is read, and comes to `submit`.
         """
-        queue, counts = self.queues[model], self.counts[model]
+        queue = self.queues[model]
+        gate, counts = queue.gate, self.counts[model]
         if queue.rows >= self._bounds[model]:
             counts.rejected += 1
-            queue.gate.refused(self._rows_mean[model])
+            gate.refused(self._rows_mean[model])
             error = self._full(model)
-        elif not queue.gate.is_open(self._loop.time(), self._rows_mean[model]):
+        elif gate.rate < math.inf and not gate.is_open(self._loop.time(), self._rows_mean[model]):
             counts.dropped += 1
             self._unread_late[model] += 1
             error = self._late(model, self._slo_s[model])
@@ -253,12 +254,11 @@ class Pool:
                 self._lag.forget()
             self._drop(one)
             return
-        one.lain_s = lag_s
         queue = self.queues[name]
         if queue.rows >= self._bounds[name]:
             self._fail(one, self._full(name))
             return
-        queue.add(one)
+        queue.add(one, lag_s)
         for turns in serving:
             if not turns.batches:
                 self._look(turns)
@@ -317,7 +317,7 @@ class Pool:
         else:
             turns.ratios.append((batch.model, took_s / batch.expected_s))
             self._answer(turns, batch, started_ns / 1e9, took_s)
-            turns.round.pace(batch.model).ended(batch.expected_s, self._loop.time() - batch.begun_s)
+            turns.round.paces[batch.model].ended(batch.expected_s, self._loop.time() - batch.begun_s)
         if not turns.is_closed:
             self._look(turns)
         elif not turns.batches and turns.on_idle is not None:
@@ -435,7 +435,7 @@ class Pool:
         turns.batches.append(
             _Batch(
                 number=self._number, model=name, rows=at, slot=slot, requests=requests,
-                expected_s=turns.latencies_s[name][at - 1], begun_s=begins_s, ends_s=ends_s,
+                expected_s=turns.round.latencies_s[name][at - 1], begun_s=begins_s, ends_s=ends_s,
                 copied_s=self._loop.time() - began_s,
             )
         )  # fmt: skip

@@ -19,8 +19,9 @@ _SHORTER = 0.9
 class Waiting:
     """A request until it is answered: exactly one of ``answer`` and ``fail`` is called, once, unless it is cancelled.
 
-    ``inputs``: in the model's order, ``rows`` each. ``lain_s``: so long it may have lain unread before. ``is_again``:
-    it was in a batch when an executor died or kept failing, and runs by itself now.
+    ``inputs``: in the model's order, ``rows`` each. ``due_s``: when it is to be answered, so that its client has the
+    answer by its deadline; its queue sets it. ``is_again``: it was in a batch when an executor died or kept failing,
+    and runs by itself now.
     """
 
     model: str
@@ -34,12 +35,7 @@ class Waiting:
     is_again: bool = False
     is_cancelled: bool = False
     staged_s: float = 0.0
-    lain_s: float = 0.0
-
-    @property
-    def due_s(self) -> float:
-        """When it is to be answered, so that its client has the answer by its deadline."""
-        return self.deadline_s - self.lain_s
+    due_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -78,13 +74,14 @@ class RequestQueue:
         """Gives the first up."""
         self._give_up(self._popped(), now_s)
 
-    def add(self, one: Waiting) -> None:
-        """Puts one in its place, behind those of the same deadline."""
+    def add(self, one: Waiting, lain_s: float = 0.0) -> None:
+        """Puts one in its place, behind those of the same deadline. ``lain_s``: so long it may have lain unread."""
         self.rows += one.rows
         self.gate.enter(one.rows)
         requests = self._requests
+        due_s = one.due_s = one.deadline_s - lain_s
         at = len(requests)
-        while at and requests[at - 1].due_s > one.due_s and not requests[at - 1].is_again:
+        while at and requests[at - 1].due_s > due_s and not requests[at - 1].is_again:
             at -= 1
         if at == len(requests):
             requests.append(one)
@@ -98,6 +95,7 @@ class RequestQueue:
 
     def take(self, rows: int) -> list[Waiting]:
         """The first requests with at most ``rows`` rows together, but one at least; one that runs again is alone."""
+        waited = self.rows
         taken = [self._popped()]
         left = rows - taken[0].rows
         while not taken[0].is_again and self._requests:
@@ -106,7 +104,7 @@ class RequestQueue:
                 break
             left -= first.rows
             taken.append(self._popped())
-        self.gate.took(sum(one.rows for one in taken))
+        self.gate.took(waited - self.rows)
         return taken
 
     def remove(self, one: Waiting) -> bool:
