@@ -165,7 +165,7 @@ async def test_a_model_that_takes_longer_than_its_profile_is_planned_with_what_i
     fleet, pool = fleet_of((file,))
     await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
     (turns,) = pool.turns
-    planned_s = turns.latencies_s["mlp"][0]
+    planned_s = turns.round.latencies_s["mlp"][0]
 
     turns.ratios.extend([("mlp", 1.1)] * 60)
     assert not fleet.correct()
@@ -173,13 +173,13 @@ async def test_a_model_that_takes_longer_than_its_profile_is_planned_with_what_i
     assert fleet.correct()
 
     assert fleet.slower == {"mlp": 2.0}
-    assert turns.latencies_s["mlp"][0] == pytest.approx(2 * planned_s)
+    assert turns.round.latencies_s["mlp"][0] == pytest.approx(2 * planned_s)
     fleet.correct()
     assert fleet.slower == {"mlp": pytest.approx(1.8)}, "no batch ran since"
     turns.ratios.extend([("mlp", 0.5)] * 100)
     assert not fleet.correct(), "that is no reason for another plan"
     assert fleet.slower == {}
-    assert turns.latencies_s["mlp"][0] == pytest.approx(planned_s)
+    assert turns.round.latencies_s["mlp"][0] == pytest.approx(planned_s)
     await fleet.close()
 
 

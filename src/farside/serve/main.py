@@ -495,7 +495,7 @@ class _Told:
         turns = next((one for one in self._pool.turns if one.glet is glet), None)
         if turns is None or not glet.cycle_ms:
             return 0.0
-        took_s = sum(turns.latencies_s[one.model][one.batch - 1] for one in glet.models)
+        took_s = sum(turns.round.latencies_s[one.model][one.batch - 1] for one in glet.models)
         return 100_000 * took_s / glet.cycle_ms
 
     def _model(self, name: str) -> ModelStatus:

@@ -93,11 +93,6 @@ class Turns:
     is_dead: bool = False
     on_idle: Callable[[], None] | None = None
 
-    @property
-    def latencies_s(self) -> Mapping[str, Sequence[float]]:
-        """Planned seconds of batches of 1, 2, 3, ... by model."""
-        return self.round.latencies_s
-
     def takes_s(self, model: str, rows: int) -> float:
         """Seconds of a batch as planned, and what the last ones took longer than that."""
         return self.round.latencies_s[model][rows - 1] + max(0.0, self.round.paces[model].mean_s)
@@ -171,7 +166,7 @@ class Pool:
             if one not in self.turns:
                 self._close(one)
         for name in self._models:
-            self._serve(name, [one for one in self.turns if name in one.latencies_s])
+            self._serve(name, [one for one in self.turns if name in one.round.latencies_s])
             self._bounds[name] = max(QUEUE_ROWS_MIN, math.ceil(rates.get(name, 0.0) * self._slo_s[name]))
         for one in self.turns:
             self._look(one)
@@ -181,7 +176,7 @@ class Pool:
         serving = [one for one in self.turns if one is not turns]
         self.turns = tuple(serving)
         self._close(turns)
-        for name in turns.latencies_s:
+        for name in turns.round.latencies_s:
             self._serve(name, [one for one in self._by_model[name] if one is not turns])
 
     def _serve(self, name: str, serving: Sequence[Turns]) -> None:
@@ -360,7 +355,7 @@ class Pool:
         batches = list(turns.batches)
         turns.batches.clear()
         self.without(turns)
-        self._awaited |= turns.latencies_s.keys()
+        self._awaited |= turns.round.latencies_s.keys()
         _log.warning("an executor died", gpu=turns.glet.gpu, part_pct=turns.glet.part_pct, why=line)
         now_s = self._loop.time()
         for at, batch in reversed(list(enumerate(batches))):
@@ -510,4 +505,4 @@ class Pool:
 
 def _least_of(serving: Sequence[Turns], model: str) -> Sequence[float]:
     """The least seconds of batches of 1, 2, 3, ... on any of these glets."""
-    return [min(each) for each in zip(*(one.latencies_s[model] for one in serving), strict=True)]
+    return [min(each) for each in zip(*(one.round.latencies_s[model] for one in serving), strict=True)]
