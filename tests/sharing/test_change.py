@@ -1,9 +1,11 @@
 """From one plan to the next as little changes as can be."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.sharing.glet.change import changes, placed, renumbered
+from farside.scheduler.sharing.glet.change import beside, changes, placed, renumbered
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
 
 
@@ -85,3 +87,23 @@ def test_a_plan_is_placed_on_gpus_that_may_be_used_or_not_at_all(old: Plan, new:
     if {one.gpu for one in old.glets} <= usable:
         kept = len(changes(old, renumbered(old, new)).stay)
         assert len(changes(old, found).stay) == kept, "where all GPUs stay as much of the plan does"
+
+
+@given(old=plans, new=plans, gpus=st.integers(0, 8))
+def test_gpus_that_a_plan_does_not_use_keep_what_they_have_up_to_a_number_of_all(
+    old: Plan, new: Plan, gpus: int
+) -> None:
+    new = renumbered(old, new)
+    found = beside(old, new, gpus)
+
+    ours = {one.gpu for one in new.glets}
+    assert tuple(one for one in found.glets if one.gpu in ours) == new.glets
+    kept = {one.gpu for one in found.glets} - ours
+    for gpu in kept:
+        assert Counter(one for one in found.glets if one.gpu == gpu) == Counter(
+            one for one in old.glets if one.gpu == gpu
+        )
+    assert len(kept) == min(len({one.gpu for one in old.glets} - ours), max(0, gpus - len(ours)))
+    left = [one for one in old.glets if one.gpu not in ours | kept]
+    largest = max((sum(two.part_pct for two in left if two.gpu == one.gpu) for one in left), default=0)
+    assert all(sum(one.part_pct for one in found.glets if one.gpu == gpu) >= largest for gpu in kept)

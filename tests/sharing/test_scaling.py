@@ -103,6 +103,41 @@ def test_bursts_of_one_model_do_not_hasten_giving_back_what_another_had() -> Non
     assert gave_back_s - fell_s > 2 * settings.period_s
 
 
+def test_a_plan_on_fewer_gpus_gives_none_back_before_three_periods_needed_fewer() -> None:
+    # Of a more is asked than runs, of b less: the new plan has two GPUs where three run.
+    gpus, first = Gpus(8), {"a": 100.0, "b": 200.0}
+    runs = gpus.decide(NOTHING, first).plan
+    assert runs is not None
+    assert runs.gpus == 3
+    rates, scale = {"a": 150.0, "b": 50.0}, Scale(plan=runs, gpus=3)
+
+    for is_period in (False, True, True):
+        decided = decide(deciding(scale, runs, rates, is_period=is_period), gpus.plan)
+        assert decided.plan is not None
+        assert (decided.plan.gpus, decided.scale.gpus) == (3, 3)
+        # The third goes on with what it runs.
+        assert set(runs.glets) & set(decided.plan.glets)
+        assert served_share(decided.plan, rates) == 1.0
+        scale = decided.scale
+
+    after = decide(deciding(scale, runs, rates), gpus.plan)
+    assert after.plan is not None
+    assert (after.plan.gpus, after.scale.gpus) == (2, 2)
+
+
+def test_gpus_that_a_new_plan_leaves_serve_until_they_are_given_back() -> None:
+    gpus, scale = Gpus(8), Scale()
+    current, kept = NOTHING, list[int]()
+    # A burst of a, in the midst of b's fall; from then on two GPUs would do.
+    for rates in ({"a": 100.0, "b": 300.0}, {"a": 150.0, "b": 50.0}, *[{"a": 160.0, "b": 40.0}] * 4):
+        decided = decide(deciding(scale, current, rates), gpus.plan)
+        scale, current = decided.scale, decided.plan or current
+        assert served_share(current, rates) == 1.0
+        kept.append(current.gpus)
+
+    assert kept == [4, 4, 4, 2, 2, 2]
+
+
 def test_rates_beyond_what_there_is_are_served_as_far_as_the_gpus_go_every_model_alike() -> None:
     rates, gpus = {"a": 1000.0, "b": 200.0}, Gpus(8)
 

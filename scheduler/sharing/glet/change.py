@@ -1,7 +1,7 @@
 """From one plan to the next: GPUs are numbered so that most stays, and what has to be done is listed. PURE."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -45,8 +45,18 @@ def placed(old: Plan, new: Plan, usable: Collection[int]) -> Plan | None:
     for after in ours:
         if after not in numbers:
             numbers[after] = next(unused)
-    glets = [msgspec.structs.replace(glet, gpu=numbers[glet.gpu]) for glet in new.glets]
-    return Plan(glets=tuple(sorted(glets, key=lambda glet: (glet.gpu, -glet.part_pct, glet.models))))
+    return _ordered(msgspec.structs.replace(glet, gpu=numbers[glet.gpu]) for glet in new.glets)
+
+
+def beside(old: Plan, new: Plan, gpus: int) -> Plan:
+    """The new plan, and beside it what the old one has on GPUs that the new one does not use, up to so many in all.
+
+    Where not all of those may stay, the ones whose parts are largest do.
+    """
+    used = {glet.gpu for glet in new.glets}
+    others = [(sum(glet.part_pct for glet in glets), gpu) for gpu, glets in _by_gpu(old).items() if gpu not in used]
+    kept = {gpu for _, gpu in sorted(others, key=lambda one: (-one[0], one[1]))[: max(0, gpus - len(used))]}
+    return _ordered((*new.glets, *(glet for glet in old.glets if glet.gpu in kept)))
 
 
 def changes(old: Plan, new: Plan) -> Change:
@@ -67,6 +77,10 @@ def changes(old: Plan, new: Plan) -> Change:
             left.remove(found)
             retime.append(glet)
     return Change(stay=tuple(stay), retime=tuple(retime), prepare=tuple(prepare), close=tuple(left))
+
+
+def _ordered(glets: Iterable[Glet]) -> Plan:
+    return Plan(glets=tuple(sorted(glets, key=lambda glet: (glet.gpu, -glet.part_pct, glet.models))))
 
 
 def _place(glet: Glet) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from farside.scheduler.sharing.glet.change import renumbered
+from farside.scheduler.sharing.glet.change import beside, renumbered
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.portfolio import impossible, plan_on
 from farside.scheduler.sharing.glet.portfolio import plan as plan_within
@@ -163,7 +163,8 @@ def deciding(
     """An epoch [glet §4.1]: the plan that runs stays where it is enough and no GPU would be given back.
 
     Where not all rates fit, it stays if no other one serves a larger share of all of them that is worth a change.
-    Another one has its GPUs numbered so that most stays.
+    Another one has its GPUs numbered so that most stays, and where it has fewer than are to be kept, GPUs that it does
+    not use go on with what they run.
 
     Args:
         scale: What there was.
@@ -183,7 +184,7 @@ def deciding(
     scale = next_period(scale, found, is_period=is_period)
     is_enough = bool(current.glets) and not is_stale and served_share(current, rates) >= 1 - ROUNDING
     stays = is_enough and scale.gpus >= current.gpus
-    return Decided(scale=scale, plan=None if stays else renumbered(current, found))
+    return Decided(scale=scale, plan=None if stays else beside(current, renumbered(current, found), scale.gpus))
 
 
 def decide(asking: Asking[T], plan: Callable[[Mapping[str, float]], Plan | Refusal]) -> T:
