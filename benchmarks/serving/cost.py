@@ -2,6 +2,9 @@
 
 Client, doors and executor share the cores of this machine. Latencies are of one client that waits for each answer, in
 turns with calls in this process; throughputs are of 8 and 32 clients that each wait for their answers.
+
+Calls one right after the other find the processor awake and the model in its caches, which no call of a client that
+waits finds. What that alone costs is told beside it: the same calls in this process with pauses between.
 """
 
 import asyncio
@@ -24,6 +27,7 @@ from farside.serve.sample_models import make_models
 
 MODEL, NULL = "mlp", "null"
 CALLS, TURNS, WINDOW_S = 300, 5, 5.0
+PAUSE_S = 0.001
 CLIENTS = (8, 32)
 SLO_MS = 2000.0
 BAR_MS, BAR_HTTP, BAR_GRPC = 1.0, 5000, 2500
@@ -43,10 +47,10 @@ def measure_cost(*, quick: bool) -> Figure:
         extra = ('device = "whole"', "gpus_max = 1")
         with Running(folder, mix, mix.most, extra=extra) as running:
             before = snapshot()
-            local, over = asyncio.run(_latency(running, folder / f"{MODEL}.onnx", calls, turns))
+            latencies = asyncio.run(_latency(running, folder / f"{MODEL}.onnx", calls, turns))
             rates = asyncio.run(_throughput(running, window_s))
             machine = noise(before, snapshot(), 0.0)
-    return _figure(local, over, rates, machine, window_s)
+    return _figure(latencies, rates, machine, window_s)
 
 
 def _write_tables(folder: Path) -> None:
@@ -58,32 +62,59 @@ def _write_tables(folder: Path) -> None:
     (folder / "models.csv").write_text("\n".join(["model,slo_ms,mem_mb,input", *listed]))
 
 
-async def _latency(running: Running, path: Path, calls: int, turns: int) -> tuple[list[float], list[float]]:
-    """Median milliseconds of each turn, called in this process and asked for over HTTP."""
+class Latency(NamedTuple):
+    """Median milliseconds of a turn: calls in this process, with pauses between, and over HTTP with the null model."""
+
+    local: float
+    paused: float
+    over: float
+    null: float
+
+
+async def _latency(running: Running, path: Path, calls: int, turns: int) -> list[Latency]:
     from farside.agent.serving.onnx_model import open_session  # ONNX Runtime, which other parts may do without
 
     session = open_session(str(path), 1, "cpu")
     shape = running.shape(MODEL)
     row = np.random.default_rng(1).random((1, *shape), dtype=np.float32)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.http)
-    request = _http_request(MODEL, shape, row.tobytes())
-    local, over = [], []
-    for _ in range(turns):
-        took = []
-        for _ in range(calls):
-            began = time.perf_counter()
-            session.run(None, {"input": row})
-            took.append(time.perf_counter() - began)
-        local.append(1000 * statistics.median(took))
-        took = []
-        for _ in range(calls):
-            began = time.perf_counter()
+
+    async def call() -> None:
+        session.run(None, {"input": row})
+
+    async def pause() -> None:
+        await asyncio.sleep(PAUSE_S)
+
+    def over(request: bytes) -> Ask:
+        async def ask() -> None:
             writer.write(request)
             await _read_answer(reader)
-            took.append(time.perf_counter() - began)
-        over.append(1000 * statistics.median(took))
+
+        return ask
+
+    found = []
+    for _ in range(turns):
+        found.append(
+            Latency(
+                local=await _median_ms(call, calls),
+                paused=await _median_ms(call, calls, pause),
+                over=await _median_ms(over(_http_request(MODEL, shape, row.tobytes())), calls),
+                null=await _median_ms(over(_http_request(NULL, (4,), bytes(16))), calls),
+            )
+        )
     writer.close()
-    return local, over
+    return found
+
+
+async def _median_ms(ask: Ask, calls: int, before: Ask | None = None) -> float:
+    took = []
+    for _ in range(calls):
+        if before is not None:
+            await before()
+        began_s = time.perf_counter()
+        await ask()
+        took.append(time.perf_counter() - began_s)
+    return 1000 * statistics.median(took)
 
 
 class Throughput(NamedTuple):
@@ -180,17 +211,17 @@ async def _read_answer(reader: asyncio.StreamReader) -> None:
     await reader.readexactly(int(head[at:].split(b"\r\n", 1)[0]))
 
 
-def _figure(
-    local: Sequence[float], over: Sequence[float], rates: Sequence[Throughput], machine: Noise,
-    window_s: float,
-) -> Figure:  # fmt: skip
-    more = statistics.median(one - other for one, other in zip(over, local, strict=True))
+def _figure(latencies: Sequence[Latency], rates: Sequence[Throughput], machine: Noise, window_s: float) -> Figure:
+    more = statistics.median(one.over - one.local for one in latencies)
+    middle = Latency(*(statistics.median(column) for column in zip(*latencies, strict=True)))
     latency = Table(
-        caption=f"Milliseconds at one client, median of {len(local)} turns of medians",
+        caption=f"Milliseconds at one client, median of {len(latencies)} turns of medians",
         header=("", "ms"),
         rows=(
-            ("ONNX Runtime called in this process", f"{statistics.median(local):.3f}"),
-            ("over HTTP, binary tensors", f"{statistics.median(over):.3f}"),
+            ("ONNX Runtime called in this process", f"{middle.local:.3f}"),
+            (f"called {1000 * PAUSE_S:g} ms after the one before", f"{middle.paused:.3f}"),
+            ("over HTTP, binary tensors", f"{middle.over:.3f}"),
+            ("over HTTP, a model that does nothing", f"{middle.null:.3f}"),
             (f"more (at most {BAR_MS:g})", f"{more:.3f}"),
         ),
     )
