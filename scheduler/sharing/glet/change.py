@@ -49,7 +49,7 @@ def placed(old: Plan, new: Plan, usable: Collection[int]) -> Plan | None:
 
 
 def beside(old: Plan, new: Plan, gpus: int) -> Plan:
-    """The new plan, and beside it what the old one has on GPUs that the new one does not use, up to so many in all.
+    """The new plan, and what the old one has on GPUs that the new one does not use; ``gpus`` in all at most.
 
     Where not all of those may stay, the ones whose parts are largest do.
     """
