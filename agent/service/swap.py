@@ -25,8 +25,8 @@ from farside.agent.service.swap_plan import Step, SwapSeen, UnitState, plan
 from farside.clock import Clock
 from farside.errors import FarsideError
 from farside.geometry import PAGE_BYTES, granules_of
-from farside.kmod_shim.swap.attach import live_records, refusal_line
-from farside.kmod_shim.swap.refusal import detach_refusals
+from farside.kmod_shim.swap.record import live_records
+from farside.kmod_shim.swap.refusal import detach_refusals, refusal_line
 from farside.kmod_shim.swap.table import find_area, read_room, read_swaps
 from farside.log import get_log
 from farside.units import format_bytes

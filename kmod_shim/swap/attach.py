@@ -23,8 +23,16 @@ from farside.kmod_shim.nbd.netlink import NbdNetlink
 from farside.kmod_shim.swap.call import swap_on
 from farside.kmod_shim.swap.facts import Wish, ask_served, attach_facts, connections_of
 from farside.kmod_shim.swap.hibernation import allow_sleep, forbid_sleep
-from farside.kmod_shim.swap.record import Attached, forget_record, read_records, save_record
-from farside.kmod_shim.swap.refusal import MAY_HANG, OVERWRITE, Refusal, Served, attach_refusals, standing
+from farside.kmod_shim.swap.record import Attached, forget_record, live_records, save_record
+from farside.kmod_shim.swap.refusal import (
+    MAY_HANG,
+    OVERWRITE,
+    Refusal,
+    Served,
+    attach_refusals,
+    refusal_line,
+    standing,
+)
 from farside.kmod_shim.swap.sysctl import Before, restore_machine, tune_machine
 from farside.kmod_shim.swap.table import find_area, read_swaps
 
@@ -42,11 +50,6 @@ class Result:
 
     attached: Attached
     overruled: tuple[Refusal, ...]
-
-
-def refusal_line(refusal: Refusal) -> str:
-    """One refusal for people: what was found, the way out, and the option that overrules it."""
-    return f"{refusal.found}; {refusal.way_out}{f' ({refusal.force})' if refusal.force else ''}"
 
 
 def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
@@ -96,19 +99,6 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
         # dropped here would still run its end.
         undo.pop_all()
     return Result(attached=attached, overruled=tuple(refusals))
-
-
-def live_records(root: Path) -> tuple[Attached, ...]:
-    """The records whose device the kernel still has connected; those of others are forgotten."""
-    live = []
-    for record in read_records(root):
-        block = sysfs.read_block(root, record.index)
-        if block is None or block.pid is None:
-            # The kernel has no such connection: the record is from before a disconnect by other means.
-            forget_record(root, record.index)
-        else:
-            live.append(record)
-    return tuple(live)
 
 
 def allow_sleep_unless_used(root: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.nbd import sysfs
-from farside.kmod_shim.swap.attach import Refused, allow_sleep_unless_used, disconnect, live_records
+from farside.kmod_shim.swap.attach import Refused, allow_sleep_unless_used, disconnect
 from farside.kmod_shim.swap.call import progress_line, swap_off
-from farside.kmod_shim.swap.record import Attached, forget_record
+from farside.kmod_shim.swap.record import Attached, forget_record, live_records
 from farside.kmod_shim.swap.refusal import detach_refusals, standing
 from farside.kmod_shim.swap.sysctl import leave_machine
 from farside.kmod_shim.swap.table import SwapArea, find_area, read_room, read_swaps

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from farside.errors import ConfigError
-from farside.kmod_shim.nbd.sysfs import device_path
+from farside.kmod_shim.nbd.sysfs import device_path, read_block
 from farside.whole_file import write_whole
 
 FOLDER = Path("run/farside")
@@ -69,6 +69,19 @@ def forget_record(root: Path, index: int) -> None:
 def read_records(root: Path) -> tuple[Attached, ...]:
     """All records by index; other files are skipped, and records of users other than root and this one. [M10]"""
     return tuple(sorted(_records(root), key=lambda attached: attached.index))
+
+
+def live_records(root: Path) -> tuple[Attached, ...]:
+    """The records whose device the kernel still has connected; those of others are forgotten."""
+    live = []
+    for record in read_records(root):
+        block = read_block(root, record.index)
+        if block is None or block.pid is None:
+            # The kernel has no such connection: the record is from before a disconnect by other means.
+            forget_record(root, record.index)
+        else:
+            live.append(record)
+    return tuple(live)
 
 
 def _records(root: Path) -> Iterator[Attached]:

@@ -34,6 +34,11 @@ class Refusal:
     by_guard: bool = False
 
 
+def refusal_line(refusal: Refusal) -> str:
+    """One refusal for people: what was found, the way out, and the option that overrules it."""
+    return f"{refusal.found}; {refusal.way_out}{f' ({refusal.force})' if refusal.force else ''}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherArea:
     """Swap that is on already, and where it is (None: unknown)."""

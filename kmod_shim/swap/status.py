@@ -7,9 +7,8 @@ from pathlib import Path
 from farside.errors import FarsideError
 from farside.kmod_shim.nbd import sysfs
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.swap.attach import live_records
 from farside.kmod_shim.swap.facts import ask_served, guard_of
-from farside.kmod_shim.swap.record import Attached
+from farside.kmod_shim.swap.record import Attached, live_records
 from farside.kmod_shim.swap.table import SwapArea, find_area, read_swaps
 
 

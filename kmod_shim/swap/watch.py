@@ -17,9 +17,8 @@ from farside.kmod_shim.nbd.dial import dial, hang_up
 from farside.kmod_shim.nbd.genetlink import Unheard
 from farside.kmod_shim.nbd.message import Connection
 from farside.kmod_shim.nbd.netlink import NbdNetlink
-from farside.kmod_shim.swap.attach import live_records
 from farside.kmod_shim.swap.facts import ask_served
-from farside.kmod_shim.swap.record import Attached
+from farside.kmod_shim.swap.record import Attached, live_records
 
 RETRY_S = 2.0  # a server that is down now may be up then
 

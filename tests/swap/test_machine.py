@@ -13,7 +13,6 @@ from farside.kmod_shim.disk_backing import Backing, filesystem_of, find_backing,
 from farside.kmod_shim.nbd import client as nbd_client
 from farside.kmod_shim.nbd import sysfs as nbd_sysfs
 from farside.kmod_shim.preflight import Outcome, min_free_check
-from farside.kmod_shim.swap.attach import live_records
 from farside.kmod_shim.swap.hibernation import (
     SLEEP_CONF,
     Hibernation,
@@ -23,7 +22,7 @@ from farside.kmod_shim.swap.hibernation import (
     names_device,
     read_hibernation,
 )
-from farside.kmod_shim.swap.record import Attached, forget_record, read_records, save_record
+from farside.kmod_shim.swap.record import Attached, forget_record, live_records, read_records, save_record
 from farside.kmod_shim.swap.sysctl import Before, leave_machine, restore_machine, tune_machine
 from farside.kmod_shim.swap.table import SwapArea, find_area, parse_swaps, read_room, read_swaps
 from farside.units import GIB, MIB

@@ -64,8 +64,8 @@ def attach(
     from farside.kmod_shim.nbd.sysfs import device_index
     from farside.kmod_shim.swap import refusal as rule
     from farside.kmod_shim.swap.attach import attach as do
-    from farside.kmod_shim.swap.attach import refusal_line
     from farside.kmod_shim.swap.facts import Wish
+    from farside.kmod_shim.swap.refusal import refusal_line
     from farside.units import format_bytes
 
     size_bytes = _size_of(size)
@@ -156,8 +156,8 @@ def detach(
 
     There is no time limit. Ctrl-C leaves swap on and changes nothing.
     """
-    from farside.kmod_shim.swap.attach import live_records
     from farside.kmod_shim.swap.detach import choose, detach_patiently, served_by
+    from farside.kmod_shim.swap.record import live_records
     from farside.kmod_shim.swap.refusal import MEMORY_OUT
     from farside.units import format_bytes
 
