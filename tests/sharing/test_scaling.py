@@ -138,6 +138,29 @@ def test_gpus_that_a_new_plan_leaves_serve_until_they_are_given_back() -> None:
     assert kept == [4, 4, 4, 2, 2, 2]
 
 
+def test_gpus_that_are_given_back_change_nothing_on_those_that_are_left() -> None:
+    gpus, rates = Gpus(8), {"a": 100.0}
+    runs = plan_for({"a": 400.0, "b": 0.0})
+    scale = Scale(plan=runs, gpus=4)
+    for _ in range(3):
+        decided = decide(deciding(scale, runs, rates), gpus.plan)
+        scale = decided.scale
+
+    assert decided.plan is not None
+    assert (decided.plan.gpus, decided.scale.gpus) == (1, 1)
+    assert set(decided.plan.glets) < set(runs.glets)
+
+
+def test_what_was_planned_with_latencies_of_before_is_not_kept_beside_a_new_plan() -> None:
+    gpus, runs = Gpus(8), plan_for({"a": 300.0})
+
+    decided = decide(deciding(Scale(plan=runs, gpus=3), runs, {"a": 150.0}, is_stale=True), gpus.plan)
+
+    assert decided.plan is not None
+    assert (decided.plan.gpus, decided.scale.gpus) == (2, 3)
+    assert not set(decided.plan.glets) & set(runs.glets)
+
+
 def test_rates_beyond_what_there_is_are_served_as_far_as_the_gpus_go_every_model_alike() -> None:
     rates, gpus = {"a": 1000.0, "b": 200.0}, Gpus(8)
 

@@ -1,5 +1,6 @@
 """Algorithm 2: as few GPUs as the rates need, more at once and fewer after a while [glet §4.5]. PURE."""
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -145,6 +146,11 @@ def served_share(plan: Plan, rates: Mapping[str, float]) -> float:
     return min([1.0, *(served.get(name, 0.0) / rate for name, rate in rates.items() if rate > 0)])
 
 
+def serves_all(plan: Plan, rates: Mapping[str, float]) -> bool:
+    """Whether a plan serves all rates, but for what rounding takes."""
+    return served_share(plan, rates) >= 1 - ROUNDING
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """What an epoch decides: the plan to go to, or None where the one that runs stays.
@@ -164,7 +170,7 @@ def deciding(
 
     Where not all rates fit, it stays if no other one serves a larger share of all of them that is worth a change.
     Another one has its GPUs numbered so that most stays, and where it has fewer than are to be kept, GPUs that it does
-    not use go on with what they run.
+    not use go on with what they run. Where GPUs are given back and those that are left do, nothing else changes.
 
     Args:
         scale: What there was.
@@ -182,9 +188,32 @@ def deciding(
         scale = Scale(plan=part, gpus=max(scale.gpus, part.gpus))
         return Decided(scale=scale, plan=renumbered(current, part), refusal=found)
     scale = next_period(scale, found, is_period=is_period)
-    is_enough = bool(current.glets) and not is_stale and served_share(current, rates) >= 1 - ROUNDING
-    stays = is_enough and scale.gpus >= current.gpus
-    return Decided(scale=scale, plan=None if stays else beside(current, renumbered(current, found), scale.gpus))
+    if is_stale:
+        return Decided(scale=scale, plan=renumbered(current, found))
+    if current.glets and serves_all(current, rates):
+        if scale.gpus >= current.gpus:
+            return Decided(scale=scale, plan=None)
+        left = _on_fewer(current, rates, scale.gpus)
+        if left is not None:
+            return Decided(scale=scale, plan=left)
+    return Decided(scale=scale, plan=beside(current, renumbered(current, found), scale.gpus))
+
+
+def _on_fewer(plan: Plan, rates: Mapping[str, float], gpus: int) -> Plan | None:
+    """What a plan has on some of its GPUs, if all rates are served there; those with the least parts go first."""
+    while plan.gpus > gpus:
+        parts = Counter[int]()
+        for glet in plan.glets:
+            parts[glet.gpu] += glet.part_pct
+        others = (
+            Plan(glets=tuple(glet for glet in plan.glets if glet.gpu != gpu))
+            for gpu in sorted(parts, key=lambda gpu: (parts[gpu], -gpu))
+        )
+        left = next((other for other in others if serves_all(other, rates)), None)
+        if left is None:
+            return None
+        plan = left
+    return plan
 
 
 def decide(asking: Asking[T], plan: Callable[[Mapping[str, float]], Plan | Refusal]) -> T:

@@ -21,7 +21,7 @@ from farside.own_task import in_own_task
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
-from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share
+from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share, serves_all
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner, PlannerError, answered
 from farside.serve.pool import Pool
@@ -30,7 +30,6 @@ from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
 from farside.units import format_count
 
 RECORDS_KEPT = 60
-NEARLY = 0.9
 
 _log = get_log("serve.controller")
 
@@ -63,6 +62,8 @@ class Controller:
         self._needed = 0
         # An epoch that failed is tried again, as soon as another one may be.
         self._is_owed = False
+        # What runs was planned with latencies from which others have been learned.
+        self._is_stale = False
         # The devices of the last epoch, and whether it would have had more.
         self._seen: frozenset[int] = frozenset()
         self._is_short = False
@@ -139,7 +140,9 @@ class Controller:
             return False
         self._scale = Scale(plan=plan, gpus=plan.gpus)
         self._seen = usable
-        self._is_short = self._is_owed = left != plan
+        self._is_short = left != plan
+        # Also where all is there: of the GPUs that are kept some may not be needed.
+        self._is_owed = True
         self._record(TAKEN_OVER, left, 0.0, phases)
         self._on_plan(left)
         return True
@@ -157,10 +160,10 @@ class Controller:
                 self._tracked, seen = tick(self._tracked, came, violated, at_s, self._settings)
                 cause: str | None = seen
                 is_period = at_s - periods_at_s >= self._settings.period_s
-                if is_period:
-                    periods_at_s = at_s
                 if self._planner is None or self._under_way is not None:
                     continue
+                if is_period:
+                    periods_at_s = at_s
                 if self._have_devices_changed():
                     cause = cause or "devices"
                 if self._is_owed and at_s - self._tracked.planned_s >= self._settings.early_every_s:
@@ -196,9 +199,10 @@ class Controller:
         wanted, began_s = self._wanted(), self._loop.time()
         current = self._fleet.plan
         self._is_owed, self._seen = True, frozenset(self._devices.usable)
-        # By the latencies of before the plan that runs may be enough; by those of now it need not be.
-        is_stale = self._fleet.correct()
-        asking = deciding(self._scale, current, wanted, is_period=is_period, is_stale=is_stale)
+        # By the latencies of before the plan that runs may be enough; by those of now it need not be, until another one
+        # is there.
+        self._is_stale = self._fleet.correct() or self._is_stale
+        asking = deciding(self._scale, current, wanted, is_period=is_period, is_stale=self._is_stale)
         try:
             decided = await answered(planner, asking, self._devices.most, self._fleet.slower)
         except FarsideError as error:
@@ -208,8 +212,6 @@ class Controller:
         plan_s = self._loop.time() - began_s
         plan, refusal = decided.plan, decided.refusal
         self._refused = self._refusal_line(refusal) if refusal is not None else ""
-        if plan is not None and cause == "drops" and _is_less(plan, current, wanted):
-            plan = None
         try:
             plan = await self._on_devices(planner, plan, decided.scale, wanted)
             if refusal is not None:
@@ -222,7 +224,7 @@ class Controller:
         except FarsideError as error:
             self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
             return
-        self._is_owed = False
+        self._is_owed = self._is_stale = False
         self._record(cause, plan, plan_s, phases)
         self._on_plan(plan)
 
@@ -250,11 +252,12 @@ class Controller:
         if found is not None and found.glets:
             return found
         self._is_short = True
-        served = served_share(current, wanted) if is_intact else 0.0
+        served = served_share(current, wanted) if is_intact and not self._is_stale else 0.0
         if usable:
             asking = largest_share(wanted, served)
             answer = await answered(planner, asking, len(usable), self._fleet.slower)
             if isinstance(answer, Plan):
+                self._is_short = not serves_all(answer, wanted)
                 return placed(current, answer, usable)
         return None
 
@@ -285,11 +288,6 @@ class Controller:
             resized=phases.resized, closed=phases.closed, plan_s=round(plan_s, 3),
             prepare_s=round(phases.prepare_s, 3), drain_s=round(phases.drain_s, 3), problem=problem,
         )  # fmt: skip
-
-
-def _is_less(plan: Plan, current: Plan, wanted: Mapping[str, float]) -> bool:
-    """Whether a plan takes less of the devices than one that nearly suffices: no answer to requests being dropped."""
-    return plan.part_pct < current.part_pct and served_share(current, wanted) >= NEARLY
 
 
 def _said(current: Plan, plan: Plan | None, wanted: Mapping[str, float]) -> str:

@@ -1,0 +1,151 @@
+"""Epochs in order: learned latencies count until a plan has followed, and devices go when none needs them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from farside.errors import FarsideError
+from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
+from farside.scheduler.sharing.glet.rate import RateSettings
+from farside.serve.controller import Controller
+from farside.serve.fleet import NOTHING_CHANGED, Phases
+from farside.serve.planner import Planned
+from tests.serving.front import in_loop
+
+SETTINGS = RateSettings(tick_s=0.01, early_every_s=0.05, period_s=0.1)
+DEVICE_RATE = 1000.0
+"""Requests a second of model `a` that a device serves by its profile."""
+
+
+def on(gpus: int, rate: float, *, from_gpu: int = 0) -> Plan:
+    """So many devices, with a part of the rate each."""
+    models = (Portion(model="a", batch=1, rate=rate / gpus),)
+    glets = (Glet(gpu=from_gpu + gpu, part_pct=100, cycle_ms=10.0, models=models) for gpu in range(gpus))
+    return Plan(glets=tuple(glets))
+
+
+class ThousandEach:
+    """A planner of devices that serve `DEVICE_RATE` each, less where batches take longer."""
+
+    async def plan(
+        self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
+    ) -> Planned:
+        count = max(1, -(-int(rates["a"] * slower.get("a", 1.0)) // int(DEVICE_RATE)))
+        if count > gpus:
+            return Planned(found=Refusal(model="a", left=1.0, why="too much"))
+        return Planned(found=on(count, rates["a"]))
+
+
+class Fleet:
+    """Goes to each plan at once, but where it is told to fail; learns once that batches take longer."""
+
+    def __init__(self) -> None:
+        self.plan = Plan(glets=())
+        self.slower: dict[str, float] = {}
+        self.learns: dict[str, float] = {}
+        self.fails = 0
+        self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
+
+    def correct(self) -> bool:
+        learned, self.learns = self.learns, {}
+        self.slower |= learned
+        return bool(learned)
+
+    async def change(self, plan: Plan, rates: Mapping[str, float]) -> Phases:
+        if self.fails:
+            self.fails -= 1
+            raise FarsideError("an executor did not start")
+        self.plan = plan
+        return NOTHING_CHANGED
+
+
+class Pool:
+    """Counts the same in each tick."""
+
+    def __init__(self, rate: float, drop_rate: float = 0.0) -> None:
+        self._came, self._dropped = round(rate * SETTINGS.tick_s), round(drop_rate * SETTINGS.tick_s)
+
+    def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        return {"a": self._came}, {"a": self._dropped}
+
+
+class Devices:
+    """As a test says."""
+
+    may_change = True
+    most = 4
+
+    def __init__(self, usable: frozenset[int]) -> None:
+        self.usable = usable
+        self.wanted = 0
+
+    def want(self, count: int) -> None:
+        self.wanted = count
+
+    def failed(self, number: int, why: str) -> None:
+        self.usable -= {number}
+
+
+def controller_of(fleet: Fleet, pool: Pool, devices: Devices, rate: float) -> Controller:
+    return Controller(fleet, pool, ThousandEach(), devices, {"a": rate}, SETTINGS)  # type: ignore[arg-type]
+
+
+async def run_until(controller: Controller, look: Callable[[], bool]) -> None:
+    watching = asyncio.ensure_future(controller.run())
+    async with asyncio.timeout(60):
+        while not look():
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+@in_loop
+async def test_slower_batches_are_planned_for_although_the_first_plan_for_them_could_not_be_started() -> None:
+    fleet, devices = Fleet(), Devices(frozenset(range(4)))
+    controller = controller_of(fleet, Pool(400.0, drop_rate=100.0), devices, 400.0)
+    await controller.resume(on(1, 900.0))
+    fleet.learns, fleet.fails = {"a": 2.5}, 1
+
+    await run_until(controller, lambda: fleet.plan.gpus == 2)
+
+    assert [one.problem for one in controller.records if one.problem] == [
+        "the old plan stays: an executor did not start"
+    ]
+
+
+@in_loop
+async def test_a_plan_for_slower_batches_is_taken_on_drops_although_it_has_less_of_the_devices() -> None:
+    fleet, devices = Fleet(), Devices(frozenset(range(4)))
+    controller = controller_of(fleet, Pool(400.0, drop_rate=100.0), devices, 400.0)
+    await controller.resume(on(3, 2500.0))
+    before = fleet.plan
+    fleet.learns = {"a": 1.2}
+
+    await run_until(controller, lambda: fleet.plan != before)
+
+    assert fleet.plan.served()["a"] < DEVICE_RATE / 1.2
+    assert devices.wanted == 3, "they are not given back at once"
+
+
+@in_loop
+async def test_a_front_that_goes_on_with_more_devices_than_it_needs_gives_them_back() -> None:
+    fleet, devices = Fleet(), Devices(frozenset({0, 1, 2}))
+    controller = controller_of(fleet, Pool(400.0), devices, 400.0)
+    await controller.resume(on(3, 2500.0))
+    first = fleet.plan
+
+    await run_until(controller, lambda: fleet.plan.gpus == 1)
+
+    assert devices.wanted == 1
+    assert set(fleet.plan.glets) < set(first.glets), "what is left goes on as it was"
+
+
+@in_loop
+async def test_a_device_that_leaves_and_is_not_needed_is_no_problem() -> None:
+    fleet, devices = Fleet(), Devices(frozenset({0, 1}))
+    controller = controller_of(fleet, Pool(400.0), devices, 400.0)
+    await controller.resume(on(2, 1600.0))
+    devices.usable = frozenset({1})
+
+    await run_until(controller, lambda: {one.gpu for one in fleet.plan.glets} == {1})
+
+    assert controller.problem == ""
