@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import os
 import socket
 import ssl
+import struct
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +14,12 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.listen import open_listener
+from farside.listen import BACKLOG, open_listener
 from farside.log import Rarely
 from farside.serve import door_server
 from farside.serve.door_server import DoorConnection, DoorServer, counted_listener, door_connections
@@ -29,6 +32,7 @@ from tests.support.certificates import SERVER, Authority
 from tests.support.ports import free_port
 
 MODEL = model_file(shape=(2,))
+SOMAXCONN = int(Path("/proc/sys/net/core/somaxconn").read_text())
 ONE = {"inputs": [{"name": "input", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 
 
@@ -314,6 +318,28 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.is_aborted = True
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+@in_loop
+async def test_a_crowd_of_connections_waits_in_the_kernel_where_none_is_dropped(is_tls: bool) -> None:
+    port = free_port()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if is_tls else None
+    server = DoorServer(
+        lambda: made(), listener=open_listener(f"tcp:127.0.0.1:{port}"), tls=tls, connections=door_connections()
+    )
+
+    def made() -> DoorConnection:
+        return DoorConnection(server, asyncio.get_running_loop(), NoState(), Unsent(Share(1)))
+
+    await server.start()
+    (listening,) = (one for one in psutil.Process().net_connections("tcp") if one.laddr == ("127.0.0.1", port))
+    with socket.socket(fileno=os.dup(listening.fd)) as listener:
+        # Of a socket that listens, the kernel tells here how many may wait (struct tcp_info: 8 bytes, then words).
+        most = struct.unpack_from("=I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 28)[0]
+    server.close()
+
+    assert most == min(BACKLOG, SOMAXCONN)
 
 
 @in_loop

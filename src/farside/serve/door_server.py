@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from farside.listen import BACKLOG
 from farside.proof import subnet
 from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
@@ -73,6 +74,9 @@ class DoorServer:
         """Takes connections from now on."""
         options: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": HEADER_LIMIT_S}
         self._server = await self._loop.create_server(self._make, sock=self._listener, ssl=self._tls, **options)
+        # asyncio has made it 100, which is also how many it accepts in a turn. Of more that come meanwhile the kernel
+        # would drop the first packet, and each would wait a second.
+        self._listener.listen(BACKLOG)
         self._look()
 
     async def stop(self, grace_s: float) -> None:
