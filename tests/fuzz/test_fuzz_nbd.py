@@ -16,9 +16,11 @@ from tests.support.nbd_client import REQUEST, REQUEST_MAGIC, Command
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parents[1] / "kmod_shim" / "engine"
-# Without RDMA, whose place verbs_none.c takes: requests come the same way whatever carries pages.
+# Without RDMA and TLS, whose places verbs_none.c and tls_none.c take: requests come the same way whatever carries them.
 SOURCES = sorted(
-    path for path in ENGINE.glob("*.c") if path.name == "verbs_none.c" or not path.name.startswith(("_ffi", "verbs"))
+    path
+    for path in ENGINE.glob("*.c")
+    if path.name.endswith("_none.c") or not path.name.startswith(("_ffi", "verbs", "tls"))
 )
 SANITIZERS = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 # -O1: a stack trace should be readable, and compiling takes longer than fuzzing.
