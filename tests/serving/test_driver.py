@@ -37,6 +37,12 @@ def text(place_file: str, name: str) -> str:
     return (Path(place_file).parent / name).read_text().strip()
 
 
+def test_a_part_that_is_too_small_for_the_kernel_is_known_without_a_group() -> None:
+    CpuDriver().check(Device(cores=(0,)), 12)
+    with pytest.raises(Unavailable, match="11 % of its cores is a quota too small for the kernel; give parts of 12 %"):
+        CpuDriver().check(Device(cores=(0,)), 11)
+
+
 def test_a_part_is_a_quota_on_the_devices_cores_below_the_whole_device(driver: CpuDriver) -> None:
     place = driver.open(Device(cores=(CORE,)), 40)
     files = place.entry.files

@@ -41,6 +41,9 @@ def test_mig_hands_out_the_instances_there_are_each_once() -> None:
     assert not first.resize(14)
     with pytest.raises(Unavailable, match=r"no free instance of 43 %, but 43 % \(in use\), 43 % \(in use\), 14 %"):
         driver.open(gpu, 43)
+    driver.check(gpu, 43)
+    with pytest.raises(Unavailable, match="no free instance of 40 %"):
+        driver.check(gpu, 40)
     first.close()
     assert driver.open(gpu, 43).entry == first.entry
 

@@ -1,5 +1,6 @@
 """`farside serve profile` and `farside serve check` as a user runs them."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -32,6 +33,10 @@ def told(*arguments: object) -> subprocess.CompletedProcess[str]:
         ({"cores": "9999"}, "--cores 9999: core 9999 is not ours; name cores of this machine"),
         ({"device": "whole", "gpu": "1"}, "--gpu 1: the driver whole has CPU cores; give --cores"),
         ({"device": "whole", "capacity": 80}, "--capacity 80: is for the driver cpu, not whole; take it out"),
+        (
+            {"device": "whole", "parts": "20,100"},
+            "--parts 20,100: device 0: the driver whole can't cut it, so it has no part of 20 %; give --parts 100, or",
+        ),
         ({"cores": "0", "gpu": "0"}, "--cores 0 and --gpu 0 exclude each other; give one"),
         ({"device": "tpu"}, "there is no device driver tpu; choose auto, mps or cpu"),
         ({"device": "whole", "models": Path("absent")}, "absent: is not a folder; name a folder with model files"),
@@ -69,7 +74,7 @@ def test_a_profile_that_is_interrupted_keeps_what_it_has_and_leaves_nothing_runn
     small_models(tmp_path / "models")
     out = tmp_path / "out"
     arguments = command(
-        "profile", tmp_path / "models", "--out", out, "--device", "whole", "--parts", "100", "--cores", "0"
+        "profile", tmp_path / "models", "--out", out, "--device", "whole", "--cores", "0"
     )
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         until(lambda: text_of(out / "runs.csv").count("\n") >= 2, what="a cell was measured")
@@ -82,3 +87,4 @@ def test_a_profile_that_is_interrupted_keeps_what_it_has_and_leaves_nothing_runn
     assert children
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert text_of(out / "runs.csv").endswith("\n")
+    assert json.loads(text_of(out / "profile.json"))["parts"] == [100]  # a device that is not cut has no others

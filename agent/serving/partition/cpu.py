@@ -70,10 +70,15 @@ class CpuDriver(Processor):
             isolation=f"CPU time and cores, by cgroup v{base.version}; caches and memory bandwidth are shared",
         )
 
-    def open(self, device: Device, part_pct: int) -> "CpuPlace":
-        """A part of the device's cores."""
+    def check(self, device: Device, part_pct: int) -> None:
+        """Whether there are cores, and the kernel takes so small a quota."""
         if not device.cores:
             raise Unavailable(f"device {device.number}: has no cores", hint="name cores, such as [0, 1]")
+        self._quota_us(device, part_pct)
+
+    def open(self, device: Device, part_pct: int) -> "CpuPlace":
+        """A part of the device's cores."""
+        self.check(device, part_pct)
         quota_us = self._quota_us(device, part_pct)
         base = self._own_groups()
         whole = _groups(base, f"{_PREFIX}{own_mark()}-{device.number}")

@@ -39,11 +39,15 @@ class GpuDriver(NvidiaGpus):
         """
         return uncut_devices(self.nvml(), with_instances=True)
 
-    def open(self, device: Device, part_pct: int) -> FixedPlace:
-        """The whole device."""
+    def check(self, device: Device, part_pct: int) -> None:
+        """There is the whole device alone."""
         if part_pct != 100:
             line = f"{name_of(device)}: the driver {NAME} has no part of {part_pct} %"
             raise Unavailable(line, hint="give 100, or use mps")
+
+    def open(self, device: Device, part_pct: int) -> FixedPlace:
+        """The whole device."""
+        self.check(device, part_pct)
         nvml = self.nvml()
         handle = uncut_of(nvml, device)
         check_mode(nvml, handle)

@@ -67,6 +67,10 @@ class GreenDriver(NvidiaGpus):
             isolation="SMs of its own; caches and memory bandwidth are shared, and so is the end of their process",
         )  # fmt: skip
 
+    def check(self, device: Device, part_pct: int) -> None:
+        """Any percentage, of a GPU that is not cut into instances."""
+        uuid_to_cut(self.nvml(), device, part_pct)
+
     def open(self, device: Device, part_pct: int) -> "GreenPlace":
         """SMs of a GPU, whose process is started for the first part."""
         uuid = uuid_to_cut(self.nvml(), device, part_pct)

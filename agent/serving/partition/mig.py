@@ -1,5 +1,6 @@
 """MIG: a part is an instance that the GPU is cut into already, and has one executor. The cut is never changed here."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -41,14 +42,22 @@ class MigDriver(NvidiaGpus):
             isolation="SMs, caches and memory of its own",
         )
 
+    def check(self, device: Device, part_pct: int) -> None:
+        """Whether the GPU has an instance of this size, free or not."""
+        self._instance(device, part_pct, used=())
+
     def open(self, device: Device, part_pct: int) -> "MigPlace":
         """A free instance of this size."""
+        uuid = self._instance(device, part_pct, used=self._used)
+        self._used.add(uuid)
+        return MigPlace(self._used, uuid, part_pct)
+
+    def _instance(self, device: Device, part_pct: int, *, used: Collection[str]) -> str:
         nvml = self.nvml()
         instances = _instances(nvml, gpu_of(nvml, device))
         for uuid, size in instances:
-            if size == part_pct and uuid not in self._used:
-                self._used.add(uuid)
-                return MigPlace(self._used, uuid, size)
+            if size == part_pct and uuid not in used:
+                return uuid
         there = ", ".join(f"{size} %{' (in use)' if uuid in self._used else ''}" for uuid, size in instances) or "none"
         raise Unavailable(f"{name_of(device)}: has no free instance of {part_pct} %, but {there}", hint=_HINT)
 

@@ -56,9 +56,13 @@ class MpsDriver(NvidiaGpus):
             isolation="a limit on SMs; caches and memory bandwidth are shared, and so are errors that spoil the GPU",
         )
 
+    def check(self, device: Device, part_pct: int) -> None:
+        """Any percentage, of a GPU that is not cut into instances."""
+        self._uuid(device, part_pct)
+
     def open(self, device: Device, part_pct: int) -> "MpsPlace":
         """A limit for one process of this GPU's daemon, which is started for the first, and anew where it has ended."""
-        uuid = uuid_to_cut(self.nvml(), device, part_pct, how="by limits ")
+        uuid = self._uuid(device, part_pct)
         daemon = self._daemons.get(uuid)
         if daemon is None or daemon.has_ended:
             daemon = self._daemons[uuid] = _Daemon(uuid)
@@ -90,6 +94,9 @@ class MpsDriver(NvidiaGpus):
             )
             for place in daemon.places:
                 place.on_spoilt()
+
+    def _uuid(self, device: Device, part_pct: int) -> str:
+        return uuid_to_cut(self.nvml(), device, part_pct, how="by limits ")
 
     def _forget(self, daemon: "_Daemon") -> bool:
         is_in_use = self._daemons.get(daemon.uuid) is daemon

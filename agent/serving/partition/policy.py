@@ -121,6 +121,14 @@ class Driver(Protocol):
         """Looks at this machine."""
         ...
 
+    def check(self, device: Device, part_pct: int) -> None:
+        """Whether a device can have a part of this size, whatever else is open; nothing is started for it.
+
+        Raises:
+            Unavailable: It can't; the line says why.
+        """
+        ...
+
     def open(self, device: Device, part_pct: int) -> Place:
         """A part of a device.
 

@@ -19,13 +19,17 @@ class WholeDriver(Processor):
         """Works everywhere."""
         return Capabilities(parts="100 %", isolation="cores by affinity; no limit on their use")
 
-    def open(self, device: Device, part_pct: int) -> "WholePlace":
-        """The whole device."""
+    def check(self, device: Device, part_pct: int) -> None:
+        """There is the whole device alone."""
         if part_pct != 100:
             raise Unavailable(
                 f"device {device.number}: the driver {NAME} can't cut it, so it has no part of {part_pct} %",
                 hint="give 100, or use the driver cpu",
             )
+
+    def open(self, device: Device, part_pct: int) -> "WholePlace":
+        """The whole device."""
+        self.check(device, part_pct)
         return WholePlace(device)
 
 

@@ -159,7 +159,13 @@ class ProfileRequest:
             metavar="N|UUID", help="GPU that is the device, for GPU drivers, or an instance's UUID; default: the first."
         ),
     ] = ""
-    parts: Annotated[str, typer.Option(metavar="A,B,...", help="Parts to measure, in percent.")] = "20,40,50,60,80,100"
+    parts: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="Parts to measure, in percent; default: 20,40,50,60,80,100, or 100 where the driver can't cut.",
+        ),
+    ] = ""
     capacity: Annotated[
         int | None,
         typer.Option(

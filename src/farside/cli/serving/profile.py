@@ -12,8 +12,8 @@ from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.cli.serve import ProfileRequest
 from farside.cli.terminal import standard_output
-from farside.errors import ConfigError
-from farside.serve.profile.cells import WHOLE_PCT
+from farside.errors import ConfigError, Unavailable
+from farside.serve.profile.cells import PARTS, WHOLE_PCT
 from farside.serve.profile.profiler import ProfileTask, describe_folder, profile
 from farside.serve.scenario import parse_slos
 
@@ -29,7 +29,7 @@ def run(request: ProfileRequest) -> int:
     """
     parts = _numbers("--parts", request.parts, 1, WHOLE_PCT)
     cores = _numbers("--cores", request.cores, 0, 1 << 16) or tuple(sorted(os.sched_getaffinity(0)))
-    if WHOLE_PCT not in parts:
+    if parts and WHOLE_PCT not in parts:
         raise ConfigError(f"--parts {request.parts}: does not have {WHOLE_PCT}", hint="add it: plans need the whole")
     if request.minutes is not None and not 0 < request.minutes <= 1440:
         raise ConfigError(f"--minutes {request.minutes:g}: is out of bounds", hint="give minutes up to a day")
@@ -52,7 +52,18 @@ def run(request: ProfileRequest) -> int:
     if name not in ON_GPU and request.gpu:
         raise ConfigError(f"--gpu {request.gpu}: the driver {name} has CPU cores", hint="give --cores")
     device = gpu_named(request.gpu or None, "--gpu") if name in ON_GPU else Device(cores=cores)
+    parts = parts or (PARTS if driver.traits.can_cut else (WHOLE_PCT,))
+    _check_parts(parts, driver, device)
     return asyncio.run(_profile(request, name, driver, device, parts))
+
+
+def _check_parts(parts: tuple[int, ...], driver: Driver, device: Device) -> None:
+    for part_pct in parts:
+        try:
+            driver.check(device, part_pct)
+        except Unavailable as error:
+            hint = error.hint if driver.traits.can_cut else f"give --parts {WHOLE_PCT}, or another driver by --device"
+            raise ConfigError(f"--parts {','.join(map(str, parts))}: {error.args[0]}", hint=hint) from error
 
 
 async def _profile(request: ProfileRequest, name: str, driver: Driver, device: Device, parts: tuple[int, ...]) -> int:
