@@ -48,6 +48,26 @@ def is_near(host: str) -> bool:
         return False
 
 
+def exclude(first: str, second: str) -> bool:
+    """Whether of two listeners at ``HOST:PORT`` of one machine only one can be, whatever names of hosts stand for.
+
+    An address of all hosts has those of its own family, a name one of IPv4; port 0 is another one each time.
+    """
+    (host, port), (other, other_port) = (parse_address(text) for text in (first, second))
+    if port != other_port or not port:
+        return False
+    hosts = {_plain(host), _plain(other)}
+    of_six = {":" in one for one in hosts}
+    return len(of_six) == 1 and (len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"}))
+
+
+def _plain(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host))
+    except ValueError:
+        return host.lower()
+
+
 def socket_path(path: str) -> str:
     """The path, when a unix socket can have it.
 

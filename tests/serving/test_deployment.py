@@ -73,6 +73,14 @@ def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_
         ('http_listen = "here"' + GOOD, "http_listen = 'here' is no address"),
         ('http_listen = "tcp:0.0.0.0:80"' + GOOD, "lets others in without TLS"),
         ('metrics_listen = "tcp:0.0.0.0:80"\ntls_cert = "c"\ntls_key = "k"' + GOOD, "metrics have no TLS"),
+        (
+            'grpc_listen = "tcp:127.0.0.1:8000"' + GOOD,
+            "http_listen = 'tcp:127.0.0.1:8000' and grpc_listen = 'tcp:127.0.0.1:8000' can't both listen; give one",
+        ),
+        (
+            'plain_http = true\nmetrics_listen = "tcp:0.0.0.0:8001"' + GOOD,
+            "grpc_listen = 'tcp:127.0.0.1:8001' and metrics_listen = 'tcp:0.0.0.0:8001' can't both listen",
+        ),
         ('tls_cert = "c.pem"' + GOOD, "tls_cert and tls_key go together"),
         ('token_file = "gone"' + GOOD, "can't be read; name a file of tokens"),
     ],
@@ -118,6 +126,13 @@ def test_plain_http_lets_others_in_where_it_is_said(tmp_path: Path) -> None:
     text = 'http_listen = "tcp:0.0.0.0:80"\nplain_http = true' + GOOD
 
     assert read_deployment(written(tmp_path, text), tmp_path).http == "0.0.0.0:80"
+
+
+def test_doors_may_all_have_a_port_of_the_kernels_choice_or_be_shut(tmp_path: Path) -> None:
+    text = 'http_listen = "tcp:127.0.0.1:0"\ngrpc_listen = "tcp:127.0.0.1:0"\nmetrics_listen = ""' + GOOD
+    found = read_deployment(written(tmp_path, text), tmp_path)
+
+    assert (found.http, found.grpc, found.metrics) == ("127.0.0.1:0", "127.0.0.1:0", "")
 
 
 def test_tokens_that_all_may_read_are_refused(tmp_path: Path) -> None:

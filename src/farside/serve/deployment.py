@@ -4,6 +4,7 @@ Whatever is wrong with it ends the program before anything starts, in one line: 
 """
 
 import difflib
+import itertools
 import math
 import re
 import tomllib
@@ -19,7 +20,7 @@ from farside.agent.serving.model_file import FRAMEWORKS, MAX_BATCH
 from farside.agent.serving.partition.catalog import AUTO, DRIVERS, ON_CORES, ON_GPU
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
 from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
-from farside.endpoint import is_near, parse_address
+from farside.endpoint import exclude, is_near, parse_address
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Interference, Load, ModelProfile
 from farside.serve.lease.terms import KEYS, LeaseTerms, check_terms
@@ -205,13 +206,19 @@ class _Checked:
         secure = bool(file.tls_cert or file.tls_key)
         if secure and not (file.tls_cert and file.tls_key):
             raise self._wrong("tls_cert and tls_key go together", "name both, or neither")
+        doors = {
+            "http_listen": self._address("http_listen", file.http_listen, is_secure=secure),
+            "grpc_listen": self._address("grpc_listen", file.grpc_listen, is_secure=secure),
+            "metrics_listen": self._address("metrics_listen", file.metrics_listen, is_secure=False),
+        }
+        self._check_apart(doors)
         return Deployment(
             file=self._path,
             name=file.name,
             models={name: self._model(name, one) for name, one in sorted(file.model.items())},
-            http=self._address("http_listen", file.http_listen, is_secure=secure),
-            grpc=self._address("grpc_listen", file.grpc_listen, is_secure=secure),
-            metrics=self._address("metrics_listen", file.metrics_listen, is_secure=False),
+            http=doors["http_listen"],
+            grpc=doors["grpc_listen"],
+            metrics=doors["metrics_listen"],
             admin_socket=self._admin_socket(state_folder),
             driver=file.device,
             cpu_devices=file.cpu_devices,
@@ -304,6 +311,14 @@ class _Checked:
                 else "metrics have no TLS: use a loopback address, or say plain_http = true",
             )
         return address
+
+    def _check_apart(self, doors: Mapping[str, str]) -> None:
+        for (setting, address), (other, other_address) in itertools.combinations(doors.items(), 2):
+            if address and other_address and exclude(address, other_address):
+                raise self._wrong(
+                    f"{setting} = 'tcp:{address}' and {other} = 'tcp:{other_address}' can't both listen",
+                    "give one of them another port",
+                )
 
     def _tokens(self) -> tuple[str, ...]:
         if not self._file.token_file:
