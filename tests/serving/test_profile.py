@@ -147,13 +147,36 @@ def test_a_row_that_a_killed_run_left_half_is_measured_again(tmp_path: Path) -> 
     assert (0, (side, other)) in RunsFile(tmp_path).done()
 
 
-def test_a_row_that_is_no_row_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_first_row_that_a_killed_run_left_half_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_bytes(b"round,mod")
+    runs = RunsFile(tmp_path)
+    assert runs.rows == []
+    runs.add([run_of(Side("a", 100, 1), p95_ms=5.0)])
+
+    assert RunsFile(tmp_path).rows == runs.rows
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (b"what,is,this", "has 3 cells of 18"),
+        (b"\xea", "'utf-8' codec can't decode byte 0xea"),
+        (b'"', "unexpected end of data"),
+        (b"0,a,100,1,,,,2.5,nan,10,50,1,100,19.5,,,1.5,0", r"Expected `float` > 0.0 - at `\$.p95_ms`"),
+        (b"0,a,100,1,,,,2.5,inf,10,50,1,100,19.5,,,1.5,0", r"at `\$.p95_ms`"),
+        (b"0,a,100,1,,,,-14,5,10,50,1,100,19.5,,,1.5,0", r"at `\$.p50_ms`"),
+        (b"0,a,101,1,,,,2.5,5,10,50,1,100,19.5,,,1.5,0", r"at `\$.part_pct`"),
+        (b"0,a,100,0,,,,2.5,5,10,50,1,100,19.5,,,1.5,0", r"at `\$.batch`"),
+    ],
+    ids=["cells", "bytes", "quote", "nan", "infinite", "negative", "part", "batch"],
+)
+def test_a_row_that_is_no_row_is_refused_with_its_line(tmp_path: Path, row: bytes, why: str) -> None:
     runs = RunsFile(tmp_path)
     runs.add([run_of(Side("a", 100, 1), p95_ms=5.0)])
     file = tmp_path / "runs.csv"
-    file.write_text(file.read_text() + "what,is,this\n")
+    file.write_bytes(file.read_bytes() + row + b"\n")
 
-    with pytest.raises(ConfigError, match=f"{file}, line 3: "):
+    with pytest.raises(ConfigError, match=f"{file}, line 3: .*{why}"):
         RunsFile(tmp_path)
 
 

@@ -12,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -24,6 +25,8 @@ VERSION = 1
 HEADER, RUNS = "profile.json", "runs.csv"
 SLO_TIMES = 2  # an SLO is twice what the largest batch takes on a whole device [glet §5.1]
 _MB = 1 << 20
+_Ms = Annotated[float, msgspec.Meta(gt=0, le=86_400_000)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +77,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     measured anew. Empty are what this machine does not tell.
     """
 
-    round: int
+    round: Annotated[int, msgspec.Meta(ge=0)]
     model: str
-    part_pct: int
-    batch: int
+    part_pct: Annotated[int, msgspec.Meta(ge=1, le=WHOLE_PCT)]
+    batch: _Count
     other_model: str = ""
     other_part_pct: int = 0
     other_batch: int = 0
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    runs: int
-    threads: int
+    p50_ms: _Ms
+    p95_ms: _Ms
+    p99_ms: _Ms
+    runs: _Count
+    threads: _Count
     share_asked_pct: float
     share_got_pct: float | None = None
     clock_mhz: float | None = None
@@ -182,7 +185,7 @@ class RunsFile:
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        is_new = not self._path.exists()
+        is_new = not self._path.exists() or not self._path.stat().st_size  # the first row was left half
         if is_new:
             writer.writerow(_COLUMNS)
         for row in reversed(rows):
@@ -197,20 +200,32 @@ class RunsFile:
 
 def _read_runs(path: Path) -> Iterable[Run]:
     try:
-        text = path.read_text()
+        data = path.read_bytes()
     except FileNotFoundError:
         return
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:  # a run was killed while it wrote
-        write_whole(path, whole.encode())
-    reader = csv.DictReader(io.StringIO(whole), strict=True)
-    if tuple(reader.fieldnames or ()) != _COLUMNS:
-        raise ConfigError(f"{path}: has other columns than {', '.join(_COLUMNS)}", hint="measure into an empty folder")
-    for row in reader:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="name another folder with --out") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:  # a run was killed while it wrote
+        write_whole(path, whole)
+    for number, line in enumerate(whole.splitlines(), 1):
         try:
-            yield msgspec.convert({key: value for key, value in row.items() if value != ""}, Run, strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{path}, line {reader.line_num}: {error}", hint="correct or remove the row") from error
+            cells = next(csv.reader([line.decode()], strict=True), [])
+            if number == 1 and tuple(cells) != _COLUMNS:
+                raise ValueError(f"has other columns than {', '.join(_COLUMNS)}")
+            if number > 1 and cells:
+                yield _run_of(cells)
+        except (ValueError, csv.Error) as error:
+            hint = "correct or remove the row" if number > 1 else "measure into an empty folder"
+            raise ConfigError(f"{path}, line {number}: {error}", hint=hint) from error
+
+
+def _run_of(cells: Sequence[str]) -> Run:
+    if len(cells) != len(_COLUMNS):
+        raise ValueError(f"has {len(cells)} cells of {len(_COLUMNS)}")
+    return msgspec.convert(
+        {name: cell for name, cell in zip(_COLUMNS, cells, strict=True) if cell != ""}, Run, strict=False
+    )
 
 
 # ---- tables
