@@ -173,6 +173,16 @@ def test_recorded_rates_are_planned_anew_as_they_change(tmp_path: Path) -> None:
     assert len(figures["switches"]) > 1
 
 
+def test_the_plan_of_the_start_counts_before_the_first_window_of_results_ends(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.csv"
+    path.write_text("at_s,small,large\n0,50,5\n")
+
+    _, (figures,) = simulated(derived(tmp_path), recorded=path, gpus=4, duration_s=10.0)
+
+    assert figures["goodput"] > 0
+    assert (figures["gpus"], figures["part_pct"] > 0) == (1, True)
+
+
 def test_a_scheduler_without_a_plan_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, (figures,) = simulated(derived(tmp_path), rates="large=900", gpus=1)
 

@@ -64,9 +64,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What came of a course: windows, outcomes by model, and when plans were switched, each with its cause."""
+    """What came of a course: windows, outcomes by model, and when plans were switched, each with its cause.
+
+    ``gpus`` and ``part_pct`` are the most of each that a plan had.
+    """
 
     windows: tuple[Window, ...]
+    gpus: int
+    part_pct: int
     outcomes: Mapping[str, Outcome]
     switches: tuple[tuple[float, str], ...]
     refused: int
@@ -84,6 +89,7 @@ class Epochs:
         self.queues = queues_of(course, real, rng, gated=learns)
         self.executors = Executors(planned_sizes, real, self.queues, early=early, learns=learns)
         self._current = Plan(glets=())
+        self._gpus_most = self._part_pct_most = 0
         self._next: tuple[float, Plan, str] | None = None
         self._scale = Scale()
         self._switches: list[tuple[float, str]] = []
@@ -128,6 +134,8 @@ class Epochs:
         if self._next is not None:
             _, plan, cause = self._next
             self._next, self._current = None, plan
+            self._gpus_most = max(self._gpus_most, plan.gpus)
+            self._part_pct_most = max(self._part_pct_most, plan.part_pct)
             self.executors.switch(plan, now_s)
             self._switches.append((now_s, cause))
 
@@ -146,6 +154,8 @@ class Epochs:
             before_s = at_s
         return Played(
             windows=tuple(windows),
+            gpus=self._gpus_most,
+            part_pct=self._part_pct_most,
             outcomes={name: outcome(queue.became) for name, queue in self.queues.items()},
             switches=tuple(self._switches),
             refused=self._refused,

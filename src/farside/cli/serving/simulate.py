@@ -148,9 +148,8 @@ def _simulated(request: SimulateRequest, tables: Tables, course: Course, name: s
             learns=request.learn,
         ).run()  # fmt: skip
         why = "" if played.switches else "it has no plan for any of the rates"
-        gpus = max((one.gpus for one in played.windows), default=0)
-        part_pct = max((one.part_pct for one in played.windows), default=0)
-        return _figures(name, (gpus, part_pct), played.outcomes, course, switches=played.switches, why=why)
+        size = (played.gpus, played.part_pct)
+        return _figures(name, size, played.outcomes, course, switches=played.switches, why=why)
     wanted = {one: planned_rate(rate / request.load) for one, rate in course.rates[0].items()}
     found = scheduler.plan(sizes, wanted, request.gpus)
     if isinstance(found, Refusal):
