@@ -218,6 +218,16 @@ def test_models_are_found_in_tritons_layout_too_and_none_twice(tmp_path: Path) -
         find_models(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["a,b=c.onnx", "a\nb.pt", ".onnx.onnx", "a b/1/model.pt", f"{'a' * 65}.onnx"])
+def test_a_model_whose_name_no_deployment_takes_is_refused_with_its_file(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+
+    with pytest.raises(ConfigError) as raised:
+        find_models(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}: the file {file!r} gives a model no name to be served by; use ")
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFile, ...]:
     return small_models(tmp_path_factory.mktemp("models"), ("mlp",), max_batch=2)

@@ -29,7 +29,8 @@ from farside.serve.scenario import RATE_MAX
 FILE = "serving.toml"
 MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_HINT = "use letters, digits, dots, dashes; 64 at most"
 _NOT_SERVED = {
     "mig": ("an instance is not cut further", "use gpu, which serves on an instance as on a GPU"),
 }
@@ -198,8 +199,8 @@ class _Checked:
             ConfigError: Something is wrong.
         """
         file = self._file
-        if not _NAME.fullmatch(file.name):
-            raise self._wrong(f"name = {file.name!r} is no name", "use letters, digits, dots, dashes; 64 at most")
+        if not NAME.fullmatch(file.name):
+            raise self._wrong(f"name = {file.name!r} is no name", NAME_HINT)
         if not 1 <= len(file.model) <= MODELS_MAX:
             raise self._wrong(f"has {len(file.model)} models", f"name 1 to {MODELS_MAX}, each in a table [model.NAME]")
         self._check_numbers()
@@ -274,8 +275,8 @@ class _Checked:
 
     def _model(self, name: str, one: _Model) -> ServedModel:
         where = f"model.{name}"
-        if not _NAME.fullmatch(name):
-            raise self._wrong(f"{where} is no name of a model", "use letters, digits, dots, dashes; 64 at most")
+        if not NAME.fullmatch(name):
+            raise self._wrong(f"{where} is no name of a model", NAME_HINT)
         if not (0 < one.slo_ms <= SLO_MS_MAX):
             raise self._wrong(f"{where}.slo_ms = {one.slo_ms} is out of bounds", f"give up to {SLO_MS_MAX:.0f} ms")
         if not (0 <= one.rate <= RATE_MAX and math.isfinite(one.rate)):

@@ -18,6 +18,7 @@ from farside.agent.serving.model_file import FRAMEWORKS, ModelFile
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.errors import ConfigError, FarsideError
 from farside.installed import version_of
+from farside.serve.deployment import NAME, NAME_HINT
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, round_of
 from farside.serve.profile.folder import (
     HEADER,
@@ -82,7 +83,7 @@ def find_models(folder: Path) -> Mapping[str, Path]:
     """Model files of a folder by name: NAME.onnx, NAME.pt, or Triton's NAME/1/model.onnx and NAME/1/model.pt.
 
     Raises:
-        ConfigError: The folder is not there, has none, or two of a name.
+        ConfigError: The folder is not there, has none, two of a name, or one whose name no deployment takes.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder", hint="name a folder with model files")
@@ -91,6 +92,9 @@ def find_models(folder: Path) -> Mapping[str, Path]:
     for path in sorted(files):
         if path.suffix in FRAMEWORKS and path.is_file():
             name = path.stem if path.parent == folder else path.parent.parent.name
+            if not NAME.fullmatch(name):
+                file = os.fspath(path.relative_to(folder))
+                raise ConfigError(f"{folder}: the file {file!r} gives a model no name to be served by", hint=NAME_HINT)
             if name in found:
                 raise ConfigError(f"{path}: {found[name]} is a model of the same name", hint="rename one of them")
             found[name] = path
