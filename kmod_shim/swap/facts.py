@@ -52,7 +52,7 @@ def ask_served(admin_socket: Path) -> Served:
         PeerError: nothing answers, it is no blockdev of this version, neither root's nor ours, or names another process
             as its server: we would look at one process's guard and swap to another.
     """
-    told, pid = admin.call_process_of({0, os.geteuid()}, admin_socket, "status")
+    told, pid = admin.call_process_of({0, os.geteuid()}, admin_socket, "status", absent_hint=admin.BY_SOCKET)
     # Only the fields of Served are read: a newer blockdev may say more.
     try:
         served = msgspec.convert(told, type=Served)

@@ -26,6 +26,8 @@ LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway calle
 REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
 CALL_LIMIT_S = 10.0
 START_LIMIT_S = 150.0  # what starts a process answers when that serves; its own limit is shorter, and has a reason
+IS_IT_RUNNING = "is it running?"
+BY_SOCKET = f"{IS_IT_RUNNING} name its socket with --socket"  # for commands that have this option
 _BEGINS = (b"{", b" ", b"\t")  # a request does
 _STARTING = ("replace", "guard", "start_agent", "start_aggregator", "start_manager", "start_donor")
 
@@ -102,19 +104,22 @@ class AnswerLost(PeerError):
     """The process ended before it had answered; whether it did what it was asked is not known."""
 
 
-def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
-    """The result of a command at a running process, as JSON values.
+def call(
+    path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, absent_hint: str = IS_IT_RUNNING, **arguments: object
+) -> Any:
+    """The result of a command at a running process, as JSON values; ``absent_hint``: what to do where nobody answers.
 
     Raises:
         AnswerLost: The process ended before it answered.
         PeerError: Nobody answers there, or the process refused; its own words, in one line.
     """
-    return _call_checked(path, {"command": command, **arguments}, timeout_s, None)[0]
+    return _call_checked(path, {"command": command, **arguments}, timeout_s, None, absent_hint)[0]
 
 
 def call_process_of(
-    owners: Collection[int], path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object
-) -> tuple[Any, int]:
+    owners: Collection[int], path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S,
+    absent_hint: str = IS_IT_RUNNING, **arguments: object,
+) -> tuple[Any, int]:  # fmt: skip
     """The result of a command at a process of one of these users, and that process's pid.
 
     For a caller that does more for the process than its user may: who can write in the socket's folder can put a socket
@@ -123,11 +128,11 @@ def call_process_of(
     Raises:
         PeerError: as `call`, and it is another user's process.
     """
-    return _call_checked(path, {"command": command, **arguments}, timeout_s, owners)
+    return _call_checked(path, {"command": command, **arguments}, timeout_s, owners, absent_hint)
 
 
 def _call_checked(
-    path: Path, request: Mapping[str, object], timeout_s: float, owners: Collection[int] | None
+    path: Path, request: Mapping[str, object], timeout_s: float, owners: Collection[int] | None, absent_hint: str
 ) -> tuple[Any, int]:
     line = _line(request)
     try:
@@ -144,7 +149,7 @@ def _call_checked(
             connection.sendall(line)
             return _result(_receive_line(connection), path), pid
     except OSError as error:
-        raise _no_answer(path, error) from error
+        raise _no_answer(path, error, absent_hint) from error
 
 
 async def ask(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
@@ -160,7 +165,7 @@ async def ask(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **ar
             finally:
                 writer.close()
     except (OSError, ValueError) as error:
-        raise _no_answer(path, error) from error
+        raise _no_answer(path, error, IS_IT_RUNNING) from error
 
 
 # --- the server's side
@@ -256,9 +261,9 @@ def _result(line: bytes, path: Path) -> Any:
         raise PeerError(f"{path}: the process there is no Farside process") from error
 
 
-def _no_answer(path: Path, error: OSError | ValueError) -> PeerError:
+def _no_answer(path: Path, error: OSError | ValueError, absent_hint: str) -> PeerError:
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return PeerError(f"{path}: no process answers there", hint="is it running? name its socket with --socket")
+        return PeerError(f"{path}: no process answers there", hint=absent_hint)
     if isinstance(error, PermissionError):
         return PeerError(f"{path}: permission denied", hint="ask as root, or as the user that runs it")
     if isinstance(error, ConnectionResetError | BrokenPipeError):

@@ -13,6 +13,8 @@ import pytest
 
 from farside import admin
 from farside.errors import ConfigError, FarsideError, PeerError
+from tests.support.programs import outcome
+from tests.support.sandbox import farside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,22 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="no process answers there; is it running"):
         admin.call(tmp_path / "none.sock", "status")
+
+
+@pytest.mark.parametrize("words", [["daemon", "drain"], ["admin", "status"], ["slurm", "status"]])
+def test_a_command_that_has_the_option_says_how_another_socket_is_named(tmp_path: Path, words: list[str]) -> None:
+    ended = outcome(farside(*words, "--socket", str(tmp_path / "none")))
+
+    assert ended.stderr.endswith("none: no process answers there; is it running? name its socket with --socket\n")
+
+
+def test_a_deployment_that_does_not_run_is_told_without_an_option_that_its_status_lacks(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").touch()
+    (tmp_path / "serving.toml").write_text('admin_socket = "s"\n[model.a]\nfile = "a.onnx"\nslo_ms = 9\n')
+    ended = outcome(farside("serve", "status", str(tmp_path)))
+
+    assert "/s: no process answers there; is the deployment running? " in ended.stderr
+    assert "--socket" not in ended.stderr
 
 
 def test_an_answer_whose_text_is_no_utf8_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -326,11 +326,12 @@ def admin(
     """
     import json
 
-    from farside.admin import call, limit_of
+    from farside.admin import BY_SOCKET, call, limit_of
 
-    # `timeout_s` is the argument of `call`; --limit sets it.
-    told: dict[str, Any] = {name: value for name, value in options.overrides(arguments).items() if name != "timeout_s"}
-    print(json.dumps(call(socket, command, timeout_s=limit or limit_of(command), **told), indent=2))
+    # These are arguments of `call`; --limit sets the first.
+    own = {"timeout_s": limit or limit_of(command), "absent_hint": BY_SOCKET}
+    told: dict[str, Any] = {**options.overrides(arguments), **own}
+    print(json.dumps(call(socket, command, **told), indent=2))
 
 
 @app.command()

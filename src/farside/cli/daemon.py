@@ -54,10 +54,10 @@ def drain(
     from farside import admin
 
     if undo:
-        told = admin.call(socket, "undrain")
+        told = admin.call(socket, "undrain", absent_hint=admin.BY_SOCKET)
         print(f"still drained by the {_others(told)}" if told["is_draining"] else "lending again")
         return
-    told = admin.call(socket, "drain", deadline_s=deadline)
+    told = admin.call(socket, "drain", deadline_s=deadline, absent_hint=admin.BY_SOCKET)
     if no_wait:
         print(f"draining: {_lent(told)}")
         return

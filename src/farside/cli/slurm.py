@@ -55,9 +55,9 @@ def status(
     as_json: options.AsJson = False,
 ) -> None:
     """Show what a running `farside slurm run` sees and does."""
-    from farside.admin import call
+    from farside import admin
 
-    told = call(socket, "status")
+    told = admin.call(socket, "status", absent_hint=admin.BY_SOCKET)
     print(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
 
 

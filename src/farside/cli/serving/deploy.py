@@ -88,7 +88,11 @@ def show_status(place: Path, *, as_json: bool) -> int:
     """
     from farside.serve.deployment import read_deployment
 
-    told = admin.call(read_deployment(place, socket_folder()).admin_socket, "status")
+    told = admin.call(
+        read_deployment(place, socket_folder()).admin_socket,
+        "status",
+        absent_hint="is the deployment running? of one that another user has started name the admin_socket in its file",
+    )
     status = msgspec.convert(told, ServeStatus)
     with standard_output():
         if as_json:
