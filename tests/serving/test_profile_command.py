@@ -73,9 +73,7 @@ def test_check_names_a_file_that_is_no_model(tmp_path: Path) -> None:
 def test_a_profile_that_is_interrupted_keeps_what_it_has_and_leaves_nothing_running(tmp_path: Path) -> None:
     small_models(tmp_path / "models")
     out = tmp_path / "out"
-    arguments = command(
-        "profile", tmp_path / "models", "--out", out, "--device", "whole", "--cores", "0"
-    )
+    arguments = command("profile", tmp_path / "models", "--out", out, "--device", "whole", "--cores", "0")
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         until(lambda: text_of(out / "runs.csv").count("\n") >= 2, what="a cell was measured")
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
