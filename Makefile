@@ -120,7 +120,8 @@ test-random: venv-dev packages-test
 		$(PYTEST_ARGS)
 
 test-long: venv-dev packages-test
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m long $(PYTEST_ARGS)
+	@status=0; $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(PYTEST_ARGS) || status=$$?; \
+		$(PYTHON) -m pytest -m alone $(PYTEST_ARGS) || status=$$?; exit $$status
 
 # Triton's core and perf_analyzer, besides, are in an environment of their own.
 test-cluster: venv-cluster packages-cluster

@@ -66,6 +66,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Side
     return SideBySide(config, log)
 
 
+LONG_LIMIT_S = 1_800
+"""Of a test marked `long` that has no limit of its own: side by side with others of the kind, on a slow machine."""
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Marks tests of findings, before `-m` asks for marks. In a worker of pytest-xdist, what takes longest is first."""
@@ -74,6 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.finding(number))
             # Unlike marks, these are in the reports of pytest-xdist's workers too.
             item.user_properties.append(("finding", number))
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
     yield
     _put_longest_first(config, items)
 

@@ -133,7 +133,7 @@ def leases(pair: Pair) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "count", [600, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(600)], id="ten thousand")]
+    "count", [600, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.alone], id="ten thousand")]
 )
 @pytest.mark.parametrize(
     "addresses", [1, 0, 64], ids=["one address", "the borrowers' own address", "64 addresses of a namespace"]

@@ -149,7 +149,7 @@ def test_a_lease_leaves_a_node_that_the_file_excludes_after_a_reload(tmp_path: P
         file = folder / "serving.toml"
         file.write_text(file.read_text().replace("gpus_max", f'exclude = ["{node}"]\ngpus_max'))
         running.process.send_signal(signal.SIGHUP)
-        running.process.wait(60)
+        running.process.wait(180)
         assert asked(state, "jobs", lease)["state"] == "running"
 
         running.again().ready()
