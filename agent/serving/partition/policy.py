@@ -122,7 +122,7 @@ class Driver(Protocol):
         ...
 
     def check(self, device: Device, part_pct: int) -> None:
-        """Whether a device can have a part of this size, whatever else is open; nothing is started for it.
+        """Whether a device that has no other parts can have one of this size; nothing is started for it.
 
         Raises:
             Unavailable: It can't; the line says why.
