@@ -111,6 +111,18 @@ async def test_each_error_has_its_status_and_one_line() -> None:
 
 
 @in_loop
+async def test_a_path_is_answered_by_its_own_method_alone() -> None:
+    port, model = free_port(), "/models/twice"
+    told = ("", "/health/live", "/health/ready", "/models/stats", model, f"{model}/ready", f"{model}/config")
+    async with http_front([MODEL], port):
+        for path in (*told, f"{model}/stats"):
+            by = [(await ask(port, f"/v2{path}", method=one))[0] for one in ("GET", "HEAD", "POST", "PUT", "DELETE")]
+            assert by == [200, 200, 405, 405, 405], path
+        for path in ("/repository/index", "/models/twice/infer"):
+            assert (await ask(port, f"/v2{path}"))[0] == 405, path
+
+
+@in_loop
 async def test_under_overload_requests_are_refused_by_http_before_they_are_read() -> None:
     port = free_port()
     async with http_front([MODEL], port, slo_s=0.2) as (pool, executor):

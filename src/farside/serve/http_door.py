@@ -136,10 +136,13 @@ class HttpDoor:
                 _only(method, b"GET")
                 return _said(service.metadata())
             case ["v2", "health", "live"]:
+                _only(method, b"GET")
                 return 200, b"", b""
             case ["v2", "health", "ready"]:
+                _only(method, b"GET")
                 return (200 if service.is_ready() else 503), b"", b""
             case ["v2", "models", "stats"]:
+                _only(method, b"GET")
                 return _said(service.statistics(list(service.models.values())))
             case ["v2", "models", name, *rest]:
                 _only(method, b"GET")
