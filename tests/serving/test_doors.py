@@ -123,6 +123,14 @@ async def test_a_path_is_answered_by_its_own_method_alone() -> None:
 
 
 @in_loop
+async def test_codings_have_no_case_and_values_no_blanks_around_them() -> None:
+    port, good = free_port(), msgspec.json.encode(ONE)
+    async with http_front([MODEL], port):
+        for more in ({"Content-Encoding": "Identity"}, {"Inference-Header-Content-Length": f"{len(good)} "}):
+            assert (await ask(port, "/v2/models/twice/infer", good, more))[0] == 200, more
+
+
+@in_loop
 async def test_under_overload_requests_are_refused_by_http_before_they_are_read() -> None:
     port = free_port()
     async with http_front([MODEL], port, slo_s=0.2) as (pool, executor):

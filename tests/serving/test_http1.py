@@ -225,6 +225,14 @@ def test_an_old_client_and_one_that_asks_for_it_are_answered_once() -> None:
     assert kept.answers() == (False, True)
 
 
+def test_blanks_around_a_value_are_not_of_it() -> None:
+    one = connection()
+    one.receive(b"POST /x HTTP/1.1\r\nContent-Length: 2 \t\r\nExpect: 100-continue \r\nA: \t b c\t \r\n\r\n", 1.0)
+    assert one.out == b"HTTP/1.1 100 Continue\r\n\r\n"
+    (whole,) = told(one, [b"ab"])
+    assert (whole.head.head.fields[b"a"], whole.body) == (b"b c", b"ab")
+
+
 def test_what_comes_behind_a_request_waits_within_a_bound() -> None:
     one = connection()
     one.receive(request(), 1.0)

@@ -101,7 +101,8 @@ class HttpDoor:
                 name = parts[2] if len(parts) > 2 and parts[1] == "models" else ""
                 self._service.check_token(head.fields.get(b"authorization"))
                 model = self._model_to_infer(head.method, parts)
-            if model is not None and head.fields.get(b"content-encoding", b"identity") != b"identity":
+            coding = head.fields.get(b"content-encoding")
+            if model is not None and coding is not None and coding.lower() != b"identity":
                 raise InferenceError(Kind.COMPRESSED, "compressed bodies are not taken")
         except InferenceError as error:
             return Asked(fields=head.fields, name=name, refusal=error)

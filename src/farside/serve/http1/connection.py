@@ -247,7 +247,7 @@ class Http1Connection:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field; those behind a body are of no use."""
         if self._message is None:
-            self._fields[name.lower()] = value
+            self._fields[name.lower()] = value.strip()  # httptools leaves what comes behind it
 
     def on_headers_complete(self) -> None:
         """The head is here."""
