@@ -123,6 +123,18 @@ async def test_a_path_is_answered_by_its_own_method_alone() -> None:
 
 
 @in_loop
+async def test_a_target_in_absolute_form_is_what_its_path_is() -> None:
+    port, good = free_port(), msgspec.json.encode(ONE)
+    async with http_front([MODEL], port):
+        for origin in ("http://x", "HTTPS://[::1]:8000", "http://x:80"):
+            assert (await ask(port, f"{origin}/v2?a=/b"))[0] == 200, origin
+            assert (await ask(port, f"{origin}/v2/models/twice/infer", good))[0] == 200, origin
+            assert (await ask(port, f"{origin}/v2/models/nope/infer", good))[0] == 404, origin
+        for nowhere in ("http://x", "http://x?/v2", "ftp://x/v2", "/http://x/v2"):
+            assert (await ask(port, nowhere))[0] == 404, nowhere
+
+
+@in_loop
 async def test_codings_have_no_case_and_values_no_blanks_around_them() -> None:
     port, good = free_port(), msgspec.json.encode(ONE)
     async with http_front([MODEL], port):

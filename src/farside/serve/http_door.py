@@ -6,6 +6,7 @@ of all else that a request needs.
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,8 @@ from farside.serve.service import Service
 from farside.tls import TlsFiles, server_tls
 
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+# Before the path in absolute form (RFC 9112 3.2.2), as clients write it for a proxy; any host is this one.
+_ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _UNSERVED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
 
 # Status, lines of the head, body.
@@ -96,7 +99,8 @@ class HttpDoor:
                 name = model.name
                 self._service.check_token(head.fields.get(b"authorization"))
             else:
-                path = unquote(head.target.partition(b"?")[0].decode("latin-1"))
+                target = head.target[origin.end() :] if (origin := _ORIGIN.match(head.target)) else head.target
+                path = unquote(target.partition(b"?")[0].decode("latin-1"))
                 parts = _parts(path)
                 name = parts[2] if len(parts) > 2 and parts[1] == "models" else ""
                 self._service.check_token(head.fields.get(b"authorization"))
