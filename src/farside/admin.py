@@ -105,8 +105,9 @@ class AnswerLost(PeerError):
 
 
 def call(
-    path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, absent_hint: str = IS_IT_RUNNING, **arguments: object
-) -> Any:
+    path: Path, command: str, /, *, timeout_s: float = CALL_LIMIT_S, absent_hint: str = IS_IT_RUNNING,
+    **arguments: object,
+) -> Any:  # fmt: skip
     """The result of a command at a running process, as JSON values; ``absent_hint``: what to do where nobody answers.
 
     Raises:

@@ -241,6 +241,21 @@ def test_a_command_that_has_the_option_says_how_another_socket_is_named(tmp_path
     assert ended.stderr.endswith("none: no process answers there; is it running? name its socket with --socket\n")
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("path=x", "none: no process answers there; is it running? name its socket with --socket\n"),
+        ("timeout_s=3", "timeout_s=3: no command has such an argument; see farside admin --help\n"),
+        ("command=stop", "command=stop: no command has such an argument; see farside admin --help\n"),
+    ],
+)
+def test_arguments_of_a_command_are_its_own_whatever_their_names(tmp_path: Path, argument: str, said: str) -> None:
+    ended = outcome(farside("admin", "status", argument, "--socket", str(tmp_path / "none")))
+
+    assert ended.stderr.endswith(said)
+    assert len(ended.stderr.splitlines()) == 1
+
+
 def test_a_deployment_that_does_not_run_is_told_without_an_option_that_its_status_lacks(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").touch()
     (tmp_path / "serving.toml").write_text('admin_socket = "s"\n[model.a]\nfile = "a.onnx"\nslo_ms = 9\n')

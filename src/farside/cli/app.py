@@ -327,10 +327,15 @@ def admin(
     import json
 
     from farside.admin import BY_SOCKET, call, limit_of
+    from farside.errors import ConfigError
 
-    # These are arguments of `call`; --limit sets the first.
+    # Arguments of `call`; --limit sets the first.
     own = {"timeout_s": limit or limit_of(command), "absent_hint": BY_SOCKET}
-    told: dict[str, Any] = {**options.overrides(arguments), **own}
+    given = options.overrides(arguments)
+    for name in (*own, "command"):
+        if name in given:
+            raise ConfigError(f"{name}={given[name]}: no command has such an argument", hint="see farside admin --help")
+    told: dict[str, Any] = {**given, **own}
     print(json.dumps(call(socket, command, **told), indent=2))
 
 
