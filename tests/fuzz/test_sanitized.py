@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,11 +89,13 @@ def test_the_sanitizers_find_nothing_in_what_the_engine_goes_through(overlay: Pa
     )
     assert found.stdout.startswith(str(overlay)), "the engine that is tested is not the sanitized one"
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}",
-         *RIGS[what]],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
-    )  # fmt: skip
+    # In a folder of its own, below which the paths of sockets are not too long.
+    with tempfile.TemporaryDirectory(prefix="farside-", dir="/tmp") as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder}/t",
+             *RIGS[what]],
+            cwd=ROOT, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
 
     said = "".join(path.read_text(errors="replace")[:8000] for path in sorted(reports.iterdir()))
     assert not said, said
