@@ -1,5 +1,6 @@
 """What is planned for a rate, and when rates count as changed."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,25 @@ def test_a_step_is_seen_within_a_second() -> None:
     _, causes = run(state, [110, 110], since_s=6.0)
 
     assert causes == ["burst"]
+
+
+def test_a_step_that_no_half_second_shows_alone_is_a_burst_within_seconds() -> None:
+    # Planned are 34.65 requests a second for 22 that are asked for; 44 come, with no drop yet.
+    state, _ = run(tracked({"a": 22.0}), [11] * 12)
+
+    state, causes = run(state, [22, 23, 24, 21, 25, 23, 22, 24, 23, 23, 24, 23], since_s=6.0)
+
+    assert causes == ["burst"]
+    assert state.targets["a"] >= 44
+
+
+@pytest.mark.parametrize("rate", [1.0, 5.0, 20.0, 100.0, 1000.0])
+def test_chance_alone_hardly_ever_looks_like_a_step(rate: float) -> None:
+    rng = np.random.default_rng(5)
+
+    _, causes = run(tracked({"a": rate}), [int(one) for one in rng.poisson(rate / 2, 7200)])
+
+    assert causes.count("burst") <= 2, "in an hour"
 
 
 def test_one_busy_half_second_is_no_burst() -> None:

@@ -43,8 +43,9 @@ class RateSettings:
     ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
     end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``; so does a rise that is
     still there ``early_every_s`` after a plan for a burst or drops. A burst is two ticks
-    in a row above what the planned rate exceeds once in ``burst_once_in``, or ``drop_share`` dropped within
-    ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
+    in a row above what the planned rate exceeds once in ``burst_once_in``, more than is planned for within
+    ``step_ticks``, or ``drop_share`` dropped within ``fast_ticks``, ``drops_least`` at least: one in a hundred is no
+    share.
     """
 
     tick_s: float = 0.5
@@ -56,6 +57,7 @@ class RateSettings:
     fall_share: float = 0.10
     burst_once_in: float = 10_000.0
     burst_ticks: int = 2
+    step_ticks: int = 10
     drop_share: float = 0.01
     drops_least: int = 4
     early_every_s: float = 5.0
@@ -63,17 +65,22 @@ class RateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One model's rate: the slow average, the last ticks' requests and drops, and ticks in a row that burst."""
+    """One model's rate: the slow average, the last ticks' requests and drops, and ticks in a row that burst.
+
+    ``has_stepped``: more came within ``step_ticks`` than is planned for, though no tick of them may show it alone.
+    """
 
     slow: float = 0.0
     counts: tuple[int, ...] = ()
     drops: tuple[int, ...] = ()
     bursting: int = 0
+    has_stepped: bool = False
 
     def rate(self, settings: RateSettings) -> float:
         """Requests a second: the largest of the slow average, the fast mean, and the mean since a burst began."""
         means = [self.slow]
-        for counts in (self.counts, self.counts[max(0, len(self.counts) - self.bursting) :] if self.bursting else ()):
+        since = self.counts[max(0, len(self.counts) - self.bursting) :] if self.bursting else ()
+        for counts in (self.counts[-settings.fast_ticks :], since):
             if counts:
                 means.append(sum(counts) / (settings.tick_s * len(counts)))
         return max(means)
@@ -113,7 +120,8 @@ def tick(
     models = {name: _counted(one, name, state, counts, drops, settings) for name, one in state.models.items()}
     state = replace(state, models=models)
     has_risen = any(_has_risen(one.rate(settings), state.targets[name], settings) for name, one in models.items())
-    if now_s - state.planned_s >= settings.early_every_s:
+    may_be_early = now_s - state.planned_s >= settings.early_every_s
+    if may_be_early:
         if any(one.bursting >= settings.burst_ticks for one in models.values()):
             return state, "burst"
         if any(_is_dropping(one, settings) for one in models.values()):
@@ -122,6 +130,8 @@ def tick(
         if has_risen:
             return state, "rise"
         state = replace(state, again_s=math.inf)
+    if may_be_early and any(one.has_stepped for one in models.values()):
+        return state, "burst"
     if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
         state = replace(state, looked_s=now_s)
         has_fallen = any(_has_fallen(one.rate(settings), state.targets[name], settings) for name, one in models.items())
@@ -153,11 +163,13 @@ def _counted(
     count, dropped = counts.get(name, 0), drops.get(name, 0)
     expected = planned_rate(state.targets[name]) * settings.tick_s
     is_above = count > poisson_bound(expected, settings.burst_once_in)
+    came = (*one.counts, count)[-settings.step_ticks :]
     return Measured(
         slow=one.slow + settings.slow_alpha * (count / settings.tick_s - one.slow),
-        counts=(*one.counts, count)[-settings.fast_ticks :],
+        counts=came,
         drops=(*one.drops, dropped)[-settings.fast_ticks :],
         bursting=one.bursting + 1 if is_above else 0,
+        has_stepped=sum(came) > expected * settings.step_ticks,
     )
 
 
@@ -171,7 +183,7 @@ def poisson_bound(mean: float, once_in: float) -> float:
 
 def _is_dropping(one: Measured, settings: RateSettings) -> bool:
     dropped = sum(one.drops)
-    return dropped >= settings.drops_least and dropped > settings.drop_share * sum(one.counts)
+    return dropped >= settings.drops_least and dropped > settings.drop_share * sum(one.counts[-settings.fast_ticks :])
 
 
 def _has_risen(rate: float, target: float, settings: RateSettings) -> bool:
