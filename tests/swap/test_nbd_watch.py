@@ -45,7 +45,7 @@ class World:
             Connection(index=1, sockets=(101, 102), size_bytes=1 << 30, server_flags=1, backend="farside:swap0")
         )
         patch.setattr("farside.kmod_shim.swap.watch.dial", self._dial)
-        patch.setattr(admin, "call_process_of", lambda *_: (self._told(), 1))
+        patch.setattr(admin, "call_process_of", lambda *_, **__: (self._told(), 1))
         patch.setattr("farside.kmod_shim.swap.watch.RETRY_S", 0.0)
 
     def watch(self) -> Any:

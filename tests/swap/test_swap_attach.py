@@ -91,7 +91,9 @@ class World:
                 tree.process(self.root, pid)
         return self.status
 
-    def _call_process_of(self, owners: Collection[int], path: Path, command: str) -> tuple[Any, int]:
+    def _call_process_of(
+        self, owners: Collection[int], path: Path, command: str, *, absent_hint: str = ""
+    ) -> tuple[Any, int]:
         assert owners == {0, os.geteuid()}
         return self._call(path, command), self.answering_pid or self.status["server_pid"]
 
