@@ -67,12 +67,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Side
 
 
 LONG_LIMIT_S = 1_800
-"""Of a test marked `long` that has no limit of its own: side by side with others of the kind, on a slow machine."""
+"""A test marked `long` may take so many seconds if it names no limit: beside others of the kind, on a slow machine."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Marks tests of findings, before `-m` asks for marks. In a worker of pytest-xdist, what takes longest is first."""
+    """Marks tests of findings, before `-m` asks for marks, and gives long tests a limit of their own.
+
+    In a worker of pytest-xdist, what takes longest is first.
+    """
     for item in items:
         for number in findings_of(item):
             item.add_marker(pytest.mark.finding(number))

@@ -10,16 +10,17 @@ from farside.serve.controller import Controller
 from farside.serve.fleet import NOTHING_CHANGED, Phases
 from farside.serve.planner import Planned
 from tests.serving.front import in_loop
+from tests.serving.test_changing_devices import Leased
 
 SETTINGS = RateSettings(tick_s=0.01, early_every_s=0.05, period_s=0.1)
 DEVICE_RATE = 1000.0
 """Requests a second of model `a` that a device serves by its profile."""
 
 
-def on(gpus: int, rate: float, *, from_gpu: int = 0) -> Plan:
-    """So many devices, with a part of the rate each."""
+def on(gpus: int, rate: float) -> Plan:
+    """A plan of devices that share the rate evenly."""
     models = (Portion(model="a", batch=1, rate=rate / gpus),)
-    glets = (Glet(gpu=from_gpu + gpu, part_pct=100, cycle_ms=10.0, models=models) for gpu in range(gpus))
+    glets = (Glet(gpu=gpu, part_pct=100, cycle_ms=10.0, models=models) for gpu in range(gpus))
     return Plan(glets=tuple(glets))
 
 
@@ -68,24 +69,14 @@ class Pool:
         return {"a": self._came}, {"a": self._dropped}
 
 
-class Devices:
-    """As a test says."""
-
-    may_change = True
-    most = 4
-
-    def __init__(self, usable: frozenset[int]) -> None:
-        self.usable = usable
-        self.wanted = 0
-
-    def want(self, count: int) -> None:
-        self.wanted = count
-
-    def failed(self, number: int, why: str) -> None:
-        self.usable -= {number}
+def leased(*numbers: int) -> Leased:
+    """Four devices at most, of which these are there."""
+    devices = Leased()
+    devices.most, devices.usable = 4, frozenset(numbers)
+    return devices
 
 
-def controller_of(fleet: Fleet, pool: Pool, devices: Devices, rate: float) -> Controller:
+def controller_of(fleet: Fleet, pool: Pool, devices: Leased, rate: float) -> Controller:
     return Controller(fleet, pool, ThousandEach(), devices, {"a": rate}, SETTINGS)  # type: ignore[arg-type]
 
 
@@ -100,7 +91,7 @@ async def run_until(controller: Controller, look: Callable[[], bool]) -> None:
 
 @in_loop
 async def test_slower_batches_are_planned_for_although_the_first_plan_for_them_could_not_be_started() -> None:
-    fleet, devices = Fleet(), Devices(frozenset(range(4)))
+    fleet, devices = Fleet(), leased(0, 1, 2, 3)
     controller = controller_of(fleet, Pool(400.0, drop_rate=100.0), devices, 400.0)
     await controller.resume(on(1, 900.0))
     fleet.learns, fleet.fails = {"a": 2.5}, 1
@@ -114,7 +105,7 @@ async def test_slower_batches_are_planned_for_although_the_first_plan_for_them_c
 
 @in_loop
 async def test_a_plan_for_slower_batches_is_taken_on_drops_although_it_has_less_of_the_devices() -> None:
-    fleet, devices = Fleet(), Devices(frozenset(range(4)))
+    fleet, devices = Fleet(), leased(0, 1, 2, 3)
     controller = controller_of(fleet, Pool(400.0, drop_rate=100.0), devices, 400.0)
     await controller.resume(on(3, 2500.0))
     before = fleet.plan
@@ -128,7 +119,7 @@ async def test_a_plan_for_slower_batches_is_taken_on_drops_although_it_has_less_
 
 @in_loop
 async def test_a_front_that_goes_on_with_more_devices_than_it_needs_gives_them_back() -> None:
-    fleet, devices = Fleet(), Devices(frozenset({0, 1, 2}))
+    fleet, devices = Fleet(), leased(0, 1, 2)
     controller = controller_of(fleet, Pool(400.0), devices, 400.0)
     await controller.resume(on(3, 2500.0))
     first = fleet.plan
@@ -141,7 +132,7 @@ async def test_a_front_that_goes_on_with_more_devices_than_it_needs_gives_them_b
 
 @in_loop
 async def test_a_device_that_leaves_and_is_not_needed_is_no_problem() -> None:
-    fleet, devices = Fleet(), Devices(frozenset({0, 1}))
+    fleet, devices = Fleet(), leased(0, 1)
     controller = controller_of(fleet, Pool(400.0), devices, 400.0)
     await controller.resume(on(2, 1600.0))
     devices.usable = frozenset({1})

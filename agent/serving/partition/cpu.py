@@ -72,13 +72,10 @@ class CpuDriver(Processor):
 
     def check(self, device: Device, part_pct: int) -> None:
         """Whether there are cores, and the kernel takes so small a quota."""
-        if not device.cores:
-            raise Unavailable(f"device {device.number}: has no cores", hint="name cores, such as [0, 1]")
         self._quota_us(device, part_pct)
 
     def open(self, device: Device, part_pct: int) -> "CpuPlace":
         """A part of the device's cores."""
-        self.check(device, part_pct)
         quota_us = self._quota_us(device, part_pct)
         base = self._own_groups()
         whole = _groups(base, f"{_PREFIX}{own_mark()}-{device.number}")
@@ -97,6 +94,8 @@ class CpuDriver(Processor):
         return CpuPlace(self, base.version, device, part_pct, part, whole)
 
     def _quota_us(self, device: Device, part_pct: int) -> int:
+        if not device.cores:
+            raise Unavailable(f"device {device.number}: has no cores", hint="name cores, such as [0, 1]")
         quota_us = PERIOD_US * len(device.cores) * self.capacity_pct * part_pct // 10_000
         if quota_us < QUOTA_US_MIN:
             least = math.ceil(QUOTA_US_MIN * 10_000 / (PERIOD_US * len(device.cores) * self.capacity_pct))

@@ -54,8 +54,9 @@ def beside(old: Plan, new: Plan, gpus: int) -> Plan:
     Where not all of those may stay, the ones whose parts are largest do.
     """
     used = {glet.gpu for glet in new.glets}
-    others = [(sum(glet.part_pct for glet in glets), gpu) for gpu, glets in _by_gpu(old).items() if gpu not in used]
-    kept = {gpu for _, gpu in sorted(others, key=lambda one: (-one[0], one[1]))[: max(0, gpus - len(used))]}
+    parts = old.gpu_parts()
+    others = sorted(parts.keys() - used, key=lambda gpu: (-parts[gpu], gpu))
+    kept = others[: max(0, gpus - len(used))]
     return _ordered((*new.glets, *(glet for glet in old.glets if glet.gpu in kept)))
 
 

@@ -40,6 +40,13 @@ class Plan:
         """Sum of the parts in use, in percent of one GPU."""
         return sum(glet.part_pct for glet in self.glets)
 
+    def gpu_parts(self) -> Mapping[int, int]:
+        """Sum of the parts in use of each GPU that has one, in percent."""
+        found: dict[int, int] = {}
+        for glet in self.glets:
+            found[glet.gpu] = found.get(glet.gpu, 0) + glet.part_pct
+        return found
+
     def served(self) -> Mapping[str, float]:
         """Requests a second that each model is served, over all its glets."""
         found: dict[str, float] = {}

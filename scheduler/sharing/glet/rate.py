@@ -42,10 +42,9 @@ class RateSettings:
 
     ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
     end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``; so does a rise that is
-    still there ``early_every_s`` after a plan for a burst or drops. A burst is two ticks
-    in a row above what the planned rate exceeds once in ``burst_once_in``, more than is planned for within
-    ``step_ticks``, or ``drop_share`` dropped within ``fast_ticks``, ``drops_least`` at least: one in a hundred is no
-    share.
+    still there ``early_every_s`` after a plan for a burst or drops. A burst is two ticks in a row above what the
+    planned rate exceeds once in ``burst_once_in``, more than is planned for within ``step_ticks``, or ``drop_share``
+    dropped within ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
     """
 
     tick_s: float = 0.5
@@ -65,16 +64,12 @@ class RateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One model's rate: the slow average, the last ticks' requests and drops, and ticks in a row that burst.
-
-    ``has_stepped``: more came within ``step_ticks`` than is planned for, though no tick of them may show it alone.
-    """
+    """One model's rate: the slow average, the last ticks' requests and drops, and ticks in a row that burst."""
 
     slow: float = 0.0
     counts: tuple[int, ...] = ()
     drops: tuple[int, ...] = ()
     bursting: int = 0
-    has_stepped: bool = False
 
     def rate(self, settings: RateSettings) -> float:
         """Requests a second: the largest of the slow average, the fast mean, and the mean since a burst began."""
@@ -130,7 +125,7 @@ def tick(
         if has_risen:
             return state, "rise"
         state = replace(state, again_s=math.inf)
-    if may_be_early and any(one.has_stepped for one in models.values()):
+    if may_be_early and any(_has_stepped(one, state.targets[name], settings) for name, one in models.items()):
         return state, "burst"
     if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
         state = replace(state, looked_s=now_s)
@@ -163,13 +158,11 @@ def _counted(
     count, dropped = counts.get(name, 0), drops.get(name, 0)
     expected = planned_rate(state.targets[name]) * settings.tick_s
     is_above = count > poisson_bound(expected, settings.burst_once_in)
-    came = (*one.counts, count)[-settings.step_ticks :]
     return Measured(
         slow=one.slow + settings.slow_alpha * (count / settings.tick_s - one.slow),
-        counts=came,
+        counts=(*one.counts, count)[-settings.step_ticks :],
         drops=(*one.drops, dropped)[-settings.fast_ticks :],
         bursting=one.bursting + 1 if is_above else 0,
-        has_stepped=sum(came) > expected * settings.step_ticks,
     )
 
 
@@ -184,6 +177,11 @@ def poisson_bound(mean: float, once_in: float) -> float:
 def _is_dropping(one: Measured, settings: RateSettings) -> bool:
     dropped = sum(one.drops)
     return dropped >= settings.drops_least and dropped > settings.drop_share * sum(one.counts[-settings.fast_ticks :])
+
+
+def _has_stepped(one: Measured, target: float, settings: RateSettings) -> bool:
+    """Whether more came within ``step_ticks`` than is planned for, though no tick of them may show it alone."""
+    return sum(one.counts) > planned_rate(target) * settings.tick_s * settings.step_ticks
 
 
 def _has_risen(rate: float, target: float, settings: RateSettings) -> bool:

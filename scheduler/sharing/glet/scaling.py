@@ -1,6 +1,5 @@
 """Algorithm 2: as few GPUs as the rates need, more at once and fewer after a while [glet §4.5]. PURE."""
 
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -202,9 +201,7 @@ def deciding(
 def _on_fewer(plan: Plan, rates: Mapping[str, float], gpus: int) -> Plan | None:
     """What a plan has on some of its GPUs, if all rates are served there; those with the least parts go first."""
     while plan.gpus > gpus:
-        parts = Counter[int]()
-        for glet in plan.glets:
-            parts[glet.gpu] += glet.part_pct
+        parts = plan.gpu_parts()
         others = (
             Plan(glets=tuple(glet for glet in plan.glets if glet.gpu != gpu))
             for gpu in sorted(parts, key=lambda gpu: (parts[gpu], -gpu))
