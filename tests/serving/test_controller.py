@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
@@ -9,6 +10,7 @@ from farside.scheduler.sharing.glet.rate import RateSettings
 from farside.serve.controller import Controller
 from farside.serve.fleet import NOTHING_CHANGED, Phases
 from farside.serve.planner import Planned
+from farside.serve.status import TAKEN_OVER
 from tests.serving.front import in_loop
 from tests.serving.test_changing_devices import Leased
 
@@ -27,9 +29,13 @@ def on(gpus: int, rate: float) -> Plan:
 class ThousandEach:
     """A planner of devices that serve `DEVICE_RATE` each, less where batches take longer."""
 
+    def __init__(self) -> None:
+        self.on_asked: Callable[[], None] = lambda: None
+
     async def plan(
         self, rates: Mapping[str, float], gpus: int, slower: Mapping[str, float], *, is_explained: bool = False
     ) -> Planned:
+        self.on_asked()
         count = max(1, -(-int(rates["a"] * slower.get("a", 1.0)) // int(DEVICE_RATE)))
         if count > gpus:
             return Planned(found=Refusal(model="a", left=1.0, why="too much"))
@@ -63,10 +69,10 @@ class Pool:
     """Counts the same in each tick."""
 
     def __init__(self, rate: float, drop_rate: float = 0.0) -> None:
-        self._came, self._dropped = round(rate * SETTINGS.tick_s), round(drop_rate * SETTINGS.tick_s)
+        self.came, self._dropped = round(rate * SETTINGS.tick_s), round(drop_rate * SETTINGS.tick_s)
 
     def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        return {"a": self._came}, {"a": self._dropped}
+        return {"a": self.came}, {"a": self._dropped}
 
 
 def leased(*numbers: int) -> Leased:
@@ -76,8 +82,11 @@ def leased(*numbers: int) -> Leased:
     return devices
 
 
-def controller_of(fleet: Fleet, pool: Pool, devices: Leased, rate: float) -> Controller:
-    return Controller(fleet, pool, ThousandEach(), devices, {"a": rate}, SETTINGS)  # type: ignore[arg-type]
+def controller_of(
+    fleet: Fleet, pool: Pool, devices: Leased, rate: float, settings: RateSettings = SETTINGS,
+    planner: ThousandEach | None = None,
+) -> Controller:  # fmt: skip
+    return Controller(fleet, pool, planner or ThousandEach(), devices, {"a": rate}, settings)  # type: ignore[arg-type]
 
 
 async def run_until(controller: Controller, look: Callable[[], bool]) -> None:
@@ -140,3 +149,17 @@ async def test_a_device_that_leaves_and_is_not_needed_is_no_problem() -> None:
     await run_until(controller, lambda: {one.gpu for one in fleet.plan.glets} == {1})
 
     assert controller.problem == ""
+
+
+@in_loop
+async def test_drops_that_changed_nothing_are_followed_by_a_plan_for_all_of_the_step() -> None:
+    """By a rise: as soon as the mean has all of it, and not only when drops may ask for a plan again."""
+    fleet, devices, pool, planner = Fleet(), leased(0, 1, 2, 3), Pool(400.0, drop_rate=100.0), ThousandEach()
+    settings = replace(SETTINGS, early_every_s=2.0, period_s=60.0)
+    controller = controller_of(fleet, pool, devices, 400.0, settings, planner)
+    await controller.resume(on(1, DEVICE_RATE))
+    planner.on_asked = lambda: setattr(pool, "came", 16)
+
+    await run_until(controller, lambda: fleet.plan.gpus == 2)
+
+    assert [one.cause for one in controller.records] == [TAKEN_OVER, "rise"]

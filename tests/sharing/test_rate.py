@@ -9,6 +9,7 @@ from farside.scheduler.sharing.glet.rate import (
     Cause,
     RateSettings,
     Tracked,
+    kept,
     planned,
     planned_rate,
     poisson_bound,
@@ -117,6 +118,24 @@ def test_a_plan_that_was_made_while_rates_still_rose_is_followed_by_another_one_
     state, causes = run(state, [100] * 20, since_s=6.5)
     assert causes == ["rise"]
     assert state.targets["a"] == 200
+
+
+def test_a_step_that_was_no_change_yet_is_looked_at_again_once_the_mean_has_all_of_it() -> None:
+    """Two seconds after the decision, not five: nothing that it changed has to come to rest."""
+    before, _ = run(tracked({"a": 100.0}), [50] * 12)
+    state, causes = run(before, [100], since_s=6.0, drops=4)
+    assert causes == ["drops"]
+
+    state, causes = run(kept(state, 6.5, SETTINGS), [100] * 4, since_s=6.5)
+
+    assert causes == ["rise"]
+    assert state.targets["a"] == 200
+
+
+def test_a_decision_of_a_period_that_changes_nothing_is_not_looked_at_again() -> None:
+    state = planned(tracked({"a": 100.0}), 20.0, SETTINGS, "period")
+
+    assert kept(state, 20.0, SETTINGS) == state
 
 
 def test_what_rose_for_a_moment_only_is_not_planned_for_again() -> None:

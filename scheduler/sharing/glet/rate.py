@@ -42,9 +42,10 @@ class RateSettings:
 
     ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
     end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``; so does a rise that is
-    still there ``early_every_s`` after a plan for a burst or drops. A burst is two ticks in a row above what the
-    planned rate exceeds once in ``burst_once_in``, more than is planned for within ``step_ticks``, or ``drop_share``
-    dropped within ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
+    still there ``early_every_s`` after a plan for a burst or drops, or ``fast_ticks`` after a decision for them that
+    changed nothing. A burst is two ticks in a row above what the planned rate exceeds once in ``burst_once_in``, more
+    than is planned for within ``step_ticks``, or ``drop_share`` dropped within ``fast_ticks``, ``drops_least`` at
+    least: one in a hundred is no share.
     """
 
     tick_s: float = 0.5
@@ -145,6 +146,16 @@ def planned(state: Tracked, now_s: float, settings: RateSettings, cause: str = "
     targets = {name: one.rate(settings) for name, one in models.items()}
     again_s = now_s + settings.early_every_s if cause in _EARLY else math.inf
     return Tracked(models=models, targets=targets, planned_s=now_s, looked_s=now_s, again_s=again_s)
+
+
+def kept(state: Tracked, now_s: float, settings: RateSettings) -> Tracked:
+    """The state after a decision, whose rates `planned` took, for which the plan that runs was enough.
+
+    What came before the step has left the means ``fast_ticks`` later: rates that are looked at again are so then.
+    """
+    if state.again_s == math.inf:
+        return state
+    return replace(state, again_s=min(state.again_s, now_s + settings.fast_ticks * settings.tick_s))
 
 
 def _counted(

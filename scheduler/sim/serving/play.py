@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
-from farside.scheduler.sharing.glet.rate import RateSettings, planned, planned_rate, tick, tracked
+from farside.scheduler.sharing.glet.rate import RateSettings, kept, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import Scale, decide, deciding
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.serving.arrivals import ArrivedQueue, Course, GatedQueue, Outcome, drawn, outcome
@@ -114,14 +114,16 @@ class Epochs:
             if self._next is None and (cause is not None or (is_period and self._scale.is_above)):
                 rates = {name: one.rate(self._rates) for name, one in state.models.items()}
                 state = planned(state, now_s, self._rates, cause or "period")
-                self._decide(rates, now_s, cause or "period", is_period=is_period)
+                if self._decide(rates, now_s, cause or "period", is_period=is_period):
+                    state = kept(state, now_s, self._rates)
             if self._next is not None and now_s >= self._next[0]:
                 self._switch(now_s)
             if round(now_s / tick_s) % round(self._settings.window_s / tick_s) == 0:
                 windows.append((now_s, max(self._current.gpus, 0), self._current.part_pct))
         return self._played(windows)
 
-    def _decide(self, rates: Mapping[str, float], now_s: float, cause: str, *, is_period: bool = True) -> None:
+    def _decide(self, rates: Mapping[str, float], now_s: float, cause: str, *, is_period: bool = True) -> bool:
+        """Plans for measured rates; whether the plan that runs is enough for them."""
         wanted = {name: planned_rate(rate) for name, rate in rates.items()}
         asking = deciding(self._scale, self._current, wanted, is_period=is_period)
         decided = decide(asking, lambda rates: self._plan(rates, self._settings.gpus_max))
@@ -129,6 +131,7 @@ class Epochs:
         self._refused += decided.refusal is not None
         if decided.plan is not None:
             self._next = (now_s + self._settings.reorganise_s, decided.plan, cause)
+        return decided.plan is None and decided.refusal is None
 
     def _switch(self, now_s: float) -> None:
         if self._next is not None:

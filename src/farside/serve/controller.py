@@ -20,7 +20,7 @@ from farside.log import get_log
 from farside.own_task import in_own_task
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
-from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, planned, planned_rate, tick, tracked
+from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, kept, planned, planned_rate, tick, tracked
 from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share, serves_all
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner, PlannerError, answered
@@ -219,6 +219,8 @@ class Controller:
                 self._record(cause, current, plan_s, problem=why)
             if plan is None:
                 self._is_owed = False
+                if refusal is None:
+                    self._tracked = kept(self._tracked, self._loop.time(), self._settings)
                 return
             phases = await self._fleet.change(plan, wanted)
         except FarsideError as error:
