@@ -15,7 +15,7 @@ from farside.agent.serving.frames import FRAME_BYTES, Frame, decode, encode
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, OnDone, OnExit, ServeError
 from farside.agent.serving.life import ENDED, PREPARE_S, Exited, Received
 from farside.agent.serving.model_file import ModelFile
-from farside.agent.serving.partition.policy import Measured, Place, SharedFate
+from farside.agent.serving.partition.policy import Entry, Measured, Place, SharedFate
 from farside.errors import RemoteProtocolError
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
 
 PROGRAM = ("-P", "-m", "farside.agent.serving.executor_process")
 _PACKETS_AT_ONCE = 16
+_HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 async def start_executor(
@@ -209,7 +210,7 @@ def _start(
         process = subprocess.Popen(
             [sys.executable, *program, *map(str, fds)],
             pass_fds=fds,
-            env={**os.environ, **place.entry.environment, "OMP_NUM_THREADS": str(place.entry.threads)},
+            env=_environment(place.entry),
             stdin=subprocess.DEVNULL,
         )
     except OSError:
@@ -219,3 +220,16 @@ def _start(
         theirs.close()
         os.close(setup_fd)
     return ours, process
+
+
+def _environment(entry: Entry) -> dict[str, str]:
+    """This process's, with the part's variables and threads.
+
+    On a CPU the C library asks for transparent huge pages: a batch reads all weights of its model, and with small pages
+    it looks for many of them first. Who sets this tunable of glibc decides instead.
+    """
+    environment = {**os.environ, **entry.environment, "OMP_NUM_THREADS": str(entry.threads)}
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if entry.computes_on == "cpu" and _HUGE_PAGES not in tunables:
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))
+    return environment

@@ -17,11 +17,13 @@ from farside.serve.sample_models import make_models
 from tests.support.waiting import DEADLINE_S
 
 
-def small_models(folder: Path, names: Sequence[str] = ("mlp",), *, max_batch: int = 4) -> tuple[ModelFile, ...]:
-    """Models that run in well under a millisecond."""
+def small_models(
+    folder: Path, names: Sequence[str] = ("mlp",), *, max_batch: int = 4, size: float = 0.02
+) -> tuple[ModelFile, ...]:
+    """Models that run in well under a millisecond, at this size."""
     for package in ("onnxruntime", "onnx"):
         pytest.importorskip(package, reason=f"needs {package} (requirements/serving.txt)")
-    paths = make_models(folder, names, size=0.02)
+    paths = make_models(folder, names, size=size)
     return tuple(describe(ModelRequest(name=path.stem, path=str(path), max_batch=max_batch)) for path in paths)
 
 

@@ -347,3 +347,32 @@ def test_an_executor_outlives_what_is_sent_to_all_processes_of_a_service(models:
         await executor.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("tunables", "are_huge"), [("", True), ("glibc.malloc.perturb=0", True), ("glibc.malloc.hugetlb=0", False)]
+)
+def test_weights_lie_in_huge_pages_unless_the_kernel_or_an_administrator_says_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunables: str, are_huge: bool
+) -> None:
+    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not switch.exists() or "[madvise]" not in switch.read_text():
+        pytest.skip("this kernel does not give huge pages to those that ask for them, and to no other")
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    models = small_models(tmp_path, size=0.5)
+
+    async def huge_bytes() -> int:
+        watched = Watched()
+        executor = await watched.start(models)
+        try:
+            (line,) = (line for line in rollup_of(executor.pid) if line.startswith("AnonHugePages"))
+            return int(line.split()[1]) * 1024
+        finally:
+            await executor.close()
+
+    assert (asyncio.run(huge_bytes()) >= Path(models[0].path).stat().st_size / 2) is are_huge
+
+
+def rollup_of(pid: int) -> list[str]:
+    """Kilobytes of each kind of its memory."""
+    return Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
