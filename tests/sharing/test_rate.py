@@ -58,6 +58,20 @@ def test_a_steady_rate_changes_nothing() -> None:
     assert causes == []
 
 
+@pytest.mark.parametrize("rate", [5.0, 20.0, 60.0, 200.0])
+def test_a_steady_rate_leads_to_few_plans(rate: float) -> None:
+    # Each may be another plan, whose executors start beside those that serve. The mean of two seconds alone led to one
+    # in two to three periods.
+    periods = 720
+    counts = np.random.default_rng(7).poisson(
+        rate * SETTINGS.tick_s, round(periods * SETTINGS.period_s / SETTINGS.tick_s)
+    )
+
+    _, causes = run(tracked({"a": rate}), [int(count) for count in counts])
+
+    assert len(causes) < periods / 4
+
+
 def test_a_step_is_seen_within_a_second() -> None:
     state, causes = run(tracked({"a": 100.0}), [50] * 12)
     assert causes == []

@@ -41,11 +41,12 @@ class RateSettings:
     """When rates count as changed. Counts come in ticks of ``tick_s``.
 
     ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
-    end reschedules after a rise by ``rise_share`` or ``rise_rate`` or a fall by ``fall_share``; so does a rise that is
-    still there ``early_every_s`` after a plan for a burst or drops, or ``fast_ticks`` after a decision for them that
-    changed nothing. A burst is two ticks in a row above what the planned rate exceeds once in ``burst_once_in``, more
-    than is planned for within ``step_ticks``, or ``drop_share`` dropped within ``fast_ticks``, ``drops_least`` at
-    least: one in a hundred is no share.
+    end reschedules after a rise by ``rise_share`` or ``rise_rate``, of the EWMA or within ``step_ticks``, or a fall by
+    ``fall_share``, each only beyond chance: two standard deviations of the EWMA, and once in ``rise_once_in`` within
+    ``step_ticks``. So does a rise that is still there ``early_every_s`` after a plan for a burst or drops, or
+    ``fast_ticks`` after a decision for them that changed nothing. A burst is two ticks in a row above what the planned
+    rate exceeds once in ``burst_once_in``, more than is planned for within ``step_ticks``, or ``drop_share`` dropped
+    within ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
     """
 
     tick_s: float = 0.5
@@ -55,6 +56,7 @@ class RateSettings:
     rise_share: float = 0.05
     rise_rate: float = 10.0
     fall_share: float = 0.10
+    rise_once_in: float = 40.0
     burst_once_in: float = 10_000.0
     burst_ticks: int = 2
     step_ticks: int = 10
@@ -115,7 +117,7 @@ def tick(
     """
     models = {name: _counted(one, name, state, counts, drops, settings) for name, one in state.models.items()}
     state = replace(state, models=models)
-    has_risen = any(_has_risen(one.rate(settings), state.targets[name], settings) for name, one in models.items())
+    has_risen = any(_has_risen(one, state.targets[name], settings) for name, one in models.items())
     may_be_early = now_s - state.planned_s >= settings.early_every_s
     if may_be_early:
         if any(one.bursting >= settings.burst_ticks for one in models.values()):
@@ -130,7 +132,7 @@ def tick(
         return state, "burst"
     if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
         state = replace(state, looked_s=now_s)
-        has_fallen = any(_has_fallen(one.rate(settings), state.targets[name], settings) for name, one in models.items())
+        has_fallen = any(_has_fallen(one, state.targets[name], settings) for name, one in models.items())
         if has_risen or has_fallen:
             return state, "period"
     return state, None
@@ -195,9 +197,20 @@ def _has_stepped(one: Measured, target: float, settings: RateSettings) -> bool:
     return sum(one.counts) > planned_rate(target) * settings.tick_s * settings.step_ticks
 
 
-def _has_risen(rate: float, target: float, settings: RateSettings) -> bool:
-    return rate > target + min(settings.rise_share * target, settings.rise_rate)
+def _has_risen(one: Measured, target: float, settings: RateSettings) -> bool:
+    """Whether the slow average has risen, or what came within ``step_ticks``, by more than chance."""
+    rise = min(settings.rise_share * target, settings.rise_rate)
+    if one.slow > target + max(rise, _by_chance(target, settings)):
+        return True
+    seconds = settings.tick_s * len(one.counts)
+    chance = poisson_bound(target * seconds, settings.rise_once_in)
+    return sum(one.counts) > max((target + rise) * seconds, chance)
 
 
-def _has_fallen(rate: float, target: float, settings: RateSettings) -> bool:
-    return rate < target * (1 - settings.fall_share)
+def _has_fallen(one: Measured, target: float, settings: RateSettings) -> bool:
+    return one.rate(settings) < target - max(settings.fall_share * target, _by_chance(target, settings))
+
+
+def _by_chance(target: float, settings: RateSettings) -> float:
+    """Two standard deviations of the slow average of Poisson requests."""
+    return 2 * math.sqrt(target / settings.tick_s * settings.slow_alpha / (2 - settings.slow_alpha))
