@@ -50,7 +50,11 @@ class Fleet:
         self.slower: dict[str, float] = {}
         self.learns: dict[str, float] = {}
         self.fails = 0
+        self.missing = frozenset[str]()
         self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
+
+    def take_missing(self) -> frozenset[str]:
+        return self.missing
 
     def correct(self) -> bool:
         learned, self.learns = self.learns, {}
@@ -163,3 +167,20 @@ async def test_drops_that_changed_nothing_are_followed_by_a_plan_for_all_of_the_
     await run_until(controller, lambda: fleet.plan.gpus == 2)
 
     assert [one.cause for one in controller.records] == [TAKEN_OVER, "rise"]
+
+
+@in_loop
+async def test_drops_while_an_executor_starts_again_lead_to_no_other_plan() -> None:
+    fleet, devices, pool, planner = Fleet(), leased(0, 1, 2, 3), Pool(400.0, drop_rate=100.0), ThousandEach()
+    asked = asyncio.Event()
+    planner.on_asked = asked.set
+    controller = controller_of(fleet, pool, devices, 400.0, replace(SETTINGS, early_every_s=0.0), planner)
+    await controller.start(on(1, DEVICE_RATE))
+    fleet.missing = frozenset({"a"})
+    ticks = iter(range(40))
+
+    await run_until(controller, lambda: next(ticks, None) is None)
+    assert not asked.is_set()
+    fleet.missing = frozenset()
+
+    await run_until(controller, asked.is_set)

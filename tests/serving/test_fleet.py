@@ -235,6 +235,7 @@ async def test_an_executor_is_started_again_whatever_its_device_raised_at_the_tr
 
     assert driver.refusals == []
     assert "No space left on device" in caplog.text
+    assert [fleet.take_missing(), fleet.take_missing()] == [{"mlp"}, frozenset()]
     await fleet.close()
 
 

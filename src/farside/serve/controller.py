@@ -60,6 +60,8 @@ class Controller:
         self.records = deque[ChangeRecord](maxlen=RECORDS_KEPT)
         self._refused = ""
         self._needed = 0
+        # Until then drops of a model do not count, as its executor has died.
+        self._excused_s = dict[str, float]()
         # An epoch that failed is tried again, as soon as another one may be.
         self._is_owed = False
         # What runs was planned with latencies from which others have been learned.
@@ -157,7 +159,8 @@ class Controller:
                 at_s = max(at_s + tick_s, self._loop.time())
                 await asyncio.sleep(at_s - self._loop.time())
                 came, violated = self._pool.take_counts()
-                self._tracked, seen = tick(self._tracked, came, violated, at_s, self._settings)
+                drops = self._by_load(violated, at_s)
+                self._tracked, seen = tick(self._tracked, came, drops, at_s, self._settings)
                 cause: str | None = seen
                 is_period = at_s - periods_at_s >= self._settings.period_s
                 if self._planner is None or self._under_way is not None:
@@ -183,6 +186,16 @@ class Controller:
         """Ends its planner."""
         if self._planner is not None:
             await self._planner.close()
+
+    def _by_load(self, violated: Mapping[str, int], now_s: float) -> Mapping[str, int]:
+        """Drops that tell of too small a plan.
+
+        Not those of a model whose executor has died, until it has been back for as long as drops are remembered: it
+        starts anew sooner than another plan would serve, whose executors would start beside it.
+        """
+        until_s = now_s + self._settings.tick_s * self._settings.fast_ticks
+        self._excused_s |= dict.fromkeys(self._fleet.take_missing(), until_s)
+        return {name: 0 if now_s < self._excused_s.get(name, 0.0) else count for name, count in violated.items()}
 
     def _have_devices_changed(self) -> bool:
         """Whether the plan has one that it has to leave, or those are there that it lacks."""

@@ -94,6 +94,7 @@ class Fleet:
         self._plan = Plan(glets=())
         self._rates: Mapping[str, float] = {}
         self.deaths = 0
+        self._have_died = set[str]()
         # Is told of a device on which none runs and none can be started, and why.
         self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
         pool.on_dead = self._died
@@ -107,6 +108,12 @@ class Fleet:
     def executors(self) -> Sequence[tuple[Glet, ExecutorHandle | None]]:
         """Each glet of the plan with its executor; None: it has died, and comes again."""
         return [(one.glet, one.executor) for one in self._opened if not one.is_leaving]
+
+    def take_missing(self) -> frozenset[str]:
+        """Models of which an executor has died since the last call, or is not there."""
+        missing = {name for one in self._opened if one.executor is None for name in _names(one.glet)}
+        found, self._have_died = frozenset(missing | self._have_died), set()
+        return found
 
     @property
     def in_use(self) -> frozenset[int]:
@@ -340,6 +347,7 @@ class Fleet:
         if one is None or one.is_leaving:
             return
         self.deaths += 1
+        self._have_died.update(_names(one.glet))
         one.executor = None
         now_s = self._loop.time()
         if now_s - one.ready_s >= LIVED_S:

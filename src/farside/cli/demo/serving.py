@@ -81,7 +81,8 @@ def play(show: Show, folder: Path) -> ServingScene:
     step, kill = f"{BACK_AFTER_STEP_S:g} s after the step", f"{BACK_AFTER_KILL_S:g} s after the kill"
     phases = (
         Phase(name="at first", since_s=SETTLE_S, until_s=STEP_S, rates=rates),
-        Phase(name=step, since_s=after_step, until_s=KILL_S, rates=stepped),
+        # Without those that may be under way when the executor is killed.
+        Phase(name=step, since_s=after_step, until_s=KILL_S - max(mix.slo_ms.values()) / 1000, rates=stepped),
         Phase(name=kill, since_s=after_kill, until_s=END_S, rates=stepped),
     )
     return ServingScene(mix=mix, phases=phases, result=result, status=status, killed=killed)
