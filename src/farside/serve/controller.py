@@ -188,7 +188,7 @@ class Controller:
             await self._planner.close()
 
     def _by_load(self, violated: Mapping[str, int], now_s: float) -> Mapping[str, int]:
-        """Drops that tell of too small a plan.
+        """Drops because the plan is too small.
 
         Not those of a model whose executor has died, until it has been back for as long as drops are remembered: it
         starts anew sooner than another plan would serve, whose executors would start beside it.
