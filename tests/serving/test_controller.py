@@ -50,6 +50,7 @@ class Fleet:
         self.slower: dict[str, float] = {}
         self.learns: dict[str, float] = {}
         self.fails = 0
+        self.was_calm = False
         self.missing = frozenset[str]()
         self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
 
@@ -61,7 +62,8 @@ class Fleet:
         self.slower |= learned
         return bool(learned)
 
-    async def change(self, plan: Plan, rates: Mapping[str, float]) -> Phases:
+    async def change(self, plan: Plan, rates: Mapping[str, float], *, is_calm: bool = False) -> Phases:
+        self.was_calm = is_calm
         if self.fails:
             self.fails -= 1
             raise FarsideError("an executor did not start")
@@ -127,6 +129,7 @@ async def test_a_plan_for_slower_batches_is_taken_on_drops_although_it_has_less_
     await run_until(controller, lambda: fleet.plan != before)
 
     assert fleet.plan.served()["a"] < DEVICE_RATE / 1.2
+    assert not fleet.was_calm, "requests are dropped until it has come"
     assert devices.wanted == 3, "they are not given back at once"
 
 
@@ -167,6 +170,7 @@ async def test_drops_that_changed_nothing_are_followed_by_a_plan_for_all_of_the_
     await run_until(controller, lambda: fleet.plan.gpus == 2)
 
     assert [one.cause for one in controller.records] == [TAKEN_OVER, "rise"]
+    assert fleet.was_calm, "nothing is dropped before a rise is told"
 
 
 @in_loop

@@ -24,7 +24,7 @@ from farside.scheduler.sharing.glet.scaling import largest_share
 from farside.serve import fleet as fleet_module
 from farside.serve import planner as planner_module
 from farside.serve.controller import Controller
-from farside.serve.fleet import Fleet
+from farside.serve.fleet import CALM_PCT, Fleet
 from farside.serve.planner import Planned, Planner, PlannerError, answered, sizes_of
 from farside.serve.pool import Pool
 from farside.serve.site import LocalSite, OwnDevices, Site
@@ -435,6 +435,25 @@ async def test_executors_that_prepare_are_held_to_a_part_only_where_others_serve
     beside = msgspec.structs.replace(glet(0, "lstm"), part_pct=50)
     await fleet.change(Plan(glets=(part, beside, glet(1, "lstm"))), {})
     assert driver.held == [(0, 20), (0, 0)]
+    await fleet.close()
+
+
+@pytest.mark.parametrize(("prepare_s", "held"), [(600.0, [(0, CALM_PCT), (0, 0)]), (0.0, [])])
+@in_loop
+async def test_for_a_calm_change_executors_are_held_to_little_where_that_is_soon_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare_s: float, held: list[tuple[int, int]]
+) -> None:
+    files = small_models(tmp_path, ("mlp", "lstm"))
+    driver = HoldingDriver()
+    fleet, _ = fleet_of(files, driver)
+    part, beside = (msgspec.structs.replace(glet(0, name), part_pct=50) for name in ("mlp", "lstm"))
+    await fleet.change(Plan(glets=(part,)), {}, is_calm=True)
+    assert driver.held == [], "nothing else serves there"
+
+    monkeypatch.setattr(fleet, "_prepare_s", prepare_s or fleet._whole_start_s)
+    await fleet.change(Plan(glets=(part, beside)), {}, is_calm=True)
+
+    assert driver.held == held
     await fleet.close()
 
 

@@ -30,6 +30,8 @@ from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
 from farside.units import format_count
 
 RECORDS_KEPT = 60
+# Causes of plans before which next to nothing was dropped.
+_CALM = frozenset({"period", "rise"})
 
 _log = get_log("serve.controller")
 
@@ -235,7 +237,7 @@ class Controller:
                 if refusal is None:
                     self._tracked = kept(self._tracked, self._loop.time(), self._settings)
                 return
-            phases = await self._fleet.change(plan, wanted)
+            phases = await self._fleet.change(plan, wanted, is_calm=cause in _CALM)
         except FarsideError as error:
             self._record(cause, current, plan_s, problem=f"the old plan stays: {error}")
             return
