@@ -90,8 +90,8 @@ def test_bursts_of_one_model_do_not_hasten_giving_back_what_another_had() -> Non
         state, cause = tick(state, {"a": 200 if now_s < fell_s else 20, "b": b}, {}, now_s, settings)
         is_period = step % 40 == 0
         if cause is not None or (is_period and scale.is_above):
-            rates = {name: planned_rate(one.rate(settings)) for name, one in state.models.items()}
             state = planned(state, now_s, settings, cause or "period")
+            rates = {name: planned_rate(rate) for name, rate in state.targets.items()}
             before = scale.gpus
             decided = decide(deciding(scale, current, rates, is_period=is_period), gpus.plan)
             scale, current = decided.scale, decided.plan or current

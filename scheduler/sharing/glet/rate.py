@@ -40,13 +40,14 @@ def planned_rate(rate: float) -> float:
 class RateSettings:
     """When rates count as changed. Counts come in ticks of ``tick_s``.
 
-    ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. A period's
-    end reschedules after a rise by ``rise_share`` or ``rise_rate``, of the EWMA or within ``step_ticks``, or a fall by
-    ``fall_share``, each only beyond chance: two standard deviations of the EWMA, and once in ``rise_once_in`` within
-    ``step_ticks``. So does a rise that is still there ``early_every_s`` after a plan for a burst or drops, or
-    ``fast_ticks`` after a decision for them that changed nothing. A burst is two ticks in a row above what the planned
-    rate exceeds once in ``burst_once_in``, more than is planned for within ``step_ticks``, or ``drop_share`` dropped
-    within ``fast_ticks``, ``drops_least`` at least: one in a hundred is no share.
+    ``slow_alpha``: of the EWMA over ticks, 20 s; ``fast_ticks``: those whose mean counts upwards at once. Counts of the
+    last ``step_ticks`` have stepped up where that is ``step_likelier`` times as likely as that they have not. A
+    period's end reschedules after a rise by ``rise_share`` or ``rise_rate``, of the EWMA or by a step, or a fall by
+    ``fall_share``; of the EWMA beyond two of its standard deviations. So does a rise that is still there
+    ``early_every_s`` after a plan for a burst or drops, or ``fast_ticks`` after a decision for them that changed
+    nothing. A burst is two ticks in a row above what the planned rate exceeds once in ``burst_once_in``, more than is
+    planned for within ``step_ticks``, or ``drop_share`` dropped within ``fast_ticks``, ``drops_least`` at least: one in
+    a hundred is no share.
     """
 
     tick_s: float = 0.5
@@ -56,10 +57,10 @@ class RateSettings:
     rise_share: float = 0.05
     rise_rate: float = 10.0
     fall_share: float = 0.10
-    rise_once_in: float = 40.0
     burst_once_in: float = 10_000.0
     burst_ticks: int = 2
     step_ticks: int = 10
+    step_likelier: float = 20.0
     drop_share: float = 0.01
     drops_least: int = 4
     early_every_s: float = 5.0
@@ -74,14 +75,25 @@ class Measured:
     drops: tuple[int, ...] = ()
     bursting: int = 0
 
-    def rate(self, settings: RateSettings) -> float:
-        """Requests a second: the largest of the slow average, the fast mean, and the mean since a burst began."""
-        means = [self.slow]
-        since = self.counts[max(0, len(self.counts) - self.bursting) :] if self.bursting else ()
-        for counts in (self.counts[-settings.fast_ticks :], since):
-            if counts:
-                means.append(sum(counts) / (settings.tick_s * len(counts)))
-        return max(means)
+    def stepped(self, target: float, settings: RateSettings) -> float:
+        """The mean since they have stepped up, requests a second; 0: they have not.
+
+        Since when they have is where it is likeliest by the counts: those from there on are beyond ``step_likelier``
+        times as likely to have come at their own mean as at ``target``, and more so than from any other tick on.
+        """
+        mean, likeliest, came = 0.0, math.log(settings.step_likelier), 0
+        for ticks, count in enumerate(reversed(self.counts), 1):
+            came += count
+            expected = target * settings.tick_s * ticks
+            if came > expected > 0 and (likelier := came * math.log(came / expected) - (came - expected)) > likeliest:
+                mean, likeliest = came / (settings.tick_s * ticks), likelier
+        return mean
+
+    def rate(self, target: float, settings: RateSettings) -> float:
+        """Requests a second: the largest of the slow average, the fast mean, and the mean since a step."""
+        fast = self.counts[-settings.fast_ticks :]
+        fast_mean = sum(fast) / (settings.tick_s * len(fast)) if fast else 0.0
+        return max(self.slow, fast_mean, self.stepped(target, settings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +150,11 @@ def tick(
     return state, None
 
 
+def measured_rates(state: Tracked, settings: RateSettings) -> dict[str, float]:
+    """Requests a second by model, as they are measured now."""
+    return {name: one.rate(state.targets[name], settings) for name, one in state.models.items()}
+
+
 def planned(state: Tracked, now_s: float, settings: RateSettings, cause: str = "") -> Tracked:
     """The state after a plan for the rates as they are measured now.
 
@@ -145,7 +162,7 @@ def planned(state: Tracked, now_s: float, settings: RateSettings, cause: str = "
     are looked at again as soon as another plan may come.
     """
     models = {name: replace(one, bursting=0) for name, one in state.models.items()}
-    targets = {name: one.rate(settings) for name, one in models.items()}
+    targets = measured_rates(state, settings)
     again_s = now_s + settings.early_every_s if cause in _EARLY else math.inf
     return Tracked(models=models, targets=targets, planned_s=now_s, looked_s=now_s, again_s=again_s)
 
@@ -198,17 +215,13 @@ def _has_stepped(one: Measured, target: float, settings: RateSettings) -> bool:
 
 
 def _has_risen(one: Measured, target: float, settings: RateSettings) -> bool:
-    """Whether the slow average has risen, or what came within ``step_ticks``, by more than chance."""
+    """Whether the slow average has risen beyond chance, or a step is as large."""
     rise = min(settings.rise_share * target, settings.rise_rate)
-    if one.slow > target + max(rise, _by_chance(target, settings)):
-        return True
-    seconds = settings.tick_s * len(one.counts)
-    chance = poisson_bound(target * seconds, settings.rise_once_in)
-    return sum(one.counts) > max((target + rise) * seconds, chance)
+    return one.slow > target + max(rise, _by_chance(target, settings)) or one.stepped(target, settings) > target + rise
 
 
 def _has_fallen(one: Measured, target: float, settings: RateSettings) -> bool:
-    return one.rate(settings) < target - max(settings.fall_share * target, _by_chance(target, settings))
+    return one.rate(target, settings) < target - max(settings.fall_share * target, _by_chance(target, settings))
 
 
 def _by_chance(target: float, settings: RateSettings) -> float:

@@ -112,9 +112,8 @@ class Epochs:
             state, cause = tick(state, counts, drops, now_s, self._rates)
             is_period = round(now_s / tick_s) % round(period_s / tick_s) == 0
             if self._next is None and (cause is not None or (is_period and self._scale.is_above)):
-                rates = {name: one.rate(self._rates) for name, one in state.models.items()}
                 state = planned(state, now_s, self._rates, cause or "period")
-                if self._decide(rates, now_s, cause or "period", is_period=is_period):
+                if self._decide(state.targets, now_s, cause or "period", is_period=is_period):
                     state = kept(state, now_s, self._rates)
             if self._next is not None and now_s >= self._next[0]:
                 self._switch(now_s)

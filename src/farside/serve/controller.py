@@ -20,7 +20,16 @@ from farside.log import get_log
 from farside.own_task import in_own_task
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
-from farside.scheduler.sharing.glet.rate import RateSettings, Tracked, kept, planned, planned_rate, tick, tracked
+from farside.scheduler.sharing.glet.rate import (
+    RateSettings,
+    Tracked,
+    kept,
+    measured_rates,
+    planned,
+    planned_rate,
+    tick,
+    tracked,
+)
 from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share, serves_all
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner, PlannerError, answered
@@ -76,7 +85,7 @@ class Controller:
     @property
     def rates(self) -> Mapping[str, float]:
         """Measured requests a second."""
-        return {name: one.rate(self._settings) for name, one in self._tracked.models.items()}
+        return measured_rates(self._tracked, self._settings)
 
     @property
     def problem(self) -> str:
@@ -288,7 +297,7 @@ class Controller:
         return f"{refusal.model} does not fit on {most}: {refusal.why}; {more}, or send less"
 
     def _wanted(self) -> dict[str, float]:
-        return wanted_of(self.rates)
+        return wanted_of(self._tracked.targets)
 
     def _record(
         self, cause: str, plan: Plan, plan_s: float, phases: Phases = NOTHING_CHANGED, *, problem: str = ""
