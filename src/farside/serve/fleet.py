@@ -31,8 +31,8 @@ AGAIN_S = 1.0  # after a start that failed
 # One that ran for so long has not died of its start, nor of its first batches.
 LIVED_S = 10.0
 _REASONS_MAX = 16
-# Percent of a device, of what prepares for a calm change.
-CALM_PCT = 20
+# Of a device, for what prepares in a calm change, if that is ready so soon: a burst meanwhile has to wait for its end.
+CALM_PCT, CALM_S = 20, 15.0
 
 _log = get_log("serve.fleet")
 
@@ -89,8 +89,8 @@ class Fleet:
         self._sizes_of, self._sizes, self._slower = sizes, sizes({}), dict[str, float]()
         self._pool, self._longest_s, self._prepare_s = pool, longest_s, prepare_s
         self._prepare_pct = prepare_pct
-        # The longest that an executor took to be ready which was held to nothing less than its part.
-        self._whole_start_s = 0.0
+        # The longest that an executor took to be ready on a device on which no other one served.
+        self._alone_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._opened: list[_Opened] = []
         # What is prepared or drained by the change that is under way.
@@ -176,7 +176,7 @@ class Fleet:
         kept, resized, fresh = self._matched(plan)
         self._moving = list(fresh)
         try:
-            await self._prepare(fresh, self._calm_pct() if is_calm else self._prepare_pct)
+            await self._prepare(fresh, self._calm_pct(fresh) if is_calm else self._prepare_pct)
             for one, glet in resized:
                 slowest_s = self._slowest_s(glet)
                 if one.executor is not None and not await one.executor.resize(glet.part_pct, slowest_s):
@@ -249,27 +249,34 @@ class Fleet:
         site = self._sites.get(glet.gpu)
         return site is not None and site.can_resize(one.executor.part_pct, glet.part_pct)
 
-    def _calm_pct(self) -> int:
-        """As before where so little of a device may be too little to be ready in time."""
-        longest_s = self._whole_start_s * WHOLE_PCT / CALM_PCT
-        return min(CALM_PCT, self._prepare_pct) if 0 < longest_s < self._prepare_s else self._prepare_pct
+    def _serves(self, gpu: int) -> bool:
+        return any(one.glet.gpu == gpu and one.executor is not None for one in self._opened)
+
+    def _calm_pct(self, fresh: Sequence[_Opened]) -> int:
+        """As in any change where with so little of a device it would take too long."""
+        longest_s = sum(self._serves(one.glet.gpu) for one in fresh) * self._alone_s * WHOLE_PCT / CALM_PCT
+        is_soon = 0 < longest_s <= min(CALM_S, self._prepare_s)
+        return min(CALM_PCT, self._prepare_pct) if is_soon else self._prepare_pct
 
     async def _prepare(self, fresh: Sequence[_Opened], prepare_pct: int) -> None:
         # Device after device: those that warm up on one disturb no other.
         for gpu in sorted({one.glet.gpu for one in fresh}):
-            is_shared = any(one.glet.gpu == gpu and one.executor is not None for one in self._opened)
+            is_shared = self._serves(gpu)
             for one in fresh:
                 if one.glet.gpu != gpu:
                     continue
+                began_s = self._loop.time()
                 try:
                     one.executor = await self._start(one, prepare_pct if is_shared else WHOLE_PCT)
                 except FarsideError as error:
                     self._failed(gpu, str(error))
                     raise
+                if not is_shared:
+                    self._alone_s = max(self._alone_s, one.ready_s - began_s)
 
     def _failed(self, gpu: int, why: str) -> None:
         # A device on which another one runs is not to blame.
-        if not any(one.glet.gpu == gpu and one.executor is not None for one in self._opened):
+        if not self._serves(gpu):
             self.on_failed(gpu, why)
 
     async def _start(self, one: _Opened, prepare_pct: int = WHOLE_PCT) -> ExecutorHandle:
@@ -277,15 +284,12 @@ class Fleet:
         site = self._sites.get(glet.gpu)
         if site is None:
             raise ServeError(f"device {glet.gpu} is gone")
-        began_s = self._loop.time()
         executor = await site.start(
             glet.part_pct, [self._models[name] for name in _names(glet)], lambda done: self._done(one, done),
             lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
             prepare_pct=prepare_pct,
         )  # fmt: skip
         one.ready_s = self._loop.time()
-        if prepare_pct == WHOLE_PCT:
-            self._whole_start_s = max(self._whole_start_s, one.ready_s - began_s)
         return executor
 
     def _slowest_s(self, glet: Glet) -> dict[str, float]:
