@@ -38,6 +38,7 @@ while :; do sleep 0.1; done
 """
 # By its profile a GPU serves 40 requests a second: one is enough for these, and two for those of the burst.
 LATENCY_MS, RATE, BURST, BURST_S = 200.0, 4, 18.0, 45.0
+OTHER_NUMBERS = 40
 GIVEN_BACK_S = 150.0  # three periods of 20 s with lower rates, and the moments around
 
 
@@ -58,6 +59,9 @@ def test_a_preemptible_gang_makes_room_for_a_burst_and_goes_on_from_its_checkpoi
             "preemptible": True, "checkpoint_dir": str(gang), "output": "/dev/null", "cwd": "/",
         }  # fmt: skip
         with ManagerClient(find_manager(state=state)) as client:
+            # Two managers of one machine give their jobs of one number the same port, and test_cluster has one, too.
+            for _ in range(OTHER_NUMBERS):
+                client.post("jobs", body={"argv": ["true"], "gpus": 1, "output": "/dev/null", "cwd": "/"})
             (training,) = client.post("jobs", body=job)["ids"]
         until(lambda: len(text_of(gang / "started").split("\n")) == 3, what="both processes train")
         burst(state, folder, gang, training)
