@@ -129,7 +129,6 @@ def tick(
     """
     models = {name: _counted(one, name, state, counts, drops, settings) for name, one in state.models.items()}
     state = replace(state, models=models)
-    has_risen = any(_has_risen(one, state.targets[name], settings) for name, one in models.items())
     may_be_early = now_s - state.planned_s >= settings.early_every_s
     if may_be_early:
         if any(one.bursting >= settings.burst_ticks for one in models.values()):
@@ -137,15 +136,15 @@ def tick(
         if any(_is_dropping(one, settings) for one in models.values()):
             return state, "drops"
     if now_s >= state.again_s:
-        if has_risen:
+        if _have_risen(state, settings):
             return state, "rise"
         state = replace(state, again_s=math.inf)
-    if may_be_early and any(_has_stepped(one, state.targets[name], settings) for name, one in models.items()):
+    if may_be_early and any(_exceeds_plan(one, state.targets[name], settings) for name, one in models.items()):
         return state, "burst"
     if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
         state = replace(state, looked_s=now_s)
         has_fallen = any(_has_fallen(one, state.targets[name], settings) for name, one in models.items())
-        if has_risen or has_fallen:
+        if has_fallen or _have_risen(state, settings):
             return state, "period"
     return state, None
 
@@ -158,8 +157,8 @@ def measured_rates(state: Tracked, settings: RateSettings) -> dict[str, float]:
 def planned(state: Tracked, now_s: float, settings: RateSettings, cause: str = "") -> Tracked:
     """The state after a plan for the rates as they are measured now.
 
-    After a burst or drops these are means over ticks from before the step, too, so the plan may be too small: the rates
-    are looked at again as soon as another plan may come.
+    After a burst or drops these rest on few ticks, so the plan may be too small: the rates are looked at again as soon
+    as another plan may come.
     """
     models = {name: replace(one, bursting=0) for name, one in state.models.items()}
     targets = measured_rates(state, settings)
@@ -209,9 +208,13 @@ def _is_dropping(one: Measured, settings: RateSettings) -> bool:
     return dropped >= settings.drops_least and dropped > settings.drop_share * sum(one.counts[-settings.fast_ticks :])
 
 
-def _has_stepped(one: Measured, target: float, settings: RateSettings) -> bool:
+def _exceeds_plan(one: Measured, target: float, settings: RateSettings) -> bool:
     """Whether more came within ``step_ticks`` than is planned for, though no tick of them may show it alone."""
     return sum(one.counts) > planned_rate(target) * settings.tick_s * settings.step_ticks
+
+
+def _have_risen(state: Tracked, settings: RateSettings) -> bool:
+    return any(_has_risen(one, state.targets[name], settings) for name, one in state.models.items())
 
 
 def _has_risen(one: Measured, target: float, settings: RateSettings) -> bool:
