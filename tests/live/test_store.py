@@ -9,8 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import make_url, text
 
 from farside.errors import ConfigError, FarsideError
@@ -18,7 +20,7 @@ from farside.scheduler.manager.model.codec import LaterVersion
 from farside.scheduler.manager.model.event import VERSION, CancelRequested, DrainRequested, JobPromoted
 from farside.scheduler.manager.store import table
 from farside.scheduler.manager.store.event_store import EventStore, StoreError, alive_args
-from farside.scheduler.manager.store.migrate import backup, restore, upgrade
+from farside.scheduler.manager.store.migrate import NEWEST, backup, migrations, restore, upgrade
 from farside.scheduler.manager.store.transaction import Draft, LeadLost
 from tests.live.stores import KINDS, a_database, store_url
 
@@ -26,12 +28,18 @@ NOBODY = 65534
 
 
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventStore]:
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventStore]:
+    """A database without a table."""
     with store_url(request.param, tmp_path) as url:
         made = EventStore(url)
-        upgrade(made)
         yield made
         made.close()
+
+
+@pytest.fixture
+def store(empty: EventStore) -> EventStore:
+    upgrade(empty)
+    return empty
 
 
 def told(job_id: str) -> Draft:
@@ -130,9 +138,53 @@ def test_a_wrong_url_is_one_clear_line(url: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_migrations_make_just_what_the_tables_say(store: EventStore) -> None:
+def test_a_new_store_has_just_what_the_tables_say(store: EventStore) -> None:
+    assert differences(store) == []
+
+
+@pytest.mark.parametrize("made_by", ["0001", NEWEST])
+def test_a_store_of_any_earlier_migration_gets_what_a_new_one_has(
+    empty: EventStore, tmp_path: Path, made_by: str
+) -> None:
+    with empty.engine.begin() as connection:
+        config = migrations()
+        config.attributes["connection"] = connection
+        command.upgrade(config, made_by)
+    (tmp_path / "new").mkdir()
+    new = EventStore(f"sqlite:///{tmp_path}/new/manager.db")
+
+    upgrade(empty)
+    upgrade(new)
+
+    assert differences(empty) == []
+    assert first_rows(empty) == first_rows(new)
+    assert ScriptDirectory.from_config(migrations()).get_current_head() == NEWEST
+    assert len(empty.secret()) == len(new.secret()) == 32
+    new.close()
+
+
+def test_tables_without_a_version_are_refused_and_stay(store: EventStore) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(text("DELETE FROM alembic_version"))
+
+    with pytest.raises(FarsideError, match=r"store_url: .*already exists"):
+        upgrade(store)
+
+    assert store.read(0) == []
+
+
+def differences(store: EventStore) -> list[object]:
+    """Where its tables differ from those that are declared."""
     with store.engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), table.metadata) == []
+        return list(compare_metadata(MigrationContext.configure(connection), table.metadata))
+
+
+def first_rows(store: EventStore) -> dict[str, list[tuple[object, ...]]]:
+    """What stands in its tables; of the secret, how many there are."""
+    with store.engine.connect() as connection:
+        rows = {name: connection.execute(one.select()).all() for name, one in table.metadata.tables.items()}
+        rows["version"] = connection.execute(text("SELECT version_num FROM alembic_version")).all()
+    return {name: [tuple(row)[: 1 if name == "secret" else None] for row in found] for name, found in rows.items()}
 
 
 def test_a_store_is_upgraded_as_often_as_one_likes(store: EventStore) -> None:
