@@ -6,7 +6,7 @@
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
 #   make demo SCENE=serving-cluster  the same models on GPUs that a sandbox's manager leases, through a drain; five minutes
 #   make demo SCENE=live  a day of a job log under QSSF with lending, jobs that sleep, beside its simulation; five minutes; LOG=FILE
-#   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores
+#   make test       what is tested of each change, side by side: at most 15 minutes from a clean clone on two cores
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
 #   make bench-simulator  the measurements of docs/benchmarks-simulator.md
@@ -24,7 +24,7 @@
 #   make test-random  the tests by examples, with new ones: SEED=123 repeats those of a run
 #   make test-long  what takes longer than `make test` may (CONTRIBUTING.md says which that is)
 #   make test-cluster  the tests that need PyTorch, Slurm, MariaDB or PostgreSQL (1 GB), none of which may be skipped
-#   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
+#   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test-long` has the smoke of them
 #   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (two hours, emulated)
 #   make screenshots  docs/page-*.png made anew, of a sandbox's page in a headless browser
 #   make attack     the attacks on Farside that docs/trust.md tells of, and a table of how each ended: at most 35 minutes
@@ -95,18 +95,11 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 demo: venv packages-demo $(SCENE_NEEDS)
 	@.venv/bin/farside demo --scene $(SCENE) $(if $(LOG),--log "$(LOG)")
 
-# The guests' image is built meanwhile, by the system's Python: that needs neither pip nor the engine. An image that
-# can't be built fails or skips its own test, which waits for it, not all of them. `make` is not $(MAKE) here and below:
-# a line with that one is run by `make -n` too. The tests are compiled first, or each worker would compile all of them.
-# Their files are in a folder of their own: the 100th of pytest's has a name too long for some of the tests' sockets.
-test: packages-test
-	@mkdir -p build; \
-	{ test "$${FARSIDE_VM:-}" = none || PYTHONPATH=src:. exec $(SYSTEM_PYTHON) -B -m tests.vm.harness image; } \
-		>build/image.log 2>&1 & image=$$!; \
-	trap 'kill $$image 2>/dev/null || true' EXIT; \
-	make --no-print-directory venv-dev .venv/bin/promtool; \
-	echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
-	kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'kill $$image 2>/dev/null || true; rm -rf "$$kept"' EXIT; \
+# The tests are compiled first, or each worker would compile all of them. Their files are in a folder of their own: the
+# 100th of pytest's has a name too long for some of the tests' sockets.
+test: packages-test venv-dev .venv/bin/promtool
+	@echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
+	kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'rm -rf "$$kept"' EXIT; \
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" --basetemp="$$kept/t" $(PYTEST_ARGS)
 
 test-all:

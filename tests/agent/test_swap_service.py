@@ -192,6 +192,7 @@ def test_a_systemd_that_does_not_reload_is_told_and_its_unit_not_started(root: P
     assert steps(root) == ["daemon-reload"]
 
 
+@pytest.mark.long
 def test_a_unit_that_attaches_another_size_is_let_alone_for_longer_each_time(root: Path) -> None:
     node = Node(root)
     (root / "attaches").write_text(str(48 * MIB))

@@ -87,6 +87,7 @@ def iterations_of(member: Any) -> dict[int, str]:
     return {int(line.split()[0]): line.split()[1] for line in text.splitlines() if line[0].isdigit()}
 
 
+@pytest.mark.long
 def test_a_killed_member_with_forked_children_pauses_its_own_job_only_and_its_rank_comes_back(tmp_path: Path) -> None:
     rule = "adam"
     with service(tmp_path) as one, ExitStack() as stack:

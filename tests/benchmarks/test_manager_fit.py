@@ -48,6 +48,7 @@ print(times.lesson(1.0) is not None)
 """
 
 
+@pytest.mark.long
 def test_a_manager_fits_to_all_of_the_history_while_a_file_exists_and_each_model_is_counted(tmp_path: Path) -> None:
     fits = Fits(tmp_path)
 

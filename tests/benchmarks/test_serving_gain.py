@@ -108,6 +108,7 @@ def test_whole_devices_plan_what_bin_packing_plans(tmp_path: Path) -> None:
     assert planned, "bin packing plans some of the mixes"
 
 
+@pytest.mark.long
 def test_both_plans_are_served_in_turns_and_judged(tmp_path: Path) -> None:
     for package in ("onnxruntime", "onnx", "grpc"):
         pytest.importorskip(package, reason=f"needs {package} (requirements/serving.txt)")

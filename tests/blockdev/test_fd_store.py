@@ -162,6 +162,7 @@ def test_keep_counts_for_a_signal_that_comes_with_it_and_with_news_before_it(ser
     assert client.read(0, PAGE) == b"x" * PAGE
 
 
+@pytest.mark.long
 def test_restarts_in_a_row_lose_no_connection(service: Service) -> None:
     service.start()
     load = Load(service.client())

@@ -384,6 +384,7 @@ def test_a_second_sigterm_ends_at_once(process: Process) -> None:
     assert process.child.wait(60) == 0
 
 
+@pytest.mark.long
 def test_a_server_that_dies_again_and_again_is_started_again_after_a_pause(process: Process) -> None:
     # However long a busy machine takes for five servers, they died one after another.
     process.start("from farside.blockdev import supervisor\nsupervisor.CRASH_WINDOW_S = 3600.0")

@@ -88,7 +88,9 @@ def test_what_an_agent_refuses_to_start_over_is_found_before(tmp_path: Path, bus
     assert str(told[setting]).removesuffix("/state") in said
 
 
-@pytest.mark.parametrize("setting", ["state_dir", "listen", "metrics_listen"])
+@pytest.mark.parametrize(
+    "setting", ["state_dir", *(pytest.param(name, marks=pytest.mark.long) for name in ("listen", "metrics_listen"))]
+)
 def test_what_a_manager_refuses_to_start_over_is_found_before(tmp_path: Path, busy: str, setting: str) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")
@@ -200,6 +202,7 @@ def test_past_jobs_that_cannot_be_read_are_found_before_the_manager_starts(tmp_p
     assert "past.csv" in checks(config)["policy"]["found"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("told", "said"),
     [

@@ -127,6 +127,7 @@ def test_a_wish_for_a_gpu_model_is_kept_or_passed_over_as_the_operator_says(tmp_
     assert [one.returncode for one in (unsaid, wrong, right, whichever)] == [2, 2, 0, 0]
 
 
+@pytest.mark.long
 def test_cpus_memory_and_racks_count_where_they_are_said(tmp_path: Path) -> None:
     trace, table = tmp_path / "jobs.csv", tmp_path / "out.csv"
     head = "job_id,submit_s,gpus,duration_s,cpus_per_gpu,memory_bytes_per_gpu\n"
@@ -220,6 +221,7 @@ def test_a_report_of_one_run(jobs: Path, tmp_path: Path) -> None:
     check_page(report.read_text(), policies=("fifo",))
 
 
+@pytest.mark.long
 def test_a_report_where_all_time_is_one_instant(jobs: Path, tmp_path: Path) -> None:
     report = tmp_path / "out.html"
     for submitted in ("submit_s,gpus,duration_s\na,0", "submit_time,gpus,duration_s\na,2024-01-01 00:00:00"):
@@ -445,6 +447,7 @@ def stopped() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.long
 def test_an_interrupted_comparison_ends_with_its_children(
     tmp_path: Path, stopped: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -479,6 +482,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["fifo", "sjf", "srtf"])
 def test_helioss_settings_give_helioss_figures(policy: str, tmp_path: Path) -> None:
     if not (CLUSTER_DATA / "expected.json").exists():

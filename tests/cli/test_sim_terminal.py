@@ -47,6 +47,7 @@ def test_a_full_standard_output_is_one_line_and_exit_code_1(jobs: Path, argument
     assert done.stderr == "farside: standard output: No space left on device; the output is incomplete\n"
 
 
+@pytest.mark.long
 def test_no_name_steers_the_terminal(jobs: Path, tmp_path: Path) -> None:
     sizes, days, past = tmp_path / "sizes.csv", tmp_path / "days.csv", tmp_path / "past.csv"
     sizes.write_text(f"vc,{RED}nodes\na,many\n")

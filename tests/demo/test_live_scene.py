@@ -509,6 +509,7 @@ def test_a_refused_job_ends_the_day_at_the_next_one(tmp_path: Path) -> None:
 # ---- for real
 
 
+@pytest.mark.long
 def test_a_small_day_with_users_lends_survives_a_kill_and_its_log_is_sound() -> None:
     rows = [
         ("a", 8, 0.0, 1.5), ("a", 8, 0.1, 3.0), ("b", 8, 1.2, 0.2), ("a", 1, 1.3, 0.2), ("b", 1, 1.4, 0.2),
@@ -538,6 +539,7 @@ def test_a_small_day_with_users_lends_survives_a_kill_and_its_log_is_sound() -> 
     assert found.delays.starting_s > 0
 
 
+@pytest.mark.long
 def test_a_node_that_the_manager_has_never_seen_joins_halfway_and_jobs_that_wait_start_there() -> None:
     rows = [("a", 8, 0.01 * at, 1.0) for at in range(10)] + [("b", 1, 0.2, 0.2), ("a", 1, 0.3, 0.2)]
     jobs = tuple(traced(at, at_s, run_s, gpus=gpus, vc=vc) for at, (vc, gpus, at_s, run_s) in enumerate(rows))
@@ -618,6 +620,7 @@ def test_a_manager_that_stands_by_ends_with_who_started_it_and_was_killed(one_no
     until(lambda: not processes_with(str(folder)), what="the end of the manager that stands by", deadline_s=60)
 
 
+@pytest.mark.long
 def test_another_manager_leads_when_the_whole_first_one_is_killed_and_agents_and_submissions_go_on_with_it() -> None:
     rows = [(8, 0.0, 1.0), (8, 0.1, 0.5), (1, 1.0, 0.2), (1, 1.1, 0.2)]
     jobs = tuple(traced(at, at_s, run_s, gpus=gpus, user="ann") for at, (gpus, at_s, run_s) in enumerate(rows))

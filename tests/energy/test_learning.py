@@ -92,6 +92,7 @@ def lived(policy: LearningTold, series: NodeSeries, known: int, each: Callable[[
     return policy.targets
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
@@ -186,6 +187,7 @@ def test_a_forecast_that_is_no_better_than_none_wakes_nobody_and_says_so() -> No
     assert policy.remark.endswith("lately no better than none; nobody is woken by it")
 
 
+@pytest.mark.long
 def test_trees_are_fitted_anew_after_a_week() -> None:
     policy, series = learning(dict(AHEAD), wandering(40)), wandering(40)
     recall(policy, series.active[:4000].tolist(), TOTAL)

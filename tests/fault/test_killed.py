@@ -149,6 +149,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protection", [Protection.DISK, Protection.NONE])
 def test_a_process_killed_under_load_is_succeeded_without_an_error_or_a_wrong_byte(
     protection: Protection, tmp_path: Path

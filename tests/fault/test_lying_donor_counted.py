@@ -37,7 +37,7 @@ def adapter(folder: Path) -> Path:
         pytest.param(10_000_000, id="ten million pages", marks=[pytest.mark.long, pytest.mark.timeout(1_900)]),
     ],
 )
-@pytest.mark.parametrize("transport", ["tcp", "rdma"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("rdma", marks=pytest.mark.long)])
 def test_every_page_that_a_donor_spoils_under_load_is_counted_and_none_is_read(
     transport: str, pages: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -20,7 +20,7 @@ STARTED_S = 60.0  # for fio, on a machine that is busy
 SIZES = ("--donors", "3", "--donor-memory", "160MiB", "--size", "256MiB", "--slab", "8MiB")
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+@pytest.fixture(scope="module", params=["tcp", pytest.param("shm", marks=pytest.mark.long)])
 def sandbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """A sandbox with a backup disk that the tests of this file share, once with each transport."""
     state = tmp_path_factory.mktemp(f"processes-{request.param}") / "state"
@@ -220,6 +220,7 @@ def test_a_replicated_device_without_a_disk_loses_a_donor_and_no_byte(tmp_path: 
         assert fio.poll() is None, "fio ended early"
 
 
+@pytest.mark.long
 def test_a_donor_and_the_server_die_at_once_under_replicas(tmp_path: Path) -> None:
     sizes = [word if word != "256MiB" else "128MiB" for word in (*SIZES, "--replicas", "2", "--transport", "tcp")]
     with open_sandbox(sizes, state=tmp_path / "state") as session, verifying_fio(session.uri, tmp_path) as fio:

@@ -102,6 +102,7 @@ def aggregator_on(node: str) -> str:
     return f"a{node.removeprefix('n')}"
 
 
+@pytest.mark.long
 def test_jobs_share_an_aggregator_whose_node_was_left_for_later_once_that_joins(tmp_path: Path) -> None:
     options = ("--cluster", "2x2", "--aggregators", "2", "--later", "1", "--donors", "1", "--size", "64MiB")
     with open_sandbox(options) as session:
@@ -114,6 +115,7 @@ def test_jobs_share_an_aggregator_whose_node_was_left_for_later_once_that_joins(
         training.end()
 
 
+@pytest.mark.long
 def test_two_jobs_share_an_aggregator_and_go_on_through_a_drain_and_every_kill(
     sandbox: Session, tmp_path: Path
 ) -> None:

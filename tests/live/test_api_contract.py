@@ -76,6 +76,7 @@ def asked(manager: Manager, folder: Path, *how: str, limit_s: float = LIMIT_S) -
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_whatever_schemathesis_asks_is_answered_as_the_document_says(manager: Manager, tmp_path: Path) -> None:
     done = asked(manager, tmp_path, "--max-examples", str(EXAMPLES), "--generation-deterministic")

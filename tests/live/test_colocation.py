@@ -759,6 +759,7 @@ for position in itertools.count(INIT_COMP):
 """
 
 
+@pytest.mark.long
 def test_a_manager_groups_measures_and_pauses_jobs_and_its_successor_goes_on(tmp_path: Path) -> None:
     node = tmp_path / "a"
     node.mkdir()

@@ -59,6 +59,7 @@ def submit(session: Session, folder: Path, name: str, rows: Path | None = None, 
     return farside(session, "submit", "--quiet", str(file))
 
 
+@pytest.mark.long
 def test_a_node_that_is_set_aside_and_left_for_later_runs_co_located_jobs_once_it_joins(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ("--cluster", "2x1", "--executors", "1", "--later", "1", "--donors", "1", "--size", "64MiB")
@@ -73,6 +74,7 @@ def test_a_node_that_is_set_aside_and_left_for_later_runs_co_located_jobs_once_i
     assert (end["state"], end["nodes"]) == ("done", ["n2"])
 
 
+@pytest.mark.long
 def test_programs_are_grouped_by_a_manager_that_is_killed_and_end_with_the_model_of_each_alone(tmp_path: Path) -> None:
     def plan() -> tuple[Any, Any] | None:
         """Groups and who waits, once both are measured: whether the second stays follows from what it was measured."""
@@ -119,6 +121,7 @@ def assert_as_alone(folder: Path, name: str, *how: object, rows: Path | None = N
             assert model["centre"].tobytes() == expected["centre"].tobytes()
 
 
+@pytest.mark.long
 def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_end_as_each_alone(
     tmp_path: Path,
 ) -> None:
@@ -174,6 +177,7 @@ def test_two_jobs_of_two_workers_take_turns_on_two_nodes_whatever_is_killed_and_
         assert_as_alone(tmp_path, name, "--workers", 2)
 
 
+@pytest.mark.long
 def test_a_job_whose_input_does_not_fit_its_memory_runs_spilled_and_ends_with_the_bits_that_it_has_in_memory(
     tmp_path: Path,
 ) -> None:

@@ -323,6 +323,7 @@ def test_a_compaction_is_due_after_many_entries_or_when_a_day_is_over() -> None:
     assert is_due(Extent(first_seq=1, first_at_s=0.0, last_seq=50_000, snapshot_seq=0, holder=""), 1.0, 0.0)
 
 
+@pytest.mark.long
 def test_compactions_killed_by_the_kernel_leave_a_sound_store(tmp_path: Path) -> None:
     world = lived()
     store = a_store(world, tmp_path)

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import pytest
 
 from farside.scheduler.manager.model.check_log import violations
 from tests.agent.process import agent, write_config
@@ -15,6 +16,7 @@ from tests.support.waiting import text_of, until
 LIMIT_S = 180.0  # a connection that nobody closed is given up after its pings are
 
 
+@pytest.mark.long
 def test_a_job_of_a_node_that_is_cut_off_runs_elsewhere_and_its_old_process_ends_when_the_node_is_back(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.client.manager_client import ManagerClient
 from tests.agent.donor import DONOR, serving
@@ -17,6 +19,7 @@ def config(folder: Path, manager: Manager, node: str, **more: str) -> Path:
     return write_config(folder, manager.url, token=manager.node_token(node), node=node, **more)
 
 
+@pytest.mark.long
 def test_a_donor_that_comes_is_in_the_peers_file_and_stays_there_without_a_manager(tmp_path: Path) -> None:
     lender, borrower, peers = tmp_path / "lender", tmp_path / "borrower", tmp_path / "peers.toml"
     with (

@@ -52,6 +52,7 @@ async def flap(manager: Manager, node: FakeNode, least: int) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) -> None:
     """[M5] A node wrote 434 MB in 20 s by facts that flapped.
 
@@ -154,6 +155,7 @@ async def hang_up(manager: Manager) -> None:
         line.connection.transport.abort()
 
 
+@pytest.mark.long
 def test_a_silent_node_is_lost_when_the_setting_says_so(tmp_path: Path) -> None:
     """[L9] Silence counted from the end of the connection, which was noticed after twenty seconds."""
     with running_manager(tmp_path / "m", node_timeout_s=4) as manager:

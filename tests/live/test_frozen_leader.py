@@ -66,7 +66,7 @@ async def take_lead(store: EventStore, limit_s: float) -> int:
         return store.take_lead("second", 3.0)
 
 
-@pytest.mark.parametrize("how", ["idle", "writing"])
+@pytest.mark.parametrize("how", ["idle", pytest.param("writing", marks=pytest.mark.long)])
 def test_a_frozen_leader_is_replaced_and_writes_nothing_when_it_thaws(how: str) -> None:
     """[M8] For ten minutes nobody decided; one that froze in the middle of a write has the log locked too."""
     with a_database() as url:
@@ -85,6 +85,7 @@ def test_a_frozen_leader_is_replaced_and_writes_nothing_when_it_thaws(how: str) 
         store.close()
 
 
+@pytest.mark.long
 def test_a_leader_that_only_computes_keeps_the_lead() -> None:
     """[M8] Its thread says that it is there while its event loop does not turn."""
     with a_database() as url:
@@ -95,6 +96,7 @@ def test_a_leader_that_only_computes_keeps_the_lead() -> None:
         store.close()
 
 
+@pytest.mark.long
 def test_a_leader_of_the_version_before_has_no_pulse_and_is_left_alone() -> None:
     """[M8] It never changes the row, which names another process."""
     with a_database() as url:

@@ -124,6 +124,7 @@ def test_api_page_metrics_and_tables_show_a_group(tmp_path: Path, monkeypatch: p
     api_test(test, tmp_path)
 
 
+@pytest.mark.long
 def test_two_jobs_of_a_manager_that_train_on_one_node_are_shown_as_a_group(tmp_path: Path) -> None:
     node = tmp_path / "a"
     node.mkdir()

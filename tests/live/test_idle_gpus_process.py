@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import IdleWarningLifted, JobIdleWarned, JobStopping
 from tests.agent.process import agent, until_connected, write_config
@@ -21,6 +23,7 @@ def shown(manager: Manager, job: str) -> str:
     return "\n".join(subprocess.run(one, capture_output=True, text=True, check=True).stdout for one in commands)
 
 
+@pytest.mark.long
 def test_a_job_is_warned_spared_warned_again_and_ended_though_its_manager_was_killed(tmp_path: Path) -> None:
     nvml = StandInNvml(tmp_path / "nvml", gpus=2)
     nvml.set("70", "0")

@@ -26,7 +26,13 @@ def said(manager: Manager, *command: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["settled", "killed before the manager answered"])
+@pytest.mark.parametrize(
+    "is_killed",
+    [
+        pytest.param(False, id="settled"),
+        pytest.param(True, id="killed before the manager answered", marks=pytest.mark.long),
+    ],
+)
 def test_a_node_joins_by_an_invitation_and_comes_back_by_its_own_token(is_killed: bool, tmp_path: Path) -> None:
     """[H3] What the operator copied to the node is worth nothing afterwards."""
     with running_manager(tmp_path / "m") as manager:
@@ -61,6 +67,7 @@ def unsettle(lasting: Path) -> None:
     write_record(lasting, {**record, "is_settled": False})
 
 
+@pytest.mark.long
 def test_a_revoked_node_stays_out_until_it_is_invited_again(tmp_path: Path) -> None:
     """[M9]"""
     with running_manager(tmp_path / "m") as manager:
@@ -76,6 +83,7 @@ def test_a_revoked_node_stays_out_until_it_is_invited_again(tmp_path: Path) -> N
     assert "joined" in listed
 
 
+@pytest.mark.long
 def test_a_node_that_comes_back_with_more_than_before_is_told_of_until_an_operator_accepts_it(tmp_path: Path) -> None:
     """[H3] Real processes: the log, the listings and the metric of FarsideNodeGrew say it; jobs go on meanwhile."""
     port = free_port()

@@ -38,9 +38,9 @@ def revoked(manager: Manager) -> str:
 @pytest.mark.parametrize(
     ("token_of", "refusal"),
     [
-        (for_any_node, "`farside token n1` makes"),
+        pytest.param(for_any_node, "`farside token n1` makes", marks=pytest.mark.long),
         (of_another_node, "may not speak for node n1"),
-        (revoked, "this token is not known here"),
+        pytest.param(revoked, "this token is not known here", marks=pytest.mark.long),
     ],
 )
 def test_a_node_that_nobody_let_in_gets_no_job_and_no_donors(

@@ -101,6 +101,7 @@ def test_a_manager_killed_in_the_middle_loses_nothing_and_starts_nothing_twice(p
         assert len(starts) == len(set(starts)) == 20
 
 
+@pytest.mark.long
 def test_a_log_is_made_smaller_under_a_running_manager_and_it_goes_on_and_starts_again(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
         node = FakeNode("n0", ends_after_s=0.05)
@@ -193,6 +194,7 @@ def test_an_api_process_that_is_started_again_needs_no_file_that_was_read_at_the
     assert "the certificate of the manager's start is in use" in manager.log()
 
 
+@pytest.mark.long
 def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
         node = FakeNode("n0")
@@ -213,6 +215,7 @@ def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path
         asyncio.run(act())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime (package faketime) sets another process's clock")
 @pytest.mark.parametrize("jump", [pytest.param("-1d", marks=LONG), "+1d"])
 def test_a_clock_that_jumps_by_a_day_costs_no_job_anything(jump: str, tmp_path: Path) -> None:
@@ -252,6 +255,7 @@ async def wait_for_node(manager: Manager, node: FakeNode) -> None:
         await eventually(lambda: manager.get("nodes")["nodes"], "the node has joined")
 
 
+@pytest.mark.long
 def test_a_silent_node_is_lost_and_its_job_starts_elsewhere_and_the_old_one_is_stopped(tmp_path: Path) -> None:
     with running_manager(tmp_path, node_timeout_s=6) as manager:
         nodes = [FakeNode("n0"), FakeNode("n1")]
@@ -298,6 +302,7 @@ def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> 
         asyncio.run(act())
 
 
+@pytest.mark.long
 def test_another_agent_of_the_same_name_waits_until_the_first_is_lost_and_nothing_runs_twice(tmp_path: Path) -> None:
     with running_manager(tmp_path, node_timeout_s=15) as manager:
         first, second = FakeNode("n0", agent="first"), FakeNode("n0", agent="second")
@@ -351,6 +356,7 @@ def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: st
         assert second.get("health")["generation"] == 2
 
 
+@pytest.mark.long
 def test_a_node_that_one_of_two_managers_hears_is_silent_for_neither(tmp_path: Path) -> None:
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/shared.db"
@@ -374,6 +380,7 @@ def test_a_node_that_one_of_two_managers_hears_is_silent_for_neither(tmp_path: P
         assert set(lost) == {"n1"}
 
 
+@pytest.mark.long
 def test_a_node_that_joins_at_the_newer_of_two_managers_is_not_lost_to_the_older(tmp_path: Path) -> None:
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/shared.db"

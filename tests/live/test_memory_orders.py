@@ -208,6 +208,7 @@ def test_words_that_say_nothing_are_refused_before_anybody_is_asked(words: tuple
     assert line in done.stderr
 
 
+@pytest.mark.long
 def test_an_order_holds_whoever_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Manager, agents, a donor, a borrower: real processes; of the node's kernel and systemd stand files there."""
     pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")

@@ -88,6 +88,7 @@ def test_the_longest_wait_is_that_of_who_waits_now(tmp_path: Path) -> None:
     api_test(test, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["api", "brain"])
 def test_a_part_that_hangs_is_killed_and_started_again(part: str, tmp_path: Path) -> None:
     manager = Manager(tmp_path)

@@ -168,6 +168,7 @@ def hurry_fit(manager: Manager) -> None:
             fit.nice(0)  # the class alone leaves it the lowest niceness: half a percent beside three others
 
 
+@pytest.mark.long
 def test_the_next_leader_fits_the_same_model_and_starts_the_job_that_it_expects_to_be_short(tmp_path: Path) -> None:
     past = tmp_path / "past.csv"
     past_that_only_trees_tell_apart(past)
@@ -227,6 +228,7 @@ def write_days(url: str, now_s: float) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_the_next_leader_has_the_same_forecast_of_busy_nodes_and_wants_as_many(tmp_path: Path) -> None:
     url, drivers = f"sqlite:///{tmp_path}/manager.db", tmp_path / "power.toml"
     drivers.write_text("".join(f'[node.n{at}]\ndriver = "dry-run"\n' for at in range(4)))

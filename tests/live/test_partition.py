@@ -66,6 +66,7 @@ def one_partition(folder: Path) -> None:
         assert list(violations(manager.entries(), is_complete=True)) == []
 
 
+@pytest.mark.long
 def test_where_no_fence_is_set_show_says_so_before_and_while_both_starts_may_run(tmp_path: Path) -> None:
     """[M4] With the fence off the first start runs on: that must not come as a surprise."""
     with running_manager(tmp_path / "m", node_timeout_s=1) as manager, ExitStack() as stack:

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.agent.fake_systemd import machine
 from tests.agent.process import agent, kill, write_config
 from tests.live.manager import running_manager
@@ -12,6 +14,7 @@ QUIET = "0.50 4.00 4.00 1/100 1\n"
 GOVERNOR = "sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
 
 
+@pytest.mark.long
 def test_an_idle_node_turns_down_and_what_was_set_comes_back_whatever_ends_it(tmp_path: Path) -> None:
     root = machine(tmp_path / "root", 64 << 20)
     file = root / GOVERNOR

@@ -382,9 +382,13 @@ def long_day(seed: int, jobs: int, *, partitions: Sequence[str] = ("",), gap_s: 
 
 
 @pytest.mark.parametrize(
-    ("partitions", "names"), [(NO_PARTITIONS, ("",)), (TWO, ("a", "b")), (lending("a", "b"), ("a", "b"))],
-    ids=["whole", "partitions", "lending"],
-)  # fmt: skip
+    ("partitions", "names"),
+    [
+        pytest.param(NO_PARTITIONS, ("",), marks=pytest.mark.long, id="whole"),
+        pytest.param(TWO, ("a", "b"), marks=pytest.mark.long, id="partitions"),
+        pytest.param(lending("a", "b"), ("a", "b"), id="lending"),
+    ],
+)
 @settings(max_examples=2, deadline=None)
 @given(seed=SEEDS)
 def test_qssf_with_its_guard_its_models_and_their_judge_decides_as_in_the_simulator(
@@ -405,8 +409,8 @@ def test_qssf_with_its_guard_its_models_and_their_judge_decides_as_in_the_simula
     ("policy", "more"),
     [
         ("las", {"promote_knob": "1"}),
-        ("las", {"starve_limit_s": "100"}),
-        ("gittins", {"promote_knob": "1", "first_fit_jobs": "3"}),
+        pytest.param("las", {"starve_limit_s": "100"}, marks=pytest.mark.long),
+        pytest.param("gittins", {"promote_knob": "1", "first_fit_jobs": "3"}, marks=pytest.mark.long),
     ],
 )
 @settings(max_examples=3, deadline=None)
@@ -420,7 +424,12 @@ def test_jobs_that_starve_are_promoted_as_in_the_simulator(policy: str, more: di
 
 @pytest.mark.parametrize(
     ("policy", "more"),
-    [("qssf", {"patience_s": "2min"}), ("las", LIMITS), ("gittins", {"first_fit_jobs": "3", **LIMITS}), ("srtf", {})],
+    [
+        ("qssf", {"patience_s": "2min"}),
+        pytest.param("las", LIMITS, marks=pytest.mark.long),
+        pytest.param("gittins", {"first_fit_jobs": "3", **LIMITS}, marks=pytest.mark.long),
+        pytest.param("srtf", {}, marks=pytest.mark.long),
+    ],
 )
 @settings(max_examples=4, deadline=None)
 # Jobs behind one that had just lost its GPUs got lent nodes in one world alone: classes differ by time limits there.

@@ -46,6 +46,7 @@ def submit_many(manager: Manager) -> None:
         manager.submit(env={"A": "x" * 3000})
 
 
+@pytest.mark.long
 def test_a_full_store_refuses_jobs_keeps_ends_and_goes_on(small_disk: Path, tmp_path: Path) -> None:
     port = free_port()
     url = f"sqlite:///{small_disk}/manager.db"

@@ -22,12 +22,12 @@ NEW = dict.fromkeys(
 )  # fmt: skip
 
 
-# The oldest and the newest that are recorded; those between are long.
-ENDS = ("384bdad", "a2318a8")
+# Of those that are recorded; all later ones are long.
+OLDEST = "384bdad"
 
 
 @pytest.fixture(
-    params=[pytest.param(folder.name, marks=() if folder.name in ENDS else pytest.mark.long) for folder in RECORDED]
+    params=[pytest.param(folder.name, marks=() if folder.name == OLDEST else pytest.mark.long) for folder in RECORDED]
 )
 def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The prefix of a command that runs it in the sources of that commit.
@@ -99,6 +99,7 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
             until(lambda: manager.job(long)["state"] == "cancelled", what="its end", deadline_s=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["384bdad"], indirect=True)
 def test_over_ws_one_of_ours_does_without_the_other_of_the_version_before_unless_a_setting_says_so(
     before: tuple[str, ...], tmp_path: Path
@@ -121,6 +122,7 @@ def test_over_ws_one_of_ours_does_without_the_other_of_the_version_before_unless
     assert nodes == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["384bdad"], indirect=True)
 def test_store_settings_and_agent_of_the_version_before_are_taken_over_while_jobs_run(
     before: tuple[str, ...], tmp_path: Path

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.agent.process import agent, write_config
@@ -53,6 +55,7 @@ def shown(manager: Manager, name: str) -> dict[str, object]:
     return found.get(name, {})
 
 
+@pytest.mark.long
 def test_its_pages_move_to_the_other_donor_before_it_is_switched_off_and_none_is_lost(tmp_path: Path) -> None:
     sizes = ("--donors", "2", "--donor-memory", "256MiB", "--size", "64MiB", "--slab", "4MiB")
     with open_sandbox(sizes, state=tmp_path / "plane") as plane:

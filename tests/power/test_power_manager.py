@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import NodeLost, PowerChanged
 from tests.agent.process import write_config
@@ -113,6 +115,7 @@ def a_hall(folder: Path) -> Iterator[Hall]:
         assert list(violations(manager.entries())) == []
 
 
+@pytest.mark.long
 def test_idle_nodes_are_switched_off_by_ipmi_and_redfish_and_a_job_brings_them_back(tmp_path: Path) -> None:
     with a_hall(tmp_path) as hall:
         hall.until(lambda now: now.get("always") == "idle", "the node without a driver has joined")

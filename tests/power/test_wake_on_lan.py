@@ -87,6 +87,7 @@ def test_it_is_shut_down_by_a_program_where_there_is_one_and_never_cut_off(tmp_p
         asyncio.run(driver().off())
 
 
+@pytest.mark.long
 def test_a_node_shuts_itself_down_when_nobody_needs_it_and_a_job_sends_it_the_packet(tmp_path: Path) -> None:
     folder, boot_id = tmp_path / "n1", tmp_path / "n1/proc/sys/kernel/random/boot_id"
     boot_id.parent.mkdir(parents=True)

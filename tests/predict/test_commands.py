@@ -26,6 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_model_that_was_fitted_is_used_from_the_first_job(models: Path, tmp_path: Path) -> None:
     done = farside("sim", "run", LOG, "--policy", "qssf", *CLUSTER, "--set", "estimator=model", "--models", models,
                    "--to", "2024-01-05", "--json", tmp_path / "out.json")  # fmt: skip
@@ -68,6 +69,7 @@ def test_train_to_splits_a_trace(tmp_path: Path) -> None:
     assert any("learned from:" in fact and "2024-01-01" in fact for fact in found["facts"])
 
 
+@pytest.mark.long
 def test_a_log_may_be_the_history_of_another_trace() -> None:
     done = farside("sim", "run", "builtin:philly-like", "--policy", "qssf", *CLUSTER, "--set", "estimator=model",
                    "--history", LOG)  # fmt: skip

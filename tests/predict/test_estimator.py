@@ -76,6 +76,7 @@ def test_a_learner_that_is_asked_again_says_the_same_and_counts_the_job_once() -
     assert sum(learner.summary(jobs).sources.values()) == 1
 
 
+@pytest.mark.long
 def test_with_history_the_model_is_used_from_the_first_job_and_orders_better_than_gpus() -> None:
     jobs = repeating(5000, gpus=GPUS)
     history, later = jobs[:4000], jobs[4000:]

@@ -108,6 +108,7 @@ def test_when_another_estimator_is_believed_all_who_wait_are_told_anew(log: list
     assert all(first != second for first, second in pairwise(sources))
 
 
+@pytest.mark.long
 def test_what_ends_later_changes_nothing_that_was_said_before(log: list[TraceJob]) -> None:
     cut_s = log[2500].job.submit_s
     facts = list(replay(past(log)))

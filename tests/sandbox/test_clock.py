@@ -32,6 +32,7 @@ def date_of(session: Session, folder: Path) -> int:
     return int(out.read_text()) // 86400
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_by_days_ends_no_job_and_starts_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def submit(session: Session, out: Path, script: str, *options: str) -> str:
     return farside(session, "submit", "--quiet", "--output", f"{out}.%r", *options, "--", "sh", "-c", script)
 
 
+@pytest.mark.long
 def test_a_sandbox_by_qssf_says_what_a_job_is_expected_to_take_and_runs_the_shorter_first(tmp_path: Path) -> None:
     options = ("--cluster", "1x1", "--donors", "1", "--size", "64MiB", "--set", "manager.policy=qssf")
     with open_sandbox(options) as session:
@@ -57,6 +58,7 @@ def test_a_sandbox_by_qssf_says_what_a_job_is_expected_to_take_and_runs_the_shor
     assert ended[0]["start_s"] < ended[1]["start_s"]
 
 
+@pytest.mark.long
 def test_a_node_that_is_left_for_later_is_new_to_the_manager_when_it_joins(tmp_path: Path) -> None:
     options = ("--cluster", "2x1", "--later", "1", "--donors", "1", "--size", "64MiB")
     with open_sandbox(options) as session:
@@ -261,6 +263,7 @@ def test_status_knows_manager_and_agents(sandbox: Session) -> None:
     assert [len(agent["gpus"]) for agent in told["agents"]] == [4, 4]
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with open_sandbox(("--cluster", "1x1", "--donors", "1", "--size", "64MiB"), state=state) as session:
@@ -276,6 +279,7 @@ def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -
     assert not state.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["manager", "n1"])
 def test_a_sandbox_says_who_was_killed_and_the_command_that_starts_it_again(tmp_path: Path, name: str) -> None:
     state = tmp_path / "state"
@@ -327,5 +331,6 @@ def test_a_cluster_that_is_none_is_one_clear_line(text: str) -> None:
         parse_shape(text)
 
 
+@pytest.mark.long
 def test_a_cluster_is_nodes_and_gpus() -> None:
     assert parse_shape("4x8") == Shape(nodes=4, gpus_per_node=8)

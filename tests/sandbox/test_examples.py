@@ -78,6 +78,7 @@ def test_four_workers_of_the_job_file_train_together(sandbox: Session, tmp_path:
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+@pytest.mark.long
 def test_the_shell_job_counts_on_after_a_preemption(sandbox: Session, tmp_path: Path) -> None:
     where = ("--gpus", "16", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "log.%r"))
     job = farside(sandbox, "submit", "--quiet", *where, "--", "examples/count.sh", "250")

@@ -37,6 +37,7 @@ def lent_bytes(session: Session) -> dict[str, int]:
     return {name: sum(one["bytes"] for one in some) for name, some in loans.items()}  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_a_donor_gives_back_what_a_job_on_its_node_needs_and_no_page_is_lost(tmp_path: Path) -> None:
     sizes = ("--cluster", "2x1", "--donors", "2", "--donor-memory", str(DONOR), "--size", str(DEVICE), "--slab", "4MiB")
     go = tmp_path / "go"

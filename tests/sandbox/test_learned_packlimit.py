@@ -32,6 +32,7 @@ def submit(session: Session, model: str, *options: str) -> str:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_limit_moves_to_where_the_simulator_has_it_and_the_next_manager_places_jobs_by_it(tmp_path: Path) -> None:
     with open_sandbox(OPTIONS) as session:
         for job in [submit(session, model) for model in SPREAD_S]:

@@ -34,6 +34,7 @@ def sandbox() -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.long
 def test_show_tells_model_and_skew_of_a_worker_and_its_server(sandbox: Session, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB.format(python=sys.executable, program=PROGRAM))
     output = ("--output", str(tmp_path / "log.%r"))

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.job_commands import asked, farside, until_job
@@ -44,6 +46,7 @@ def submit(session: Session, tmp_path: Path, name: str, *argv: str, memory_bytes
     return farside(session, "submit", "--quiet", str(file))
 
 
+@pytest.mark.long
 def test_what_a_job_needs_is_recalled_before_it_starts_and_no_page_is_lost(tmp_path: Path) -> None:
     sizes = ("--cluster", "2x1", "--donors", "2", "--donor-memory", str(DONOR), "--size", str(DEVICE), "--slab", "4MiB")
     jobs: list[dict[str, Any]] = []

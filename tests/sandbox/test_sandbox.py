@@ -108,7 +108,7 @@ def test_a_state_without_a_sandbox_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_it_ends_clean_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     argv = farside("sandbox", *SMALL, "--state", str(tmp_path / "state"), "--listen", f"unix:{tmp_path / 's'}")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
@@ -122,6 +122,7 @@ def test_it_ends_clean_and_leaves_nothing_behind(tmp_path: Path, number: signal.
     assert processes_naming(str(tmp_path)) == []
 
 
+@pytest.mark.long
 def test_one_whose_processes_all_hang_ends_them_and_says_nothing_went_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +175,7 @@ def test_one_whose_program_is_killed_ends(tmp_path: Path) -> None:
     until(lambda: not processes_naming(os.fspath(state)), what="all of its processes to end")
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=pytest.mark.long)])
 def test_what_a_killed_one_left_is_cleared_by_the_next(tmp_path: Path, transport: str) -> None:
     state, listen = tmp_path / "state", ("--listen", f"unix:{tmp_path / 's'}")
     options = (*SMALL, "--transport", transport, *listen)
@@ -192,6 +193,7 @@ def test_what_a_killed_one_left_is_cleared_by_the_next(tmp_path: Path, transport
     assert list(state.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_start_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", taken := free_port())):
         done = outcome(

@@ -91,6 +91,7 @@ def test_who_is_left_alone_is_so_from_when_it_has_resumed(setting: str) -> None:
 ENDLESS = Rules(order=Las(limits_gpu_s=(10.0,), promote_knob=1.0), placement=CountOnly(), preemption_cost=ModelCost())
 
 
+@pytest.mark.long
 def test_jobs_that_never_get_any_further_end_the_run_with_one_line_that_says_what_to_do() -> None:
     """Both are promoted after 3 s, and it takes 58 s to resume."""
     with pytest.raises(Stuck, match=r"las: 2 of 2 jobs will never end: .*--set min_run_s=60") as caught:

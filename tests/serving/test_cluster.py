@@ -56,6 +56,7 @@ def has_moved(status: ServeStatus, node: str) -> bool:
     return status.ready and node not in nodes
 
 
+@pytest.mark.long
 def test_a_front_of_the_same_name_elsewhere_is_refused_and_a_lease_that_others_cancel_is_named(
     tmp_path: Path, state: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_lease_leaves_a_node_that_the_file_excludes_after_a_reload(tmp_path: P
     until(lambda: not asked(state, "jobs")["jobs"], what="leases are given back")
 
 
+@pytest.mark.long
 def test_leases_move_from_a_node_that_drains_and_outlive_front_and_manager(tmp_path: Path, state: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()

@@ -333,9 +333,9 @@ class FixedSize(FixedPlace):
 @pytest.mark.parametrize(
     ("driver", "is_kept"),
     [
-        (FixedSizes(99), True),
+        pytest.param(FixedSizes(99), True, marks=pytest.mark.long),
         (FixedSizes(2), False),
-        (FixedSizes(99, process_gib=9), False),
+        pytest.param(FixedSizes(99, process_gib=9), False, marks=pytest.mark.long),
         (FixedSizes(99, process_gib=None), True),
         (FixedSizes(99, process_gib=None, memory_gib=2), False),
     ],

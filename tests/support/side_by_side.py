@@ -19,6 +19,7 @@ APART = frozenset(
 # Folders and files that one worker runs, one test after the other, by what they want that the machine has once.
 TOGETHER = {
     "tests/vm/": "guests",  # an emulated guest takes a core; image and payload are made once
+    "tests/interop/": "interop",  # one sandbox for all of them
 }
 # What takes longest, so that nothing long is left when all else has ended; `--durations=50` tells. The rest keeps its
 # order.

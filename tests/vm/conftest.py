@@ -1,6 +1,6 @@
 """Guests for tests, and what is said of each when its test has ended.
 
-`FARSIDE_VM` chooses: `smoke` (the default; one boot, part of `make test`), `all` (`make test-vm`), `none`.
+`FARSIDE_VM` chooses: `smoke` (the default; one boot, part of `make test-long`), `all` (`make test-vm`), `none`.
 """
 
 import faulthandler

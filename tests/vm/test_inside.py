@@ -18,6 +18,7 @@ FILES = [
 pytestmark = pytest.mark.vm
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_the_smoke_of_all_files_passes_in_one_guest(guest: Guest, inside: Inside) -> None:
     # Only these: on an emulated processor it takes long to load all the others.

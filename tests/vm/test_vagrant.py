@@ -42,6 +42,7 @@ def test_the_vagrantfile_is_valid(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["Vagrantfile validated successfully."])
 
 
+@pytest.mark.long
 def test_sizes_can_be_overridden_and_a_wrong_one_is_noticed(tmp_path: Path) -> None:
     good = validate(tmp_path, copy_of(tmp_path / "good", (FOLDER / "config.rb.example").read_text() + "$donors = 3\n"))
     bad = validate(tmp_path, copy_of(tmp_path / "bad", BROKEN))

@@ -1,25 +1,29 @@
 """Creation, upgrade, backup and restore of a store."""
 
 import os
+import secrets
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Column, Connection, Table, insert, inspect, select, update
+from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.manager.model.codec import check_version
 from farside.scheduler.manager.store.event_store import EventStore
-from farside.scheduler.manager.store.table import image, lead, log, secret
+from farside.scheduler.manager.store.table import image, lead, log, metadata, pulse, secret
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+NEWEST = "0006"
+"""The last of them. alembic, a tenth of what a manager imports, is loaded where a store has an earlier one."""
+# alembic's own table: one row, the migration that came last.
+_revision = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 
 
 def upgrade(store: EventStore) -> None:
@@ -29,13 +33,13 @@ def upgrade(store: EventStore) -> None:
         FarsideError: It cannot, or a newer Farside wrote it; what was there is as it was.
     """
     try:
+        # One transaction: all or nothing.
         with store.engine.begin() as connection:
-            config = _config()
-            _refuse_later(connection, config)
-            # migrations/env.py takes this connection, so all steps and the check above are one transaction: all or
-            # nothing.
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            found = _revision_of(connection)
+            if found is None and not _tables_of(connection):
+                _make(connection)
+            elif found != NEWEST:
+                _migrate(connection, found)
     except SQLAlchemyError as error:
         first = str(error).splitlines()[0]
         raise FarsideError(f"store_url: {first}", hint="is the database there, and may this user write it?") from error
@@ -51,24 +55,65 @@ def check_readable(store: EventStore) -> bool:
     """
     try:
         with store.engine.connect() as connection:
-            has_tables = _refuse_later(connection, _config())
+            found = _revision_of(connection)
+            if found not in (None, NEWEST):
+                _refuse_later(found, migrations())
     except SQLAlchemyError as error:
         raise FarsideError(f"store_url: {str(error).splitlines()[0]}", hint="is the database there?") from error
-    if has_tables:
+    if found is not None:
         check_version(store.newest_version())
-    return has_tables
-
-
-def _refuse_later(connection: Connection, config: Config) -> bool:
-    # alembic itself would only report that it cannot find the revision; an older manager has to say why it refuses.
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    found = MigrationContext.configure(connection).get_current_revision()
-    if found is not None and found not in known:
-        raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
     return found is not None
 
 
-def _config() -> Config:
+def _tables_of(connection: Connection) -> set[str]:
+    """Those of ours that are there."""
+    return metadata.tables.keys() & set(inspect(connection).get_table_names())
+
+
+def _revision_of(connection: Connection) -> str | None:
+    """The migration that came last; None: there was none yet."""
+    if not inspect(connection).has_table(_revision.name):
+        return None
+    return connection.execute(select(_revision.c.version_num)).scalar()
+
+
+def _make(connection: Connection) -> None:
+    """Makes at once what all migrations would have made one after the other; a test compares the two."""
+    metadata.create_all(connection)
+    connection.execute(insert(lead).values(id=1, generation=0, holder="", last_seq=0, last_at_s=0.0))
+    connection.execute(insert(secret).values(id=1, value=secrets.token_bytes(32)))
+    connection.execute(insert(pulse).values(id=1, holder="", beat=0))
+    _revision.metadata.create_all(connection)
+    connection.execute(insert(_revision).values(version_num=NEWEST))
+
+
+def _migrate(connection: Connection, found: str | None) -> None:
+    """Brings tables of an older Farside up to date.
+
+    Raises:
+        ConfigError: A newer one made them.
+    """
+    from alembic import command
+
+    config = migrations()
+    _refuse_later(found, config)
+    config.attributes["connection"] = connection  # migrations/env.py takes it
+    command.upgrade(config, "head")
+
+
+def _refuse_later(found: str | None, config: "Config") -> None:
+    # alembic itself would only report that it cannot find the revision; an older manager has to say why it refuses.
+    from alembic.script import ScriptDirectory
+
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
+
+
+def migrations() -> "Config":
+    """What alembic asks for; its attribute ``connection`` is the one that is migrated."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
