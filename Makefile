@@ -95,10 +95,16 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 demo: venv packages-demo $(SCENE_NEEDS)
 	@.venv/bin/farside demo --scene $(SCENE) $(if $(LOG),--log "$(LOG)")
 
-# The tests are compiled first, or each worker would compile all of them. Their files are in a folder of their own: the
-# 100th of pytest's has a name too long for some of the tests' sockets.
-test: packages-test venv-dev .venv/bin/promtool
-	@echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
+# Debian's packages come meanwhile, after those that a build needs: apt does one thing at a time. The tests are compiled
+# first, or each worker would compile all of them. Their files are in a folder of their own: the 100th of pytest's has a
+# name too long for some of the tests' sockets. `make` is not $(MAKE) here and below: a line with that one is run by
+# `make -n` too.
+test: packages-build
+	@make --no-print-directory packages-test & packages=$$!; \
+	make --no-print-directory venv-dev || { kill $$packages; exit 1; }; \
+	wait $$packages; \
+	make --no-print-directory .venv/bin/promtool; \
+	echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
 	kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'rm -rf "$$kept"' EXIT; \
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" --basetemp="$$kept/t" $(PYTEST_ARGS)
 

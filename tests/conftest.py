@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from tests.support.side_by_side import SideBySide
 
 # How long an example takes, or the making of one, depends on what else the machine does, and no test judges that. Each
-# run tries the same examples, so that a run fails for what was changed; `make test-random` looks for new ones.
-settings.register_profile("farside", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.register_profile("random", settings.get_profile("farside"), derandomize=False, print_blob=True)
+# run tries the same examples, so that a run fails for what was changed; `make test-random` looks for new ones,
+# and for more of them.
+settings.register_profile(
+    "farside", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=40
+)
+settings.register_profile(
+    "random", settings.get_profile("farside"), derandomize=False, print_blob=True, max_examples=100
+)
 settings.load_profile("farside")
 
 # Hardly anything is garbage before all tests are collected, and looking for it is a fifth of the work of that.

@@ -44,6 +44,7 @@ def test_lending_stays_below_headroom_where_it_can() -> None:
     assert result.fullest_lender < 1 - 1 / 8
 
 
+@pytest.mark.long
 def test_power_of_two_is_between_random_and_a_global_view() -> None:
     deviation = {
         name: fmean(short_run(seed, placement=name).leased.deviation for seed in (1, 2, 3)) for name in PLACEMENTS

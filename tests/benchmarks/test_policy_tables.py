@@ -86,6 +86,7 @@ def test_srtf_by_count_meets_the_published_averages_and_is_never_the_better_one(
     assert [column(busy, "")[at] for at, share in enumerate(column(busy, "of it")) if float(share) > 1] == []
 
 
+@pytest.mark.long
 def test_queueing_delays_are_told_of_all_jobs_and_of_gangs() -> None:
     figure = tiresias_queueing.figure(seeds=(1,))
 

@@ -74,6 +74,7 @@ def tables(folder: Path) -> Tables:
     return read_tables(folder)
 
 
+@pytest.mark.long
 def test_the_mix_is_one_for_which_the_simulator_says_a_gain(tmp_path: Path) -> None:
     match = chosen(tables(tmp_path / "profile"), TINY)
 

@@ -200,6 +200,7 @@ def test_the_death_of_both_loses_no_connection(service: Service) -> None:
     assert client.read(0, PAGE) == b"x" * PAGE
 
 
+@pytest.mark.long
 def test_a_guarded_device_stays_guarded(service: Service) -> None:
     service.start()
     admin.call(service.process.admin, "guard", timeout_s=60)
@@ -225,6 +226,7 @@ def test_a_stop_waits_for_the_clients_and_ends_the_server(service: Service) -> N
     assert not Path(f"/proc/{server}").exists()
 
 
+@pytest.mark.long
 def test_a_stop_that_comes_while_nobody_serves_waits_for_the_clients_all_the_same(service: Service) -> None:
     service.start()
     client = service.client()
@@ -246,6 +248,7 @@ def test_a_stop_that_comes_while_nobody_serves_waits_for_the_clients_all_the_sam
     assert service.process.child.wait(60) == 0
 
 
+@pytest.mark.long
 def test_a_server_that_dies_while_its_clients_are_waited_for_is_succeeded(service: Service) -> None:
     service.start()
     client = service.client()

@@ -653,6 +653,7 @@ def test_a_disk_that_can_not_be_opened_is_said_in_one_line(process: Process) -> 
     assert f"disk {process.folder / 'disk'}" in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_second_device_on_the_same_disk_is_refused_also_after_a_replacement(process: Process) -> None:
     process.start()
     pids = {process.status()["supervisor_pid"], process.status()["server_pid"]}

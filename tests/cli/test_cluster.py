@@ -244,6 +244,7 @@ def test_a_sandbox_without_tokens_is_one_line(has_manager: bool, said: str, tmp_
     assert str(tmp_path) in line
 
 
+@pytest.mark.long
 def test_a_folder_without_a_manager_has_no_store(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "farside", "store", "backup", "--state", str(tmp_path), str(tmp_path / "copy")]
 

@@ -110,7 +110,7 @@ def test_what_a_manager_refuses_to_start_over_is_found_before(tmp_path: Path, bu
     assert (busy if "listen" in setting else str(plain)) in said
 
 
-@pytest.mark.parametrize("setting", ["state_dir", "admin_socket"])
+@pytest.mark.parametrize("setting", ["state_dir", pytest.param("admin_socket", marks=pytest.mark.long)])
 def test_what_the_engine_over_slurm_refuses_to_start_over_is_found_before(tmp_path: Path, setting: str) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")
@@ -193,6 +193,7 @@ def test_a_manager_that_would_not_start_is_named_setting_by_setting(tmp_path: Pa
     assert failed["store"] == "store_url: /nowhere: no such folder"
 
 
+@pytest.mark.long
 def test_past_jobs_that_cannot_be_read_are_found_before_the_manager_starts(tmp_path: Path) -> None:
     config = tmp_path / "manager.toml"
     config.write_text(
@@ -230,6 +231,7 @@ def test_past_jobs_and_models_that_the_engine_over_slurm_refuses_are_found_befor
         assert said in done.stderr
 
 
+@pytest.mark.long
 def test_a_look_at_a_store_changes_nothing(tmp_path: Path) -> None:
     config = tmp_path / "manager.toml"
     config.write_text(f'store_url = "sqlite:///{tmp_path}/m.db"\n')

@@ -113,6 +113,7 @@ def test_a_virtual_cluster_grows_on_the_day_that_the_file_says(tmp_path: Path) -
     assert float(second["queue_s"]) == 0
 
 
+@pytest.mark.long
 def test_a_wish_for_a_gpu_model_is_kept_or_passed_over_as_the_operator_says(tmp_path: Path) -> None:
     trace = tmp_path / "jobs.csv"
     trace.write_text("job_id,submit_s,gpus,duration_s,gpu_model\n1,0,1,60,V100M16|V100M32\n2,0,1,60,\n")
@@ -184,6 +185,7 @@ def test_a_table_of_jobs_as_parquet(jobs: Path, tmp_path: Path) -> None:
     assert table.column("preemptions").to_pylist() == [1, 1, 0, 0]
 
 
+@pytest.mark.long
 def test_a_table_of_jobs_is_a_trace_again(jobs: Path, tmp_path: Path) -> None:
     table = tmp_path / "out.csv"
     common = ("--policy", "fifo", "--nodes", 1, "--gpus-per-node", 4, "--jobs-out")
@@ -322,6 +324,7 @@ def test_why_tells_the_decisions(jobs: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_why_a_job_never_starts_in_what_its_virtual_cluster_shrank_to(tmp_path: Path) -> None:
     trace, sizes = tmp_path / "jobs.csv", tmp_path / "sizes.csv"
     trace.write_text("job_id,submit_s,gpus,duration_s,vc\na,0,4,100,x\nb,10,8,50,x\nc,20,1,50,x\n")
@@ -416,11 +419,13 @@ def test_looking_for_a_place_leaves_no_file(jobs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.long
 def test_free_preemptions_are_mentioned(jobs: Path) -> None:
     assert "cost nothing under srtf" in sim("run", jobs, "--policy", "srtf", *ONE).stderr
     assert sim("run", jobs, "--policy", "srtf", *ONE, "--set", "cost=helios").stderr == ""
 
 
+@pytest.mark.long
 def test_a_star_is_explained_where_there_is_one(jobs: Path) -> None:
     alike, different = (sim("compare", jobs, "--policy", names, *ONE) for names in ("fifo", "fifo,srtf"))
 

@@ -137,6 +137,7 @@ def test_a_manager_that_went_away_is_said_beside_the_last_picture() -> None:
     assert drawn(overview(), problem="no manager answers there")[0].endswith("no manager answers there")
 
 
+@pytest.mark.long
 def test_it_prints_once_into_a_pipe_and_draws_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     try:
         screen, ours = pty.openpty()

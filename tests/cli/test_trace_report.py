@@ -41,6 +41,7 @@ def test_a_whole_log_gives_nine_figures_seven_verdicts_and_four_what_ifs(helios:
     assert f"{page}: written" in done.stdout
 
 
+@pytest.mark.long
 def test_a_page_needs_nothing_else(helios: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     run(helios, "-o", page, "--what-if-jobs", "0")
@@ -103,6 +104,7 @@ def test_names_in_a_log_are_text_and_not_html(tmp_path: Path) -> None:
     assert "<i>y" not in page.read_text()
 
 
+@pytest.mark.long
 def test_jobs_of_unknown_virtual_clusters_count_but_use_nothing(helios: Path, tmp_path: Path) -> None:
     nodes, page = tmp_path / "nodes.csv", tmp_path / "page.html"
     nodes.write_text("vc,nodes\nvc0,8\n")
@@ -112,6 +114,7 @@ def test_jobs_of_unknown_virtual_clusters_count_but_use_nothing(helios: Path, tm
     assert "Nobody says how many nodes vc1, vc2 have" in done.stdout.replace("vc2, vc1", "vc1, vc2")
 
 
+@pytest.mark.long
 def test_statuses_that_nobody_knows_are_told_and_give_no_verdict(tmp_path: Path) -> None:
     log, page, told = tmp_path / "log.csv", tmp_path / "page.html", tmp_path / "told.json"
     log.write_text(

@@ -601,6 +601,7 @@ def test_a_manager_that_ends_in_place_of_standing_by_is_said_at_once_with_its_la
         pass
 
 
+@pytest.mark.long
 def test_a_manager_that_stands_by_ends_with_who_started_it_and_was_killed(one_node: Session, tmp_path: Path) -> None:
     folder = tmp_path / "standby"
     script = (

@@ -212,12 +212,13 @@ def test_the_artifacts_policy_comes_near_an_independent_run() -> None:
     assert came["short_nodes"] == pytest.approx(55, rel=0.25)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pattern", "begin", "end"),
     [
-        pytest.param(PHILLY, "2017-11-15", "2017-11-29", marks=pytest.mark.long),
+        (PHILLY, "2017-11-15", "2017-11-29"),
         (PHILLY, "2017-10-20", "2017-11-03"),
-        pytest.param("earth_vc*.csv.gz", "2020-05-15", "2020-05-22", marks=pytest.mark.long),
+        ("earth_vc*.csv.gz", "2020-05-15", "2020-05-22"),
     ],
 )
 def test_ces_stays_near_the_risk_that_was_stated(pattern: str, begin: str, end: str) -> None:

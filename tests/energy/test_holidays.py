@@ -102,6 +102,7 @@ def test_holidays_where_no_node_sleeps_are_refused(tmp_path: Path) -> None:
         online_policy(config)
 
 
+@pytest.mark.long
 def test_holidays_change_what_is_forecast() -> None:
     series = wandering(12)
     learned = []

@@ -167,6 +167,7 @@ def test_trees_are_fitted_as_soon_as_enough_is_known_and_not_before(steps: int) 
     assert learned_from(lessons[-1]).metrics["loss"] >= 0
 
 
+@pytest.mark.long
 def test_it_says_how_good_its_forecast_is() -> None:
     policy = learning(dict(AHEAD), wandering(12))
     recall(policy, wandering(12).active[:432].tolist(), TOTAL)
@@ -202,6 +203,7 @@ def test_trees_are_fitted_anew_after_a_week() -> None:
     assert len(due_at) == 1  # a fit that failed is not tried again at once
 
 
+@pytest.mark.long
 def test_what_fails_is_said_and_the_trees_before_go_on() -> None:
     policy, series = learning(dict(AHEAD), wandering(12)), wandering(12)
     recall(policy, series.active.tolist(), TOTAL, lambda _: "no memory")
@@ -308,6 +310,7 @@ def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
     assert any(proven)
 
 
+@pytest.mark.long
 def test_trees_that_are_fitted_anew_do_not_begin_to_prove_themselves_anew() -> None:
     online, series = OnlineForecast(horizon_s=3600.0, step_s=STEP_S), wandering(12)
     online.seen.start_s = series.start_s

@@ -184,7 +184,7 @@ def test_busy_nodes_are_always_on_and_never_more_than_there_are(demand: list[int
     assert ((played.short > 0) | (played.woken == 0)).all()  # nobody is woken whom nobody needs
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 @pytest.mark.parametrize("asked", [0.5, 1.0, 2.0])
 def test_ces_keeps_to_the_wake_ups_that_it_was_told(seed: int, asked: float) -> None:
     series = wandering(42, seed=seed)

@@ -170,6 +170,7 @@ def test_every_job_ends_and_none_runs_shorter(
     assert 0 <= cost.sleeping_nodes <= 4
 
 
+@pytest.mark.long
 def test_ces_keeps_its_word_under_the_jobs_of_a_real_cluster() -> None:
     jobs = philly("2869ce")
 

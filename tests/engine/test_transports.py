@@ -116,6 +116,7 @@ def test_the_engine_keeps_its_word(program: str, sentence: str, programs: Progra
     run(executable, sentence, cwd=tmp_path, timeout_s=RUN_TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_random_bytes_neither_crash_the_donor_nor_a_link(tmp_path: Path) -> None:
     clang = shutil.which("clang")
     if clang is None:

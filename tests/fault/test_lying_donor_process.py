@@ -27,11 +27,12 @@ def pages_in(session: Session) -> int:
     return int(status["pages_in"]["remote"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pages",
     [
         pytest.param(100_000, id="some pages"),
-        pytest.param(10_000_000, id="ten million pages", marks=[pytest.mark.long, pytest.mark.timeout(1_600)]),
+        pytest.param(10_000_000, id="ten million pages", marks=pytest.mark.timeout(1_600)),
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -114,6 +114,7 @@ def test_the_server_process_is_replaced_without_an_error(sandbox: Session, tmp_p
             assert fio.poll() is None, "fio ended early"
 
 
+@pytest.mark.long
 def test_the_server_process_is_killed_again_and_again_without_an_error(sandbox: Session, tmp_path: Path) -> None:
     with verifying_fio(sandbox.uri, tmp_path) as fio:
         for _ in range(4):
@@ -134,6 +135,7 @@ def assert_taken_over_once(before: Mapping[str, Any], after: Mapping[str, Any]) 
     assert after["counters"]["takeovers"] == before["counters"]["takeovers"] + 1
 
 
+@pytest.mark.long
 def test_a_squeezed_donors_slabs_move_to_the_others(sandbox: Session, tmp_path: Path) -> None:
     with verifying_fio(sandbox.uri, tmp_path):
         name = busiest(sandbox)
@@ -159,6 +161,7 @@ def test_a_choked_donors_slabs_go_to_disk_at_once(sandbox: Session, tmp_path: Pa
     control.squeeze(sandbox.state, name, 0)
 
 
+@pytest.mark.long
 def test_a_donor_that_stops_answering_is_gone_round_and_taken_back(sandbox: Session, tmp_path: Path) -> None:
     with verifying_fio(sandbox.uri, tmp_path) as fio:
         name = busiest(sandbox)
@@ -172,6 +175,7 @@ def test_a_donor_that_stops_answering_is_gone_round_and_taken_back(sandbox: Sess
         assert fio.poll() is None, "fio ended early"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["delay", "error", "short", "disconnect", "hang"])
 def test_a_faulty_donor_set_by_an_operator_costs_no_byte(sandbox: Session, tmp_path: Path, kind: str) -> None:
     socket = Path(control.record(sandbox.state).blockdev.admin_socket)
@@ -189,6 +193,7 @@ def test_a_faulty_donor_set_by_an_operator_costs_no_byte(sandbox: Session, tmp_p
         assert fio.poll() is None, "fio ended early"
 
 
+@pytest.mark.long
 def test_a_donor_that_damages_pages_is_left_out_until_an_operator_trusts_it(sandbox: Session, tmp_path: Path) -> None:
     """[H1]"""
     socket = Path(control.record(sandbox.state).blockdev.admin_socket)
@@ -209,6 +214,7 @@ def test_a_donor_that_damages_pages_is_left_out_until_an_operator_trusts_it(sand
         assert fio.poll() is None, "fio ended early"
 
 
+@pytest.mark.long
 def test_a_replicated_device_without_a_disk_loses_a_donor_and_no_byte(tmp_path: Path) -> None:
     arguments = (*SIZES, "--replicas", "2", "--transport", "tcp")
     sizes = [word if word != "256MiB" else "128MiB" for word in arguments]

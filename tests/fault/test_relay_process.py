@@ -160,9 +160,8 @@ def attacked(folder: Path) -> Iterator[tuple[Pair, Relay, Attack]]:
     relay.close()
 
 
-@pytest.mark.parametrize(
-    "times", [1, pytest.param(8, marks=[pytest.mark.long, pytest.mark.timeout(900)], id="eight times each way")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.timeout(900), id="eight times each way")])
 def test_whatever_someone_on_the_wire_spoils_is_counted_and_no_wrong_byte_is_read(
     times: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -35,5 +35,6 @@ def test_a_listening_socket_is_taken_from_whoever_started_us(blockdev: list[str]
     check("connect_systemd_socket_activation", blockdev)
 
 
+@pytest.mark.long
 def test_a_client_is_served_on_standard_input(blockdev: list[str]) -> None:
     check("connect_command", [*blockdev, "-s"])

@@ -3,6 +3,7 @@
 import json
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -129,6 +130,7 @@ def test_what_is_left_out_is_counted_and_told_with_the_next_line() -> None:
     assert rarely.may("a") == 5
 
 
+@pytest.mark.long
 def test_kinds_without_end_cost_no_memory_without_end() -> None:
     """[L6]"""
     rarely = Rarely(60.0, now_s=lambda: 0.0)

@@ -80,6 +80,7 @@ def test_neither_a_node_nor_strangers_fill_the_store_or_the_log(tmp_path: Path) 
         assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_a_refused_agent_costs_one_line_that_says_whose_it_was(tmp_path: Path) -> None:
     """[L6] The server's own line said neither address nor reason."""
 
@@ -121,6 +122,7 @@ def test_a_node_that_owes_is_slowed_and_its_session_goes_on(tmp_path: Path) -> N
         assert "Traceback" not in manager.log()
 
 
+@pytest.mark.long
 def test_a_node_that_owes_for_long_is_heard_meanwhile_and_may_come_again(tmp_path: Path) -> None:
     """[M5] A node whose tasks ended with long causes was thrown out and refused: with a fence all its tasks ended."""
     node = FakeNode("n0", gpus=8)

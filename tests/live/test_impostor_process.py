@@ -89,9 +89,8 @@ def read_all(source: IO[str]) -> None:
     threading.Thread(target=read, daemon=True).start()
 
 
-@pytest.mark.parametrize(
-    "restarts", [4, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1200)], id="fifty restarts")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("restarts", [4, pytest.param(50, marks=pytest.mark.timeout(1200), id="fifty restarts")])
 def test_an_impostor_at_any_moment_of_a_managers_restarts_gets_and_does_nothing(
     restarts: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

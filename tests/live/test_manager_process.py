@@ -130,6 +130,7 @@ def test_a_log_is_made_smaller_under_a_running_manager_and_it_goes_on_and_starts
         store.close()
 
 
+@pytest.mark.long
 def test_a_manager_whose_log_a_newer_one_goes_on_with_ends_and_says_so(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
         store = EventStore(manager.store_url)
@@ -157,6 +158,7 @@ def restart(manager: Manager, part: str) -> None:
     assert manager.process.poll() is None
 
 
+@pytest.mark.long
 def test_a_scheduler_process_that_is_started_again_knows_past_jobs_whose_file_is_gone(tmp_path: Path) -> None:
     past = tmp_path / "past.csv"
     past.write_text("job_id,submit_s,user,name,gpus,duration_s\n1,0,ann,train,1,50\n")
@@ -173,6 +175,7 @@ def test_a_scheduler_process_that_is_started_again_knows_past_jobs_whose_file_is
         asyncio.run(with_nodes(manager, [FakeNode("n0")], act))
 
 
+@pytest.mark.long
 def test_an_api_process_that_is_started_again_needs_no_file_that_was_read_at_the_start(tmp_path: Path) -> None:
     made = Authority(tmp_path).make("manager", says="IP:127.0.0.1")
     power, holidays = tmp_path / "power.toml", tmp_path / "holidays"
@@ -288,6 +291,7 @@ async def session_error(node: FakeNode, url: str, token: str) -> str:
         return error.rcvd.reason if error.rcvd is not None else "closed"
 
 
+@pytest.mark.long
 def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
 
@@ -406,6 +410,7 @@ def test_a_node_that_joins_at_the_newer_of_two_managers_is_not_lost_to_the_older
         assert set(lost) == {"n1", "n2"}  # n2 by each of them, where both look before either has written
 
 
+@pytest.mark.long
 def test_a_node_that_another_manager_called_lost_is_hung_up_on_and_comes_back(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
 
@@ -424,6 +429,7 @@ def test_a_node_that_another_manager_called_lost_is_hung_up_on_and_comes_back(tm
         asyncio.run(act())
 
 
+@pytest.mark.long
 def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) -> None:
     with running_manager(tmp_path) as manager:
 

@@ -144,6 +144,7 @@ def test_tokens_go_on_to_work_and_still_prove_nobody(manager: Manager) -> None:
             client.post("jobs", body={"argv": ["true"]})
 
 
+@pytest.mark.long
 def test_a_manager_that_was_not_told_of_munge_takes_no_credential(tmp_path: Path, socket: Path) -> None:
     told = "do not count here: the manager's `auth` is not munge"
     with (

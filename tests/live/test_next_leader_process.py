@@ -104,7 +104,8 @@ def next_without_a_kill(entries: Sequence[Entry], config: ManagerConfig, ended: 
     raise AssertionError(f"job {ended} has not ended")
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_next_leader_expects_the_same_uses_a_node_that_joins_and_starts_the_job_that_the_killed_one_would_have(
     kind: str, tmp_path: Path
 ) -> None:

@@ -142,7 +142,8 @@ async def one_step(cluster: Cluster, group: asyncio.TaskGroup, chance: random.Ra
             await cluster.post("nodes", name, "lend", body={"at_most_bytes": chance.choice((None, 4 * GIB))})
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_no_start_promises_more_than_donors_lend_though_they_die_drain_and_shrink(tmp_path: Path, seed: int) -> None:
     with running_manager(tmp_path / "m", node_timeout_s=1) as manager:
         asyncio.run(asyncio.wait_for(upheaval(Cluster(manager), random.Random(seed)), 10 * DEADLINE_S))

@@ -36,6 +36,7 @@ def test_a_model_that_was_fitted_is_used_from_the_first_job(models: Path, tmp_pa
     assert set(found["sources"]) == {"model"}
 
 
+@pytest.mark.long
 def test_a_model_that_was_cut_short_is_told_and_done_without(models: Path, tmp_path: Path) -> None:
     for path in models.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes()[: 1000 if path.suffix == ".txt" else None])

@@ -32,7 +32,9 @@ def run(jobs: list[TraceJob], history: list[TraceJob] | None = None, **settings:
     return run_experiment(replace(made, estimator=spec), scene(jobs))
 
 
-@pytest.mark.parametrize("estimator", ["model", "rolling", "gpus"])
+@pytest.mark.parametrize(
+    "estimator", ["model", *(pytest.param(name, marks=pytest.mark.long) for name in ("rolling", "gpus"))]
+)
 def test_what_has_not_ended_yet_decides_nothing(estimator: str) -> None:
     jobs = repeating(900, gpus=GPUS)
     whole = run(jobs, estimator=estimator, update_every_s="3600")

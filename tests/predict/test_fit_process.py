@@ -51,6 +51,7 @@ def test_it_finds_the_same_trees_weight_and_errors() -> None:
     assert apart.spread.state() == here.spread.state()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("usual_priority")
 def test_a_lesson_that_can_t_be_learned_from_is_one_line() -> None:
     broken = replace(lesson(), rows=lesson().rows[:1])

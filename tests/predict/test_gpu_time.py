@@ -83,6 +83,7 @@ def test_where_only_chance_decides_the_number_of_gpus_is_believed(seed: int) -> 
     assert trained(nameless(2000, seed)).source == "gpus"
 
 
+@pytest.mark.long
 def test_a_model_that_has_lost_its_rank_is_not_believed_any_more(log: list[TraceJob]) -> None:
     made = trained(log, judged_jobs=400)
     # the same users and names from now on, but run times that have nothing to do with them
@@ -94,6 +95,7 @@ def test_a_model_that_has_lost_its_rank_is_not_believed_any_more(log: list[Trace
     assert made.source != "model"
 
 
+@pytest.mark.long
 def test_when_another_estimator_is_believed_all_who_wait_are_told_anew(log: list[TraceJob]) -> None:
     made = service()
     orchestrator = Orchestrator([made])
@@ -314,6 +316,7 @@ def test_where_one_user_has_all_jobs_estimators_are_judged_all_the_same() -> Non
     assert made.service.source == "rolling"
 
 
+@pytest.mark.long
 def test_the_jobs_that_a_first_model_is_judged_by_say_whose_they_were(log: list[TraceJob]) -> None:
     made = trained(log)
     lesson = made.lesson()

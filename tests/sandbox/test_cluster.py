@@ -306,6 +306,7 @@ def test_a_sandbox_says_who_was_killed_and_the_command_that_starts_it_again(tmp_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_sandbox_whose_manager_does_not_start_says_why_and_no_more(tmp_path: Path) -> None:
     """Its folder is gone then: no file is in it, and nothing is started there again."""
     state = tmp_path / "state"

@@ -175,7 +175,8 @@ def test_one_whose_program_is_killed_ends(tmp_path: Path) -> None:
     until(lambda: not processes_naming(os.fspath(state)), what="all of its processes to end")
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_what_a_killed_one_left_is_cleared_by_the_next(tmp_path: Path, transport: str) -> None:
     state, listen = tmp_path / "state", ("--listen", f"unix:{tmp_path / 's'}")
     options = (*SMALL, "--transport", transport, *listen)

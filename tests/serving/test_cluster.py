@@ -24,6 +24,7 @@ from farside.serve.status import ServeStatus
 from tests.serving.test_run import MODELS, Deployed
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
 SANDBOX = ("--cluster", "3x1", "--donors", "1", "--size", "64MiB")
 LEASE_S = 40.0  # as short as one may be
 TRAINING = {"argv": ["/bin/sleep", "600"], "gpus": 1, "name": "train", "output": "/dev/null", "cwd": "/"}
@@ -56,7 +57,6 @@ def has_moved(status: ServeStatus, node: str) -> bool:
     return status.ready and node not in nodes
 
 
-@pytest.mark.long
 def test_a_front_of_the_same_name_elsewhere_is_refused_and_a_lease_that_others_cancel_is_named(
     tmp_path: Path, state: Path
 ) -> None:
@@ -101,7 +101,6 @@ def test_a_lease_without_the_gpu_that_is_to_serve_says_what_its_node_lacks(tmp_p
     until(lambda: not asked(state, "jobs")["jobs"], what="the lease is given back")
 
 
-@pytest.mark.long
 def test_a_lease_goes_on_beyond_its_first_limit_on_a_full_cluster_and_takes_no_other_gpu(
     tmp_path: Path, state: Path
 ) -> None:
@@ -136,7 +135,6 @@ def test_a_lease_goes_on_beyond_its_first_limit_on_a_full_cluster_and_takes_no_o
     until(lambda: not asked(state, "jobs")["jobs"], what="all is over")
 
 
-@pytest.mark.long
 def test_a_lease_leaves_a_node_that_the_file_excludes_after_a_reload(tmp_path: Path, state: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
@@ -168,7 +166,6 @@ def test_a_lease_leaves_a_node_that_the_file_excludes_after_a_reload(tmp_path: P
     until(lambda: not asked(state, "jobs")["jobs"], what="leases are given back")
 
 
-@pytest.mark.long
 def test_leases_move_from_a_node_that_drains_and_outlive_front_and_manager(tmp_path: Path, state: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()

@@ -330,12 +330,13 @@ class FixedSize(FixedPlace):
         self._driver.open_now -= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("driver", "is_kept"),
     [
-        pytest.param(FixedSizes(99), True, marks=pytest.mark.long),
+        (FixedSizes(99), True),
         (FixedSizes(2), False),
-        pytest.param(FixedSizes(99, process_gib=9), False, marks=pytest.mark.long),
+        (FixedSizes(99, process_gib=9), False),
         (FixedSizes(99, process_gib=None), True),
         (FixedSizes(99, process_gib=None, memory_gib=2), False),
     ],

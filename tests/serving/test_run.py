@@ -191,6 +191,7 @@ def test_rates_that_do_not_fit_end_before_anything_starts(tmp_path: Path) -> Non
     assert "does not fit on 1 device" in text_of(running.log)
 
 
+@pytest.mark.long
 def test_a_check_beside_the_front_that_runs_tells_a_mistake_and_ends_nothing(deployed: Deployed) -> None:
     def checked() -> "subprocess.CompletedProcess[str]":
         argv = [sys.executable, "-m", "farside", "serve", "run", "--check", str(deployed.folder)]

@@ -190,11 +190,9 @@ def test_the_gain_that_is_promised_is_what_a_slurm_that_obeys_brings(
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("sf", ""),
-        ("srtf", ""),
-        ("srsf", ""),
+        *(pytest.param(name, "", marks=pytest.mark.long) for name in ("sf", "srtf", "srsf")),
         ("las", LIMITS),
-        ("gittins", f"first_fit_jobs=3; {LIMITS}"),
+        pytest.param("gittins", f"first_fit_jobs=3; {LIMITS}", marks=pytest.mark.long),
     ],
 )
 @settings(max_examples=6, deadline=None)
@@ -237,6 +235,7 @@ def day_of(folder: Path, *, gate: bool, **told: str) -> Day:
     return Day(load_config(SlurmConfig, (), {**given, "gate": gate, **told}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gate", [False, True], ids=["backfill", "gate"])
 @settings(max_examples=6, deadline=None)
 @given(day=DAYS)
@@ -271,6 +270,7 @@ class FitsAtOnce(Fitter):
         return found
 
 
+@pytest.mark.long
 def test_models_that_are_fitted_on_the_way_are_in_the_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer jobs than usual are enough for a model here, and for finding it better."""
     monkeypatch.setattr(gpu_time, "LEAST_FIT", 40)

@@ -38,6 +38,7 @@ def imported_at_start(name: str) -> set[str]:
     return set(_imports(_statements_at_start(tree(name).body)))
 
 
+@cache
 def imported_anywhere(name: str) -> set[str]:
     """Modules that this one names in any import, also inside functions."""
     return set(_imports(ast.walk(tree(name))))

@@ -163,7 +163,7 @@ def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path, name: str) ->
     assert (code, out, errors) == (2, "", line)
 
 
-@pytest.mark.parametrize("mark", ["\x0b", "\x1c", "\x85", "\u2028"])
+@pytest.mark.parametrize("mark", ["\x0b", *(pytest.param(mark, marks=pytest.mark.long) for mark in "\x1c\x85\u2028")])
 def test_a_cell_with_what_looks_like_a_line_end_is_one_line(tmp_path: Path, mark: str) -> None:
     path = tmp_path / "cell.csv"
     path.write_text(f"1,2\n3,a{mark}b\n", encoding="utf-8")
@@ -277,6 +277,7 @@ def test_a_command_that_cant_be_run_says_why(words: tuple[str, ...], line: str) 
     assert errors.count("\n") == 1
 
 
+@pytest.mark.long
 def test_input_that_every_worker_refuses_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "big.csv"
     path.write_text("".join(f"{number}e200,{number}\n" for number in range(1, 7)))
@@ -350,6 +351,7 @@ def test_all_workers_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPat
         load(options, lets_go=True, workers=4, here=4)
 
 
+@pytest.mark.long
 def test_workers_are_told_how_many_share_their_machine() -> None:
     rows = 10**12
 

@@ -68,6 +68,7 @@ def test_a_job_that_its_tolerance_has_ended_ends_there_again_and_goes_on_without
         trained(app, 5, 1e-3)
 
 
+@pytest.mark.long
 def test_fewer_iterations_than_are_made_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     words = ("lasso", "--workers", 2, "--checkpoint-dir", tmp_path, "--iterations")
     assert ended(train(*words, 9))[0] == 0

@@ -131,6 +131,7 @@ def check_that_it_goes_on_by_the_disk(peer_settings: Path) -> None:
     assert source.asked == [1] * BLOCKS
 
 
+@pytest.mark.long
 def test_a_job_whose_donors_die_goes_on_by_the_disk_and_loses_no_iteration(
     peer_settings: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,6 +64,7 @@ def newest(folder: Path) -> int:
     return max((int(path.parent.name[2:]) for path in folder.glob("i-*/complete")), default=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("app", SLOW)
 def test_two_workers_that_are_paused_and_killed_end_with_the_same_bits(tmp_path: Path, app: str) -> None:
     needs_numba(app)
@@ -105,6 +106,7 @@ def test_two_jobs_that_take_turns_on_a_node_end_with_the_same_bits(tmp_path: Pat
     assert overlapping(rows, ("INIT_COMP", "COMP")) == overlapping(rows, ("INIT_PUSH", "PULL", "PUSH")) == []
 
 
+@pytest.mark.long
 def test_several_workers_on_a_node_ask_for_no_turns_of_an_executor_that_the_agent_named(tmp_path: Path) -> None:
     with executor(tmp_path) as shared:
         words = ("lasso", "--iterations", 20, "--blocks", 4, "--workers", 2, "--out", tmp_path / "model")
@@ -114,6 +116,7 @@ def test_several_workers_on_a_node_ask_for_no_turns_of_an_executor_that_the_agen
         assert shared.trace() == []
 
 
+@pytest.mark.long
 def test_workers_train_by_the_key_that_a_manager_gives_to_their_start_alone(tmp_path: Path) -> None:
     key = bytes(range(32))
     told = {"WORLD_SIZE": "2", "FARSIDE_AGGREGATION_JOB": "7", "FARSIDE_AGGREGATION_START": "3"}
@@ -259,6 +262,7 @@ def long_run(folder: Path, *, breaks: bool = False) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.long
 def test_a_worker_that_leaves_its_loop_early_ends_all(folder: Path) -> None:
     code, _, errors = ended(long_run(folder, breaks=True))
 
@@ -267,6 +271,7 @@ def test_a_worker_that_leaves_its_loop_early_ends_all(folder: Path) -> None:
     assert "farside: rank 1 failed in iteration 1" in errors
 
 
+@pytest.mark.long
 def test_a_job_whose_own_aggregator_was_killed_ends_in_one_line(folder: Path) -> None:
     process = long_run(folder)
     os.kill(workers_of(process.pid, "train_aggregator")[0], signal.SIGKILL)
@@ -311,6 +316,7 @@ def test_a_jobs_own_aggregator_that_is_told_to_end_while_it_starts_says_nothing(
     assert not own.exists()
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_workers_that_hang(folder: Path) -> None:
     process = long_run(folder)
     worker = workers_of(process.pid)[0]
@@ -343,6 +349,7 @@ def test_a_users_own_program_runs_and_its_error_ends_all_workers(tmp_path: Path)
     assert "farside: rank 1 failed in iteration 1; its own line says why" in errors
 
 
+@pytest.mark.long
 def test_a_worker_computes_with_as_many_threads_as_it_was_given(tmp_path: Path) -> None:
     libraries = ("OMP", "OPENBLAS", "MKL", "NUMBA")
     file = tmp_path / "own.py"

@@ -616,6 +616,7 @@ def test_memory_is_counted_by_the_cgroup_that_has_the_least_limit(tmp_path: Path
     assert MemoryMeter(limit_bytes=77, proc=proc, cgroups=groups).read().limit_bytes == 77
 
 
+@pytest.mark.long
 def test_a_nodes_executor_says_what_goes_to_the_disk_and_without_one_a_worker_decides_itself(
     tmp_path: Path, spill_dir: Path
 ) -> None:
@@ -738,6 +739,7 @@ def test_a_program_with_what_its_agent_offers_ends_with_the_same_bits_also_where
     assert ("input stays in memory: its node's folder for it can't be used" in lines) == is_broken
 
 
+@pytest.mark.long
 def test_the_four_programs_take_what_their_agent_offers_and_data_that_can_t_leave_memory_as_ever(
     offered: Path, tmp_path: Path
 ) -> None:

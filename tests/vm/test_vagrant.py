@@ -36,6 +36,7 @@ def copy_of(folder: Path, settings: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_vagrantfile_is_valid(tmp_path: Path) -> None:
     done = validate(tmp_path, FOLDER)
 

@@ -115,6 +115,7 @@ def test_an_operator_sees_nodes_loans_power_and_all_jobs_with_why_they_wait(page
     assert [line.split()[1] for line in texts(page, "#ended tr")] == ["broken-import"]
 
 
+@pytest.mark.long
 def test_a_node_shows_the_state_of_each_of_its_services(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
 
@@ -122,6 +123,7 @@ def test_a_node_shows_the_state_of_each_of_its_services(page: "Page", scene: Sce
     until(lambda: texts(page, "#nodes .services p") == wanted, what="both services")
 
 
+@pytest.mark.long
 def test_a_deployment_is_seen_with_its_gpus_cut_and_its_models(page: "Page", scene: Scene) -> None:
     told = {**TOLD, "problem": "1 of 2 devices are there", "changes": [{"at_s": 1.0, "cause": "devices", "gpus": 1}]}
     with ManagerClient(scene.manager.address) as client:
@@ -170,6 +172,7 @@ def test_what_happens_is_seen_without_being_asked_for(page: "Page", scene: Scene
     page.locator("#active").get_by_text("just-now").wait_for(state="detached")
 
 
+@pytest.mark.long
 def test_a_job_s_page_has_its_history_and_follows_it(page: "Page", scene: Scene) -> None:
     job = scene.manager.submit(name="followed", gpus=1)
     scene.runs(job)
@@ -211,6 +214,7 @@ def test_a_wrong_token_is_said_and_the_right_one_then_works(page: "Page", scene:
     assert page.evaluate("document.cookie + JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
 
 
+@pytest.mark.long
 def test_who_signs_out_is_out(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
 
@@ -254,6 +258,7 @@ def test_all_of_it_works_by_keyboard(page: "Page", scene: Scene) -> None:
     assert not page.locator("#keys").is_visible()
 
 
+@pytest.mark.long
 def test_the_first_stop_of_the_tab_key_leads_past_the_frame(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
     page.reload()
@@ -270,6 +275,7 @@ def test_the_first_stop_of_the_tab_key_leads_past_the_frame(page: "Page", scene:
     assert stops[0] == "filter"
 
 
+@pytest.mark.long
 def test_keys_can_be_switched_off(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
     page.keyboard.press("?")
@@ -324,6 +330,7 @@ SMALL_TARGETS = """(least) => [...document.querySelectorAll("a, button, input, s
   .map(([one, box]) => `${one.tagName} ${one.id || one.textContent}: ${box.width} x ${box.height}`)"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [PHONE], ids=["phone"], indirect=True)
 def test_on_a_phone_everything_can_be_hit_with_a_finger(page: "Page", scene: Scene) -> None:
     page.goto(scene.page)
@@ -339,6 +346,7 @@ def test_on_a_phone_everything_can_be_hit_with_a_finger(page: "Page", scene: Sce
     assert small == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [PHONE], ids=["phone"], indirect=True)
 def test_on_a_phone_a_job_is_opened_and_left_by_touch(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
@@ -351,6 +359,7 @@ def test_on_a_phone_a_job_is_opened_and_left_by_touch(page: "Page", scene: Scene
     assert not page.locator("#job .life").is_visible()
 
 
+@pytest.mark.long
 def test_light_and_dark_follow_the_browser(page: "Page", scene: Scene) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
     page.emulate_media(color_scheme="light")
@@ -361,6 +370,7 @@ def test_light_and_dark_follow_the_browser(page: "Page", scene: Scene) -> None:
     assert light != page.evaluate(back)
 
 
+@pytest.mark.long
 def test_a_node_that_is_gone_is_told_with_its_reason(page: "Page", scene: Scene) -> None:
     scene.manager.post("nodes", "n2", "drain", body={"reason": "new fans on Friday"})
     sign_in(page, scene)
@@ -370,6 +380,7 @@ def test_a_node_that_is_gone_is_told_with_its_reason(page: "Page", scene: Scene)
     scene.manager.post("nodes", "n2", "undrain")
 
 
+@pytest.mark.long
 def test_nodes_that_sleep_what_it_saves_and_how_many_are_expected_are_seen(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
     for name in ("night", "morning"):
@@ -387,6 +398,7 @@ def test_nodes_that_sleep_what_it_saves_and_how_many_are_expected_are_seen(page:
     assert [one for one in figures if one.endswith("kWh, against all nodes on")]
 
 
+@pytest.mark.long
 def test_a_forecast_that_is_not_there_yet_is_told_over_what_is_expected(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
     for name in ("late", "evening"):  # one has a driver
@@ -410,6 +422,7 @@ def takes_turns(scene: Scene, executor: m.ExecutorFacts) -> None:
     scene.report("n1")
 
 
+@pytest.mark.long
 def test_jobs_that_take_turns_on_a_node_are_seen_with_what_bounds_them_as_it_changes(
     page: "Page", scene: Scene
 ) -> None:
