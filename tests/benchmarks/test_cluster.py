@@ -22,6 +22,7 @@ def short_run(seed: int = 1, *, placement: str = "power of two", layout: Layout 
     return containers(32, params, seed)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_cluster() -> None:
     assert short_run(7) == short_run(7)
     assert short_run(7) != short_run(8)

@@ -95,6 +95,7 @@ def test_queueing_delays_are_told_of_all_jobs_and_of_gangs() -> None:
     assert all(yarn > other for other in others)
 
 
+@pytest.mark.long
 def test_a_draw_is_the_same_each_time_and_another_seed_another_one() -> None:
     play = Play(label="LAS", policy="las", placement="count")
     once, again, other = (outcomes(the_testbed((seed,)).scenes[0], [play])[0].digest for seed in (1, 1, 2))

@@ -265,6 +265,7 @@ def test_a_server_that_dies_while_its_clients_are_waited_for_is_succeeded(servic
     assert service.process.child.wait(60) == 0
 
 
+@pytest.mark.long
 def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None:
     service.start()
     with (service.process.folder / "config.toml").open("a") as config:
@@ -276,6 +277,7 @@ def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None
     service.process.until_said("the device keeps the settings of its start; new ones apply")
 
 
+@pytest.mark.long
 def test_settings_that_became_unusable_do_not_end_the_device(service: Service) -> None:
     service.start()
     load = Load(service.client())

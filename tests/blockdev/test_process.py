@@ -372,6 +372,7 @@ def test_sigterm_waits_for_clients_and_lets_no_new_one_in(process: Process) -> N
     assert process.child.wait(60) == 0
 
 
+@pytest.mark.long
 def test_a_second_sigterm_ends_at_once(process: Process) -> None:
     process.start()
     process.client()
@@ -396,6 +397,7 @@ def test_a_server_that_dies_again_and_again_is_started_again_after_a_pause(proce
     assert b"keeps crashing" in (process.folder / "log").read_bytes()
 
 
+@pytest.mark.long
 def test_a_successor_that_dies_while_the_old_server_stops_is_followed_by_a_third(process: Process) -> None:
     process.start()
     load = Load(process.client())
@@ -441,6 +443,7 @@ def test_a_replacement_that_can_not_be_started_leaves_the_old_server_serving(pro
     load.end()
 
 
+@pytest.mark.long
 def test_a_spare_that_can_not_be_started_is_started_later(process: Process) -> None:
     process.start()
     load = Load(process.client())
@@ -457,6 +460,7 @@ def test_a_spare_that_can_not_be_started_is_started_later(process: Process) -> N
     load.end()
 
 
+@pytest.mark.long
 def test_a_server_that_can_not_be_started_is_started_later(process: Process) -> None:
     process.start()
     load = Load(process.client())
@@ -481,6 +485,7 @@ def test_a_spare_that_is_stuck_holds_up_no_replacement(process: Process) -> None
     admin.call(process.admin, "replace", timeout_s=60)
 
 
+@pytest.mark.long
 def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_serving(process: Process) -> None:
     process.start()
     load = Load(process.client())

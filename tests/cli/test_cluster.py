@@ -189,6 +189,7 @@ def test_a_manager_that_is_named_twice_or_nowhere_is_one_clear_line(tmp_path: Pa
         find_manager(state=tmp_path / "none")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_the_store_of_a_sandbox_is_checked_where_its_folder_is_told(manager: Manager, tmp_path: Path, way: str) -> None:
     (tmp_path / "manager").mkdir()

@@ -72,7 +72,13 @@ def failed_in(found: dict[str, Any]) -> dict[str, str]:
     return {name: check["found"] for name, check in found.items() if check["outcome"] == "failed"}
 
 
-@pytest.mark.parametrize("setting", ["state_dir", "admin_socket", "metrics_listen", "proc_root"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "state_dir",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("admin_socket", "metrics_listen", "proc_root")),
+    ],
+)
 def test_what_an_agent_refuses_to_start_over_is_found_before(tmp_path: Path, busy: str, setting: str) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")

@@ -54,7 +54,13 @@ def test_a_page_needs_nothing_else(helios: Path, tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+# Those of the others are long: each page takes seconds.
+USUAL = ("helios", "openb")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.long) for name in SAMPLES]
+)
 def test_a_log_of_any_format_has_a_page(name: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
 

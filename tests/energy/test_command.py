@@ -350,6 +350,7 @@ def test_a_fleet_with_a_node_that_there_is_not_is_one_line(tmp_path: Path) -> No
     assert "always_on: the cluster has no node login1; nodes here are called as n0" in told
 
 
+@pytest.mark.long
 def test_a_forecast_is_learned_from_the_trace_as_it_goes_by(tmp_path: Path) -> None:
     trace = tmp_path / "jobs.csv"
     # On each of ten days jobs come at 8, 9 and 10 o'clock, and leave after eight hours.

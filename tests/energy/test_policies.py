@@ -202,6 +202,7 @@ def test_ces_keeps_to_the_nodes_short_that_it_was_told() -> None:
     assert 4 / 1.6 <= came.short_nodes / came.days <= 4 * 1.6
 
 
+@pytest.mark.long
 def test_more_risk_lets_more_nodes_sleep() -> None:
     series = wandering(28)
 

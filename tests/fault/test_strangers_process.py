@@ -132,15 +132,14 @@ def leases(pair: Pair) -> set[tuple[int, int]]:
     return {(slab["slab"], slab["lease"]) for slab in pair.borrower.status()["slabs"] if slab["state"] == "live"}
 
 
-@pytest.mark.parametrize(
-    "count", [600, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.alone], id="ten thousand")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.alone, id="ten thousand")])
 @pytest.mark.parametrize(
     "addresses",
     [
         pytest.param(1, id="one address"),
-        pytest.param(0, id="the borrowers' own address", marks=pytest.mark.long),
-        pytest.param(64, id="64 addresses of a namespace", marks=pytest.mark.long),
+        pytest.param(0, id="the borrowers' own address"),
+        pytest.param(64, id="64 addresses of a namespace"),
     ],
 )
 def test_strangers_during_load_keep_no_borrower_out_and_cost_no_slab(

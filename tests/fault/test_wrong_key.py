@@ -36,6 +36,7 @@ def stranger(sandbox: Session, tmp_path: Path) -> Iterator[Path]:
         process.terminate()
 
 
+@pytest.mark.long
 def test_a_wrong_key_is_refused_and_counted_and_the_right_one_still_served(sandbox: Session, stranger: Path) -> None:
     def told() -> dict[str, Any]:
         try:

@@ -35,12 +35,13 @@ def revoked(manager: Manager) -> str:
     return token
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("token_of", "refusal"),
     [
-        pytest.param(for_any_node, "`farside token n1` makes", marks=pytest.mark.long),
+        (for_any_node, "`farside token n1` makes"),
         (of_another_node, "may not speak for node n1"),
-        pytest.param(revoked, "this token is not known here", marks=pytest.mark.long),
+        (revoked, "this token is not known here"),
     ],
 )
 def test_a_node_that_nobody_let_in_gets_no_job_and_no_donors(

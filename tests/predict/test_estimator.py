@@ -91,6 +91,7 @@ def test_with_history_the_model_is_used_from_the_first_job_and_orders_better_tha
     assert by_model.estimation.quality.spearman > by_gpus.estimation.quality.spearman
 
 
+@pytest.mark.long
 def test_where_only_chance_decides_it_does_exactly_as_the_number_of_gpus() -> None:
     jobs = nameless(1200)
 

@@ -78,6 +78,7 @@ def test_where_users_repeat_themselves_the_model_is_believed(log: list[TraceJob]
     assert made.judge.savings["model"] > made.judge.savings["gpus"] + 0.05
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_where_only_chance_decides_the_number_of_gpus_is_believed(seed: int) -> None:
     assert trained(nameless(2000, seed)).source == "gpus"

@@ -199,6 +199,7 @@ while True:
     assert [task["role"] for task in end["tasks"]] == ["worker"] * 8 + ["ps"]
 
 
+@pytest.mark.long
 def test_what_ran_is_simulated_and_shown_beside_it(sandbox: Session, tmp_path: Path) -> None:
     until_job(sandbox, submit(sandbox, tmp_path / "out", "sleep 1", "--gpus", "2"), "done")
     trace = tmp_path / "trace.csv"

@@ -101,6 +101,7 @@ def test_jobs_that_never_get_any_further_end_the_run_with_one_line_that_says_wha
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_the_run_goes_on_as_long_as_anybody_gets_further() -> None:
     """The same two, beside one that runs on for long: when it ends there is room for both."""
     long_s = 20_000.0

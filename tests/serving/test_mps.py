@@ -301,6 +301,7 @@ input()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_keeper_killed", [False, True])
 def test_a_daemon_ends_with_a_front_that_is_killed_and_the_next_one_removes_its_folder(
     is_keeper_killed: bool, control: Path

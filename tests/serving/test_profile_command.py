@@ -60,6 +60,7 @@ def test_check_shows_drivers_frameworks_and_models(tmp_path: Path) -> None:
     assert "input FP32 [40]" in done.stdout
 
 
+@pytest.mark.long
 def test_check_names_a_file_that_is_no_model(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime (requirements/serving.txt)")
     (tmp_path / "bad.onnx").write_bytes(b"bad")
@@ -70,6 +71,7 @@ def test_check_names_a_file_that_is_no_model(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_profile_that_is_interrupted_keeps_what_it_has_and_leaves_nothing_running(tmp_path: Path) -> None:
     small_models(tmp_path / "models")
     out = tmp_path / "out"

@@ -184,6 +184,7 @@ def test_a_given_plan_is_served_and_an_unsound_one_refused(tmp_path: Path) -> No
         running.end()
 
 
+@pytest.mark.long
 def test_rates_that_do_not_fit_end_before_anything_starts(tmp_path: Path) -> None:
     running = Deployed(tmp_path, extra="gpus_max = 1", slo_ms=41)
 

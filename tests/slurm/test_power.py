@@ -179,6 +179,7 @@ def test_a_forecast_over_a_slurm_says_what_it_needs_and_is_there_at_once_after_a
     assert sleeper_of(config(tmp_path, **CES)).forecast == ""
 
 
+@pytest.mark.long
 def test_what_was_busy_is_kept_for_four_weeks_and_no_longer(tmp_path: Path) -> None:
     made = config(tmp_path, **CES)
     many_turns(sleeper_of(made), QUIET, range(900))

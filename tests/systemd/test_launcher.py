@@ -10,6 +10,7 @@ from tests.live.manager import Manager
 from tools import build_deb
 
 
+@pytest.mark.long
 def test_a_manager_that_the_package_s_launcher_starts_gets_ready(tmp_path: Path) -> None:
     launcher = tmp_path / "farside"
     launcher.write_text(build_deb.LAUNCHER)

@@ -153,6 +153,7 @@ def test_a_file_that_is_no_array_is_refused_where_it_would_be_spilled_too(tmp_pa
     assert "pickle" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rows.csv", "rows.npy", "rows.ldac"])
 def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

@@ -89,6 +89,7 @@ def test_a_program_of_a_user_s_own_is_told_so_too(tmp_path: Path) -> None:
         walk(job_of(folder=tmp_path, iterations=5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("app", "option", "theirs", "ours"),
     [("mlr", "penalty", 0.1, 0.10000004), ("lasso", "penalty", 0.1, 0.10000004), ("lda", "alpha", 0.1, 0.10000004),

@@ -338,6 +338,7 @@ def test_a_second_signal_ends_workers_that_hang(folder: Path) -> None:
     assert ended(process)[0] == 128 + signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_users_own_program_runs_and_its_error_ends_all_workers(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(PROGRAM)

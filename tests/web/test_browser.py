@@ -186,6 +186,7 @@ def test_a_job_s_page_has_its_history_and_follows_it(page: "Page", scene: Scene)
     until(lambda: "exit code 7" in texts(page, ".history .words")[1], what="why it has failed")
 
 
+@pytest.mark.long
 def test_a_page_that_was_cut_off_says_so_and_goes_on_by_itself(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
 
@@ -231,6 +232,7 @@ def focused(page: "Page") -> str:
     return str(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
 
 
+@pytest.mark.long
 def test_all_of_it_works_by_keyboard(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
     page.locator("#waiting a").first.wait_for()
