@@ -44,7 +44,7 @@ RDMA_PARTS = ("verbs", "verbs_cm", "verbs_export", "verbs_pair", "verbs_registry
 RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")
 TLS_HEADER = Path("/usr/include/gnutls/gnutls.h")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
-FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-ffp-contract=off", *SANITIZERS)
+FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O0", "-ffp-contract=off", *SANITIZERS)
 
 COMPILE_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 90
