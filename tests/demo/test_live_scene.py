@@ -586,6 +586,7 @@ def one_node() -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.long
 def test_a_manager_that_ends_in_place_of_standing_by_is_said_at_once_with_its_last_words(
     one_node: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,7 +305,9 @@ def secure_test(test: Callable[[SecurePlace, AsyncExitStack], Awaitable[None]], 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", REQUEST])
+@pytest.mark.parametrize(
+    "said", [b"", *(pytest.param(said, marks=pytest.mark.long) for said in (b"\x16\x03\x01\x02\x00", REQUEST))]
+)
 def test_nothing_stays_of_a_handshake_that_failed(said: bytes, tmp_path: Path) -> None:
     def kept() -> int:
         return sum(isinstance(one, SSLProtocol) for one in gc.get_objects())

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from farside.cli.imports import without_garbage_collection
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -27,10 +29,16 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-@cache
 def tree(name: str) -> ast.Module:
     """The parsed source of a module."""
-    return ast.parse(modules()[name].read_text())
+    return _trees()[name]
+
+
+@cache
+def _trees() -> Mapping[str, ast.Module]:
+    # Millions of nodes, which stay: looks for garbage among them would take four times as long as parsing.
+    with without_garbage_collection():
+        return {name: ast.parse(path.read_text()) for name, path in modules().items()}
 
 
 def imported_at_start(name: str) -> set[str]:
