@@ -237,7 +237,6 @@ def test_past_jobs_and_models_that_the_engine_over_slurm_refuses_are_found_befor
         assert said in done.stderr
 
 
-@pytest.mark.long
 def test_a_look_at_a_store_changes_nothing(tmp_path: Path) -> None:
     config = tmp_path / "manager.toml"
     config.write_text(f'store_url = "sqlite:///{tmp_path}/m.db"\n')

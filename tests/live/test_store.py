@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,16 +14,17 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import make_url, text
+from sqlalchemy import inspect, make_url, text
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.manager.model.codec import LaterVersion
 from farside.scheduler.manager.model.event import VERSION, CancelRequested, DrainRequested, JobPromoted
 from farside.scheduler.manager.store import table
 from farside.scheduler.manager.store.event_store import EventStore, StoreError, alive_args
-from farside.scheduler.manager.store.migrate import NEWEST, backup, migrations, restore, upgrade
+from farside.scheduler.manager.store.migrate import NEWEST, backup, check_readable, migrations, restore, upgrade
 from farside.scheduler.manager.store.transaction import Draft, LeadLost
 from tests.live.stores import KINDS, a_database, store_url
+from tests.support.programs import run
 
 NOBODY = 65534
 
@@ -143,13 +145,10 @@ def test_a_new_store_has_just_what_the_tables_say(store: EventStore) -> None:
 
 
 @pytest.mark.parametrize("made_by", ["0001", NEWEST])
-def test_a_store_of_any_earlier_migration_gets_what_a_new_one_has(
+def test_a_store_of_the_first_or_the_last_migration_gets_what_a_new_one_has(
     empty: EventStore, tmp_path: Path, made_by: str
 ) -> None:
-    with empty.engine.begin() as connection:
-        config = migrations()
-        config.attributes["connection"] = connection
-        command.upgrade(config, made_by)
+    migrate(empty, made_by)
     (tmp_path / "new").mkdir()
     new = EventStore(f"sqlite:///{tmp_path}/new/manager.db")
 
@@ -173,18 +172,76 @@ def test_tables_without_a_version_are_refused_and_stay(store: EventStore) -> Non
     assert store.read(0) == []
 
 
+def test_a_look_tells_whether_tables_are_there_and_changes_nothing(empty: EventStore) -> None:
+    assert not check_readable(empty)
+    assert rows(empty) == {}
+
+    migrate(empty, "0001")
+    before = rows(empty)
+
+    assert check_readable(empty)
+    assert rows(empty) == before
+    assert before["alembic_version"] == [("0001",)]
+
+
+def test_a_store_of_a_later_migration_is_refused_and_stays(store: EventStore) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    before = rows(store)
+
+    for refusing in (upgrade, check_readable):
+        with pytest.raises(ConfigError, match=r"the store is of a later version, 9999; run the newer manager"):
+            refusing(store)
+
+    assert rows(store) == before
+
+
+def test_what_is_there_by_the_name_of_a_table_is_not_taken_for_it(empty: EventStore) -> None:
+    with empty.engine.begin() as connection:
+        connection.execute(text("CREATE VIEW presence AS SELECT 1 AS beat"))
+
+    with pytest.raises(FarsideError, match=r"store_url: .*already exists"):
+        upgrade(empty)
+
+    assert rows(empty) == {}
+
+
+def test_a_store_is_made_and_opened_again_without_alembic(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from farside.scheduler.manager.store.event_store import EventStore\n"
+        "from farside.scheduler.manager.store.migrate import upgrade\n"
+        f"for _ in range(2): upgrade(EventStore('sqlite:///{tmp_path}/manager.db'))\n"
+        "print('alembic' in sys.modules)"
+    )
+
+    assert run([sys.executable, "-c", script]) == "False\n"
+
+
+def migrate(store: EventStore, revision: str) -> None:
+    """Makes the tables as alembic's migrations up to this one do."""
+    with store.engine.begin() as connection:
+        config = migrations()
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
 def differences(store: EventStore) -> list[object]:
     """Where its tables differ from those that are declared."""
     with store.engine.connect() as connection:
         return list(compare_metadata(MigrationContext.configure(connection), table.metadata))
 
 
-def first_rows(store: EventStore) -> dict[str, list[tuple[object, ...]]]:
-    """What stands in its tables; of the secret, how many there are."""
+def rows(store: EventStore) -> dict[str, list[tuple[object, ...]]]:
+    """What stands in each table that is there."""
     with store.engine.connect() as connection:
-        rows = {name: connection.execute(one.select()).all() for name, one in table.metadata.tables.items()}
-        rows["version"] = connection.execute(text("SELECT version_num FROM alembic_version")).all()
-    return {name: [tuple(row)[: 1 if name == "secret" else None] for row in found] for name, found in rows.items()}
+        names = inspect(connection).get_table_names()
+        return {name: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {name}"))] for name in names}
+
+
+def first_rows(store: EventStore) -> dict[str, list[tuple[object, ...]]]:
+    """The same, and of the secret how many there are."""
+    return {name: [row[: 1 if name == "secret" else None] for row in found] for name, found in rows(store).items()}
 
 
 def test_a_store_is_upgraded_as_often_as_one_likes(store: EventStore) -> None:

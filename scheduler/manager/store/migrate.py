@@ -7,7 +7,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -21,9 +32,14 @@ if TYPE_CHECKING:
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 NEWEST = "0006"
-"""The last of them. alembic, a tenth of what a manager imports, is loaded where a store has an earlier one."""
+"""The newest migration. alembic, a tenth of what a manager imports, is loaded only for a store that has another one."""
 # alembic's own table: one row, the migration that came last.
-_revision = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
+_revision = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 
 
 def upgrade(store: EventStore) -> None:
@@ -74,12 +90,13 @@ def _revision_of(connection: Connection) -> str | None:
     """The migration that came last; None: there was none yet."""
     if not inspect(connection).has_table(_revision.name):
         return None
-    return connection.execute(select(_revision.c.version_num)).scalar()
+    return connection.execute(select(_revision.c.version_num)).scalar_one_or_none()
 
 
 def _make(connection: Connection) -> None:
     """Makes at once what all migrations would have made one after the other; a test compares the two."""
-    metadata.create_all(connection)
+    # What is there already, such as a view of one of these names, is an error and not taken for ours.
+    metadata.create_all(connection, checkfirst=False)
     connection.execute(insert(lead).values(id=1, generation=0, holder="", last_seq=0, last_at_s=0.0))
     connection.execute(insert(secret).values(id=1, value=secrets.token_bytes(32)))
     connection.execute(insert(pulse).values(id=1, holder="", beat=0))
