@@ -58,6 +58,8 @@ SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(f
 # each core keep two cores busy; more of them only collect the same tests once more.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile
+# Tests' files are in a folder of their own: the 100th of pytest's has a name too long for some of the tests' sockets.
+KEPT = kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'rm -rf "$$kept"' EXIT;
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 BENCH_ARGS ?=
 MINUTES ?= 60
@@ -95,17 +97,17 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 demo: venv packages-demo $(SCENE_NEEDS)
 	@.venv/bin/farside demo --scene $(SCENE) $(if $(LOG),--log "$(LOG)")
 
-# Debian's packages come meanwhile, after those that a build needs: apt does one thing at a time. The tests are compiled
-# first, or each worker would compile all of them. Their files are in a folder of their own: the 100th of pytest's has a
-# name too long for some of the tests' sockets. `make` is not $(MAKE) here and below: a line with that one is run by
-# `make -n` too.
+# The other Debian packages are installed while pip works; those that a build needs come first, as apt does one thing at a
+# time. The tests are compiled first, or each worker would compile all of them. `make` is not $(MAKE) here and below: a
+# line with that one is run by `make -n` too.
 test: packages-build
 	@make --no-print-directory packages-test & packages=$$!; \
-	make --no-print-directory venv-dev || { kill $$packages; exit 1; }; \
-	wait $$packages; \
+	trap 'kill $$packages 2>/dev/null && wait $$packages || true' EXIT; \
+	make --no-print-directory venv-dev; \
+	wait $$packages || { echo "farside: Debian packages are missing; the reason is above" >&2; exit 1; }; \
 	make --no-print-directory .venv/bin/promtool; \
 	echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
-	kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'rm -rf "$$kept"' EXIT; \
+	$(KEPT) \
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" --basetemp="$$kept/t" $(PYTEST_ARGS)
 
 test-all:
@@ -119,8 +121,9 @@ test-random: venv-dev packages-test
 		$(PYTEST_ARGS)
 
 test-long: venv-dev packages-test
-	@status=0; $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(PYTEST_ARGS) || status=$$?; \
-		$(PYTHON) -m pytest -m alone $(PYTEST_ARGS) || status=$$?; exit $$status
+	@$(KEPT) status=0; \
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" --basetemp="$$kept/t" $(PYTEST_ARGS) || status=$$?; \
+	$(PYTHON) -m pytest -m alone --basetemp="$$kept/a" $(PYTEST_ARGS) || status=$$?; exit $$status
 
 # Triton's core and perf_analyzer, besides, are in an environment of their own.
 test-cluster: venv-cluster packages-cluster

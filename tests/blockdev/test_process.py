@@ -485,7 +485,6 @@ def test_a_spare_that_is_stuck_holds_up_no_replacement(process: Process) -> None
     admin.call(process.admin, "replace", timeout_s=60)
 
 
-@pytest.mark.long
 def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_serving(process: Process) -> None:
     process.start()
     load = Load(process.client())

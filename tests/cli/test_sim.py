@@ -346,32 +346,32 @@ def test_why_a_job_never_starts_in_what_its_virtual_cluster_shrank_to(tmp_path: 
 
 ONE = ("--nodes", 1, "--gpus-per-node", 4)
 FIFO = ("--policy", "fifo")
+# Each row starts a process; only the first of each kind is in `make test`.
 MISTAKES = [
     (("run", "{}", "--policy", "las2", *ONE), "no policy 'las2'; did you mean 'las'?"),
+    (("run", "{}", *FIFO, *ONE, "--set", "min_runs=3"), "did you mean 'min_run_s'?"),
+    (("run", "{}", *FIFO, *ONE, "--from", "yesterday"), "--from: 'yesterday' is not a time"),
+    (("run", "{}", *FIFO, *ONE, "--json", "/nowhere/out.json"), "/nowhere/out.json: No such file or directory"),
+    (("run", "{}.gone", *FIFO, *ONE), "No such file or directory"),
+    (("run", "{}", *FIFO, "--nodes", 1, "--gpus-per-node", 3), "2 of 4 jobs can never run on this cluster"),
+    (("why", "{}", "9", *FIFO, *ONE), "no job '9' among the 4"),
     (("compare", "{}", "--policy", "fifo,srtff", *ONE), "no policy 'srtff'; did you mean 'srtf'?"),
     (("compare", "{}", "--policy", ",", *ONE), "--policy names no policy"),
-    (("run", "{}", *FIFO, *ONE, "--set", "min_runs=3"), "did you mean 'min_run_s'?"),
     (("run", "{}", *FIFO, *ONE, "--set", "min_run_s"), "is not KEY=VALUE"),
     (("run", "{}", *FIFO, *ONE, "--set", "tick_s=never"), "options: tick_s: must be finite"),
     (("run", "{}", *FIFO, *ONE, "--placement", "cont"), "did you mean 'count'?"),
     (("run", "{}", *FIFO, *ONE, "--vc", "c"), "no job of virtual cluster 'c'; its virtual clusters: a, b"),
     (("run", "{}", *FIFO, *ONE, "--from", "500"), "no job is left of 4; they were submitted from 0 s to 30 s"),
     (("run", "{}", *FIFO, *ONE, "--from", "2017-10-01"), "counts seconds and has no dates"),
-    (("run", "{}", *FIFO, *ONE, "--from", "yesterday"), "--from: 'yesterday' is not a time"),
     (("run", "{}", *FIFO, "--gpus-per-node", 4), "the number of nodes of the cluster is unknown"),
-    (("run", "{}", *FIFO, *ONE, "--json", "/nowhere/out.json"), "/nowhere/out.json: No such file or directory"),
     (("run", "{}", *FIFO, *ONE, "--jobs-out", "out.xls"), "cannot write files of type '.xls'"),
-    (("run", "{}.gone", *FIFO, *ONE), "No such file or directory"),
-    (("run", "{}", *FIFO, "--nodes", 1, "--gpus-per-node", 3), "2 of 4 jobs can never run on this cluster"),
-    (("why", "{}", "9", *FIFO, *ONE), "no job '9' among the 4"),
     (("why", "{}", "9", "--policy", "lass", *ONE), "did you mean 'las'?"),
 ]
-# A process each.
-FEW = 6
+KINDS = 7
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"), MISTAKES[:FEW] + [pytest.param(*row, marks=pytest.mark.long) for row in MISTAKES[FEW:]]
+    ("arguments", "told"), MISTAKES[:KINDS] + [pytest.param(*row, marks=pytest.mark.long) for row in MISTAKES[KINDS:]]
 )
 def test_a_mistake_is_told_at_once_with_exit_code_2(jobs: Path, arguments: tuple[object, ...], told: str) -> None:
     done = sim(*(str(argument).replace("{}", str(jobs)) for argument in arguments))

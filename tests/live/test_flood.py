@@ -157,7 +157,6 @@ async def hang_up(manager: Manager) -> None:
         line.connection.transport.abort()
 
 
-@pytest.mark.long
 def test_a_silent_node_is_lost_when_the_setting_says_so(tmp_path: Path) -> None:
     """[L9] Silence counted from the end of the connection, which was noticed after twenty seconds."""
     with running_manager(tmp_path / "m", node_timeout_s=4) as manager:

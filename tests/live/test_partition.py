@@ -26,8 +26,7 @@ with open(sys.argv[1], "a") as said:
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("partitions", [1, pytest.param(20, marks=pytest.mark.timeout(900))])
+@pytest.mark.parametrize("partitions", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_two_starts_of_a_job_never_run_at_once(partitions: int, tmp_path: Path) -> None:
     """[M4] Two starts wrote into one file for as long as the first one's node was cut off."""
     for number in range(partitions):

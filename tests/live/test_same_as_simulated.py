@@ -389,7 +389,7 @@ def long_day(seed: int, jobs: int, *, partitions: Sequence[str] = ("",), gap_s: 
         pytest.param(lending("a", "b"), ("a", "b"), id="lending"),
     ],
 )
-@settings(max_examples=1, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=SEEDS)
 def test_qssf_with_its_guard_its_models_and_their_judge_decides_as_in_the_simulator(
     partitions: Partitions, names: Sequence[str], seed: int

@@ -12,7 +12,6 @@ from tests.live.manager import running_manager
 from tests.live.test_versions import RECORDED
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 # Settings that an agent of the version before would refuse.
 NEW = dict.fromkeys(
@@ -23,7 +22,13 @@ NEW = dict.fromkeys(
 )  # fmt: skip
 
 
-@pytest.fixture(params=[folder.name for folder in RECORDED])
+# Of those that are recorded; the older ones are long.
+NEWEST = "a2318a8"
+
+
+@pytest.fixture(
+    params=[pytest.param(folder.name, marks=() if folder.name == NEWEST else pytest.mark.long) for folder in RECORDED]
+)
 def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The prefix of a command that runs it in the sources of that commit.
 
@@ -94,6 +99,7 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
             until(lambda: manager.job(long)["state"] == "cancelled", what="its end", deadline_s=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["384bdad"], indirect=True)
 def test_over_ws_one_of_ours_does_without_the_other_of_the_version_before_unless_a_setting_says_so(
     before: tuple[str, ...], tmp_path: Path
@@ -116,6 +122,7 @@ def test_over_ws_one_of_ours_does_without_the_other_of_the_version_before_unless
     assert nodes == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["384bdad"], indirect=True)
 def test_store_settings_and_agent_of_the_version_before_are_taken_over_while_jobs_run(
     before: tuple[str, ...], tmp_path: Path

@@ -333,6 +333,5 @@ def test_a_cluster_that_is_none_is_one_clear_line(text: str) -> None:
         parse_shape(text)
 
 
-@pytest.mark.long
 def test_a_cluster_is_nodes_and_gpus() -> None:
     assert parse_shape("4x8") == Shape(nodes=4, gpus_per_node=8)

@@ -16,10 +16,10 @@ APART = frozenset(
         "tests/live/test_versions_processes.py",
     }
 )
-# Folders and files that one worker runs, one test after the other, by what they want that the machine has once.
+# Folders and files that one worker runs, one test after the other, by what they share.
 TOGETHER = {
     "tests/vm/": "guests",  # an emulated guest takes a core; image and payload are made once
-    "tests/interop/": "interop",  # one sandbox for all of them
+    "tests/interop/": "interop",  # a sandbox for each transport, started once
 }
 # What takes longest, so that nothing long is left when all else has ended; `--durations=50` tells. The rest keeps its
 # order.

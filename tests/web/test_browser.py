@@ -455,7 +455,6 @@ def test_jobs_that_take_turns_on_a_node_are_seen_with_what_bounds_them_as_it_cha
     until(lambda: not page.locator("#groups-part").is_visible(), what="a page without groups")
 
 
-@pytest.mark.long
 def test_whose_job_takes_turns_is_seen_by_who_may_see_it(page: "Page", scene: Scene) -> None:
     taker = m.TurnTaker(job="2", start=1, rank=0, comp_s=0.3, net_s=0.1, iteration_s=0.42, turns=30)
     takes_turns(scene, m.ExecutorFacts(is_there=True, takers=(taker,)))

@@ -17,6 +17,7 @@ from py_compile import PycInvalidationMode
 from farside.errors import Unavailable
 from tests.vm.harness.image import PYTHON
 from tests.vm.harness.program import run
+from tools.distributions import closure, copy_distribution
 
 ROOT = Path(__file__).parents[3]
 # Fixed: a woken guest does not look at the disk's size again.
@@ -35,9 +36,6 @@ def build(folder: Path) -> Path:
     Raises:
         Unavailable: What was compiled for this machine's Python does not fit the guest's.
     """
-    # Here, since the image alone is built by the system's Python, which lacks a package of theirs.
-    from tools.distributions import closure, copy_distribution
-
     _check_fits()
     staging = folder / "payload"
     site, tree = staging / "site", staging / "tree"
