@@ -120,10 +120,11 @@ test-random: venv-dev packages-test
 	@FARSIDE_EXAMPLES=40 $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
 		$(PYTEST_ARGS)
 
+# Without stacks of all threads after minutes, which are usual here: Python may end when it takes them as they change.
 test-long: venv-dev packages-test
-	@$(KEPT) status=0; \
-	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" --basetemp="$$kept/t" $(PYTEST_ARGS) || status=$$?; \
-	$(PYTHON) -m pytest -m alone --basetemp="$$kept/a" $(PYTEST_ARGS) || status=$$?; exit $$status
+	@$(KEPT) status=0; set -- -o faulthandler_timeout=0 $(PYTEST_ARGS); \
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" --basetemp="$$kept/t" "$$@" || status=$$?; \
+	$(PYTHON) -m pytest -m alone --basetemp="$$kept/a" "$$@" || status=$$?; exit $$status
 
 # Triton's core and perf_analyzer, besides, are in an environment of their own.
 test-cluster: venv-cluster packages-cluster
