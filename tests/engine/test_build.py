@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILD_TIMEOUT_S = 240
+BUILD_TIMEOUT_S = 900
 NEEDED = ("liburing", "libcrypto")
 
 WITHOUT_BOTH = """
