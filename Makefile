@@ -57,8 +57,9 @@ SCENE_NEEDS = $(if $(filter aggregation,$(SCENE)),.venv/.stamp-cluster) $(if $(f
 # The tests wait for processes most of the time, and it is memory that bounds how many may: 0.4 GB a worker. Three for
 # each core keep two cores busy; more of them only collect the same tests once more.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
-SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile
 # Tests' files are in a folder of their own: the 100th of pytest's has a name too long for some of the tests' sockets.
+OWN_FOLDER = --basetemp="$$kept/t"
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile $(OWN_FOLDER)
 KEPT = kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'rm -rf "$$kept"' EXIT;
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 BENCH_ARGS ?=
@@ -108,7 +109,7 @@ test: packages-build
 	make --no-print-directory .venv/bin/promtool; \
 	echo tests/*/ | xargs -n 13 -P $$(nproc) $(PYTHON) -m pytest --collect-only -qq >/dev/null || true; \
 	$(KEPT) \
-	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" --basetemp="$$kept/t" $(PYTEST_ARGS)
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
 
 test-all:
 	@failed=""; for part in test test-random test-long test-cluster test-vm; do \
@@ -117,14 +118,14 @@ test-all:
 
 test-random: venv-dev packages-test
 	@echo "farside: SEED=$(SEED)"
-	@FARSIDE_EXAMPLES=40 $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
+	@$(KEPT) FARSIDE_EXAMPLES=40 $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
 		$(PYTEST_ARGS)
 
-# Without stacks of all threads after minutes, which are usual here: Python may end when it takes them as they change.
+# Without a dump of all stacks after four minutes, which are usual here: Python may crash as it reads those that run on.
 test-long: venv-dev packages-test
 	@$(KEPT) status=0; set -- -o faulthandler_timeout=0 $(PYTEST_ARGS); \
-	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" --basetemp="$$kept/t" "$$@" || status=$$?; \
-	$(PYTHON) -m pytest -m alone --basetemp="$$kept/a" "$$@" || status=$$?; exit $$status
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" "$$@" || status=$$?; \
+	$(PYTHON) -m pytest -m alone $(OWN_FOLDER) "$$@" || status=$$?; exit $$status
 
 # Triton's core and perf_analyzer, besides, are in an environment of their own.
 test-cluster: venv-cluster packages-cluster
@@ -153,7 +154,7 @@ check: lint types test
 
 # Those of docs/trust.md that are tests, with the long ones; what needs a guest is in `make test-vm`.
 attack: venv-dev packages-test
-	@$(PYTHON) -m tools.attack $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	@$(KEPT) $(PYTHON) -m tools.attack $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 # Each target of tests/fuzz for MINUTES, all side by side; `make test-long` has a moment of them.
 fuzz: venv-dev packages-test

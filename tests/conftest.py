@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.support.side_by_side import SideBySide
 
 # How long an example takes, or the making of one, depends on what else the machine does, and no test judges that. Each
-# run tries the same examples, so that a run fails for what was changed; `make test-random` tries new
-# ones, and 100 where a test sets no number.
+# run tries the same examples, so that a run fails for what was changed; `make test-random` tries new ones, and 100
+# where a test sets no number.
 settings.register_profile(
     "farside", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=40
 )

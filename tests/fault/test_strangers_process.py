@@ -135,12 +135,7 @@ def leases(pair: Pair) -> set[tuple[int, int]]:
 @pytest.mark.long
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.alone, id="ten thousand")])
 @pytest.mark.parametrize(
-    "addresses",
-    [
-        pytest.param(1, id="one address"),
-        pytest.param(0, id="the borrowers' own address"),
-        pytest.param(64, id="64 addresses of a namespace"),
-    ],
+    "addresses", [1, 0, 64], ids=["one address", "the borrowers' own address", "64 addresses of a namespace"]
 )
 def test_strangers_during_load_keep_no_borrower_out_and_cost_no_slab(
     addresses: int, count: int, tmp_path: Path, record_property: Callable[[str, object], None]

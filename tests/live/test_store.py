@@ -221,9 +221,7 @@ def test_a_store_is_made_and_opened_again_without_alembic(tmp_path: Path) -> Non
 def migrate(store: EventStore, revision: str) -> None:
     """Makes the tables as alembic's migrations up to this one do."""
     with store.engine.begin() as connection:
-        config = migrations()
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
+        command.upgrade(migrations(connection), revision)
 
 
 def differences(store: EventStore) -> list[object]:
@@ -240,7 +238,7 @@ def rows(store: EventStore) -> dict[str, list[tuple[object, ...]]]:
 
 
 def first_rows(store: EventStore) -> dict[str, list[tuple[object, ...]]]:
-    """The same, and of the secret how many there are."""
+    """What stands in each table, without the value of the secret, which is another in each store."""
     return {name: [row[: 1 if name == "secret" else None] for row in found] for name, found in rows(store).items()}
 
 

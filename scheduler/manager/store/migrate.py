@@ -52,7 +52,7 @@ def upgrade(store: EventStore) -> None:
         # One transaction: all or nothing.
         with store.engine.begin() as connection:
             found = _revision_of(connection)
-            if found is None and not _tables_of(connection):
+            if found is None and not _has_tables(connection):
                 _make(connection)
             elif found != NEWEST:
                 _migrate(connection, found)
@@ -73,7 +73,7 @@ def check_readable(store: EventStore) -> bool:
         with store.engine.connect() as connection:
             found = _revision_of(connection)
             if found not in (None, NEWEST):
-                _refuse_later(found, migrations())
+                _refuse_later(found)
     except SQLAlchemyError as error:
         raise FarsideError(f"store_url: {str(error).splitlines()[0]}", hint="is the database there?") from error
     if found is not None:
@@ -81,9 +81,9 @@ def check_readable(store: EventStore) -> bool:
     return found is not None
 
 
-def _tables_of(connection: Connection) -> set[str]:
-    """Those of ours that are there."""
-    return metadata.tables.keys() & set(inspect(connection).get_table_names())
+def _has_tables(connection: Connection) -> bool:
+    """Whether any of ours is there."""
+    return not metadata.tables.keys().isdisjoint(inspect(connection).get_table_names())
 
 
 def _revision_of(connection: Connection) -> str | None:
@@ -112,26 +112,25 @@ def _migrate(connection: Connection, found: str | None) -> None:
     """
     from alembic import command
 
-    config = migrations()
-    _refuse_later(found, config)
-    config.attributes["connection"] = connection  # migrations/env.py takes it
-    command.upgrade(config, "head")
+    _refuse_later(found)
+    command.upgrade(migrations(connection), "head")
 
 
-def _refuse_later(found: str | None, config: "Config") -> None:
+def _refuse_later(found: str | None) -> None:
     # alembic itself would only report that it cannot find the revision; an older manager has to say why it refuses.
     from alembic.script import ScriptDirectory
 
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    known = {script.revision for script in ScriptDirectory.from_config(migrations()).walk_revisions()}
     if found is not None and found not in known:
         raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
 
 
-def migrations() -> "Config":
-    """What alembic asks for; its attribute ``connection`` is the one that is migrated."""
+def migrations(connection: Connection | None = None) -> "Config":
+    """What alembic asks for; ``connection``: what is migrated."""
     from alembic.config import Config
 
     config = Config()
+    config.attributes["connection"] = connection  # migrations/env.py takes it
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
     config.set_main_option("version_locations", str(MIGRATIONS / "versions"))
