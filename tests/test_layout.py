@@ -114,7 +114,7 @@ PURE = (
     "farside.blockdev.mapping.migration",
     "farside.config.check",
     "farside.config.hostlist",
-    *(f"farside.serve.{name}" for name in ("description", "inference", "queues")),
+    *(f"farside.serve.{name}" for name in ("description", "failures", "inference", "queues")),
     "farside.serve.large.message",
     *(f"farside.serve.http1.{name}" for name in ("answer", "connection")),
     *(f"farside.serve.http2.{name}" for name in ("budget", "call", "connection", "frame", "head", "sender")),

@@ -9,14 +9,20 @@ import pytest
 
 from farside.agent.serving.handle import ExecutorHandle, ServeError
 from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.partition.policy import Device
+from farside.agent.serving.partition.whole import WholeDriver, WholePlace
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.sharing.glet.change import placed
 from farside.scheduler.sharing.glet.plan import Plan, Portion, Refusal
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.scaling import RATE_MIN
+from farside.serve import fleet as fleet_module
 from farside.serve.controller import Controller
+from farside.serve.failures import LEFT_OUT_S
+from farside.serve.fleet import Fleet
 from farside.serve.planner import Planned, PlannerError
 from farside.serve.pool import Pool
+from farside.serve.site import OwnDevices
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
 from tests.serving.test_fleet import ONE, SETTINGS, TWO, fleet_of, glet, send
@@ -26,7 +32,8 @@ from tests.serving.test_pool import Client
 class Leased:
     """Devices as a test says."""
 
-    may_change = True
+    are_leased = True
+    lacking = "`farside explain JOB` says what a lease waits for"
     most = 2
 
     def __init__(self) -> None:
@@ -132,6 +139,105 @@ async def test_a_device_on_which_no_executor_starts_is_left_out_and_another_one_
     watching.cancel()
     await asyncio.wait([watching])
     await fleet.close()
+
+
+class Failing(WholeDriver):
+    """Its parts can't be opened on devices that have fallen off the bus."""
+
+    def __init__(self) -> None:
+        self.gone = set[int]()
+
+    def open(self, device: Device, part_pct: int) -> WholePlace:
+        if device.number in self.gone:
+            raise FarsideError(f"GPU {device.number} is lost")
+        return super().open(device, part_pct)
+
+    def lose(self, fleet: Fleet, number: int) -> None:
+        """Loses a device with the executors that run there."""
+        self.gone.add(number)
+        for one, executor in fleet.executors:
+            if one.gpu == number and executor is not None:
+                executor.kill()
+
+
+@in_loop
+async def test_a_device_of_this_machine_on_which_no_executor_starts_is_planned_without_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.0)
+    (file,) = small_models(tmp_path, ("mlp",))
+    driver, now_s = Failing(), 0.0
+    fleet, pool = fleet_of((file,), driver, numbers=(0, 1, 2))
+    devices = OwnDevices(3, fleet.serves, lambda: now_s)
+    controller = Controller(fleet, pool, TwoGpus(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    assert gpus(fleet.plan) == {0, 1}
+    watching = asyncio.ensure_future(controller.run())
+
+    driver.lose(fleet, 1)
+    await until_so(lambda: gpus(fleet.plan) == {0, 2})
+    assert controller.problem == ""
+    driver.lose(fleet, 2)
+    await until_so(lambda: gpus(fleet.plan) == {0})
+    lost = "no executor starts on device 1: GPU 1 is lost; no executor starts on device 2: GPU 2 is lost"
+    assert controller.problem == f"1 of 2 devices can be used; {lost}"
+    driver.gone.remove(1)
+    now_s += LEFT_OUT_S
+    await until_so(lambda: gpus(fleet.plan) == {0, 1})
+
+    assert controller.problem == ""
+    assert {one.cause for one in controller.records} == {"start", "devices"}
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
+@in_loop
+async def test_where_the_only_device_of_this_machine_fails_that_is_said_and_its_executor_is_tried_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.0)
+    (file,) = small_models(tmp_path, ("mlp",))
+    driver = Failing()
+    fleet, pool = fleet_of((file,), driver, numbers=(0,))
+    devices = OwnDevices(1, fleet.serves, lambda: 0.0)
+    controller = Controller(fleet, pool, HundredEach(), devices, {"mlp": 0.0}, SETTINGS)  # type: ignore[arg-type]
+    await controller.start(None)
+    first = fleet.plan
+    watching = asyncio.ensure_future(controller.run())
+
+    driver.lose(fleet, 0)
+    said = "0 of 1 devices can be used; no executor starts on device 0: GPU 0 is lost"
+    await until_so(lambda: controller.problem == said)
+    driver.gone.clear()
+    await until_so(lambda: controller.problem == "")
+
+    assert pool.is_ready("mlp")
+    assert fleet.plan == first
+    assert [one.cause for one in controller.records] == ["start"], "nothing else was planned"
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
+@in_loop
+async def test_a_device_of_this_machine_that_fails_again_is_left_out_for_twice_as_long() -> None:
+    now_s, left_out_s = 0.0, list[float]()
+    devices = OwnDevices(2, clock_s=lambda: now_s)
+
+    for _ in range(3):
+        devices.failed(1, "a library is missing")
+        devices.failed(1, "it is left out already")
+        began_s = now_s
+        while 1 not in devices.usable:
+            assert set(devices.usable) == {0}
+            now_s += LEFT_OUT_S
+        left_out_s.append(now_s - began_s)
+
+    assert left_out_s == [LEFT_OUT_S, 2 * LEFT_OUT_S, 4 * LEFT_OUT_S]
+    assert devices.lacking == ""
 
 
 @in_loop

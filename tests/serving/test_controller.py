@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from farside.errors import FarsideError
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion, Refusal
@@ -50,6 +51,7 @@ class Fleet:
         self.slower: dict[str, float] = {}
         self.learns: dict[str, float] = {}
         self.fails = 0
+        self.failed_s: list[float] = []
         self.was_calm = False
         self.missing = frozenset[str]()
         self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
@@ -66,6 +68,7 @@ class Fleet:
         self.was_calm = is_calm
         if self.fails:
             self.fails -= 1
+            self.failed_s.append(asyncio.get_running_loop().time())
             raise FarsideError("an executor did not start")
         self.plan = plan
         return NOTHING_CHANGED
@@ -116,6 +119,36 @@ async def test_slower_batches_are_planned_for_although_the_first_plan_for_them_c
     assert [one.problem for one in controller.records if one.problem] == [
         "the old plan stays: an executor did not start"
     ]
+
+
+@in_loop
+async def test_a_plan_that_can_not_be_started_is_tried_again_less_and_less_often() -> None:
+    """Also where requests are dropped: each try takes time from what serves."""
+    fleet, devices = Fleet(), leased(0, 1, 2, 3)
+    controller = controller_of(fleet, Pool(1600.0, drop_rate=100.0), devices, 1600.0)
+    await controller.resume(on(1, 900.0))
+    fleet.fails = 4
+
+    await run_until(controller, lambda: fleet.plan.gpus == 2)
+
+    waits_s = [later - earlier for earlier, later in pairwise(fleet.failed_s)]
+    assert all(wait_s >= SETTINGS.early_every_s * 2**at for at, wait_s in enumerate(waits_s))
+    assert len(waits_s) == 3
+
+
+@in_loop
+async def test_on_other_devices_a_plan_is_tried_at_once() -> None:
+    fleet, devices = Fleet(), leased(0, 1, 2)
+    settings = replace(SETTINGS, early_every_s=600.0, period_s=6000.0)
+    controller = controller_of(fleet, Pool(400.0), devices, 400.0, settings)
+    await controller.resume(on(2, 900.0))
+    fleet.fails = 1
+    devices.usable = frozenset({1, 2})
+
+    await run_until(controller, lambda: bool(fleet.failed_s))
+    devices.usable = frozenset({2, 3})
+
+    await run_until(controller, lambda: {one.gpu for one in fleet.plan.glets} <= {2, 3})
 
 
 @in_loop

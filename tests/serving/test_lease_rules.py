@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from farside.errors import ConfigError
 from farside.scheduler.manager.model.spec import JobBody
-from farside.serve.lease.rules import FORGOTTEN_S, LAST_S, Failures, Lease, LeaseRules, judge
+from farside.serve.failures import FORGOTTEN_S, Failures
+from farside.serve.lease.rules import LAST_S, Lease, LeaseRules, judge
 from farside.serve.lease.terms import LeaseTerms, check_terms, is_asked_for, job_of
 
 RULES = LeaseRules(most=4, spare=0, replace_before_s=600.0)

@@ -5,8 +5,9 @@
 Counting goes on while a change is under way; there is one at a time.
 
 Where the rates are too much for all devices that may be had, the plan is one for as large a share of all rates as these
-can serve. Devices may come and go (serve/lease/): then that plan says how many are needed, and what runs is that plan
-on the devices that are there, or again one for as large a share as they can serve.
+can serve. Devices may come and go: leases (serve/lease/), and those of this machine on which no executor starts. Then
+that plan says how many are needed, and what runs is that plan on the devices that are there, or again one for as large
+a share as they can serve.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from farside.scheduler.sharing.glet.rate import (
     tracked,
 )
 from farside.scheduler.sharing.glet.scaling import RATE_MIN, Scale, deciding, largest_share, served_share, serves_all
+from farside.serve.failures import Failures
 from farside.serve.fleet import NOTHING_CHANGED, Fleet, Phases
 from farside.serve.planner import Planner, PlannerError, answered
 from farside.serve.pool import Pool
@@ -39,6 +41,8 @@ from farside.serve.status import STARTED, TAKEN_OVER, ChangeRecord
 from farside.units import format_count
 
 RECORDS_KEPT = 60
+# The time between epochs that fail is doubled so often at most: others may be at fault by then, and rates go on.
+_DOUBLED_MAX = 3
 # Causes of plans before which next to nothing was dropped.
 _CALM = frozenset({"period", "rise"})
 
@@ -73,8 +77,9 @@ class Controller:
         self._needed = 0
         # Until then drops of a model do not count, as its executor has died.
         self._excused_s = dict[str, float]()
-        # An epoch that failed is tried again, as soon as another one may be.
+        # An epoch that failed is tried again: `early_every_s` later at first, then less and less often.
         self._is_owed = False
+        self._failed = Failures()
         # What runs was planned with latencies from which others have been learned.
         self._is_stale = False
         # The devices of the last epoch, and whether it would have had more.
@@ -93,13 +98,13 @@ class Controller:
         there = len(self._devices.usable)
         if not self._is_short or there >= self._needed:
             return self._refused
-        lacking = f"{there} of {self._needed} devices are there; `farside explain JOB` says what a lease waits for"
-        return "; ".join(filter(None, (self._refused, lacking)))
+        so_many = f"{there} of {self._needed} devices {'are there' if self._devices.are_leased else 'can be used'}"
+        return "; ".join(filter(None, (self._refused, so_many, self._devices.lacking)))
 
     async def start(self, plan: Plan | None, *, own_rates: Mapping[str, float] | None = None) -> None:
         """Starts the first plan: the given one, or one for the expected rates.
 
-        Where devices come and go it asks for as many as are needed, and starts nothing: `run` does, as they come.
+        Where they are leased it asks for as many as are needed, and starts nothing: `run` does, as they come.
 
         Args:
             plan: To be served as it is; None: it is planned here.
@@ -119,11 +124,12 @@ class Controller:
                 wanted = wanted if plan is not None else wanted_of(own_rates)
             plan = plan or await first_plan(self._planner, wanted, self._devices.most)
             self._scale = Scale(plan=plan, gpus=plan.gpus)
-            if self._devices.may_change:
+            if self._devices.are_leased:
                 self._want(plan.gpus)
                 self._is_short = True
                 return
         planned_s = self._loop.time()
+        self._seen = frozenset(self._devices.usable)
         phases = await self._fleet.change(plan, wanted)
         self._record(STARTED, plan, planned_s - began_s, phases)
         self._on_plan(plan)
@@ -174,7 +180,7 @@ class Controller:
                 self._tracked, seen = tick(self._tracked, came, drops, at_s, self._settings)
                 cause: str | None = seen
                 is_period = at_s - periods_at_s >= self._settings.period_s
-                if self._planner is None or self._under_way is not None:
+                if self._planner is None or self._under_way is not None or self._is_held(at_s):
                     continue
                 if is_period:
                     periods_at_s = at_s
@@ -214,8 +220,17 @@ class Controller:
         in_use = {glet.gpu for glet in self._fleet.plan.glets}
         return usable != self._seen and (not in_use <= usable or (self._is_short and not usable <= self._seen))
 
+    def _is_held(self, now_s: float) -> bool:
+        """Whether the last epochs failed, and another one would be so again: it has the same devices, and starts anew.
+
+        What it is due to counts once it is over, as an epoch is owed.
+        """
+        return now_s < self._failed.until_s and frozenset(self._devices.usable) == self._seen
+
     def _has_ended(self, task: "asyncio.Task[None]") -> None:
         self._under_way = None
+        now_s, first_s = self._loop.time(), self._settings.early_every_s
+        self._failed = self._failed.and_one(now_s, first_s, doubled_max=_DOUBLED_MAX) if self._is_owed else Failures()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an epoch failed", cause=error)
 
@@ -265,8 +280,6 @@ class Controller:
             scale: How many devices are to be kept.
             wanted: Planned requests a second by model.
         """
-        if not self._devices.may_change:
-            return plan
         current, usable = self._fleet.plan, self._seen
         is_intact = bool(current.glets) and {glet.gpu for glet in current.glets} <= usable
         aim = plan or (scale.plan if not current.glets else None) or current
@@ -293,7 +306,7 @@ class Controller:
 
     def _refusal_line(self, refusal: Refusal) -> str:
         most = format_count(self._devices.most, "device")
-        more = "raise gpus_max" if self._devices.may_change else "give it more devices"
+        more = "raise gpus_max" if self._devices.are_leased else "give it more devices"
         return f"{refusal.model} does not fit on {most}: {refusal.why}; {more}, or send less"
 
     def _wanted(self) -> dict[str, float]:

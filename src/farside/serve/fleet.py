@@ -249,34 +249,35 @@ class Fleet:
         site = self._sites.get(glet.gpu)
         return site is not None and site.can_resize(one.executor.part_pct, glet.part_pct)
 
-    def _serves(self, gpu: int) -> bool:
+    def serves(self, gpu: int) -> bool:
+        """Whether an executor runs on a device, other than one that is prepared or leaves."""
         return any(one.glet.gpu == gpu and one.executor is not None for one in self._opened)
 
     def _calm_pct(self, fresh: Sequence[_Opened]) -> int:
         """As in any change where with so little of a device it would take too long."""
-        longest_s = sum(self._serves(one.glet.gpu) for one in fresh) * self._alone_s * WHOLE_PCT / CALM_PCT
+        longest_s = sum(self.serves(one.glet.gpu) for one in fresh) * self._alone_s * WHOLE_PCT / CALM_PCT
         is_soon = 0 < longest_s <= min(CALM_S, self._prepare_s)
         return min(CALM_PCT, self._prepare_pct) if is_soon else self._prepare_pct
 
     async def _prepare(self, fresh: Sequence[_Opened], prepare_pct: int) -> None:
         # Device after device: those that warm up on one disturb no other.
         for gpu in sorted({one.glet.gpu for one in fresh}):
-            is_shared = self._serves(gpu)
+            is_shared = self.serves(gpu)
             for one in fresh:
                 if one.glet.gpu != gpu:
                     continue
                 began_s = self._loop.time()
                 try:
                     one.executor = await self._start(one, prepare_pct if is_shared else WHOLE_PCT)
-                except FarsideError as error:
-                    self._failed(gpu, str(error))
+                except Exception as error:  # whatever it is, the device is not to be planned with
+                    self._failed(gpu, str(error) or type(error).__name__)
                     raise
                 if not is_shared:
                     self._alone_s = max(self._alone_s, one.ready_s - began_s)
 
     def _failed(self, gpu: int, why: str) -> None:
         # A device on which another one runs is not to blame.
-        if not self._serves(gpu):
+        if not self.serves(gpu):
             self.on_failed(gpu, why)
 
     async def _start(self, one: _Opened, prepare_pct: int = WHOLE_PCT) -> ExecutorHandle:

@@ -375,7 +375,7 @@ def _controller(
         fleet,
         pool,
         Planner(grounds.profiles, grounds.device) if grounds.plan is None else None,
-        keeper if keeper is not None else OwnDevices(grounds.gpus),
+        keeper if keeper is not None else OwnDevices(grounds.gpus, fleet.serves),
         grounds.deployment.rates if before is None else before.rates,
         on_plan=routed,
     )

@@ -1,6 +1,7 @@
 """Devices of a deployment: each starts executors on parts of it, on this machine or at a worker elsewhere."""
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from farside.agent.serving.executor import start_executor
@@ -10,6 +11,10 @@ from farside.agent.serving.partition.catalog import DRIVERS
 from farside.agent.serving.partition.cpu import threads_of
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.remote import Address, RemotePart, start_remote_executor
+from farside.log import get_log
+from farside.serve.failures import LEFT_OUT_S, Failures
+
+_log = get_log("serve.devices")
 
 
 class Site(Protocol):
@@ -99,8 +104,13 @@ class Devices(Protocol):
         ...
 
     @property
-    def may_change(self) -> bool:
-        """Whether they come and go."""
+    def are_leased(self) -> bool:
+        """Whether they come and go as they are asked for; none is there before."""
+        ...
+
+    @property
+    def lacking(self) -> str:
+        """Why not all can be used, or what says so; empty where all can."""
         ...
 
     def want(self, count: int) -> None:
@@ -113,16 +123,52 @@ class Devices(Protocol):
 
 
 class OwnDevices:
-    """Devices of this machine, which stay."""
+    """Devices of this machine: one on which no executor can be started is left out for a while, longer each time.
 
-    may_change = False
+    Args:
+        count: How many there are.
+        serves: Whether an executor runs on a device, which then is not left out.
+        clock_s: Seconds that never go back.
+    """
 
-    def __init__(self, count: int) -> None:
+    are_leased = False
+
+    def __init__(
+        self, count: int, serves: Callable[[int], bool] = lambda _: False, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.most = count
-        self.usable = range(count)
+        self._serves, self._clock_s = serves, clock_s
+        self._failures: dict[int, Failures] = {}
+        self._whys: dict[int, str] = {}
+
+    @property
+    def usable(self) -> frozenset[int]:
+        """Those on which executors may be started now."""
+        return frozenset(range(self.most)) - self._left_out()
+
+    @property
+    def lacking(self) -> str:
+        """Which are left out, and why."""
+        left_out = sorted(self._left_out())
+        return "; ".join(f"no executor starts on device {number}: {self._whys[number]}" for number in left_out)
 
     def want(self, count: int) -> None:
         """They are there anyway."""
 
     def failed(self, number: int, why: str) -> None:
-        """There is no other one in its place."""
+        """Leaves a device out for a while, as no executor could be started there."""
+        now_s, failures = self._clock_s(), self._failures.get(number, Failures())
+        self._whys[number] = why
+        if now_s < failures.until_s:
+            return
+        failures = self._failures[number] = failures.and_one(now_s, LEFT_OUT_S)
+        _log.warning(
+            "a device is left out: no executor starts there", gpu=number, why=why,
+            again_in_s=failures.until_s - now_s, failures=failures.count,
+        )  # fmt: skip
+
+    def _left_out(self) -> frozenset[int]:
+        now_s = self._clock_s()
+        return frozenset(
+            number for number, one in self._failures.items() if now_s < one.until_s and not self._serves(number)
+        )

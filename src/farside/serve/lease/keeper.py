@@ -23,14 +23,13 @@ from farside.errors import FarsideError, PeerError, RefusedError
 from farside.log import get_log
 from farside.notify import notify_systemd
 from farside.scheduler.manager.view.deployments import DeploymentBody
+from farside.serve.failures import LEFT_OUT_S, Failures
 from farside.serve.lease.look import Seen, listed_leases, seen_leases
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import (
     FAILURES_MAX,
-    LEFT_OUT_S,
     LIVE,
     RUNNING,
-    Failures,
     Judged,
     Lease,
     LeaseRules,
@@ -134,7 +133,8 @@ class LeaseKeeper:
         numbers: By job, what the front before called its GPU.
     """
 
-    may_change = True
+    are_leased = True
+    lacking = "`farside explain JOB` says what a lease waits for"
 
     def __init__(
         self, manager: ManagerAddress, settings: LeaseSettings, numbers: Mapping[str, int] | None = None

@@ -15,13 +15,8 @@ RUNNING = "running"
 LIVE = WAITING | {RUNNING}
 # So long before its job is ended a lease is left, whether there is another one or not.
 LAST_S = 10.0
-# A lease on which an executor could not be started is left out for so long, and twice as long each time.
-LEFT_OUT_S = 10.0
-# One on which that was so often so is given back.
+# One on which no executor could be started so often is given back.
 FAILURES_MAX = 3
-# A failure that is so old counts no more.
-FORGOTTEN_S = 3600.0
-_DOUBLED_MAX = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +46,6 @@ class Lease:
     is_unfit: bool = False
     may_extend: bool = False
     is_outdated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
-    """How often something has failed, when it did last, and until when it is left out."""
-
-    count: int = 0
-    last_s: float = 0.0
-    until_s: float = 0.0
-
-    def and_one(self, now_s: float, first_s: float) -> "Failures":
-        """With one more now: it is left out for ``first_s`` at first, and twice as long each time."""
-        count = self.count + 1 if now_s - self.last_s < FORGOTTEN_S else 1
-        return Failures(count=count, last_s=now_s, until_s=now_s + first_s * 2 ** min(count - 1, _DOUBLED_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
