@@ -52,6 +52,7 @@ class Fleet:
         self.learns: dict[str, float] = {}
         self.fails = 0
         self.failed_s: list[float] = []
+        self.phases = NOTHING_CHANGED
         self.was_calm = False
         self.missing = frozenset[str]()
         self.on_failed: Callable[[int, str], None] = lambda _gpu, _why: None
@@ -71,7 +72,7 @@ class Fleet:
             self.failed_s.append(asyncio.get_running_loop().time())
             raise FarsideError("an executor did not start")
         self.plan = plan
-        return NOTHING_CHANGED
+        return self.phases
 
 
 class Pool:
@@ -119,6 +120,19 @@ async def test_slower_batches_are_planned_for_although_the_first_plan_for_them_c
     assert [one.problem for one in controller.records if one.problem] == [
         "the old plan stays: an executor did not start"
     ]
+
+
+@in_loop
+async def test_the_record_of_a_change_says_how_many_parts_were_closed_first() -> None:
+    fleet = Fleet()
+    controller = controller_of(fleet, Pool(400.0), leased(0, 1), 400.0)
+    fleet.phases = replace(NOTHING_CHANGED, closed=3, closed_first=2)
+
+    await controller.start(on(1, 400.0))
+    fleet.phases = replace(NOTHING_CHANGED, closed=1)
+    await controller.resume(on(2, 400.0))
+
+    assert [one.closed_words for one in controller.records] == ["3, 2 first", "1"]
 
 
 @in_loop

@@ -36,13 +36,16 @@ from tests.support.waiting import DEADLINE_S
 SLO_S = 60.0
 
 
-def profiles(names: tuple[str, ...], latency_ms: float = 1.0) -> tuple[dict[str, ModelProfile], DeviceProfile]:
+def profiles(
+    names: tuple[str, ...], latency_ms: float = 1.0, memory_mb: float = 1000.0
+) -> tuple[dict[str, ModelProfile], DeviceProfile]:
+    """Models of 1 MB, of which each executor takes another one."""
     times = {part: tuple(latency_ms * 100 / part * (1 + at / 4) for at in range(4)) for part in (50, 100)}
     found = {
         name: ModelProfile(name=name, slo_ms=1000 * SLO_S, memory_mb=1, latency_ms=times, slowed_ms=times)
         for name in names
     }
-    device = DeviceProfile(name="d", cuts=((100,),), memory_mb=1000, process_mb=1, interference=NoInterference())
+    device = DeviceProfile(name="d", cuts=((100,),), memory_mb=memory_mb, process_mb=1, interference=NoInterference())
     return found, device
 
 
@@ -58,11 +61,12 @@ def fleet_of(
     numbers: tuple[int, ...] = (0, 1),
     prepare_pct: int = 100,
     others: Mapping[int, Site] | None = None,
+    memory_mb: float = 1000.0,
 ) -> tuple[Fleet, Pool]:
     """A fleet on cores. Batches are expected to take long, so that none counts as hung on a busy machine."""
     models = {one.name: one for one in files}
     pool = Pool(asyncio.get_running_loop(), models, dict.fromkeys(models, SLO_S), lambda: 1)
-    sizes = partial(sizes_of, *profiles(tuple(models), latency_ms))
+    sizes = partial(sizes_of, *profiles(tuple(models), latency_ms, memory_mb))
     used = driver or WholeDriver()
     sites: dict[int, Site] = {number: LocalSite(used, Device(number=number, cores=(0,))) for number in numbers}
     sites.update(others or {})
@@ -156,6 +160,74 @@ async def test_a_change_that_can_not_be_prepared_leaves_the_old_plan(tmp_path: P
     send(client, 1, good)
     await client.all(1)
     assert pool.counts["mlp"].met == 1
+    await fleet.close()
+
+
+class Watching(LocalSite):
+    """A device that tells how many executors there are before it starts another one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(WholeDriver(), Device(number=number, cores=(0,)))
+        self.others: list[int] = []
+        self._started: list[ExecutorHandle] = []
+
+    async def start(self, *arguments: Any, **said: Any) -> ExecutorHandle:
+        self.others.append(sum(one.is_ready for one in self._started))
+        self._started.append(await super().start(*arguments, **said))
+        return self._started[-1]
+
+
+@in_loop
+async def test_where_memory_does_not_hold_both_plans_what_leaves_a_device_is_closed_first_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    files = small_models(tmp_path, ("mlp", "lstm"))
+    sites = [Watching(0), Watching(1)]
+    fleet, pool = fleet_of(files, others=dict(enumerate(sites)), memory_mb=4.5)
+    client, sent = Client(pool), 0
+    await fleet.change(Plan(glets=(glet(0, "lstm", "mlp"), glet(1, "lstm"))), {})
+
+    async def load() -> None:
+        nonlocal sent
+        while True:
+            send(client, sent, files[sent % 2])
+            sent += 1
+            await asyncio.sleep(0.003)
+
+    task = asyncio.ensure_future(load())
+    tight = await fleet.change(Plan(glets=(glet(0, "mlp"), glet(1, "lstm"))), {})
+    roomy = await fleet.change(Plan(glets=(glet(0, "lstm"), glet(1, "mlp"))), {})
+    task.cancel()
+    await client.all(sent)
+    await fleet.close()
+
+    assert (tight.prepared, tight.closed, tight.closed_first) == (1, 1, 1)
+    assert (roomy.prepared, roomy.closed, roomy.closed_first) == (2, 2, 0)
+    assert [one.others for one in sites] == [[0, 0, 1], [0, 1]]
+    assert sorted(number for number, _ in client.ends) == list(range(sent))
+    assert pool.counts["mlp"].met + pool.counts["lstm"].met == sent
+    assert (pool.stray, fleet.deaths) == (0, 0)
+
+
+@in_loop
+async def test_what_was_closed_first_serves_again_where_the_new_plan_can_not_be_prepared(tmp_path: Path) -> None:
+    (good, other) = small_models(tmp_path, ("mlp", "lstm"))
+    bad = msgspec.structs.replace(other, path=str(tmp_path / "gone.onnx"))
+    site, blamed = Watching(0), list[int]()
+    fleet, pool = fleet_of((good, bad), others={0: site}, memory_mb=3.0)
+    fleet.on_failed = lambda gpu, _why: blamed.append(gpu)
+    client, plan = Client(pool), Plan(glets=(glet(0, "mlp"),))
+    await fleet.change(plan, {})
+
+    with pytest.raises(FarsideError, match="closed first for want of memory, and started again: 1 part"):
+        await fleet.change(Plan(glets=(glet(0, "lstm"),)), {})
+    send(client, 1, good)
+    await client.all(1)
+
+    assert pool.counts["mlp"].met == 1
+    assert (fleet.plan, site.others, blamed) == (plan, [0, 0, 0], [])
+    assert not changes(fleet.plan, plan).prepare
+    assert (await fleet.change(plan, {})).prepared == 0
     await fleet.close()
 
 

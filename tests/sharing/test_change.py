@@ -5,8 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.sharing.glet.change import beside, changes, placed, renumbered
+from farside.scheduler.sharing.glet.change import beside, changes, closed_first, placed, renumbered
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile, NoInterference
 
 
 def glet(gpu: int, part: int, model: str, batch: int = 1) -> Glet:
@@ -34,6 +35,27 @@ def test_two_equal_halves_of_a_gpu_are_two() -> None:
     assert (changes(both, one).stay, changes(both, one).close) == ((half,), (half,))
     later = Plan(glets=(glet(0, 50, "a", batch=2), glet(0, 50, "a", batch=2)))
     assert changes(both, later).retime == later.glets
+
+
+def test_a_gpu_is_closed_first_where_its_memory_does_not_hold_what_runs_beside_what_is_prepared() -> None:
+    models = {
+        name: ModelProfile(name=name, slo_ms=100.0, memory_mb=memory_mb, latency_ms={}, slowed_ms={})
+        for name, memory_mb in (("small", 10.0), ("large", 60.0))
+    }
+    device = DeviceProfile(name="d", cuts=(), memory_mb=100.0, process_mb=20.0, interference=NoInterference())
+    small, large = glet(0, 50, "small"), glet(0, 50, "large")
+    elsewhere = glet(1, 50, "large")
+
+    def first(running: tuple[Glet, ...], leaving: tuple[Glet, ...], preparing: tuple[Glet, ...]) -> frozenset[int]:
+        return closed_first(running, leaving, preparing, models, device)
+
+    assert first((small,), (small,), (small,)) == set(), "30 MB each"
+    assert first((small,), (small,), (large,)) == {0}, "110 MB"
+    assert first((small, small), (small,), (small,)) == set(), "90 MB"
+    assert first((small, large), (small,), (small,)) == {0}, "140 MB, with what stays"
+    assert first((large,), (), (large,)) == set(), "nothing leaves that would make room"
+    assert first((small, elsewhere), (small,), (glet(1, 50, "large"),)) == set(), "what leaves is on another GPU"
+    assert first((small, elsewhere), (small, elsewhere), (small, elsewhere)) == {1}
 
 
 plans = st.lists(

@@ -1,12 +1,14 @@
 """From one plan to the next: GPUs are numbered so that most stays, and what has to be done is listed. PURE."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from farside.scheduler.sharing.glet.check import exceeds_memory, memory_mb
 from farside.scheduler.sharing.glet.plan import Glet, Plan
+from farside.scheduler.sharing.glet.profile import DeviceProfile, ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,30 @@ def changes(old: Plan, new: Plan) -> Change:
             left.remove(found)
             retime.append(glet)
     return Change(stay=tuple(stay), retime=tuple(retime), prepare=tuple(prepare), close=tuple(left))
+
+
+def closed_first(
+    running: Sequence[Glet],
+    leaving: Sequence[Glet],
+    preparing: Sequence[Glet],
+    models: Mapping[str, ModelProfile],
+    device: DeviceProfile,
+) -> frozenset[int]:
+    """GPUs whose memory does not hold what runs there beside what is prepared: what leaves them is closed first.
+
+    Args:
+        running: All glets that have an executor, or are to have one again.
+        leaving: Those of them that the new plan lacks.
+        preparing: Those that need a new executor.
+        models: With their memory, by name.
+        device: What each GPU is.
+    """
+    both = (*running, *preparing)
+    return frozenset(
+        gpu
+        for gpu in {glet.gpu for glet in leaving} & {glet.gpu for glet in preparing}
+        if exceeds_memory(memory_mb((glet for glet in both if glet.gpu == gpu), models, device), device)
+    )
 
 
 def _ordered(glets: Iterable[Glet]) -> Plan:

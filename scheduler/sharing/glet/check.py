@@ -5,7 +5,7 @@ numbers that differ in the seventh digit count as equal.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.sharing.glet.plan import Glet, Plan
@@ -49,6 +49,19 @@ def check(
     return tuple(found)
 
 
+def memory_mb(glets: Iterable[Glet], models: Mapping[str, ModelProfile], device: DeviceProfile) -> float:
+    """What the executors of glets take of a GPU: each its models, and what its process takes besides."""
+    return sum(
+        device.process_mb + sum(models[portion.model].memory_mb for portion in glet.models if portion.model in models)
+        for glet in glets
+    )
+
+
+def exceeds_memory(needed_mb: float, device: DeviceProfile) -> bool:
+    """Whether a GPU has less than that, but for rounding."""
+    return needed_mb > device.memory_mb * (1 + TOLERANCE)
+
+
 def _gpu_rules(
     gpu: int, glets: Sequence[Glet], models: Mapping[str, ModelProfile], device: DeviceProfile, gpus: int
 ) -> Iterator[Violation]:
@@ -59,11 +72,8 @@ def _gpu_rules(
     wanted = Counter(parts)
     if len(glets) > GLETS_MAX or not any(wanted <= Counter(cut) for cut in device.cuts):
         yield Violation(rule="C1", where=where, what=f"the device can't be cut into {'+'.join(map(str, parts))} %")
-    needed_mb = sum(
-        device.process_mb + sum(models[portion.model].memory_mb for portion in glet.models if portion.model in models)
-        for glet in glets
-    )
-    if needed_mb > device.memory_mb * (1 + TOLERANCE):
+    needed_mb = memory_mb(glets, models, device)
+    if exceeds_memory(needed_mb, device):
         yield Violation(rule="C7", where=where, what=f"needs {needed_mb:g} MB of {device.memory_mb:g}")
 
 

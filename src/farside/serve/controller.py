@@ -317,15 +317,16 @@ class Controller:
     ) -> None:
         record = ChangeRecord(
             at_s=time.time(), cause=cause, gpus=plan.gpus, part_pct=plan.part_pct, prepared=phases.prepared,
-            resized=phases.resized, closed=phases.closed, plan_s=plan_s, prepare_s=phases.prepare_s,
-            drain_s=phases.drain_s, problem=problem,
+            resized=phases.resized, closed=phases.closed, closed_first=phases.closed_first, plan_s=plan_s,
+            prepare_s=phases.prepare_s, drain_s=phases.drain_s, problem=problem,
         )  # fmt: skip
         self.records.append(record)
         told: Callable[..., None] = _log.warning if problem else _log.info
         told(
             "plan", cause=cause, devices=plan.gpus, part_pct=plan.part_pct, prepared=phases.prepared,
-            resized=phases.resized, closed=phases.closed, plan_s=round(plan_s, 3),
-            prepare_s=round(phases.prepare_s, 3), drain_s=round(phases.drain_s, 3), problem=problem,
+            resized=phases.resized, closed=phases.closed, closed_first=phases.closed_first,
+            plan_s=round(plan_s, 3), prepare_s=round(phases.prepare_s, 3), drain_s=round(phases.drain_s, 3),
+            problem=problem,
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 A change comes in phases: new executors start and warm up beside the old ones; one assignment of routes switches; what
 leaves ends its batches; then it is closed. Until the switch the old plan serves, and a change that can't be prepared
-leaves it as it is.
+leaves it as it is. Where a device's memory does not hold both, what leaves it is closed before others start there.
 """
 
 import asyncio
@@ -17,19 +17,22 @@ from farside.agent.serving.model_file import ModelFile
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.own_task import in_own_task
-from farside.scheduler.sharing.glet.change import changes
+from farside.scheduler.sharing.glet.change import changes, closed_first
 from farside.scheduler.sharing.glet.plan import Glet, Plan
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT
 from farside.scheduler.sharing.glet.round import GletRound, Slot
 from farside.scheduler.sharing.glet.size import Sizes
 from farside.serve.pool import Pool, Turns
 from farside.serve.site import Site
+from farside.units import format_count
 
 SLOWER_MIN, SLOWER_MAX, FASTER_MAX, FORGOTTEN, RATIOS_LEAST = 1.15, 4.0, 0.7, 0.9, 50
 DEATHS_MAX, DEATHS_WITHIN_S, LEFT_OUT_S = 3, 60.0, 10.0
 AGAIN_S = 1.0  # after a start that failed
 # One that ran for so long has not died of its start, nor of its first batches.
 LIVED_S = 10.0
+# An executor has so long to end after its batches; longer where others need its memory, as a kill frees none at once.
+CLOSE_S, FREE_S = 0.5, 5.0
 _REASONS_MAX = 16
 # Of a device, for what prepares in a calm change, if that is ready so soon: a burst meanwhile has to wait for its end.
 CALM_PCT, CALM_S = 20, 15.0
@@ -41,7 +44,8 @@ _log = get_log("serve.fleet")
 class _Opened:
     """A glet's executor; ``turns`` is None while it is not routed.
 
-    ``deaths_s``: its last deaths, each soon after its start; ``ready_s``: when it was ready last.
+    ``deaths_s``: its last deaths, each soon after its start; ``ready_s``: when it was ready last. ``is_closed_first``:
+    its executor has made room for another one, and comes again only if the change fails.
     """
 
     glet: Glet
@@ -50,18 +54,23 @@ class _Opened:
     deaths_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=DEATHS_MAX))
     ready_s: float = 0.0
     is_leaving: bool = False
+    is_closed_first: bool = False
     task: asyncio.Task[None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Seconds that the phases of a change took, and how many glets were prepared, resized and closed."""
+    """Seconds that the phases of a change took, and how many glets were prepared, resized and closed.
+
+    ``closed_first``: those of the closed ones that were so before others were prepared, for want of memory.
+    """
 
     prepare_s: float
     drain_s: float
     prepared: int
     resized: int
     closed: int
+    closed_first: int = 0
 
 
 NOTHING_CHANGED = Phases(prepare_s=0.0, drain_s=0.0, prepared=0, resized=0, closed=0)
@@ -170,22 +179,26 @@ class Fleet:
             is_calm: Nobody waits for it, so what prepares leaves the devices to what serves.
 
         Raises:
-            FarsideError: An executor did not become ready; nothing has changed.
+            FarsideError: An executor did not become ready; nothing has changed, but that what was closed first starts
+                again.
         """
         began_s = self._loop.time()
         kept, resized, fresh = self._matched(plan)
+        staying = [one for one, _ in (*kept, *resized)]
         self._moving = list(fresh)
         try:
-            await self._prepare(fresh, self._calm_pct(fresh) if is_calm else self._prepare_pct)
+            await self._prepare(fresh, self._calm_pct(fresh) if is_calm else self._prepare_pct, staying)
             for one, glet in resized:
                 slowest_s = self._slowest_s(glet)
                 if one.executor is not None and not await one.executor.resize(glet.part_pct, slowest_s):
                     _log.warning(
                         "a part could not be resized; its executor starts anew", gpu=glet.gpu, part_pct=glet.part_pct
                     )
-        except BaseException:
-            self._moving = []
-            await self._close_all(fresh)
+        except BaseException as error:
+            count = await self._put_back()
+            if count and isinstance(error, FarsideError):
+                room = f"closed first for want of memory, and started again: {format_count(count, 'part')}"
+                raise ServeError(f"{error}; {room}") from error
             raise
         # Switch: no waiting in here.
         switched_s = self._loop.time()
@@ -194,7 +207,6 @@ class Fleet:
             executor = one.executor
             if executor is not None and executor.part_pct != glet.part_pct:
                 executor.kill()
-        staying = [one for one, _ in (*kept, *resized)]
         leaving = [one for one in self._opened if one not in staying]
         self._opened, self._plan, self._rates = [*staying, *fresh], plan, rates
         self._route()
@@ -206,7 +218,7 @@ class Fleet:
         self._moving = []
         return Phases(
             prepare_s=switched_s - began_s, drain_s=self._loop.time() - switched_s, prepared=len(fresh),
-            resized=len(resized), closed=len(leaving),
+            resized=len(resized), closed=len(leaving), closed_first=sum(one.is_closed_first for one in leaving),
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -259,9 +271,15 @@ class Fleet:
         is_soon = 0 < longest_s <= min(CALM_S, self._prepare_s)
         return min(CALM_PCT, self._prepare_pct) if is_soon else self._prepare_pct
 
-    async def _prepare(self, fresh: Sequence[_Opened], prepare_pct: int) -> None:
-        # Device after device: those that warm up on one disturb no other.
-        for gpu in sorted({one.glet.gpu for one in fresh}):
+    async def _prepare(self, fresh: Sequence[_Opened], prepare_pct: int, staying: Sequence[_Opened]) -> None:
+        leaving = [one for one in self._opened if one not in staying]
+        closed = closed_first(
+            _glets(self._opened), _glets(leaving), _glets(fresh), self._sizes.models, self._sizes.device
+        )
+        # Device after device: those that warm up on one disturb no other, and what is to be closed serves so long.
+        for gpu in sorted({one.glet.gpu for one in fresh}, key=lambda gpu: (gpu in closed, gpu)):
+            if gpu in closed:
+                await self._close_first([one for one in leaving if one.glet.gpu == gpu])
             is_shared = self.serves(gpu)
             for one in fresh:
                 if one.glet.gpu != gpu:
@@ -270,10 +288,33 @@ class Fleet:
                 try:
                     one.executor = await self._start(one, prepare_pct if is_shared else WHOLE_PCT)
                 except Exception as error:  # whatever it is, the device is not to be planned with
-                    self._failed(gpu, str(error) or type(error).__name__)
+                    if gpu not in closed:
+                        self._failed(gpu, str(error) or type(error).__name__)
                     raise
                 if not is_shared:
                     self._alone_s = max(self._alone_s, one.ready_s - began_s)
+
+    async def _close_first(self, leaving: Sequence[_Opened]) -> None:
+        """Closes executors of a device before the switch; requests of their models wait as for one that has died."""
+        gpu = leaving[0].glet.gpu
+        _log.warning("a device is closed first: its memory does not hold both plans", gpu=gpu, parts=len(leaving))
+        places = {one: _Opened(one.glet, is_closed_first=True) for one in leaving}
+        self._opened = [places.get(one, one) for one in self._opened]
+        self._moving += leaving
+        for one in leaving:
+            one.is_leaving = True
+        self._route()
+        await asyncio.gather(*(self._drain(one, FREE_S) for one in leaving))
+
+    async def _put_back(self) -> int:
+        """After a change that failed: closes what was prepared, and starts what was closed first again; how many."""
+        moving, self._moving = self._moving, []
+        await self._close_all(moving)
+        again = [one for one in self._opened if one.is_closed_first]
+        for one in again:
+            one.is_closed_first = False
+            one.task = asyncio.ensure_future(in_own_task(self._restart(one)))
+        return len(again)
 
     def _failed(self, gpu: int, why: str) -> None:
         # A device on which another one runs is not to blame.
@@ -329,7 +370,7 @@ class Fleet:
             for p in glet.models
         ]
 
-    async def _drain(self, one: _Opened) -> None:
+    async def _drain(self, one: _Opened, within_s: float = CLOSE_S) -> None:
         turns = one.turns
         if turns is not None and turns.batches:
             idle = asyncio.Event()
@@ -337,16 +378,16 @@ class Fleet:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._longest_s):
                     await idle.wait()
-        await self._close_all([one])
+        await self._close_all([one], within_s)
 
-    async def _close_all(self, opened: Sequence[_Opened]) -> None:
+    async def _close_all(self, opened: Sequence[_Opened], within_s: float = CLOSE_S) -> None:
         for one in opened:
             one.is_leaving = True
             if one.task is not None:
                 one.task.cancel()
         for one in opened:
             if one.executor is not None:
-                await one.executor.close(0.5)
+                await one.executor.close(within_s)
 
     # ---- what executors tell
 
@@ -426,6 +467,10 @@ async def _is_fit(one: _Opened, executor: ExecutorHandle) -> bool:
         await executor.close(0)
         raise
     return executor.is_ready
+
+
+def _glets(opened: Sequence[_Opened]) -> list[Glet]:
+    return [one.glet for one in opened]
 
 
 def _names(glet: Glet) -> list[str]:

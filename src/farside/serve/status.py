@@ -59,7 +59,10 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch: when (Unix time), why, what it led to, and the seconds of its phases. ``problem``: why it did not."""
+    """An epoch: when (Unix time), why, what it led to, and the seconds of its phases. ``problem``: why it did not.
+
+    ``closed_first``: parts of the closed ones that were so before others were prepared, as memory did not hold both.
+    """
 
     at_s: float
     cause: str
@@ -68,6 +71,7 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     prepared: int = 0
     resized: int = 0
     closed: int = 0
+    closed_first: int = 0
     plan_s: float = 0.0
     prepare_s: float = 0.0
     drain_s: float = 0.0
@@ -77,6 +81,11 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     def is_reorganised(self) -> bool:
         """Whether another plan took the place of one that ran: it was not the first, and it came to be."""
         return self.cause not in (STARTED, TAKEN_OVER) and not self.problem
+
+    @property
+    def closed_words(self) -> str:
+        """How many parts were closed, and how many of them first."""
+        return f"{self.closed}, {self.closed_first} first" if self.closed_first else f"{self.closed}"
 
 
 class ServeStatus(msgspec.Struct, frozen=True, kw_only=True):

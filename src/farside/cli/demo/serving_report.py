@@ -57,7 +57,7 @@ def _print_plans(console: Console, status: ServeStatus) -> None:
     for one in status.changes:
         took_s = one.plan_s + one.prepare_s + one.drain_s
         plans.add_row(
-            one.cause, f"{one.gpus}", f"{one.part_pct} %", f"{one.prepared}", f"{one.resized}", f"{one.closed}",
+            one.cause, f"{one.gpus}", f"{one.part_pct} %", f"{one.prepared}", f"{one.resized}", one.closed_words,
             one.problem or f"{took_s:.1f} s",
         )  # fmt: skip
     console.print(plans)

@@ -131,7 +131,7 @@ def _print(status: ServeStatus) -> None:
     for change in status.changes[-_CHANGES_SHOWN:]:
         changes.add_row(
             time.strftime("%H:%M:%S", time.localtime(change.at_s)), change.cause, f"{change.gpus}",
-            f"{change.part_pct} %", f"{change.prepared}", f"{change.resized}", f"{change.closed}",
+            f"{change.part_pct} %", f"{change.prepared}", f"{change.resized}", change.closed_words,
             change.problem or f"{change.plan_s + change.prepare_s + change.drain_s:.1f} s",
         )  # fmt: skip
     doors = ", ".join(
