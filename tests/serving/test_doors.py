@@ -95,6 +95,10 @@ async def test_each_error_has_its_status_and_one_line() -> None:
             (infer, msgspec.json.encode({**ONE, "parameters": {"timeout": 10_000}}), {}, 504),
             ("/v2/repository/models/twice/load", b"", {}, 501),
             ("/v2/systemsharedmemory/status", None, {}, 501),
+            ("/v2/trace/setting", None, {}, 501),
+            ("/v2/models/twice/trace/setting", None, {}, 501),
+            ("/v2/models/twice/trace/setting", b"{}", {}, 501),
+            ("/v2/models/twice/versions/1/trace/setting", b"{}", {}, 501),
         ):
             answer, _, text = await ask(port, path, body, headers)
             line = msgspec.json.decode(text)["error"]
@@ -107,7 +111,7 @@ async def test_each_error_has_its_status_and_one_line() -> None:
         assert (await ask(port, "/v2/health/ready"))[0] == 503
         counts = pool.counts["twice"]
         assert (counts.dropped, counts.failed, counts.rejected) == (1, 1, 1)
-        assert counts.refused == 6
+        assert counts.refused == 9
 
 
 @in_loop

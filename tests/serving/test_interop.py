@@ -3,6 +3,8 @@
 import asyncio
 import csv
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -92,6 +94,67 @@ async def test_tritonclient_grpc() -> None:
 
     async with grpc_front([MODEL]) as (address, _, _):
         await asyncio.to_thread(use)
+
+
+def refusals(server: Any, error: type[Exception]) -> dict[str, str]:
+    """What a client is answered that asks to manage models, memory, traces and logs."""
+    asks: dict[str, Callable[[], Any]] = {
+        "load": lambda: server.load_model("twice"),
+        "unload": lambda: server.unload_model("twice"),
+        "trace, changed": lambda: server.update_trace_settings(settings={"trace_rate": "1"}),
+        "trace of a model, changed": lambda: server.update_trace_settings("twice", {"trace_rate": "1"}),
+        "trace": lambda: server.get_trace_settings(),
+        "trace of a model": lambda: server.get_trace_settings("twice"),
+        "log, changed": lambda: server.update_log_settings({"log_verbose_level": 1}),
+        "log": lambda: server.get_log_settings(),
+    }
+    for kind in ("system", "cuda"):
+        key = {"key": "/k"} if kind == "system" else {"raw_handle": b"aa==", "device_id": 0}
+        told, register, unregister = (
+            getattr(server, name.format(kind))
+            for name in ("get_{}_shared_memory_status", "register_{}_shared_memory", "unregister_{}_shared_memory")
+        )
+        asks |= {
+            f"{kind} memory": told,
+            f"{kind} memory of a region": partial(told, "r"),
+            f"{kind} memory, registered": partial(register, "r", byte_size=8, **key),
+            f"{kind} memory, unregistered": unregister,
+            f"{kind} memory of a region, unregistered": partial(unregister, "r"),
+        }
+    found = dict.fromkeys(asks, "done")
+    for what, ask in asks.items():
+        try:
+            ask()
+        except error as refused:
+            found[what] = str(refused)
+    return found
+
+
+@in_loop
+async def test_what_clients_may_not_manage_is_501_by_http() -> None:
+    pytest.importorskip("geventhttpclient", reason="needs geventhttpclient (requirements/cluster.txt)")
+    client, port = pytest.importorskip("tritonclient.http"), free_port()
+
+    def use() -> dict[str, str]:
+        with client.InferenceServerClient(f"127.0.0.1:{port}") as server:
+            return refusals(server, client.InferenceServerException)
+
+    async with http_front([MODEL], port):
+        lines = await asyncio.to_thread(use)
+    assert not {what: line for what, line in lines.items() if not line.startswith("[501] ")}
+
+
+@in_loop
+async def test_what_clients_may_not_manage_is_unimplemented_by_grpc() -> None:
+    client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient (requirements/serving.txt)")
+
+    def use() -> dict[str, str]:
+        with client.InferenceServerClient(address) as server:
+            return refusals(server, client.InferenceServerException)
+
+    async with grpc_front([MODEL]) as (address, _, _):
+        lines = await asyncio.to_thread(use)
+    assert not {what: line for what, line in lines.items() if not line.startswith("[StatusCode.UNIMPLEMENTED] ")}
 
 
 # One window is enough where nothing is measured: the most that its three may differ by is far.

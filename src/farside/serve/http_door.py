@@ -149,6 +149,8 @@ class HttpDoor:
             case ["v2", "models", "stats"]:
                 _only(method, b"GET")
                 return _said(service.statistics(list(service.models.values())))
+            case ["v2", "models", _, "trace", *_] | ["v2", "models", _, "versions", _, "trace", *_]:
+                raise InferenceError(Kind.UNSUPPORTED, "trace is not served")
             case ["v2", "models", name, *rest]:
                 _only(method, b"GET")
                 return self._of_model(name, rest)
