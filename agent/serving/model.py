@@ -1,10 +1,13 @@
 """A model in an executor's memory, whatever runs it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from farside.agent.serving.arena import Slot
 from farside.agent.serving.model_file import Framework, ModelFile
+from farside.installed import version_of
+
+_PACKAGES: Mapping[str, tuple[str, ...]] = {"pytorch": ("torch",), "onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
 
 
 class LoadedModel(Protocol):
@@ -32,3 +35,8 @@ def loader(framework: Framework) -> Load:
     from farside.agent.serving.onnx_model import OnnxModel
 
     return OnnxModel
+
+
+def runtimes(frameworks: Iterable[str]) -> dict[str, str]:
+    """Versions of the frameworks that are installed here, by name; the build for GPUs is another package."""
+    return {name: version_of(*_PACKAGES.get(name, (name,))) for name in sorted(set(frameworks))}

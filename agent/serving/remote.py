@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -34,12 +35,13 @@ class Address(NamedTuple):
 
 
 class RemotePart(NamedTuple):
-    """A part of a worker's device."""
+    """A part of a worker's device; ``device_name`` and ``runtimes`` as `Open` has them."""
 
     driver: str
     device: Device
     part_pct: int
     device_name: str = ""
+    runtimes: Mapping[str, str] = MappingProxyType({})
 
 
 async def start_remote_executor(
@@ -61,7 +63,7 @@ async def start_remote_executor(
     reader, writer = await dial(address)
     wanted = Open(
         driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {}),
-        device_name=part.device_name, prepare_pct=prepare_pct, prepare_s=prepare_s,
+        device_name=part.device_name, runtimes=dict(part.runtimes), prepare_pct=prepare_pct, prepare_s=prepare_s,
     )  # fmt: skip
     executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit)
     await executor.ready()

@@ -72,6 +72,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     """The executor that a front wants: models by the paths that they have at the worker, on a part of its device.
 
     ``device_name``: what the device has to be, as its profile says; empty: whatever it is.
+    ``runtimes``: versions that frameworks have to have, by name, as the profile says; those without one: whatever.
     ``prepare_pct``: of the device, that it gets at most until it is ready, for which it has ``prepare_s`` seconds.
     """
 
@@ -81,6 +82,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     part_pct: int
     models: tuple[ModelFile, ...]
     p99_s: dict[str, float] = {}
+    runtimes: dict[str, str] = {}
     prepare_pct: Annotated[int, msgspec.Meta(ge=1, le=100)] = 100
     prepare_s: Annotated[float, msgspec.Meta(gt=0, le=PREPARE_S_MAX)] = PREPARE_S
 

@@ -20,6 +20,7 @@ from farside.agent.lost_peer import notice_lost_peer
 from farside.agent.serving.executor import start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle
 from farside.agent.serving.kept import KEPT_S, KeptExecutors
+from farside.agent.serving.model import runtimes
 from farside.agent.serving.partition.catalog import ON_GPU
 from farside.agent.serving.partition.nvidia import gpu_named
 from farside.agent.serving.partition.policy import Driver
@@ -207,6 +208,8 @@ class _Session:
             raise Unavailable(f"there is no device driver {wanted.driver} here")
         for model in wanted.models:
             await asyncio.to_thread(_check_file, model.path, model.sha256)
+        for name, version in runtimes(model.framework for model in wanted.models).items():
+            _check_version(name, version, wanted.runtimes.get(name, version))
         # A front knows the cores of nodes by its file, and a lease's GPU by nothing.
         device = gpu_named(self._gpus, "CUDA_VISIBLE_DEVICES") if wanted.driver in ON_GPU else wanted.device
         if wanted.device_name and (name := driver.identity(device).name) != wanted.device_name:
@@ -243,3 +246,11 @@ def _check_file(path: str, sha256: str) -> None:
         raise ConfigError(f"{path}: {error.strerror}", hint="put the model where the front has it") from error
     if found != sha256:
         raise ConfigError(f"{path}: is not the file that the front has", hint="copy the front's file here")
+
+
+def _check_version(framework: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ConfigError(
+            f"{framework} here has version {found}, and the profile was measured with {wanted}",
+            hint=f"install {wanted} here, or measure anew with {found}",
+        )

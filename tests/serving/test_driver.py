@@ -216,7 +216,7 @@ def test_auto_takes_a_driver_of_the_kind_of_device_that_is_named(monkeypatch: py
 @pytest.mark.parametrize("name", sorted(catalog.DRIVERS))
 def test_a_part_elsewhere_is_resized_where_its_driver_resizes_here(name: str) -> None:
     device = Device(cores=(CORE,))
-    here, there = LocalSite(catalog.DRIVERS[name](), device), RemoteSite(ANYWHERE, name, device, "")
+    here, there = LocalSite(catalog.DRIVERS[name](), device), RemoteSite(ANYWHERE, name, device, None)
 
     assert there.can_resize(20, 40) == here.can_resize(20, 40) == (name in {"cpu", "green"})
 

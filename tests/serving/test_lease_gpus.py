@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.gpu import GpuDriver
 from farside.cli.keygen import make_key
 from farside.serve.profile.folder import VERSION, Fingerprint, Header, ProfiledModel, write_header
-from farside.serve.profile.profiler import runtimes
 from tests.serving.executors import small_models
 from tests.serving.test_run import MODELS, write_profile
 

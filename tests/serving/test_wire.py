@@ -214,6 +214,14 @@ def test_an_answer_to_what_was_not_asked_is_refused() -> None:
         worker.send(run(5))
 
 
+def test_an_open_of_a_front_of_another_version_is_read() -> None:
+    said = msgspec.msgpack.decode(OPEN.body, type=dict[str, object])
+    later, before = {**said, "of_later": 1}, {name: value for name, value in said.items() if name != "runtimes"}
+
+    for words in (later, before):
+        assert opened(msgspec.msgpack.encode(words)) == WANTED
+
+
 @given(st.binary(max_size=300))
 def test_an_open_that_makes_no_sense_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):

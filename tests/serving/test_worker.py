@@ -20,6 +20,7 @@ from farside.agent.serving.executor import Executor, start_executor
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, ServeError
 from farside.agent.serving.kept import KEPT_S
 from farside.agent.serving.life import PREPARE_S
+from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
@@ -27,6 +28,8 @@ from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, di
 from farside.agent.serving.wire import Open
 from farside.agent.serving.worker import CONNECTIONS_MAX, STRANGERS_MAX, Worker
 from farside.agent.serving.worker_line import connect_worker
+from farside.serve.profile.folder import Fingerprint
+from farside.serve.site import RemoteSite
 from tests.serving.executors import answers, arenas, children, small_models
 from tests.serving.test_changing_devices import until_so
 from tests.support.waiting import DEADLINE_S
@@ -424,6 +427,31 @@ def test_what_a_worker_does_not_have_is_refused_with_its_reason(
     async def test(address: Address) -> None:
         with pytest.raises(ServeError, match=line):
             await Front().start(address, (msgspec.structs.replace(models[0], **changes),), part)
+
+    tried(test)
+
+
+def test_a_worker_with_another_version_of_a_framework_than_the_profiles_starts_nothing(
+    models: tuple[ModelFile, ...],
+) -> None:
+    ours = runtimes(["onnxruntime"])["onnxruntime"]
+    others = children()
+
+    def profiled(onnxruntime: str) -> Fingerprint:
+        name = WholeDriver().identity(PART.device).name
+        versions = {"onnxruntime": onnxruntime, "pytorch": "of no account: no model needs it"}
+        return Fingerprint(driver="whole", name=name, cores=PART.device.cores, memory_mb=1, runtimes=versions)
+
+    async def start(site: RemoteSite) -> ExecutorHandle:
+        return await site.start(100, models, print, print, p99_s={}, prepare_s=PREPARE_S, prepare_pct=100)
+
+    async def test(address: Address) -> None:
+        line = f"onnxruntime here has version {ours}, and the profile was measured with 0.1; install 0.1 here"
+        with pytest.raises(ServeError, match=line):
+            await start(RemoteSite(address, "whole", PART.device, profiled("0.1")))
+        assert children() <= others
+        for same in (profiled(ours), None):
+            await (await start(RemoteSite(address, "whole", PART.device, same))).close()
 
     tried(test)
 

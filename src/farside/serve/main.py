@@ -16,6 +16,7 @@ import msgspec
 
 from farside import admin
 from farside.agent.serving.describe import describe_models
+from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.catalog import DRIVERS, find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
@@ -55,7 +56,7 @@ from farside.serve.metrics import serving_registry
 from farside.serve.planner import Planner, sizes_of
 from farside.serve.pool import Pool, Turns
 from farside.serve.profile.folder import Fingerprint, profile_problem, read_header
-from farside.serve.profile.profiler import fingerprint, runtimes
+from farside.serve.profile.profiler import fingerprint
 from farside.serve.scenario import RATE_MAX
 from farside.serve.service import Service
 from farside.serve.site import LocalSite, OwnDevices, RemoteSite, Site
@@ -76,7 +77,7 @@ class _Grounds:
     """A deployment with what is known of its models, and the devices.
 
     ``plan`` is the one that was given; None: plans are made as rates change. ``driver`` is None where workers cut.
-    ``manager``: whose nodes it is on; None: this machine. ``device_name``: what the profile is of; empty: not said.
+    ``manager``: whose nodes it is on; None: this machine. ``profiled``: what the profile is of; None: not said.
     """
 
     deployment: Deployment
@@ -88,7 +89,7 @@ class _Grounds:
     devices: Sequence[Device]
     plan: Plan | None = None
     manager: ManagerAddress | None = None
-    device_name: str = ""
+    profiled: Fingerprint | None = None
 
     @property
     def gpus(self) -> int:
@@ -187,7 +188,7 @@ async def _grounds(
         deployment=deployment, models=models, profiles=profiles, device=device, driver=driver, driver_name=driver_name,
         devices=devices, manager=manager,
     )  # fmt: skip
-    grounds = replace(grounds, device_name=_check_profile(deployment.profile, grounds))
+    grounds = replace(grounds, profiled=_check_profile(deployment.profile, grounds))
     if manager is not None and not deployment.is_on_gpus:
         _log.info("parts are of CPU cores, in place of the GPUs that are leased", driver=driver_name)
     return grounds if plan_file is None else replace(grounds, plan=_given_plan(plan_file, grounds))
@@ -207,10 +208,11 @@ def _devices(deployment: Deployment, driver: Driver | None) -> Sequence[Device]:
     return [Device(number=number, cores=cores) for number, cores in enumerate(cores_of)]
 
 
-def _check_profile(folder: Path, grounds: _Grounds) -> str:
+def _check_profile(folder: Path, grounds: _Grounds) -> Fingerprint | None:
     """What device a profile is of, if of these and of these files; tables without profile.json are taken at their word.
 
-    A device elsewhere has to be what the profile says, as its worker checks.
+    A device elsewhere has to be what the profile says, and the frameworks there have to have its versions, as workers
+    check.
 
     Raises:
         ConfigError: It is of others.
@@ -218,7 +220,7 @@ def _check_profile(folder: Path, grounds: _Grounds) -> str:
     header = read_header(folder)
     if header is None:
         _log.warning("the tables do not say of which device and files they are", profile=str(folder))
-        return ""
+        return None
     deployment, driver_name = grounds.deployment, grounds.driver_name
     hashes = {name: model.sha256 for name, model in grounds.models.items()}
     frameworks = sorted({model.framework for model in grounds.models.values()})
@@ -237,7 +239,7 @@ def _check_profile(folder: Path, grounds: _Grounds) -> str:
             option = f" --capacity {capacity}" if driver_name == "cpu" and capacity != CAPACITY_PCT else ""
             hint = f"farside serve profile{option} measures anew, into an empty folder"
             raise ConfigError(f"{deployment.file}: {problem}", hint=hint)
-    return header.device.name
+    return header.device
 
 
 def _driver(deployment: Deployment) -> tuple[str, Driver]:
@@ -423,7 +425,7 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
 
     def site_of(number: int, address: Address) -> Site:
         device = grounds.devices[number % len(grounds.devices)]
-        return RemoteSite(address, grounds.driver_name, device, grounds.device_name)
+        return RemoteSite(address, grounds.driver_name, device, grounds.profiled)
 
     assert grounds.manager is not None
     own_command = (sys.executable, "-m", "farside")

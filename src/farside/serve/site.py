@@ -13,6 +13,7 @@ from farside.agent.serving.partition.policy import Device, Driver
 from farside.agent.serving.remote import Address, RemotePart, start_remote_executor
 from farside.log import get_log
 from farside.serve.failures import LEFT_OUT_S, Failures
+from farside.serve.profile.folder import Fingerprint
 
 _log = get_log("serve.devices")
 
@@ -64,12 +65,13 @@ class RemoteSite:
         address: The worker's.
         driver_name: How the worker cuts it.
         device: As its driver knows it there.
-        device_name: What it has to be, as the profile says; empty: whatever it is.
+        profiled: What the profile is of: the worker refuses another device, and other versions of frameworks. None:
+            that is not known.
     """
 
-    def __init__(self, address: Address, driver_name: str, device: Device, device_name: str) -> None:
+    def __init__(self, address: Address, driver_name: str, device: Device, profiled: Fingerprint | None) -> None:
         self._address, self._driver_name, self._device = address, driver_name, device
-        self._device_name = device_name
+        self._profiled = profiled
 
     def can_resize(self, from_pct: int, to_pct: int) -> bool:
         """Where its driver can, and the executor needs as many threads as before."""
@@ -80,7 +82,9 @@ class RemoteSite:
         *, p99_s: Mapping[str, float], prepare_s: float, prepare_pct: int,
     ) -> ExecutorHandle:  # fmt: skip
         """A process there."""
-        part = RemotePart(self._driver_name, self._device, part_pct, self._device_name)
+        part = RemotePart(self._driver_name, self._device, part_pct)
+        if self._profiled is not None:
+            part = part._replace(device_name=self._profiled.name, runtimes=self._profiled.runtimes)
         return await start_remote_executor(
             self._address, part, models, on_done, on_exit, p99_s=p99_s, prepare_s=prepare_s, prepare_pct=prepare_pct
         )

@@ -14,10 +14,10 @@ from farside.agent.serving.arena import slot_bytes
 from farside.agent.serving.describe import ModelRequest, describe_models
 from farside.agent.serving.frames import SLOTS
 from farside.agent.serving.measure import BusyExecutor, Sample, measure, quantiles_ms
+from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import FRAMEWORKS, ModelFile
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.errors import ConfigError, FarsideError
-from farside.installed import version_of
 from farside.serve.deployment import NAME, NAME_HINT
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, round_of
 from farside.serve.profile.folder import (
@@ -47,7 +47,6 @@ _EXECUTORS_MAX = 4  # that are open, of those that change their size
 _IDLE_MEMORY_MAX = 0.5  # of the device's, that executors which only wait for their cells may use together
 _SEED = 1
 _MB = 1 << 20
-_PACKAGES: Mapping[str, tuple[str, ...]] = {"pytorch": ("torch",), "onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
 
 Say = Callable[[str], None]
 
@@ -126,11 +125,6 @@ def fingerprint(driver_name: str, driver: Driver, device: Device, frameworks: Se
         memory_mb=identity.memory_mb,
         runtimes=runtimes(frameworks),
     )
-
-
-def runtimes(frameworks: Sequence[str]) -> dict[str, str]:
-    """Versions of the frameworks that are installed here, by name; the build for GPUs is another package."""
-    return {name: version_of(*_PACKAGES.get(name, (name,))) for name in sorted(set(frameworks))}
 
 
 async def profile(task: ProfileTask, say: Say) -> ProfileResult:
