@@ -60,7 +60,7 @@ def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_
         ("replace_before_s = 19" + GOOD, "replace_before_s = 19 is out of bounds; give 20 to 43200"),
         ("spare_gpus = -1" + GOOD, "spare_gpus = -1 is out of bounds; give 0 to 64"),
         ('memory = "much"' + GOOD, "memory: "),
-        ('device = "mig"' + GOOD, "'mig': an instance is not cut further; use gpu, which serves on an instance"),
+        ('device = "mig"' + GOOD, "'mig': an instance is not cut further; use gpu, which takes an instance"),
         ('device = "green"' + GOOD, "model.net.file = 'net.onnx': device = 'green' serves TorchScript files alone"),
         ('device = "mps"\ncpu_devices = [[0]]' + GOOD, "cpu_devices are cores, and device = 'mps' has GPUs"),
         ('device = "gpu"\nprepare_pct = 20' + GOOD, "prepare_pct = 20: device = 'gpu' holds no executor to a part"),

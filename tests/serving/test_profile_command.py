@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from farside.agent.serving.model_file import ModelFile
 from farside.cli.serve import ProfileRequest
 from farside.cli.serving.profile import run
 from farside.errors import ConfigError, Unavailable
+from farside.serve.profile.profiler import ProfileResult, ProfileTask
 from tests.serving.executors import small_models
+from tests.serving.front import model_file
+from tests.serving.nvidia_stand_in import Nvml
 from tests.support.waiting import DEADLINE_S, text_of, until
 
 
@@ -38,6 +42,7 @@ def told(*arguments: object) -> subprocess.CompletedProcess[str]:
             "--parts 20,100: device 0: the driver whole can't cut it, so it has no part of 20 %; give --parts 100, or",
         ),
         ({"cores": "0", "gpu": "0"}, "--cores 0 and --gpu 0 exclude each other; give one"),
+        ({"device": "mig"}, "--device mig: an instance is not cut further; use gpu, which takes an instance as"),
         ({"device": "tpu"}, "there is no device driver tpu; choose auto, mps or cpu"),
         ({"device": "whole", "models": Path("absent")}, "absent: is not a folder; name a folder with model files"),
     ],
@@ -49,6 +54,34 @@ def test_a_wrong_option_is_one_line_and_nothing_is_made(tmp_path: Path, options:
 
     assert str(caught.value).startswith(line)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("has_mps", [False, True], ids=["without MPS", "with MPS"])
+def test_an_instance_that_is_named_is_measured_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, has_mps: bool
+) -> None:
+    if has_mps:
+        request.getfixturevalue("control")
+    tasks = list[ProfileTask]()
+
+    async def described(*_: object) -> tuple[ModelFile, ...]:
+        return (model_file(),)
+
+    async def measured(task: ProfileTask, _: object) -> ProfileResult:
+        tasks.append(task)
+        return ProfileResult(cells=0, rows=0, missing=0)
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.setattr("farside.cli.serving.profile.describe_folder", described)
+    monkeypatch.setattr("farside.cli.serving.profile.profile", measured)
+    monkeypatch.setattr("os.setpriority", lambda *_: None)
+    run(ProfileRequest(models=tmp_path, out=tmp_path / "out", gpu="MIG-1.2"))
+
+    (task,) = tasks
+    assert (task.driver_name, task.parts, task.device.uuid) == ("gpu", (100,), "MIG-1.2")
+    assert task.driver.identity(task.device).name == "NVIDIA A100 MIG 3g.20gb"
+    with pytest.raises(Unavailable, match="GPU 1: is cut into instances; name one of them by its UUID"):
+        run(ProfileRequest(models=tmp_path, out=tmp_path / "out", device="gpu", gpu="1"))
 
 
 def test_check_shows_drivers_frameworks_and_models(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ DRIVERS: Mapping[str, type[Driver]] = MappingProxyType(
     }
 )
 TO_BE_NAMED = frozenset({"green"})  # it serves files of one framework alone
+# Nothing is measured or served with these, which say what a machine has: why, and what to do.
+NOT_SERVED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"mig": ("an instance is not cut further", "use gpu, which takes an instance as it takes a GPU")}
+)
 ON_GPU = frozenset(name for name, driver in DRIVERS.items() if driver.traits.on_gpu)
 ON_CORES = DRIVERS.keys() - ON_GPU
 
@@ -39,7 +43,8 @@ def find_driver(name: str, among: Collection[str] = DRIVERS.keys()) -> tuple[str
     if name != AUTO and name not in DRIVERS:
         raise ConfigError(f"there is no device driver {name}", hint=f"choose {AUTO}, {' or '.join(DRIVERS)}")
     problems = []
-    for one in [each for each in DRIVERS if each in among and each not in TO_BE_NAMED] if name == AUTO else (name,):
+    tried = [one for one in DRIVERS if one in among and one not in TO_BE_NAMED and one not in NOT_SERVED]
+    for one in tried if name == AUTO else (name,):
         driver = DRIVERS[one]()
         problem = driver.capabilities().problem
         if not problem:

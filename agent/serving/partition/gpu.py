@@ -1,6 +1,6 @@
 """A GPU that is not cut, or an instance that an administrator has cut: one part of 100 %, for one executor."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.nvidia import (
@@ -40,16 +40,20 @@ class GpuDriver(NvidiaGpus):
         return uncut_devices(self.nvml(), with_instances=True)
 
     def check(self, device: Device, part_pct: int) -> None:
-        """There is the whole device alone."""
-        if part_pct != 100:
-            line = f"{name_of(device)}: the driver {NAME} has no part of {part_pct} %"
-            raise Unavailable(line, hint="give 100, or use mps")
+        """There is the whole device alone, where CUDA can use it as it is."""
+        self._whole(device, part_pct)
 
     def open(self, device: Device, part_pct: int) -> FixedPlace:
         """The whole device."""
-        self.check(device, part_pct)
-        nvml = self.nvml()
-        handle = uncut_of(nvml, device)
+        nvml, handle = self._whole(device, part_pct)
         check_mode(nvml, handle)
         environment = {"CUDA_VISIBLE_DEVICES": uuid_of(nvml, handle)}
         return FixedPlace(part_pct, Entry(environment=environment, computes_on="cuda"))
+
+    def _whole(self, device: Device, part_pct: int) -> tuple[Any, Any]:
+        """The library, and the device's handle."""
+        if part_pct != 100:
+            line = f"{name_of(device)}: the driver {NAME} has no part of {part_pct} %"
+            raise Unavailable(line, hint="give 100, or use mps")
+        nvml = self.nvml()
+        return nvml, uncut_of(nvml, device)

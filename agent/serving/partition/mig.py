@@ -1,4 +1,8 @@
-"""MIG: a part is an instance that the GPU is cut into already, and has one executor. The cut is never changed here."""
+"""MIG: a part is an instance that the GPU is cut into already, and has one executor. The cut is never changed here.
+
+Plans cut a device in two at most, and want a part of 100 % in its profile, which a cut GPU lacks. So nothing is planned
+with this driver: it says which instances there are, and `gpu` has each as a device of its own (NOT_SERVED).
+"""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -39,7 +43,7 @@ class MigDriver(NvidiaGpus):
             return Capabilities(problem=f"no GPU here has MIG instances; {_HINT}")
         return Capabilities(
             parts=", ".join(f"{size} %" for size in sorted(sizes)),
-            isolation="SMs, caches and memory of its own",
+            isolation="SMs, caches and memory of its own; gpu serves on each",
         )
 
     def check(self, device: Device, part_pct: int) -> None:

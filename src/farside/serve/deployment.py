@@ -17,7 +17,7 @@ import msgspec
 from farside.agent.serving.describe import ModelRequest
 from farside.agent.serving.life import PREPARE_S, PREPARE_S_MAX
 from farside.agent.serving.model_file import FRAMEWORKS, MAX_BATCH
-from farside.agent.serving.partition.catalog import AUTO, DRIVERS, ON_CORES, ON_GPU
+from farside.agent.serving.partition.catalog import AUTO, DRIVERS, NOT_SERVED, ON_CORES, ON_GPU
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
 from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
 from farside.endpoint import exclude, is_near, parse_address
@@ -31,10 +31,7 @@ MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_HINT = "use letters, digits, dots, dashes; 64 at most"
-_NOT_SERVED = {
-    "mig": ("an instance is not cut further", "use gpu, which serves on an instance as on a GPU"),
-}
-GPU_DRIVERS = ON_GPU - _NOT_SERVED.keys()
+GPU_DRIVERS = ON_GPU - NOT_SERVED.keys()
 _DRIVERS = (AUTO, *sorted(ON_CORES), *sorted(GPU_DRIVERS))
 # Those that give a part another size under its executor hold one to less while it loads; `auto` may be one of them.
 _HOLDING = (AUTO, *(name for name, driver in DRIVERS.items() if driver.traits.can_resize))
@@ -248,8 +245,8 @@ class _Checked:
     def _check_numbers(self) -> None:
         file = self._file
         check_terms(self._path, file)
-        if file.device in _NOT_SERVED:
-            why, hint = _NOT_SERVED[file.device]
+        if file.device in NOT_SERVED:
+            why, hint = NOT_SERVED[file.device]
             raise self._wrong(f"device = {file.device!r}: {why}", hint)
         if file.device not in _DRIVERS:
             raise self._wrong(f"device = {file.device!r} is no device", f"use {', '.join(_DRIVERS)}")

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import os
 
-from farside.agent.serving.partition.catalog import DRIVERS, ON_CORES, ON_GPU, find_driver
+from farside.agent.serving.partition.catalog import DRIVERS, NOT_SERVED, ON_CORES, ON_GPU, find_driver
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CpuDriver
+from farside.agent.serving.partition.gpu import NAME as WHOLE_GPU
 from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
 from farside.agent.serving.partition.green import NAME as GREEN
-from farside.agent.serving.partition.nvidia import gpu_named
+from farside.agent.serving.partition.nvidia import INSTANCE, gpu_named
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.cli.serve import ProfileRequest
 from farside.cli.terminal import standard_output
@@ -36,8 +37,13 @@ def run(request: ProfileRequest) -> int:
     absent = set(cores) - os.sched_getaffinity(0)
     if absent:
         raise ConfigError(f"--cores {request.cores}: core {min(absent)} is not ours", hint="name cores of this machine")
-    # Cores or a GPU that are named say what kind of device is meant.
+    if request.device in NOT_SERVED:
+        why, hint = NOT_SERVED[request.device]
+        raise ConfigError(f"--device {request.device}: {why}", hint=hint)
+    # Cores or a GPU that are named say what kind of device is meant, and an instance is not cut.
     kinds = (ON_CORES if request.cores else DRIVERS.keys()) & (ON_GPU if request.gpu else DRIVERS.keys())
+    if request.gpu.startswith(INSTANCE):
+        kinds &= {WHOLE_GPU}
     if not kinds:
         raise ConfigError(f"--cores {request.cores} and --gpu {request.gpu} exclude each other", hint="give one")
     name, driver = find_driver(request.device, kinds)
@@ -53,17 +59,20 @@ def run(request: ProfileRequest) -> int:
         raise ConfigError(f"--gpu {request.gpu}: the driver {name} has CPU cores", hint="give --cores")
     device = gpu_named(request.gpu or None, "--gpu") if name in ON_GPU else Device(cores=cores)
     parts = parts or (PARTS if driver.traits.can_cut else (WHOLE_PCT,))
-    _check_parts(parts, driver, device)
+    _check_parts(request.parts, parts, driver, device)
     return asyncio.run(_profile(request, name, driver, device, parts))
 
 
-def _check_parts(parts: tuple[int, ...], driver: Driver, device: Device) -> None:
+def _check_parts(given: str, parts: tuple[int, ...], driver: Driver, device: Device) -> None:
     for part_pct in parts:
         try:
             driver.check(device, part_pct)
         except Unavailable as error:
-            hint = error.hint if driver.traits.can_cut else f"give --parts {WHOLE_PCT}, or another driver by --device"
-            raise ConfigError(f"--parts {','.join(map(str, parts))}: {error.args[0]}", hint=hint) from error
+            if not given:
+                raise
+            is_cut = driver.traits.can_cut or part_pct == WHOLE_PCT
+            hint = error.hint if is_cut else f"give --parts {WHOLE_PCT}, or another driver by --device"
+            raise ConfigError(f"--parts {given}: {error.args[0]}", hint=hint) from error
 
 
 async def _profile(request: ProfileRequest, name: str, driver: Driver, device: Device, parts: tuple[int, ...]) -> int:
