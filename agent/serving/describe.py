@@ -169,7 +169,7 @@ def _row_shape(request: ModelRequest, name: str, shape: Sequence[int | str | Non
     if isinstance(shape[0], int) and request.max_batch > 1:
         raise ConfigError(
             f"{request.path}: the first axis of {name} is fixed at {shape[0]}",
-            hint="export it with an open first axis, or set max_batch = 1",
+            hint="export it with an open first axis, or set max_batch = 1 in serving.toml",
         )
     if isinstance(shape[0], int) and shape[0] != 1:
         raise ConfigError(
@@ -187,7 +187,8 @@ def _row_shape(request: ModelRequest, name: str, shape: Sequence[int | str | Non
         return tuple(given)
     if not all(isinstance(length, int) and length >= 1 for length in shape[1:]):
         told = ", ".join(str(one) for one in shape[1:])
-        raise ConfigError(f"{request.path}: {name} has rows of open length [{told}]", hint=f"give max_shape for {name}")
+        hint = f"give max_shape for {name} in serving.toml"
+        raise ConfigError(f"{request.path}: {name} has rows of open length [{told}]", hint=hint)
     return tuple(int(length) for length in shape[1:] if length is not None)
 
 

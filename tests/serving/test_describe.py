@@ -17,8 +17,9 @@ FLOAT, STRING, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING, onnx.Tens
 
 
 def model_file(
-    folder: Path, op: str, shape: Sequence[int | str], *, kind: int = FLOAT, out: Sequence[int | str] | None = None
-) -> Path:
+    folder: Path, op: str, shape: Sequence[int | str], *, kind: int = FLOAT, out: Sequence[int | str] | None = None,
+    name: str = "one",
+) -> Path:  # fmt: skip
     """A model of one node from x to y."""
     helper = onnx.helper
     graph = helper.make_graph(
@@ -27,7 +28,7 @@ def model_file(
         [helper.make_tensor_value_info("x", kind, shape)],
         [helper.make_tensor_value_info("y", kind, shape if out is None else out)],
     )
-    path = folder / "one.onnx"
+    path = folder / f"{name}.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 

@@ -10,7 +10,7 @@ from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.gpu import GpuDriver
 from farside.cli.keygen import make_key
-from farside.serve.profile.folder import VERSION, Fingerprint, Header, ProfiledModel, write_header
+from farside.serve.profile.folder import VERSION, Fingerprint, Header, ProfiledModel, rows_of, write_header
 from tests.serving.executors import small_models
 from tests.serving.test_run import MODELS, write_profile
 
@@ -37,7 +37,9 @@ def folder(tmp_path: Path) -> Path:
 def header(files: tuple[ModelFile, ...], driver: str) -> Header:
     device = Fingerprint(driver=driver, name="NVIDIA H100", memory_mb=80_000, runtimes=runtimes(["onnxruntime"]))
     models = {
-        one.name: ProfiledModel(file=one.path, sha256=one.sha256, max_batch=8, slo_ms=30_000, input="2", memory_mb=10)
+        one.name: ProfiledModel(
+            file=one.path, sha256=one.sha256, max_batch=8, slo_ms=30_000, input=rows_of(one), memory_mb=10
+        )
         for one in files
     }
     return Header(version=VERSION, device=device, models=models, parts=(50, 100), process_mb=500, seed=1)

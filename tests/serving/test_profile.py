@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.agent.serving.model_file import ModelFile
+from farside.agent.serving.model_file import ModelFile, TensorSpec
 from farside.agent.serving.partition.cpu import CpuDriver
 from farside.agent.serving.partition.fixed import FixedPlace
 from farside.agent.serving.partition.policy import Device, Entry, Identity, Traits
@@ -36,6 +36,7 @@ from farside.serve.profile.profiler import ProfileTask, find_models, profile
 from farside.serve.table import PROCESS_MB, read_tables
 from farside.whole_file import lock_file
 from tests.serving.executors import small_models
+from tests.serving.front import model_file
 
 PARTS = (20, 40, 50, 60, 80, 100)
 DEVICE = Fingerprint(
@@ -185,22 +186,28 @@ def replaced(**changes: object) -> Fingerprint:
 
 
 @pytest.mark.parametrize(
-    ("device", "models", "line"),
+    ("device", "model", "line"),
     [
-        (DEVICE, {"a": "a" * 64}, ""),
+        (DEVICE, {}, ""),
         (replaced(name="another"), {}, "is a profile of another device, a processor instead of another"),
         (replaced(cores=(0,)), {}, "another number of cores, 2 instead of 1"),
         (replaced(capacity_pct=80), {}, "another capacity, 90 % instead of 80 %"),
         (replaced(driver="mps"), {}, "another driver, cpu instead of mps"),
         (replaced(runtimes={"onnxruntime": "2.0"}), {}, "was measured with onnxruntime 1.0 instead of 2.0"),
-        (DEVICE, {"a": "0" * 64}, "the file of model a has changed since it was measured"),
-        (DEVICE, {"c": "c" * 64}, "does not have the model c"),
+        (DEVICE, {"sha256": "0" * 64}, "the file of model a has changed since it was measured"),
+        (DEVICE, {"name": "c"}, "does not have the model c"),
+        (
+            DEVICE,
+            {"inputs": (TensorSpec("input", "FP32", (8,)),)},
+            "model a was measured with rows 4 FP32 instead of 8 FP32",
+        ),
     ],
 )
-def test_a_profile_of_another_device_file_or_version_is_refused_by_name(
-    tmp_path: Path, device: Fingerprint, models: dict[str, str], line: str
+def test_a_profile_of_another_device_file_shape_or_version_is_refused_by_name(
+    tmp_path: Path, device: Fingerprint, model: dict[str, object], line: str
 ) -> None:
-    problem = profile_problem(tmp_path, header(), device, models)
+    asked = msgspec.structs.replace(model_file("a", shape=(4,)), **{"sha256": "a" * 64, **model})
+    problem = profile_problem(tmp_path, header(), device, [asked])
 
     assert problem.endswith(line)
     assert problem.startswith(str(tmp_path)) == bool(line)

@@ -93,6 +93,88 @@ def test_check_shows_drivers_frameworks_and_models(tmp_path: Path) -> None:
     assert "input FP32 [40]" in done.stdout
 
 
+TOKENS = """
+device = "whole"
+cpu_devices = [[0]]
+admin_socket = "s"
+profile = "profile"
+token_file = "tokens"
+[model.tokens]
+file = "open.onnx"
+slo_ms = 30000
+max_shape = {x = [3, 4]}
+[model.single]
+file = "single.onnx"
+slo_ms = 30000
+max_batch = 1
+"""
+
+
+@pytest.fixture
+def shaped(tmp_path: Path) -> Path:
+    """Models whose file says what they themselves leave open, and one more that it does not name."""
+    for package in ("onnxruntime", "onnx"):
+        pytest.importorskip(package, reason=f"needs {package} (requirements/serving.txt)")
+    from tests.serving.test_describe import model_file as made
+
+    made(tmp_path, "Relu", ["batch", "length", 4], name="open")
+    made(tmp_path, "Relu", [1, 4], name="single")
+    made(tmp_path, "Relu", ["batch", 4], name="other")
+    (tmp_path / "serving.toml").write_text(TOKENS)
+    return tmp_path
+
+
+def test_a_profile_has_the_shapes_and_batches_of_the_file_and_no_others_are_served(shaped: Path) -> None:
+    file, out = shaped / "serving.toml", shaped / "profile"
+    arguments = (shaped, "--out", out, "--device", "whole", "--cores", "0", "--max-batch", "2")
+    done = told("profile", *arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    measured = json.loads((out / "profile.json").read_text())["models"]
+    assert {name: (one["input"], one["max_batch"]) for name, one in measured.items()} == {
+        "other": ("4 FP32", 2), "single": ("4 FP32", 1), "tokens": ("3x4 FP32", 2),
+    }  # fmt: skip
+
+    (shaped / "tokens").touch(0o600)
+    (shaped / "tokens").write_text("secret")  # what only serving needs was not looked for
+    file.write_text(TOKENS.replace("[3, 4]}", "[3, 4]}\nmax_batch = 2") + "rate = 1")
+    assert told("run", "--check", shaped).stderr == ""
+    file.write_text(file.read_text().replace("[3, 4]", "[5, 4]"))
+    for refused in (told("run", "--check", shaped), told("profile", *arguments)):
+        assert refused.returncode == 2
+        assert f"{out}: model tokens was measured with rows 3x4 FP32 instead of 5x4 FP32; " in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "line"),
+    [
+        ("{x = [3, 4]}", "{x = [3, 5]}", "open.onnx: max_shape of x does not fit [length, 4]; give a row's shape"),
+        ("max_shape", "max_shapes", "serving.toml: model.tokens.max_shapes is no setting; did you mean max_shape?"),
+        ("max_shape = {x = [3, 4]}", "", "open.onnx: x has rows of open length [length, 4]; give max_shape for x in"),
+        ("max_batch = 1", "", "single.onnx: the first axis of x is fixed at 1; export it with an open first axis, or"),
+        ('"open.onnx"', '"absent.onnx"', "serving.toml: model.tokens.file = 'absent.onnx': "),
+        ("model.tokens", "model.other", "other.onnx: serving.toml has a model other of another file; rename one"),
+        ("[model.single]", "[model.single", "serving.toml: is no TOML file"),
+    ],
+)
+def test_a_file_that_does_not_suit_its_models_is_refused_before_anything_is_measured(
+    shaped: Path, was: str, now: str, line: str
+) -> None:
+    (shaped / "serving.toml").write_text(TOKENS.replace(was, now))
+
+    with pytest.raises(ConfigError) as caught:
+        run(ProfileRequest(models=shaped, out=shaped / "out", device="whole"))
+    assert str(caught.value).startswith(f"{shaped}/{line}")
+    assert not (shaped / "out").exists()
+
+
+def test_check_shows_models_with_the_shapes_of_the_file(shaped: Path) -> None:
+    done = told("check", shaped)
+
+    assert done.stderr == ""
+    assert "x FP32 [3, 4]" in done.stdout
+
+
 @pytest.mark.long
 def test_check_names_a_file_that_is_no_model(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime (requirements/serving.txt)")

@@ -143,7 +143,10 @@ def simulate(
 class ProfileRequest:
     """The options of `farside serve profile`, as they were given."""
 
-    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Folder with NAME.onnx or NAME.pt files.")]
+    models: Annotated[
+        Path,
+        typer.Argument(metavar="MODELS", help="Folder with model files; serving.toml there says shapes and batches."),
+    ]
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder that gets the profile; one that a run has begun goes on.")
     ]
@@ -175,7 +178,9 @@ class ProfileRequest:
             help="Percent of the cores that all parts share, as a deployment's capacity_pct; 90 unless given.",
         ),
     ] = None
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch.")] = 32
+    max_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch of models for which serving.toml has none.")
+    ] = 32
     minutes: Annotated[
         float | None,
         typer.Option(metavar="MINUTES", help="Stop after so long; most useful cells first. Default: three rounds."),
@@ -205,7 +210,7 @@ def check(
     models: Annotated[
         Path | None, typer.Argument(metavar="[MODELS]", help="Folder with model files to look into.")
     ] = None,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Largest batch of the models.")] = 32,
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="As of `farside serve profile`.")] = 32,
 ) -> None:
     """Show what this machine can serve with: drivers that cut devices, frameworks, and model files.
 

@@ -6,6 +6,7 @@ Whatever is wrong with it ends the program before anything starts, in one line: 
 import difflib
 import itertools
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ FILE = "serving.toml"
 MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_BATCH_DEFAULT = 32
 NAME_HINT = "use letters, digits, dots, dashes; 64 at most"
 GPU_DRIVERS = ON_GPU - NOT_SERVED.keys()
 _DRIVERS = (AUTO, *sorted(ON_CORES), *sorted(GPU_DRIVERS))
@@ -43,7 +45,7 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     slo_ms: float
     rate: float = 0.0
-    max_batch: int = 32
+    max_batch: int | msgspec.UnsetType = msgspec.UNSET
     max_shape: dict[str, tuple[int, ...]] = {}
 
 
@@ -79,6 +81,11 @@ class ServedModel:
     rate: float
     max_batch: int
     max_shape: Mapping[str, tuple[int, ...]]
+
+    @property
+    def request(self) -> ModelRequest:
+        """What has to be found out of its file."""
+        return ModelRequest(name=self.name, path=str(self.path), max_batch=self.max_batch, max_shape=self.max_shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +135,7 @@ class Deployment:
 
     def requests(self) -> tuple[ModelRequest, ...]:
         """What has to be found out of each model file, by name."""
-        return tuple(
-            ModelRequest(name=one.name, path=str(one.path), max_batch=one.max_batch, max_shape=one.max_shape)
-            for one in self.models.values()
-        )
+        return tuple(one.request for one in self.models.values())
 
 
 def read_deployment(place: Path, state_folder: Path | None) -> Deployment:
@@ -145,6 +149,30 @@ def read_deployment(place: Path, state_folder: Path | None) -> Deployment:
         ConfigError: It can't be read, or something in it is wrong.
     """
     path = place / FILE if place.is_dir() else place
+    said, file = _read(path)
+    return _Checked(path.absolute(), file, [key for key in KEYS if key in said]).deployment(state_folder)
+
+
+def read_models(folder: Path, max_batch: int) -> Mapping[str, ServedModel]:
+    """The models of a folder's serving.toml, empty where it has none.
+
+    Nothing else that serving needs has to be there: neither the profile, which is made of these models, nor tokens.
+
+    Args:
+        folder: Paths in the file are relative to it.
+        max_batch: Of those models for which the file has none.
+
+    Raises:
+        ConfigError: It can't be read, has a key that is no setting, or a model in it is wrong.
+    """
+    path = folder / FILE
+    if not os.path.lexists(path):
+        return {}
+    return _Checked(path.absolute(), _read(path)[1], (), max_batch).models()
+
+
+def _read(path: Path) -> tuple[Mapping[str, object], _File]:
+    """Parses a deployment file: its keys as TOML has them, and the same as settings."""
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,10 +181,9 @@ def read_deployment(place: Path, state_folder: Path | None) -> Deployment:
         raise ConfigError(f"{path}: is no TOML file ({error})", hint="docs/serving.md has an example") from error
     _check_keys(path, said)
     try:
-        file = msgspec.convert(said, _File)
+        return said, msgspec.convert(said, _File)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_where(error)}", hint="docs/serving.md has an example") from error
-    return _Checked(path.absolute(), file, [key for key in KEYS if key in said]).deployment(state_folder)
 
 
 def _check_keys(path: Path, said: Mapping[str, object]) -> None:
@@ -186,7 +213,10 @@ def _where(error: msgspec.ValidationError) -> str:
 class _Checked:
     """Checks that need more than types."""
 
-    def __init__(self, path: Path, file: _File, of_a_cluster: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, file: _File, of_a_cluster: Sequence[str], max_batch: int = MAX_BATCH_DEFAULT
+    ) -> None:
+        self._max_batch = max_batch
         self._path, self._folder, self._file, self._of_a_cluster = path, path.parent, file, of_a_cluster
 
     def deployment(self, state_folder: Path | None) -> Deployment:
@@ -198,8 +228,6 @@ class _Checked:
         file = self._file
         if not NAME.fullmatch(file.name):
             raise self._wrong(f"name = {file.name!r} is no name", NAME_HINT)
-        if not 1 <= len(file.model) <= MODELS_MAX:
-            raise self._wrong(f"has {len(file.model)} models", f"name 1 to {MODELS_MAX}, each in a table [model.NAME]")
         self._check_numbers()
         secure = bool(file.tls_cert or file.tls_key)
         if secure and not (file.tls_cert and file.tls_key):
@@ -213,7 +241,7 @@ class _Checked:
         return Deployment(
             file=self._path,
             name=file.name,
-            models={name: self._model(name, one) for name, one in sorted(file.model.items())},
+            models=self.models(),
             http=doors["http_listen"],
             grpc=doors["grpc_listen"],
             metrics=doors["metrics_listen"],
@@ -231,6 +259,17 @@ class _Checked:
             terms=LeaseTerms(**{key: getattr(file, key) for key in KEYS}),
             of_a_cluster=tuple(self._of_a_cluster),
         )
+
+    def models(self) -> Mapping[str, ServedModel]:
+        """Its models by name.
+
+        Raises:
+            ConfigError: There are too few or too many, or one is wrong.
+        """
+        models = self._file.model
+        if not 1 <= len(models) <= MODELS_MAX:
+            raise self._wrong(f"has {len(models)} models", f"name 1 to {MODELS_MAX}, each in a table [model.NAME]")
+        return {name: self._model(name, one) for name, one in sorted(models.items())}
 
     def _admin_socket(self, state_folder: Path | None) -> Path:
         if self._file.admin_socket:
@@ -278,8 +317,9 @@ class _Checked:
             raise self._wrong(f"{where}.slo_ms = {one.slo_ms} is out of bounds", f"give up to {SLO_MS_MAX:.0f} ms")
         if not (0 <= one.rate <= RATE_MAX and math.isfinite(one.rate)):
             raise self._wrong(f"{where}.rate = {one.rate} is no rate", f"give requests a second, 0 to {RATE_MAX:,.0f}")
-        if not 1 <= one.max_batch <= MAX_BATCH:
-            raise self._wrong(f"{where}.max_batch = {one.max_batch} is out of bounds", f"give 1 to {MAX_BATCH}")
+        max_batch = one.max_batch if isinstance(one.max_batch, int) else self._max_batch
+        if not 1 <= max_batch <= MAX_BATCH:
+            raise self._wrong(f"{where}.max_batch = {max_batch} is out of bounds", f"give 1 to {MAX_BATCH}")
         path = self._in_folder(one.file)
         if not path.is_file():
             raise self._wrong(f"{where}.file = {one.file!r}: {path} is no file", "name a model file")
@@ -289,7 +329,7 @@ class _Checked:
                 "use mps, or a file that ends with .pt",
             )
         return ServedModel(
-            name=name, path=path, slo_ms=one.slo_ms, rate=one.rate, max_batch=one.max_batch, max_shape=one.max_shape
+            name=name, path=path, slo_ms=one.slo_ms, rate=one.rate, max_batch=max_batch, max_shape=one.max_shape
         )
 
     def _address(self, setting: str, text: str, *, is_secure: bool) -> str:

@@ -209,7 +209,7 @@ def _devices(deployment: Deployment, driver: Driver | None) -> Sequence[Device]:
 
 
 def _check_profile(folder: Path, grounds: _Grounds) -> Fingerprint | None:
-    """What device a profile is of, if of these and of these files; tables without profile.json are taken at their word.
+    """What a profile is of, if of these devices and models; tables without profile.json are taken at their word.
 
     A device elsewhere has to be what the profile says, and the frameworks there have to have its versions, as workers
     check.
@@ -222,7 +222,6 @@ def _check_profile(folder: Path, grounds: _Grounds) -> Fingerprint | None:
         _log.warning("the tables do not say of which device and files they are", profile=str(folder))
         return None
     deployment, driver_name = grounds.deployment, grounds.driver_name
-    hashes = {name: model.sha256 for name, model in grounds.models.items()}
     frameworks = sorted({model.framework for model in grounds.models.values()})
     for device in grounds.devices:
         if grounds.driver is not None:
@@ -233,7 +232,7 @@ def _check_profile(folder: Path, grounds: _Grounds) -> Fingerprint | None:
                 capacity_pct=deployment.capacity_pct if driver_name == "cpu" else WHOLE_PCT,
                 memory_mb=header.device.memory_mb, runtimes=runtimes(frameworks),
             )  # fmt: skip
-        problem = profile_problem(folder, header, ours, hashes)
+        problem = profile_problem(folder, header, ours, grounds.models.values())
         if problem:
             capacity = deployment.capacity_pct
             option = f" --capacity {capacity}" if driver_name == "cpu" and capacity != CAPACITY_PCT else ""

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from farside.agent.serving.model_file import ModelFile
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.fit import CO_RUNS_MIN
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, batches_of, monotone, needed
@@ -41,7 +42,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was measured: its file's hash, its largest batch, and what it is promised."""
+    """A model that was measured: its file's hash, its largest batch, what it is promised, and its inputs' rows."""
 
     file: str
     sha256: str
@@ -133,8 +134,8 @@ def read_header(folder: Path) -> Header | None:
     return header
 
 
-def profile_problem(folder: Path, header: Header, device: Fingerprint, models: Mapping[str, str]) -> str:
-    """Why a profile does not describe this device or these models (SHA-256 of the file by name); "" where it does."""
+def profile_problem(folder: Path, header: Header, device: Fingerprint, models: Iterable[ModelFile]) -> str:
+    """Why a profile does not describe this device, or these models of these files and shapes; "" where it does."""
     known = header.device
     for what, theirs, ours in (
         ("driver", known.driver, device.driver),
@@ -144,15 +145,23 @@ def profile_problem(folder: Path, header: Header, device: Fingerprint, models: M
     ):
         if theirs != ours:
             return f"{folder}: is a profile of another {what}, {theirs} instead of {ours}"
-    for name, sha256 in models.items():
-        if name not in header.models:
-            return f"{folder}: does not have the model {name}"
-        if header.models[name].sha256 != sha256:
-            return f"{folder}: the file of model {name} has changed since it was measured"
+    for model in models:
+        measured = header.models.get(model.name)
+        if measured is None:
+            return f"{folder}: does not have the model {model.name}"
+        if measured.sha256 != model.sha256:
+            return f"{folder}: the file of model {model.name} has changed since it was measured"
+        if measured.input != rows_of(model):
+            return f"{folder}: model {model.name} was measured with rows {measured.input} instead of {rows_of(model)}"
     for name, version in device.runtimes.items():
         if name in known.runtimes and known.runtimes[name] != version:
             return f"{folder}: was measured with {name} {known.runtimes[name]} instead of {version}"
     return ""
+
+
+def rows_of(model: ModelFile) -> str:
+    """A row's shape and datatype of each input."""
+    return " ".join(f"{'x'.join(map(str, one.shape))} {one.datatype}" for one in model.inputs)
 
 
 def write_header(folder: Path, header: Header) -> None:

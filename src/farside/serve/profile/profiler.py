@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import FRAMEWORKS, ModelFile
 from farside.agent.serving.partition.policy import Device, Driver
 from farside.errors import ConfigError, FarsideError
-from farside.serve.deployment import NAME, NAME_HINT
+from farside.serve.deployment import FILE, NAME, NAME_HINT, read_models
 from farside.serve.profile.cells import WHOLE_PCT, Cell, Side, round_of
 from farside.serve.profile.folder import (
     HEADER,
@@ -32,6 +32,7 @@ from farside.serve.profile.folder import (
     missing,
     profile_problem,
     read_header,
+    rows_of,
     write_header,
     write_tables,
 )
@@ -78,8 +79,12 @@ class ProfileResult:
     missing: int
 
 
-def find_models(folder: Path) -> Mapping[str, Path]:
+def find_models(folder: Path, known: Collection[Path] = ()) -> Mapping[str, Path]:
     """Model files of a folder by name: NAME.onnx, NAME.pt, or Triton's NAME/1/model.onnx and NAME/1/model.pt.
+
+    Args:
+        folder: Where they are.
+        known: Files that are not looked for, as they have names already.
 
     Raises:
         ConfigError: The folder is not there, has none, two of a name, or one whose name no deployment takes.
@@ -87,9 +92,10 @@ def find_models(folder: Path) -> Mapping[str, Path]:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder", hint="name a folder with model files")
     found: dict[str, Path] = {}
+    skipped = {path.resolve() for path in known}
     files = [*folder.iterdir(), *(place for suffix in FRAMEWORKS for place in folder.glob(f"*/1/model{suffix}"))]
     for path in sorted(files):
-        if path.suffix in FRAMEWORKS and path.is_file():
+        if path.suffix in FRAMEWORKS and path.is_file() and path.resolve() not in skipped:
             name = path.stem if path.parent == folder else path.parent.parent.name
             if not NAME.fullmatch(name):
                 file = os.fspath(path.relative_to(folder))
@@ -97,21 +103,32 @@ def find_models(folder: Path) -> Mapping[str, Path]:
             if name in found:
                 raise ConfigError(f"{path}: {found[name]} is a model of the same name", hint="rename one of them")
             found[name] = path
-    if not found:
+    if not found and not skipped:
         raise ConfigError(f"{folder}: has no model", hint=f"put files there that end with {' or '.join(FRAMEWORKS)}")
     return found
 
 
 async def describe_folder(folder: Path, max_batch: int) -> tuple[ModelFile, ...]:
-    """What all models of a folder take and give.
+    """What all models of a folder take and give: those that its serving.toml names, with its settings, and others.
+
+    Args:
+        folder: Where model files are, and serving.toml if it is there.
+        max_batch: The largest batch of models for which serving.toml has none.
 
     Raises:
-        ConfigError: One of them can't be served, or there is none.
+        ConfigError: One of them can't be served, there is none, or serving.toml is wrong.
     """
-    found = find_models(folder)
-    return await describe_models(
-        [ModelRequest(name=name, path=str(path), max_batch=max_batch) for name, path in found.items()]
-    )
+    served = read_models(folder, max_batch)
+    others = find_models(folder, [one.path for one in served.values()])
+    for name in served.keys() & others.keys():
+        line = f"{others[name]}: {FILE} has a model {name} of another file"
+        raise ConfigError(line, hint="rename one of them, or name this file there, too")
+    requests = [ModelRequest(name=name, path=str(path), max_batch=max_batch) for name, path in others.items()]
+    return await describe_models(sorted([*requests, *(one.request for one in served.values())], key=_name))
+
+
+def _name(request: ModelRequest) -> str:
+    return request.name
 
 
 def fingerprint(driver_name: str, driver: Driver, device: Device, frameworks: Sequence[str]) -> Fingerprint:
@@ -168,8 +185,7 @@ def _begin(task: ProfileTask) -> Header:
     device = fingerprint(task.driver_name, task.driver, task.device, [model.framework for model in task.models])
     header = read_header(task.out)
     if header is not None:
-        hashes = {model.name: model.sha256 for model in task.models}
-        problem = profile_problem(task.out, header, device, hashes)
+        problem = profile_problem(task.out, header, device, task.models)
         if not problem and header.largest != {model.name: model.max_batch for model in task.models}:
             problem = f"{task.out}: is a profile of other models or batches: {', '.join(sorted(header.models))}"
         if not problem and header.parts != task.parts:
@@ -205,7 +221,7 @@ def _profiled(model: ModelFile, slo_ms: float | None) -> ProfiledModel:
         max_batch=model.max_batch,
         slo_ms=slo_ms,
         memory_mb=_model_mb(model),
-        input=" ".join(f"{'x'.join(map(str, one.shape))} {one.datatype}" for one in model.inputs),
+        input=rows_of(model),
     )
 
 
