@@ -16,7 +16,7 @@ from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import Packing, Variant, place
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
-from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan, runs_for
+from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan, plan_on, runs_for
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile, NoInterference
 from farside.scheduler.sharing.glet.rate import planned_rate
 from farside.scheduler.sharing.glet.scaling import enough, fewest
@@ -78,6 +78,23 @@ def test_a_gpu_more_never_turns_yes_into_no(drawn: tuple[Sizes, dict[str, float]
     verdicts = [isinstance(plan(sizes, rates, gpus), Plan) for gpus in (1, 2, 3)]
 
     assert verdicts == sorted(verdicts)
+
+
+def test_a_gpu_more_never_turns_yes_into_no_where_many_models_have_few_tries() -> None:
+    """The tries for 51 and 52 GPUs fail, those for 50 do not."""
+    rng = random.Random(332)
+    models = {
+        f"m{at}": model(f"m{at}", slo_ms=rng.choice((40.0, 80.0, 200.0)), flat=rng.random(), each_ms=rng.uniform(1, 4))
+        for at in range(26)
+    }
+    sizes = Sizes(models, device(slowing(models, 0.5)))
+    rates = {name: rng.uniform(50, rng.choice((900, 1300))) for name in models}
+    assert [isinstance(plan_on(sizes, rates, gpus), Plan) for gpus in (49, 50, 51, 52)] == [False, True, False, False]
+
+    found = [plan(sizes, rates, gpus) for gpus in (50, 51, 52)]
+
+    assert found == [found[0]] * 3
+    assert isinstance(found[0], Plan)
 
 
 @settings(max_examples=30)

@@ -21,9 +21,6 @@ RUNS_MAX = 64
 # Tries times models times GPUs: a run takes longer the more there are, and large decisions have fewer.
 _BUDGET = 6400
 _RUNS_LEAST = 4
-# Smaller numbers of GPUs that are tried where all fail: one for so many tries, and so many at most.
-_RUNS_A_FALLBACK = 4
-_FALLBACKS_MAX = 4
 # Ways to cut all GPUs that are looked at one by one; above, only those near a good one.
 _CUTS_LISTED = 300
 IDEAL_CUTS_MAX = 20_000
@@ -53,8 +50,8 @@ def runs_for(rates: Mapping[str, float], gpus: int) -> int:
 def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal:
     """A plan on at most ``gpus`` GPUs: the first try that succeeds.
 
-    What squishy bin packing plans has a plan here, and so has what has one on up to four GPUs fewer (one fewer where
-    decisions are large): these are tried last.
+    What squishy bin packing plans has a plan here, and a GPU more never turns a plan into none: where all tries for
+    this number of GPUs fail, those for one fewer follow, down to what the rates take at the very least.
 
     Args:
         sizes: Models and device, with the interference to plan with.
@@ -65,8 +62,7 @@ def plan(sizes: Sizes, rates: Mapping[str, float], gpus: int) -> Plan | Refusal:
     if refusal is not None:
         return refusal
     first: Refusal | None = None
-    fewer = min(_FALLBACKS_MAX, runs_for(rates, gpus) // _RUNS_A_FALLBACK)
-    for count in range(gpus, max(1, sizes.gpus_min(rates), gpus - fewer) - 1, -1):
+    for count in range(gpus, max(1, sizes.gpus_min(rates)) - 1, -1):
         found = plan_on(sizes, rates, count)
         if isinstance(found, Plan):
             return found
